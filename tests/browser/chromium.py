@@ -33,7 +33,7 @@ _OPTIONS = (
     *("--renderer-process-limit=1", "--in-process-gpu", "--enable-features=NetworkServiceInProcess2"),
     "--disable-features=BackForwardCache,IsolateOrigins,site-per-process,SpareRendererForSitePerProcess",
 )
-_RECORDS = re.compile(r"/api/v1/(history|waste|gpus)\b")
+_RECORDS = re.compile(r"/api/v1/(history|range|events|summary|gpus)\b")
 _SERVER_ENDED = re.compile(
     r"net::ERR_(CONNECTION_\w+|EMPTY_RESPONSE|INCOMPLETE_CHUNKED_ENCODING|CONTENT_LENGTH_MISMATCH)"
 )

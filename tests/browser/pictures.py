@@ -82,7 +82,7 @@ class Showing:
         @web.middleware
         async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
             path = request.path.removeprefix("/api/v1/")
-            if self.records is None or path.split("/")[0] not in ("history", "waste", "range", "gpus"):
+            if self.records is None or path.split("/")[0] not in ("history", "range", "events", "summary", "gpus"):
                 return await handler(request)
             found = self.records(path, request.query)
             if found is None:

@@ -1,4 +1,4 @@
-"""Made-up records of a picture, as `/api/v1/history`, `/waste` and `/gpus` answer, and a cluster with faults."""
+"""Made-up records of a picture, as `/api/v1/history`, `/range`, `/events`, `/summary` and `/gpus` answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from podgpu.cluster.view import ConditionView, GpuView, HolderView, InstanceView, NodeView, SlotView, View
 from podgpu.model import Workload, WorkloadOwner
-from tests.browser.pictures import GIB, HOUR, Records, Showing, gpu, held, node, page_of, three_nodes
+from tests.browser.pictures import GIB, Records, Showing, gpu, held, node, page_of, three_nodes
 
 STEPS = {"1h": 15, "6h": 60, "24h": 300}
 SECONDS = {"1h": 3600, "6h": 21600, "24h": 86400}
@@ -44,8 +44,10 @@ def records_of(picture: View) -> Records:
 
     def answer(path: str, query: Mapping[str, str]) -> Mapping[str, Any] | None:
         kind, *names = path.split("/")
-        if kind == "waste":
-            return waste(picture, query.get("by", "pod"))
+        if kind == "events":
+            return events(query)
+        if kind == "summary":
+            return summary(*names)
         if kind == "range":
             return cost(query["by"], query["range"])
         if kind == "gpus":
@@ -144,17 +146,6 @@ def pod_past(picture: View, names: Iterable[str], query: Mapping[str, str]) -> d
     return {"namespace": namespace, "pod": pod, **past}
 
 
-def waste(picture: View, by: str) -> dict[str, Any]:
-    rows: dict[tuple[str, ...], dict[str, Any]] = {}
-    for device in devices_of(picture):
-        for holder in device.slot.holders:
-            owner = f"{holder.owner.kind}/{holder.owner.name}" if holder.owner else ""
-            name = {"pod": holder.pod, "owner": owner, "namespace": ""}[by]
-            row = rows.setdefault((holder.namespace, name), {"namespace": holder.namespace})
-            _charge(row, holder, by, owner)
-    return {"from": time.time() - 26 * HOUR, "currency": "USD", "by": by, "rows": list(rows.values())}
-
-
 def cost(by: str, length: str) -> dict[str, Any]:
     """Two teams and the GPUs that nobody held; a day costs 24 times as much as an hour."""
     hours = {"1h": 1, "24h": 24, "7d": 168, "30d": 720}[length]
@@ -173,26 +164,42 @@ def cost(by: str, length: str) -> dict[str, Any]:
     return {"from": 0, "to": 1, "by": by, "currency": "USD", "notes": ["no record"], "totals": totals, "rows": rows}
 
 
-def _charge(row: dict[str, Any], of: HolderView, by: str, owner: str) -> None:
-    idle = of.idle_since is not None
-    hours = 26.0 if idle else 1.5
-    if by == "pod":
-        row["pod"] = of.pod
-    if owner and by != "namespace":
-        row["owner"] = owner
-    added = {
-        **{"gpus": of.share_ratio or 1.0, "idle_gpus": (of.share_ratio or 1.0) if idle else 0.0},
-        **{
-            "idle_hours": hours,
-            "allocated_hours": 26.0,
-            "wasted": hours * PRICE,
-            "cost_per_hour": PRICE * (of.share_ratio or 1),
+def events(query: Mapping[str, str]) -> dict[str, Any]:
+    """The GPU that is lost, one that recovered, and a job that started and ended."""
+    now = time.time()
+    lost = {"node": "gpu-a-01", "uuid": "GPU-gpu-a-01-0003-4c5e-9d3f-000000000000"}
+    job = {"node": "gpu-a-02", "namespace": "research", "pod": "diffusion-sweep-6"}
+    idle = {"node": "gpu-a-02", "uuid": "GPU-gpu-a-02-0002-4c5e-9d3f-000000000000"}
+    told: list[dict[str, Any]] = [
+        {
+            "at": now - 200,
+            "kind": "node_gone",
+            "text": "gpu-b-02, 4 GPUs: no answer",
+            "node": "gpu-b-02",
         },
+        {"at": now - 900, "kind": "ended", "text": "research/diffusion-sweep-6 ended on GPU 0, 1 of gpu-a-02"}
+        | {"seconds": 7200.0}
+        | job,
+        {"at": now - 1800, "kind": "idle", "text": "GPU 2 of gpu-a-02: notebooks/jupyter-ada holds it"} | idle,
+        {"at": now - 3000, "kind": "recovered", "text": "GPU 6 of gpu-a-01: slowed down", "seconds": 90.0} | lost,
+        {"at": now - 4000, "kind": "lost", "text": "GPU 3 of gpu-a-01: it fell off the bus"} | lost,
+        {"at": now - 8100, "kind": "started", "text": "research/diffusion-sweep-6 started on GPU 0, 1 of gpu-a-02"}
+        | job,
+    ]
+    if "gpu" in query:
+        told = [event for event in told if event.get("uuid") == query["gpu"]]
+    return {"from": now - 86400, "to": now, "events": told}
+
+
+def summary(namespace: str, pod: str) -> dict[str, Any]:
+    now = time.time()
+    return {
+        **{"namespace": namespace, "pod": pod, "from": now - 7200, "duration_seconds": 7200, "gpus": 1},
+        **{"gpu_hours": 2.0, "mean_use": 0.07, "peak_use": 0.31, "peak_memory_bytes": 5 * GIB, "idle_hours": 1.5},
+        **{"energy_kwh": 0.4, "cost": 5.0, "wasted": 3.75, "currency": "USD", "wait_seconds": 90, "errors": 1},
+        "hint": "A MIG instance 1g (10 GiB) or 10 % of a GPU would be enough, if it works as before: below 9 % for 95 %"
+        " of the time, at most 5.0 GiB of memory.",
     }
-    for name, amount in added.items():
-        row[name] = row.get(name, 0.0) + amount
-    if idle:
-        row["idle_since"] = of.idle_since
 
 
 FIELDS = [

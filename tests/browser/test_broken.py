@@ -149,7 +149,7 @@ VIEWS = (
     "#view=pods",
     "#view=nodes",
     "#view=nodes&node=gpu-b-02",
-    "#view=waste",
+    "#view=events",
     "#view=cost",
 )
 

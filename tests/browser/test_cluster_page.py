@@ -206,10 +206,10 @@ def test_by_keyboard_alone(tab: Tab, url: str) -> None:
 
 def test_escape_returns_to_where_one_came_from(tab: Tab, page: str) -> None:
     visited(tab, page, "#q=rerank")
-    for view in ("#view=waste", "#pod=serving/rerank", "#gpu=GPU-gpu-a-02-0005-4c5e-9d3f-000000000000&range=6h"):
+    for view in ("#view=cost", "#pod=serving/rerank", "#gpu=GPU-gpu-a-02-0005-4c5e-9d3f-000000000000&range=6h"):
         went(tab, view)
     went(tab, "#gpu=GPU-gpu-a-02-0005-4c5e-9d3f-000000000000&range=24h")
-    for view in ("#pod=serving/rerank", "#view=waste", "#q=rerank"):
+    for view in ("#pod=serving/rerank", "#view=cost", "#q=rerank"):
         tab.press("Escape")
         tab.wait_for(f"location.hash === '{view}'", view)
         tab.evaluate(DRAWN)

@@ -67,8 +67,9 @@ def test_money_and_owners_are_there_from_the_start(tab: Tab, demo: Demo) -> None
     assert said["Cost/h"] == f"${told['cost_per_hour']:.2f}"
     assert said["Wasted/h"] == f"${told['wasted_per_hour']:.2f}"
     assert tab.texts("#simulated") == ["Simulated"]
-    tab.evaluate("location.hash = '#view=waste&by=owner'")
-    tab.wait_for("document.querySelector('.waste tbody th')?.innerText === 'Notebook/jupyter-ada'", "who wastes most")
+    tab.evaluate("location.hash = '#view=waste&by=owner'")  # the address of version 0.2
+    most = "document.querySelector('.cost tbody th')?.innerText"
+    tab.wait_for(f"{most} === 'notebooks/Notebook/jupyter-ada'", "who wastes most")
     link = tab.evaluate("document.querySelector('.table-head a[download]').href")
     csv = demo.page.ask(link.removeprefix(demo.page.address.url)).text
     assert "jupyter-ada" in csv

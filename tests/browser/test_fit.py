@@ -14,13 +14,13 @@ GPU = "GPU-gpu-a-01-0005-4c5e-9d3f-000000000000"
 VIEWS = (
     "",
     "#cost=1",
-    "#view=waste",
+    "#view=events",
     "#view=cost",
     "#view=pods",
     "#view=pods&by=namespace",
     "#view=nodes",
     "#view=nodes&node=gpu-a-01",
-    "#view=waste&by=owner",
+    "#view=cost&by=owner",
     f"#gpu={GPU}",
     "#pod=serving/rerank",
 )

@@ -64,10 +64,33 @@ def test_a_gpu_has_a_view_of_its_own(tab: Tab, page: str) -> None:
     assert tab.texts(".chart-name") == ["Utilisation", "Memory used", "Power", "Temperature"]
     assert tab.texts(".lane-name") == ["batch/nightly-0/main", "research/llm-pretrain-gpu-a-01/trainer"]
     assert len(tab.texts(".axis span")) >= 5
-    assert tab.texts(".timeline .marks .badge") == ["XID error", "Throttled by heat"]
     assert tab.evaluate("document.querySelectorAll('.chart .mark').length") == 8, "both in every chart"
     tab.evaluate("history.back()")
     tab.wait_for("document.querySelectorAll('main .tile[data-key]').length === 8", "back to the node")
+
+
+def test_events_are_filtered_and_lead_to_their_gpu_and_pod(tab: Tab, page: str) -> None:
+    visited(tab, page)
+    tab.click("#tab-events")
+    tab.wait_for("document.querySelectorAll('.events li').length === 6", "all events")
+    assert "ended on GPU 0, 1 of gpu-a-02 (after 2 h 0 min)" in tab.texts(".events li")[1]
+    tab.click(".events .tabs[aria-label=Kind] a:nth-child(2)")
+    tab.wait_for("document.querySelectorAll('.events li').length === 3", "problems")
+    assert tab.evaluate("location.hash") == "#view=events&by=problems&range=24h"
+    assert tab.texts(".events .badge") == ["Node gone", "Recovered", "Lost"]
+    tab.press("/")
+    tab.type("bus")
+    tab.wait_for("document.querySelectorAll('.events li').length === 1", "filtered")
+    tab.click(".events li a")
+    tab.wait_for("document.querySelectorAll('.gpu section .marks time').length === 2", "the GPU's own events")
+
+
+def test_the_summary_of_a_pod_says_what_would_be_enough(tab: Tab, page: str) -> None:
+    visited(tab, page, "#pod=notebooks/jupyter-ada")
+    tab.wait_for("document.querySelector('.summary')?.checkVisibility()", "its summary")
+    told = " ".join(tab.text(".summary").split())
+    assert "Duration 2 h 0 min GPU-hours 2.0 Mean use 7 % Peak use 31 % Peak memory 5.0 GiB" in told
+    assert "Waited 1 min Errors 1 error A MIG instance 1g (10 GiB) or 10 % of a GPU would be enough" in told
 
 
 # -- other records ---------------------------------------------------------------------------------------------------
@@ -100,7 +123,9 @@ def test_hostile_records_are_only_text(tab: Tab, url: str, shown: Showing) -> No
     }
     field = {"name": name, "help": name, "unit": name, "value": name, "source": name}
     known = {"fields": [field], "xids": [{"xid": name, "says": name}], "sources": [{"source": name, "ok": False}]}
-    answers: Records = lambda path, query: {"history": past, "gpus": known}.get(path.split("/")[0])  # noqa: E731
+    told = {"events": [{"at": now, "kind": name, "text": name, "pod": name, "node": name, "uuid": name}]}
+    parts = {"history": past, "gpus": known, "events": told}
+    answers: Records = lambda path, query: parts.get(path.split("/")[0])  # noqa: E731
     shown.records = answers
     opened(tab, url, f"#gpu={ILL}")
     tab.wait_for("document.querySelector('.lane-name')")

@@ -27,11 +27,6 @@ def totals(tab: Tab) -> dict[str, str]:
     return dict(zip(tab.texts(".total-name"), tab.texts(".total-value"), strict=True))
 
 
-def rows(tab: Tab) -> list[str]:
-    tab.wait_for("document.querySelectorAll('.waste tbody tr').length", "rows")
-    return tab.texts(".waste tbody tr")
-
-
 # -- the head, tiles, a pod, namespaces ------------------------------------------------------------------------------
 
 
@@ -66,25 +61,6 @@ def test_cost_on_tiles_only_when_asked(tab: Tab, page: str) -> None:
     assert tab.count("main .row-cost.wasted") == 2, "what idles costs too"
 
 
-# -- the table of waste ----------------------------------------------------------------------------------------------
-
-
-def test_waste_by_pod_owner_and_namespace(tab: Tab, page: str) -> None:
-    visited(tab, page)
-    tab.click("#tab-waste")
-    first = rows(tab)[0]
-    assert first == "jupyter-ada notebooks Notebook/jupyter 1 1 1 d 3 h 26.0 26.0 100 % $2.50/h $65.00"
-    assert tab.evaluate("location.hash") == "#view=waste"
-    assert "wasted" in tab.text(".table-head .about")
-    tab.click(".table-head a:nth-child(2)")
-    tab.wait_for("document.querySelector('.waste tbody th')?.innerText === 'Notebook/jupyter'", "owners")
-    assert tab.evaluate("location.hash") == "#view=waste&by=owner"
-    tab.click(".table-head a:nth-child(3)")
-    tab.wait_for("document.querySelector('.waste tbody th')?.innerText === 'notebooks'", "namespaces")
-    tab.evaluate("history.go(-2)")
-    tab.wait_for("document.querySelector('.waste tbody th')?.innerText === 'jupyter-ada'", "back to pods")
-
-
 # -- the cost of a range ---------------------------------------------------------------------------------------------
 
 
@@ -95,6 +71,9 @@ def test_cost_of_a_range_by_namespace_and_label(tab: Tab, page: str) -> None:
     assert tab.texts(".cost tbody th") == ["nlp", "unallocated", "vision"]
     assert "288.0 GPU-hours" in tab.text(".cost .about")
     assert "$240.00 unallocated" in tab.text(".cost .about")
+    tab.click(".cost thead button[name=wasted]")
+    tab.wait_for("document.querySelector('.cost th[aria-sort]').innerText.startsWith('Wasted')", "sorted by waste")
+    tab.wait_for("location.hash === '#view=cost&order=wasted'")
     tab.click(".cost .tabs a:nth-child(4)")
     tab.wait_for("document.querySelector('.cost .about').innerText.includes('8,640.0 GPU-hours')", "30 days")
     assert tab.evaluate("document.querySelector('.cost a[download]').getAttribute('href')") == (

@@ -249,6 +249,34 @@ def test_the_director_has_each_act_carried_out_and_tells_of_it() -> None:
         director.stop()
 
 
+def test_events_and_the_summary_of_a_job_that_ended(demo: Demo) -> None:
+    demo.go_to(130.0)
+    answer = demo.ask("/api/v1/events?range=1h")
+    told = [(event["kind"], event["text"]) for event in reversed(answer["events"])]
+    gone = "node-3, 4 GPUs: its node does not answer"
+    lost = "GPU 3 of node-2: the driver no longer lists it: it fell off the bus or was removed"
+    assert ("ended", "research/llm-train-2 ended on GPU 0, 1 of node-3") in told
+    assert ("started", "research/llm-train-3 started on GPU 0, 1 of node-3") in told
+    assert [kind for kind, text in told if text == gone] == ["node_gone", "recovered"], "a node is one event"
+    assert [kind for kind, text in told if text == lost] == ["lost", "recovered"]
+    assert {kind for kind, _ in told} >= {"xid", "idle"}
+    assert sum(kind in ("started", "ended") for kind, _ in told) == 2, "pods of a lost node did not end"
+    own = demo.ask("/api/v1/events?pod=research/llm-train-2")["events"]
+    assert [event["kind"] for event in own] == ["ended"]
+    of_gpu = demo.ask(f"/api/v1/events?gpu={demo.nodes[1].driver.gpus[3].uuid}")["events"]
+    assert [event["kind"] for event in of_gpu] == ["recovered", "lost"]
+    assert demo.page.ask("/api/v1/events?gpu=x&pod=y").status == 400
+    demo.go_to(180.0)
+    ended = demo.ask("/api/v1/summary/research/llm-train-3")
+    assert (ended["gpus"], ended["nodes"], ended["owner"]["kind"]) == (2, ["node-3"], "Job")
+    assert ended["to"] - ended["from"] == ended["duration_seconds"]
+    assert 0.8 < ended["mean_use"] <= ended["peak_use"] <= 1.0
+    assert ended["peak_memory_bytes"] == pytest.approx(61 * 1024**3, rel=0.01)
+    assert ended["cost"] > 0
+    assert ended["energy_kwh"] > 0
+    assert demo.page.ask("/api/v1/summary/research/no-such-pod").status == 404
+
+
 def test_without_grpc_the_message_names_the_package_to_install() -> None:
     program = "import sys; sys.modules['grpc'] = None; from podgpu.cli.main import main; main(['demo'])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

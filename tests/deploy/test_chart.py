@@ -187,9 +187,11 @@ def test_the_notes_say_the_level_the_pods_need() -> None:
 
 def test_pages_and_sections_named_in_the_notes_exist() -> None:
     for name, values in VARIANTS.items():
-        for section, page in re.findall(r'(?:"([^"]+)" in )?(docs/[\w-]+\.md)', notes(values, operator=False)):
+        shown = notes(values, operator=False).replace("the README", "README.md")
+        for section, page in re.findall(r'(?:"([^"]+)" in )?((?:docs/)?[\w-]+\.md)', shown):
             text = (ROOT / page).read_text(encoding="utf-8")
             assert not section or f"## {section}\n" in text, (name, section)
+        assert ("-autoscale" in shown) == values.get("autoscale", {}).get("enabled", False), name
 
 
 def test_nothing_is_ever_written_to_the_api_server() -> None:

@@ -188,7 +188,7 @@ def make_range(
     for one in usage:
         groups[name_row(one.account, query)].append(one)
     rows = [
-        RangeRow(**dict(name), **_add_up(groups.get(name, ()), prices.currency), **(now or {}).get(name, {}))
+        RangeRow(**dict(name), **add_up(groups.get(name, ()), prices.currency), **(now or {}).get(name, {}))
         for name in dict.fromkeys((*groups, *(now or ())))
     ]
     if query.order == "wasted":
@@ -206,8 +206,8 @@ def make_range(
         methods=list(methods),
         notes=[*notes, *_describe_missing(query.label, prices, usage, rows)],
         totals=RangeTotals(
-            **_add_up(usage, prices.currency),
-            unallocated_cost=_add_up([one for one in usage if one.account == UNALLOCATED], prices.currency)["cost"],
+            **add_up(usage, prices.currency),
+            unallocated_cost=add_up([one for one in usage if one.account == UNALLOCATED], prices.currency)["cost"],
         ),
         rows=rows,
     )
@@ -254,7 +254,7 @@ def name_row(account: UsageAccount, query: RangeQuery) -> RowName:
     return (*zip(UsageAccount._fields[:5], account[:5], strict=True), ("owner", owner))
 
 
-def _add_up(usage: Sequence[UsageSum], currency: str) -> dict[str, Any]:
+def add_up(usage: Sequence[UsageSum], currency: str) -> dict[str, Any]:
     """Returns the members of `RangeFigures`."""
     everything = _sum_amounts(usage)
     held = _sum_amounts([one for one in usage if one.account != UNALLOCATED])

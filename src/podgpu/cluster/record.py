@@ -16,8 +16,10 @@ from podgpu.cluster.parts import (
     slot_model,
     slot_utilization,
 )
-from podgpu.cluster.ranges import RecordedUsage, account_of
+from podgpu.cluster.ranges import account_of
 from podgpu.cluster.state import ClusterState
+from podgpu.cluster.summary import RecordedJobs
+from podgpu.history.events import IDLE
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.history.store import Amounts, Figures, GpuSample, HistoryRound, HolderSample
 from podgpu.model import MJ, NS, DeviceState, HolderUsage, MigInstance, WorkloadKey
@@ -34,6 +36,7 @@ class _Counters(NamedTuple):
     busy_min_ns: int | None = None
     busy_max_ns: int | None = None
     energy_mj: int | None = None
+    wait_ns: int | None = None
 
 
 class _Read(NamedTuple):
@@ -89,7 +92,10 @@ class RoundReader:
                     gpu_index=gpu.index,
                     figures=_figures(gpu, instance) if has_figures else None,
                     holders=holders,
-                    conditions=[(condition.name, describe_condition(condition)[0]) for condition in gpu.conditions],
+                    conditions=[
+                        *((condition.name, describe_condition(condition)[0]) for condition in gpu.conditions),
+                        *_idle_alarms(parts, node.read_at + state.clock_offset, state.settings.idle_after),
+                    ],
                     unallocated=self._read_rest(gpu, instance, node, slot_part, price, holders, users_joules),
                     currency="" if price is None else state.prices.currency,
                 )
@@ -101,7 +107,7 @@ class RoundReader:
         figures = None
         if own_figures and part.holder.usage is not None:
             figures = Figures(usage.utilization_ratio, usage.memory_used_bytes)
-        counters = _Counters(usage.busy_ns, usage.busy_min_ns, usage.busy_max_ns, usage.energy_mj)
+        counters = _Counters(usage.busy_ns, usage.busy_min_ns, usage.busy_max_ns, usage.energy_mj, usage.wait_ns)
         seconds, growth = self._grow((part.slot_key, part.holder.key), node, counters)
         amounts = Amounts()
         if seconds:
@@ -129,6 +135,7 @@ class RoundReader:
                 busy_min_seconds=least * slot_part,
                 busy_max_seconds=max(most, busy or 0.0) * slot_part,
                 energy_joules=joules,
+                waited_seconds=(growth.wait_ns or 0) / NS * slot_part,
             )
         currency = "" if part.cost_per_hour is None else state.prices.currency
         account = account_of(part, node.state.pod_labels)
@@ -181,6 +188,12 @@ def _increase(before: int | None, now: int | None, restarted: bool) -> int | Non
     return now if restarted or now < before else now - before
 
 
+def _idle_alarms(parts: Iterable[HeldPart], at: float, after: float | None) -> Iterator[tuple[str, str]]:
+    for part in parts:
+        if after is not None and part.use == "idle" and part.idle_since is not None and at - part.idle_since >= after:
+            yield IDLE, f"{part.holder.text} holds it and does not use it"
+
+
 def _idle_seconds(part: HeldPart, seconds: float, at: float) -> float:
     """Returns the idle part of the last `seconds` before the Unix time `at`."""
     if part.use != "idle":
@@ -215,5 +228,5 @@ def cluster_recorder(cluster: Cluster, directory: str = "") -> HistoryRecorder:
     return recorder
 
 
-def cluster_usage(cluster: Cluster, recorder: HistoryRecorder) -> RecordedUsage:
-    return RecordedUsage(recorder, lambda: cluster.published.state, cluster.clock)
+def cluster_usage(cluster: Cluster, recorder: HistoryRecorder) -> RecordedJobs:
+    return RecordedJobs(recorder, lambda: cluster.published.state, cluster.clock)

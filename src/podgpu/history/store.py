@@ -84,6 +84,7 @@ CREATE TABLE usage (             -- usage of one account in 5 minutes, an hour o
     measured INTEGER, busy INTEGER,   -- GPU milliseconds; busy is known for the measured part of the allocated time
     busy_min INTEGER, busy_max INTEGER,  -- GPU milliseconds
     energy INTEGER,                   -- millijoules
+    waited INTEGER,                   -- GPU milliseconds
     PRIMARY KEY (resolution, time, account, currency)
 ) WITHOUT ROWID;
 PRAGMA user_version = {SCHEMA_VERSION};
@@ -107,7 +108,7 @@ INSERT OR REPLACE INTO sample VALUES (?, ?, ?, ?, round(? * 1e4), round(? / 1048
 AMOUNT_UNITS = {
     **dict.fromkeys(("allocated", "idle"), "1e3"),
     **dict.fromkeys(("cost", "idle_cost"), "1e9"),
-    **dict.fromkeys(("measured", "busy", "busy_min", "busy_max", "energy"), "1e3"),
+    **dict.fromkeys(("measured", "busy", "busy_min", "busy_max", "energy", "waited"), "1e3"),
 }
 _ADD_USAGE = f"""
 INSERT INTO usage VALUES (?, ?, ?, ?, {", ".join(f"round(? * {unit})" for unit in AMOUNT_UNITS.values())})
@@ -164,6 +165,7 @@ class Amounts(NamedTuple):
     busy_min_seconds: float = 0.0
     busy_max_seconds: float = 0.0
     energy_joules: float = 0.0
+    waited_seconds: float = 0.0  # another workload had the GPU
 
     def plus(self, other: Amounts) -> Amounts:
         return Amounts(*map(add, self, other))

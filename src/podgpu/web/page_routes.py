@@ -17,9 +17,11 @@ from aiohttp import web
 from podgpu import __version__
 from podgpu.cluster.loop import PublishedState
 from podgpu.cluster.ranges import Order, UsageAnswers, encode_range_csv, parse_range_query
+from podgpu.cluster.summary import RecordedJobs
 from podgpu.cluster.view import GpuResponse, make_gpu_answer, make_pod
 from podgpu.errors import SourceError, UsageError
 from podgpu.history.answers import DEFAULT_SPARKLINE_POINTS, HistorySource, parse_points, parse_range
+from podgpu.history.events import parse_events_query
 from podgpu.metrics.encode import Body, etag_of
 from podgpu.web.responses import JSON_HEADERS, PAGE_HEADERS, Handler, body_response, json_error
 
@@ -28,7 +30,10 @@ Complete = Callable[[GpuResponse], Awaitable[GpuResponse]]
 """Adds the details of a GPU that only its exporter provides."""
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
 _FOLDER = Path(__file__).parent / "page"
-_PATHS = "/api/v1/view, /api/v1/gpus/UUID, /api/v1/pods/NAMESPACE/POD, /api/v1/history, /api/v1/waste and /api/v1/range"
+_PATHS = (
+    "/api/v1/view, /api/v1/gpus/UUID, /api/v1/pods/NAMESPACE/POD, /api/v1/history, /api/v1/range, /api/v1/waste,"
+    " /api/v1/events and /api/v1/summary/NAMESPACE/POD"
+)
 
 
 def page_routes(
@@ -171,6 +176,22 @@ def _usage_routes(usage: UsageAnswers) -> list[web.RouteDef]:
     return [
         web.get("/api/v1/range", ordered_by("cost", "podgpu-cost")),
         web.get("/api/v1/waste", ordered_by("wasted", "podgpu-waste")),
+        *(_job_routes(usage) if isinstance(usage, RecordedJobs) else []),
+    ]
+
+
+def _job_routes(jobs: RecordedJobs) -> list[web.RouteDef]:
+    async def events(request: web.Request) -> web.StreamResponse:
+        return await _json_response(request, await jobs.events(parse_events_query(request.query)))
+
+    async def summary(request: web.Request) -> web.StreamResponse:
+        namespace, name = request.match_info["namespace"], request.match_info["pod"]
+        answer = await jobs.summary(namespace, name)
+        return await _json_response(request, answer or f"there is no record that pod {namespace}/{name} held a GPU")
+
+    return [
+        web.get("/api/v1/events", _reject_errors(events)),
+        web.get("/api/v1/summary/{namespace}/{pod}", _reject_errors(summary)),
     ]
 
 

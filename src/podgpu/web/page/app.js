@@ -6,6 +6,7 @@ import { Cost } from "./cost.js";
 import { isFiltered, isList, matching, placeOf, readHash, sorted, without, writeHash } from "./criteria.js";
 import { devicesOf } from "./devices.js";
 import { byId, h, place, setAttribute, setText } from "./dom.js";
+import { Events } from "./events.js";
 import { Feed } from "./feed.js";
 import { Filters } from "./filters.js";
 import { count, moment, parts, percent, perHour, plural } from "./format.js";
@@ -20,15 +21,13 @@ import { Pods } from "./pods.js";
 import { startTheme } from "./theme.js";
 import { Tiles } from "./tiles.js";
 import { totalsOf } from "./totals.js";
-import { Waste } from "./waste.js";
 
 const MOST_TILES = 400; // more GPUs are shown as a heat map
 const WRITE_AFTER_MS = 150;
 const HISTORY_POINTS = 60;
 const AWAY_STEPS = 2; // if the page was hidden for longer, in steps of a sparkline, the gap is filled from the server
 const YOUNG_SECONDS = 600;
-const TABLES = ["pods", "nodes", "waste", "cost"];
-const FILTERED = ["", "pods", "nodes", "waste"]; // views to which the filter row applies
+const TABLES = ["pods", "nodes", "cost", "events"];
 
 class Page {
   constructor() {
@@ -56,11 +55,11 @@ class Page {
     this.map = new HeatMap(context, this.card);
     this.pod = new PodView(context, again);
     this.gpu = new GpuView(context, again);
-    this.node = new NodeView(context, order);
+    this.node = new NodeView(context, order, again);
     this.pods = new Pods(context, order);
     this.nodes = new Nodes(context, order);
-    this.waste = new Waste(context, order, again);
     this.cost = new Cost(order, again);
+    this.events = new Events(again);
     this.main = byId("main");
     this.message = h("p", { class: "message" });
     this.keys = new Keys(this.main, byId("q"), byId("help"), () => this.escape(), (last) => this.map.reach(last));
@@ -198,14 +197,12 @@ class Page {
     const view = this.viewOf(criteria);
     if (!view) this.list = { ...criteria, view: "", range: "", by: "", order: "" };
     const at = this.main.getBoundingClientRect();
-    for (const [name, other] of [["gpu", this.gpu], ["pod", this.pod], ["waste", this.waste], ["cost", this.cost]]) {
-      if (name !== view && this.view === name) other.leave();
-    }
+    if (this.view && this.view !== view) this[this.view].leave?.();
     this.view = view;
     this.overview.showChosen(criteria, !view ? "list" : TABLES.includes(view) ? "table" : "one");
     this.filters.show(criteria, view);
     byId("views").hidden = false;
-    byId("controls").hidden = !FILTERED.includes(view);
+    byId("controls").hidden = view !== "" && !TABLES.includes(view);
     byId("shown").hidden = true;
     setAttribute(byId("tab-gpus"), "href", writeHash(this.list));
     for (const name of ["", ...TABLES]) {
@@ -224,7 +221,7 @@ class Page {
     else if (view === "node") this.node.show(picture, devices, criteria, anew);
     else if (view === "nodes") this.nodes.show(picture, devices, criteria);
     else if (view === "pods") this.pods.show(devices, criteria);
-    else if (view === "waste" || view === "cost") this[view].show(criteria);
+    else if (["cost", "events"].includes(view)) this[view].show(criteria);
     else return this.showDevices(anew, at);
     place(this.main, [this[view].element]);
   }

@@ -16,6 +16,7 @@ const TITLES = {
   driver_away: "Driver away",
   node_gone: "Node gone",
   unallocated_use: "Used without an allocation",
+  idle: "Idle",
 };
 const OF_WORKLOADS = new Set(["unallocated_use"]); // the GPU itself is well
 const GRAVE = new Set(["lost", "unreadable", "xid", "row_remap_failure", "ecc", "nvlink", "driver_away", "node_gone"]);

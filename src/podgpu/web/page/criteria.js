@@ -31,10 +31,11 @@ export const NAMES = ["q", "ns", "node", "model", "state", "sort", "show"];
 const FILTERS = ["q", "ns", "node", "model", "state"];
 const OTHERS = ["view", "pod", "gpu", "by", "order", "range", "cost"];
 
+const EARLIER = { namespaces: { view: "pods", by: "namespace" }, waste: { view: "cost", order: "wasted" } }; // views of version 0.2
+
 export function readHash(hash) {
   const given = new URLSearchParams(hash.replace(/^#/, ""));
-  if (given.get("view") === "namespaces") given.set("by", "namespace"); // the address of earlier versions
-  if (given.get("view") === "namespaces") given.set("view", "pods");
+  for (const [name, value] of Object.entries(EARLIER[given.get("view")] ?? {})) given.set(name, value);
   return Object.fromEntries([...OTHERS, ...NAMES].map((name) => [name, given.get(name) ?? ""]));
 }
 

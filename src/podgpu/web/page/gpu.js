@@ -5,6 +5,7 @@ import { noneText, Question } from "./ask.js";
 import { conditionTitle } from "./conditions.js";
 import { gpuHash, nodeHash, RANGES } from "./criteria.js";
 import { fact, h, place, plain, setAttribute, setText } from "./dom.js";
+import { OwnEvents } from "./events.js";
 import { fieldSections, groupFacts, HEALTH, IDENTITY, isProblem, MEMORY, NOW, sourceRows, xidRows } from "./fields.js";
 import { celsius, energy, memory, percent, perHour, watts } from "./format.js";
 import { Rows, showText } from "./rows.js";
@@ -20,6 +21,7 @@ export class GpuView {
     this.context = context;
     this.past = new Question(onAnswer);
     this.known = new Question(onAnswer);
+    this.events = new OwnEvents(onAnswer);
     this.drawn = null;
     this.back = h("a", { href: "#", class: "back" }, "All GPUs");
     this.name = h("span");
@@ -50,12 +52,11 @@ export class GpuView {
     const fields = h("details", {}, h("summary", {}, "All fields"), this.fields, this.sourceSection, this.method);
     const more = h("section", { class: "known" }, this.xidSection, this.about, fields);
     const actions = [this.troubles.element, this.commands.element, this.forget];
-    this.element = h("div", { class: "pod gpu" }, this.back, title, uuid, ...actions, this.facts, this.holding, this.runningSection, this.parts, this.timeline.element, more);
+    this.element = h("div", { class: "pod gpu" }, this.back, title, uuid, ...actions, this.facts, this.holding, this.runningSection, this.parts, this.timeline.element, this.events.element, more);
   }
 
   leave() {
-    this.past.forget();
-    this.known.forget();
+    for (const question of [this.past, this.known, this.events]) question.forget();
     this.drawn = null;
   }
 
@@ -131,6 +132,7 @@ export class GpuView {
   showHistory(device, uuid, instance, criteria) {
     const range = RANGES.includes(criteria.range) ? criteria.range : RANGES[0];
     this.timeline.showRange(range, criteria);
+    this.events.show(`gpu=${encodeURIComponent(uuid)}`, range);
     const part = instance ? `&instance=${encodeURIComponent(instance)}` : "";
     const { state, data, message } = this.past.want(`api/v1/history/gpus/${encodeURIComponent(uuid)}?range=${range}${part}`, EVERY_SECONDS);
     if (state === "ready") this.timeline.show(data, [{ name: device?.name ?? "GPU", series: data.series }], device?.memoryTotal);

@@ -4,6 +4,7 @@ import { Commands, copyButton, forgetButton, nodeCommands } from "./actions.js";
 import { goneText } from "./conditions.js";
 import { nodeHash, wordsOf } from "./criteria.js";
 import { fact, h, place, plain, setText } from "./dom.js";
+import { OwnEvents } from "./events.js";
 import { duration, memoryOf, money, parts, percent, perHour, plural, totalWatts } from "./format.js";
 import { holderColumns, holderRows } from "./pods.js";
 import { showText } from "./rows.js";
@@ -83,8 +84,9 @@ function columnsOf(rows, currency) {
 }
 
 export class NodeView {
-  constructor(context, onOrder) {
+  constructor(context, onOrder, onAnswer) {
     this.context = context;
+    this.events = new OwnEvents(onAnswer);
     this.back = h("a", { href: "#view=nodes", class: "back" }, "All nodes");
     this.name = h("bdi");
     this.badge = h("span", { class: "badge" });
@@ -98,7 +100,11 @@ export class NodeView {
     this.none = h("p", { class: "message" }, "This node is not there now.");
     this.table = new Table("Pods of this node", onOrder);
     this.pods = h("section", {}, h("h2", {}, "Pods"), this.table.element);
-    this.element = h("div", { class: "pod node-view" }, this.back, title, this.notes, this.commands.element, this.forget, this.facts, this.none, this.tiles.element, this.pods);
+    this.element = h("div", { class: "pod node-view" }, this.back, title, this.notes, this.commands.element, this.forget, this.facts, this.none, this.tiles.element, this.pods, this.events.element);
+  }
+
+  leave() {
+    this.events.forget();
   }
 
   show(picture, devices, criteria, anew) {
@@ -124,6 +130,7 @@ export class NodeView {
     this.pods.hidden = !rows.length;
     const columns = holderColumns("pod", rows, this.context).filter((column) => column.name !== "node");
     if (rows.length) this.table.show(rows, columns, criteria.order || "gpus", (row) => row.key);
+    this.events.show(`node=${encodeURIComponent(name)}`, "24h");
   }
 }
 

@@ -33,7 +33,7 @@ export class Overview {
     this.buttons = [this.all, this.held, this.used, this.idle, this.unknown, this.free, this.broken];
     this.power = new Plain("Power", "power");
     this.cost = new Plain("Cost/h", "cost");
-    this.wasted = new Plain("Wasted/h", "wasted", "#view=waste");
+    this.wasted = new Plain("Wasted/h", "wasted", "#view=cost&by=pod&order=wasted");
     this.hint = byId("prices-hint");
     place(byId("totals"), [...this.buttons, this.power, this.cost, this.wasted].map((figure) => figure.element));
     this.spread = COLOURS.map(([colour]) => h("span", { class: `is-${colour}` }));

@@ -3,8 +3,10 @@
 import { noneText, Question } from "./ask.js";
 import { podDevices, RANGES, writeHash } from "./criteria.js";
 import { fact, h, place, plain, setAttribute, setText } from "./dom.js";
+import { OwnEvents } from "./events.js";
 import { duration, energy, memory, parts, percent, perHour, plural, watts } from "./format.js";
 import { ownUtilization } from "./history.js";
+import { Summary } from "./summary.js";
 import { Tile } from "./tile.js";
 import { NO_HISTORY, Timeline } from "./timeline.js";
 import { Sum } from "./totals.js";
@@ -15,6 +17,8 @@ export class PodView {
   constructor(context, onAnswer) {
     this.context = context;
     this.past = new Question(onAnswer);
+    this.summary = new Summary(onAnswer);
+    this.events = new OwnEvents(onAnswer);
     this.tiles = new Map();
     this.namespace = h("bdi", { class: "row-namespace" });
     this.name = h("bdi");
@@ -24,11 +28,11 @@ export class PodView {
     this.back = h("a", { href: "#", class: "back" }, "All GPUs");
     this.timeline = new Timeline((criteria) => ({ pod: criteria.pod }));
     const title = h("h2", { class: "pod-title" }, this.namespace, h("span", { class: "slash" }, "/"), this.name);
-    this.element = h("div", { class: "pod" }, this.back, title, this.facts, this.none, this.grid, this.timeline.element);
+    this.element = h("div", { class: "pod" }, this.back, title, this.facts, this.none, this.grid, this.summary.element, this.timeline.element, this.events.element);
   }
 
   leave() {
-    this.past.forget();
+    for (const question of [this.past, this.summary, this.events]) question.forget();
   }
 
   // `back` is the target of "All GPUs".
@@ -60,6 +64,8 @@ export class PodView {
     const range = RANGES.includes(criteria.range) ? criteria.range : RANGES[0];
     this.timeline.showRange(range, criteria);
     const name = [namespace, pod].map(encodeURIComponent).join("/");
+    this.summary.show(name);
+    this.events.show(`pod=${encodeURIComponent(criteria.pod)}`, range);
     const { state, data, message } = this.past.want(`api/v1/history/pods/${name}?range=${range}`, EVERY_SECONDS);
     if (state !== "ready") return this.timeline.showNone(noneText(state, message, NO_HISTORY));
     const devices = Array.isArray(data.devices) ? data.devices : [];

@@ -2,7 +2,7 @@
 // keys, read the values of a moment.
 
 import { Chart } from "./chart.js";
-import { conditionTitle, severityOf } from "./conditions.js";
+import { severityOf } from "./conditions.js";
 import { podHash, RANGES, writeHash } from "./criteria.js";
 import { h, place, plain, setAttribute, setText } from "./dom.js";
 import { celsius, clock, duration, memory, moment, percent, watts } from "./format.js";
@@ -13,7 +13,6 @@ const MOST_TICKS = 7;
 const FEWEST_STEPS = 20;
 const MOSTLY_EMPTY = 0.5;
 const MOST_HOLDERS = 12;
-const MOST_MARKS = 100;
 const KINDS = {
   utilization_ratio: ["Utilisation", percent, () => 1],
   memory_used_bytes: ["Memory used", memory, (values) => rounded(largest(values), 1024 ** 3)],
@@ -39,10 +38,8 @@ export class Timeline {
     this.plot = h("div", { class: "plot", ...keys }, ...charts, this.holderSection, this.axis, area);
     this.area = area;
     this.spoken = h("p", { class: "announced", "aria-live": "polite" });
-    this.marks = h("ul", { class: "marks" });
-    this.markSection = h("section", {}, h("h3", {}, "Problems"), this.marks);
     const head = h("div", { class: "timeline-head" }, h("h2", {}, "History"), h("nav", { class: "tabs", "aria-label": "Range" }, ...this.ways), this.about);
-    this.element = h("section", { class: "timeline" }, head, this.plot, this.spoken, this.markSection);
+    this.element = h("section", { class: "timeline" }, head, this.plot, this.spoken);
     this.plot.addEventListener("pointermove", (event) => this.point(event));
     this.plot.addEventListener("pointerleave", () => this.read(undefined));
     this.plot.addEventListener("keydown", (event) => this.step(event));
@@ -58,7 +55,7 @@ export class Timeline {
 
   // Shows a message instead of charts.
   showNone(text) {
-    this.plot.hidden = this.markSection.hidden = true;
+    this.plot.hidden = true;
     setText(this.about, text);
     this.answer = undefined;
   }
@@ -84,7 +81,6 @@ export class Timeline {
     setText(this.about, isEmpty ? "No history yet." : `One value every ${duration(drawn.step_seconds)}${since}`);
     this.showHolders(drawn.holders ?? []);
     this.showAxis(ticks);
-    this.showMarks(marks);
     this.read(undefined);
   }
 
@@ -122,16 +118,6 @@ export class Timeline {
       return tick;
     });
     place(this.axis, elements);
-  }
-
-  showMarks(marks) {
-    this.markSection.hidden = !marks.length;
-    const latest = [...marks].sort((a, b) => b.at - a.at).slice(0, MOST_MARKS);
-    place(this.marks, latest.map((mark) => {
-      const until = mark.isOver ? ` to ${moment(mark.until)}` : mark.isOpen ? " and still" : "";
-      const badge = h("span", { class: `badge badge-${mark.severity}` }, conditionTitle(mark.condition));
-      return h("li", {}, h("span", { class: "mark-when" }, `${moment(mark.at)}${until}`), badge, h("span", { class: "mark-says" }, plain(mark.says ?? "")));
-    }));
   }
 
   point(event) {
@@ -197,9 +183,7 @@ function rounded(most, unit) {
 }
 
 function markOf(mark, answer) {
-  const isOpen = mark.until === undefined;
-  const severity = severityOf([{ name: mark.condition }]);
-  return { ...mark, severity, isOpen, isOver: !isOpen && mark.until > mark.at, until: mark.until ?? answer.to };
+  return { ...mark, severity: severityOf([{ name: mark.condition }]), until: mark.until ?? answer.to };
 }
 
 function lanesOf(holders) {

@@ -1,0 +1,156 @@
+"""What a pod used from its start to its end (`/api/v1/summary`), and which smaller part of a GPU would be enough."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterable
+from sqlite3 import Connection
+
+import msgspec
+
+from podgpu.cluster.ranges import RangeFigures, RecordedUsage, add_up
+from podgpu.cluster.state import ClusterState
+from podgpu.history.answers import Mark, PodHistory, make_pod_history
+from podgpu.history.events import IDLE, EventQuery, EventsAnswer, read_events
+from podgpu.history.queries import read_pod, read_range
+from podgpu.history.store import DAY, FINE
+from podgpu.model import DeviceState, WorkloadOwner
+
+_LONGEST = 8 * DAY  # how long figures are stored
+_SHORTEST = 900.0  # seconds: a hint needs at least this much history
+_THROTTLING = ("thermal", "power_brake")
+_MIG_PARTS = ((1, 1), (2, 2), (3, 4), (4, 4))  # sevenths of the compute and eighths of the memory of each profile
+_MIG_MODELS = ("A100", "H100", "H200", "GH200", "B200")
+_MAX_SHARE = 0.6  # more than this is not worth sharing
+_GIB = 1024**3
+_SPANS = """
+SELECT min(started), iif(count(*) = count(ended), max(ended), NULL), owner_kind, owner_name
+FROM span JOIN account ON account.id = span.account WHERE namespace = ? AND pod = ?"""
+
+
+class JobSummary(RangeFigures, kw_only=True):
+    """Unknown members are omitted from the JSON. Peaks are the largest means of `step_seconds`."""
+
+    api: str = msgspec.field(default_factory=lambda: "podgpu/v1")
+    namespace: str
+    pod: str
+    owner: WorkloadOwner | None = None
+    from_: float = msgspec.field(name="from")
+    to: float | None = None  # None while the pod holds a GPU
+    duration_seconds: float
+    gpus: int = 0
+    nodes: tuple[str, ...] = ()
+    peak_use: float | None = None
+    p95_use: float | None = None
+    peak_memory_bytes: float | None = None
+    step_seconds: int = 0
+    wait_seconds: float = 0.0
+    throttled_seconds: float = 0.0
+    errors: int = 0
+    currency: str = ""
+    hint: str = ""
+
+
+class RecordedJobs(RecordedUsage):
+    """Also provides `/api/v1/events` and `/api/v1/summary`. The methods raise SourceError if history cannot be read."""
+
+    async def events(self, query: EventQuery) -> EventsAnswer:
+        return await asyncio.to_thread(self._read_events, query)
+
+    async def summary(self, namespace: str, pod: str) -> JobSummary | None:
+        """Returns None if there is no record of the pod."""
+        return await asyncio.to_thread(self._read_summary, namespace, pod)
+
+    def _read_events(self, query: EventQuery) -> EventsAnswer:
+        with self._recorder.reader() as db:
+            return read_events(db, query, self._clock.wall())
+
+    def _read_summary(self, namespace: str, pod: str) -> JobSummary | None:
+        with self._recorder.reader() as db:
+            return read_summary(db, namespace, pod, self._clock.wall(), self._read_state())
+
+
+def read_summary(db: Connection, namespace: str, pod: str, now: float, state: ClusterState) -> JobSummary | None:
+    started, ended, owner_kind, owner_name = db.execute(_SPANS, (namespace, pod)).fetchone()
+    if started is None:
+        return None
+    end = ended or now
+    start = max(started, end - _LONGEST)
+    history = make_pod_history(namespace, pod, read_pod(db, namespace, pod, start - FINE, end + FINE))
+    _, _, sums = read_range(db, started, end)
+    own = [one for one in sums if one.account[:2] == (namespace, pod)]
+    currency = state.prices.currency
+    summary = JobSummary(
+        **add_up(own, currency),
+        namespace=namespace,
+        pod=pod,
+        owner=WorkloadOwner(owner_kind, owner_name) if owner_name else None,
+        from_=started,
+        to=ended,
+        duration_seconds=end - started,
+        wait_seconds=round(sum(one.amounts.waited_seconds for one in own), 1),
+        currency=currency,
+    )
+    if history is not None:
+        _add_history(summary, history, end, state)
+    return summary
+
+
+def _add_history(summary: JobSummary, history: PodHistory, end: float, state: ClusterState) -> None:
+    series = [device.series for device in history.devices]
+    use = [_known(one["utilization_ratio"]) for one in series]
+    memory = [value for one in series for value in _known(one["memory_used_bytes"])]
+    summary.gpus = len(history.devices)
+    summary.nodes = tuple(sorted({device.node for device in history.devices}))
+    summary.peak_use = max((max(values) for values in use if values), default=None)
+    summary.p95_use = max((_p95(values) for values in use if values), default=None)
+    summary.peak_memory_bytes = max(memory, default=None)
+    summary.step_seconds = history.step_seconds
+    summary.throttled_seconds = sum(
+        _overlap(mark, history, end) for mark in history.marks if mark.condition in _THROTTLING
+    )
+    summary.errors = sum(mark.condition not in (*_THROTTLING, IDLE) for mark in history.marks)
+    held_whole = summary.allocated_hours * 3600 > 0.9 * summary.duration_seconds * summary.gpus
+    if summary.duration_seconds >= _SHORTEST and held_whole:
+        gpus = {gpu.uuid: gpu for node in state.nodes for gpu in node.gpus}
+        p95 = [_p95(values) for values in use if values]
+        summary.hint = _hint(summary, p95, [gpus[d.uuid] for d in history.devices if d.uuid in gpus])
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _p95(values: list[float]) -> float:
+    return sorted(values)[math.ceil(0.95 * len(values)) - 1]
+
+
+def _overlap(mark: Mark, history: PodHistory, end: float) -> float:
+    """Returns the seconds in which the GPU had the condition and the pod held it."""
+    spans = [span for device in history.devices if device.uuid == mark.uuid for span in device.holders]
+    until = end if mark.until is None else mark.until
+    return sum(max(0.0, min(until, span.to or end) - max(mark.at, span.from_)) for span in spans)
+
+
+def _hint(summary: JobSummary, p95: list[float], gpus: list[DeviceState]) -> str:
+    """Names a smaller part that fits the largest memory and 95 % of the use. Empty if the pod needs what it has."""
+    peak, total = summary.peak_memory_bytes, min((gpu.memory_total_bytes or 0 for gpu in gpus), default=0)
+    if not p95 or peak is None or not total:
+        return ""
+    proviso = (
+        f"if it works as before: below {max(p95):.0%} for 95 % of the time, at most {peak / _GIB:.1f} GiB of memory"
+    )
+    if len(p95) > 1:
+        needed = max(1, math.ceil(sum(p95)))
+        return f"{needed} of its {len(p95)} GPUs would be enough, {proviso} on each." if needed < len(p95) else ""
+    share = max(p95[0], peak / total)
+    if share > _MAX_SHARE:
+        return ""
+    part = f"{max(1, math.ceil(share * 10)) * 10} % of a GPU"
+    if any(name in gpus[0].model for name in _MIG_MODELS):
+        fitting = [(s, m) for s, m in _MIG_PARTS if s / 7 >= p95[0] and m / 8 * total >= peak]
+        if fitting:
+            slices, eighths = fitting[0]
+            part = f"a MIG instance {slices}g ({eighths / 8 * total / _GIB:.0f} GiB) or {part}"
+    return f"{part[0].upper()}{part[1:]} would be enough, {proviso}."

@@ -1,0 +1,160 @@
+"""Events of the stored history: conditions that began and ended, pods that started and ended, idle alarms."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import msgspec
+
+from podgpu.errors import UsageError, few_of
+from podgpu.history.answers import parse_range
+
+IDLE = "idle"
+"""The condition of a GPU whose holder has been idle for longer than --idle-after."""
+MOST_EVENTS = 1000
+_MAX_SPANS = 20_000
+_NODE_WIDE = ("node_gone", "driver_away")
+_SPANS = f"""
+SELECT started, ended, name, message, uuid, instance, gpu.node, gpu_index,
+    ifnull(account.id, 0), ifnull(namespace, ''), ifnull(pod, ''), coalesce(nullif(pod, ''), nullif(job, ''), uid, '')
+FROM span JOIN gpu ON gpu.id = span.gpu LEFT JOIN account ON account.id = span.account
+WHERE (started >= :start OR ended >= :start) {{where}}
+ORDER BY max(started, ifnull(ended, 0)) DESC LIMIT {_MAX_SPANS}"""
+# A pod has its own spans, and the conditions of its GPUs in the time in which it held them.
+_OF_POD = """
+AND (namespace || '/' || pod = :pod OR span.account = 0 AND EXISTS (
+    SELECT * FROM span AS own JOIN account ON account.id = own.account
+    WHERE own.gpu = span.gpu AND namespace || '/' || pod = :pod
+    AND own.started <= ifnull(span.ended, own.started) AND ifnull(own.ended, span.started) >= span.started))"""
+_WHERE = {"gpu": "AND uuid = :gpu", "node": "AND gpu.node = :node", "pod": _OF_POD}
+
+
+class EventQuery(NamedTuple):
+    """Selects events of the last `seconds` of all GPUs, or of one GPU, node or pod (`NAMESPACE/POD`)."""
+
+    seconds: int
+    selector: str = ""
+    value: str = ""
+
+
+class Event(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """`kind` is the name of a condition, or recovered, started, ended or idle."""
+
+    at: float
+    kind: str
+    text: str
+    seconds: float | None = None  # duration of what ended
+    node: str = ""
+    uuid: str = ""  # empty if the event concerns several GPUs
+    namespace: str = ""
+    pod: str = ""
+
+
+class EventsAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """`/api/v1/events`, newest first."""
+
+    api: str = msgspec.field(default_factory=lambda: "podgpu/v1")
+    from_: float = msgspec.field(name="from")
+    to: float
+    truncated: bool = False  # there are older events in the range
+    events: list[Event]
+
+
+class _Span(NamedTuple):
+    started: int
+    ended: int | None
+    name: str
+    message: str
+    uuid: str
+    instance: str
+    node: str
+    gpu_index: int | None
+    account: int
+    namespace: str
+    pod: str
+    workload: str
+
+    @property
+    def gpu(self) -> str:
+        return f"{'?' if self.gpu_index is None else self.gpu_index}{'/' if self.instance else ''}{self.instance}"
+
+
+def parse_events_query(query: Mapping[str, str]) -> EventQuery:
+    """Raises UsageError."""
+    seconds = parse_range(query.get("range", "24h"))
+    given = [name for name in _WHERE if name in query]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)}: give only one of gpu, node and pod")
+    return EventQuery(seconds, given[0], query[given[0]]) if given else EventQuery(seconds)
+
+
+def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> EventsAnswer:
+    start = now - query.seconds
+    sql = _SPANS.format(where=_WHERE.get(query.selector, ""))
+    parameters = {"start": start, query.selector: query.value} if query.selector else {"start": start}
+    spans = [_Span(*row) for row in db.execute(sql, parameters)]
+    # Pods that were there when the history began did not start then.
+    [(began,)] = db.execute("SELECT min(started) FROM span").fetchall()
+    pods = [span for span in spans if span.account]
+    conditions = [span for span in spans if not span.account]
+    # The pods of a node that does not answer did not end, and do not start again with it.
+    gone = {(span.node, span.started): span.ended for span in conditions if span.name == "node_gone"}
+    ends = [span for span in pods if span.ended is not None and (span.node, span.ended) not in gone]
+    back = {(s.account, s.node, gone.get((s.node, s.ended))) for s in pods if s.ended is not None}
+    starts = [s for s in pods if s.started > began and (s.account, s.node, s.started) not in back]
+    events = _group(starts, lambda span: span.started, lambda at, own: _pod_event("started", at, own))
+    events += _group(ends, lambda span: span.ended, lambda at, own: _pod_event("ended", at, own))
+    events += _group(conditions, lambda span: span.started, _condition_event)
+    events += _group([s for s in conditions if s.name != IDLE], lambda span: span.ended, _recovery_event)
+    events = sorted((event for event in events if event.at >= start), key=lambda event: (-event.at, event.text))
+    return EventsAnswer(
+        from_=start,
+        to=now,
+        truncated=len(events) > MOST_EVENTS or len(spans) == _MAX_SPANS,
+        events=events[:MOST_EVENTS],
+    )
+
+
+def _group(
+    spans: Iterable[_Span], time_of: Callable[[_Span], int | None], make: Callable[[int, list[_Span]], Event]
+) -> list[Event]:
+    """Makes one event of the spans of a pod, or of a node's condition, that began or ended together on a node."""
+
+    def key(span: _Span) -> tuple[Any, ...]:
+        what = span.account or ((span.name, span.message) if span.name in _NODE_WIDE else (span.uuid, span.name))
+        return time_of(span), span.node, repr(what)
+
+    known = sorted((span for span in spans if time_of(span) is not None), key=key)
+    return [make(time, list(members)) for (time, *_), members in groupby(known, key)]
+
+
+def _pod_event(kind: str, at: int, spans: list[_Span]) -> Event:
+    first = spans[0]
+    gpus = sorted({span.gpu for span in spans})
+    name = "/".join(filter(None, (first.namespace, first.workload)))
+    return Event(
+        at=at,
+        kind=kind,
+        text=f"{name} {kind} on GPU {few_of(gpus, most=8)} of {first.node}",
+        seconds=None if kind == "started" else at - min(span.started for span in spans),
+        node=first.node,
+        uuid=first.uuid if len(gpus) == 1 else "",
+        namespace=first.namespace,
+        pod=first.pod,
+    )
+
+
+def _condition_event(at: int, spans: list[_Span]) -> Event:
+    first = spans[0]
+    gpus = {span.uuid for span in spans}
+    what = f"GPU {first.gpu} of {first.node}" if len(gpus) == 1 else f"{first.node}, {len(gpus)} GPUs"
+    uuid = first.uuid if len(gpus) == 1 else ""
+    return Event(at=at, kind=first.name, text=f"{what}: {first.message}", node=first.node, uuid=uuid)
+
+
+def _recovery_event(at: int, spans: list[_Span]) -> Event:
+    event = _condition_event(at, spans)
+    return msgspec.structs.replace(event, kind="recovered", seconds=at - spans[0].started)

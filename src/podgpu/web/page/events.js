@@ -1,0 +1,130 @@
+// Shows what happened: errors, lost and recovered GPUs and nodes, pods that started and ended, idle alarms.
+
+import { noneText, Question } from "./ask.js";
+import { conditionTitle, severityOf } from "./conditions.js";
+import { gpuHash, nodeHash, podHash, wordsOf, writeHash } from "./criteria.js";
+import { h, place, plain, setAttribute, setText } from "./dom.js";
+import { duration, moment, plural } from "./format.js";
+
+const EVERY_SECONDS = 15;
+const RANGES = ["1h", "24h", "7d"];
+const KINDS = { "": "All", problems: "Problems", pods: "Pods", idle: "Idle" };
+const TITLES = { started: "Started", ended: "Ended", recovered: "Recovered" };
+const OF_PODS = ["started", "ended"];
+const MISSING = "This server records no events: it reads Prometheus, or its podgpu is older than this page.";
+
+// The tab with the events of all GPUs.
+export class Events {
+  constructor(onAnswer) {
+    this.question = new Question(onAnswer);
+    this.ranges = RANGES.map((range) => h("a", {}, range));
+    this.kinds = Object.values(KINDS).map((title) => h("a", {}, title));
+    this.about = h("p", { class: "about" });
+    this.message = h("p", { class: "message" });
+    this.list = new EventRows(true);
+    const tabs = (label, links) => h("nav", { class: "tabs", "aria-label": label }, ...links);
+    const head = h("div", { class: "table-head" }, tabs("Range", this.ranges), tabs("Kind", this.kinds), this.about);
+    this.element = h("div", { class: "events" }, head, this.message, this.list.element);
+  }
+
+  leave() {
+    this.question.forget();
+  }
+
+  show(criteria) {
+    const range = RANGES.includes(criteria.range) ? criteria.range : "24h";
+    const kind = criteria.by in KINDS ? criteria.by : "";
+    const here = { view: "events", q: criteria.q, ns: criteria.ns, range, by: kind };
+    RANGES.forEach((way, i) => choose(this.ranges[i], { ...here, range: way }, way === range));
+    Object.keys(KINDS).forEach((way, i) => choose(this.kinds[i], { ...here, by: way }, way === kind));
+    const { state, data, message } = this.question.want(`api/v1/events?range=${range}`, EVERY_SECONDS);
+    const words = wordsOf(criteria.q);
+    const events = (data?.events ?? []).filter((event) => isOfKind(event, kind) && isMatch(event, words, criteria.ns));
+    this.message.hidden = events.length > 0;
+    this.list.element.hidden = !events.length;
+    const isFiltered = criteria.q || criteria.ns || kind;
+    const none = isFiltered ? "No event matches the filter." : "Nothing happened in this time.";
+    setText(this.message, state === "ready" ? none : noneText(state, message, MISSING));
+    const cut = data?.truncated ? ", the newest only" : "";
+    setText(this.about, events.length ? `${plural(events.length, "event")}${cut}` : "");
+    this.list.show(events);
+  }
+}
+
+// The events of one GPU, pod or node, for its own page.
+export class OwnEvents {
+  constructor(onAnswer) {
+    this.question = new Question(onAnswer);
+    this.list = new EventRows(false);
+    this.about = h("p", { class: "about" });
+    this.element = h("section", {}, h("h2", {}, "Events"), this.about, this.list.element);
+  }
+
+  forget() {
+    this.question.forget();
+  }
+
+  // `selector`: gpu, pod or node as a query.
+  show(selector, range) {
+    const { state, data, message } = this.question.want(`api/v1/events?range=${range}&${selector}`, EVERY_SECONDS);
+    const events = data?.events ?? [];
+    this.about.hidden = events.length > 0;
+    setText(this.about, state === "ready" ? "Nothing happened in this time." : noneText(state, message, MISSING));
+    this.list.show(events);
+  }
+}
+
+class EventRows {
+  // `isFull`: rows link to their GPU, pod and node.
+  constructor(isFull) {
+    this.isFull = isFull;
+    this.element = h("ul", { class: "marks" });
+  }
+
+  show(events) {
+    if (this.shown && JSON.stringify(events) === this.shown) return;
+    this.shown = JSON.stringify(events);
+    place(this.element, events.map((event) => this.row(event)));
+  }
+
+  row(event) {
+    const when = h("time", { class: "mark-when", datetime: new Date(event.at * 1000).toISOString?.() }, moment(event.at));
+    const badge = h("span", { class: `badge badge-${badgeOf(event)}` }, TITLES[event.kind] ?? conditionTitle(event.kind));
+    const links = this.isFull ? linksOf(event) : [];
+    return h("li", {}, when, badge, h("span", { class: "mark-says" }, textOf(event)), ...links);
+  }
+}
+
+function textOf({ text = "", seconds }) {
+  return `${plain(text)}${seconds === undefined ? "" : ` (after ${duration(seconds)})`}`;
+}
+
+function choose(link, hash, isChosen) {
+  setAttribute(link, "href", writeHash(hash));
+  setAttribute(link, "aria-current", isChosen ? "true" : undefined);
+}
+
+function badgeOf({ kind }) {
+  if (OF_PODS.includes(kind)) return "old";
+  return kind === "recovered" ? "good" : severityOf([{ name: kind }]);
+}
+
+function isOfKind({ kind }, wanted) {
+  if (wanted === "pods") return OF_PODS.includes(kind);
+  if (wanted === "idle") return kind === "idle";
+  return !wanted || (!OF_PODS.includes(kind) && kind !== "idle");
+}
+
+function isMatch(event, words, namespace) {
+  const text = [event.text, event.kind, event.node, event.uuid, event.namespace, event.pod].filter(Boolean).join("\n").toLowerCase();
+  return (!namespace || event.namespace === namespace) && words.every((word) => text.includes(word));
+}
+
+function linksOf({ uuid, namespace, pod, node }) {
+  const link = (href, text) => h("a", { href }, text);
+  return [
+    uuid && link(gpuHash(uuid), "GPU"),
+    pod && link(podHash(namespace ?? "", pod), "Pod"),
+    node && link(nodeHash(node), "Node"),
+  ].filter(Boolean);
+}

@@ -1,0 +1,49 @@
+// Shows what a pod used from its start to its end, and what a smaller part of a GPU would do.
+
+import { Question } from "./ask.js";
+import { fact, h, place, plain, setText } from "./dom.js";
+import { amount, duration, memory, money, moment, percent, plural } from "./format.js";
+
+const EVERY_SECONDS = 30;
+
+export class Summary {
+  constructor(onAnswer) {
+    this.question = new Question(onAnswer);
+    this.title = h("h2");
+    this.facts = h("dl", { class: "facts" });
+    this.hint = h("p", { class: "hint-box" });
+    this.element = h("section", { class: "summary" }, this.title, this.facts, this.hint);
+  }
+
+  forget() {
+    this.question.forget();
+  }
+
+  show(path) {
+    const { state, data } = this.question.want(`api/v1/summary/${path}`, EVERY_SECONDS);
+    this.element.hidden = state !== "ready";
+    if (state !== "ready") return;
+    setText(this.title, data.to === undefined ? `Since ${moment(data.from)}` : `From ${moment(data.from)} to ${moment(data.to)}`);
+    place(this.facts, factsOf(data));
+    this.hint.hidden = !data.hint;
+    setText(this.hint, plain(data.hint ?? ""));
+  }
+}
+
+function factsOf(data) {
+  const known = (title, value, write) => value !== undefined && fact(title, write(value));
+  return [
+    fact("Duration", duration(data.duration_seconds)),
+    fact("GPU-hours", amount(data.gpu_hours)),
+    known("Mean use", data.mean_use, percent),
+    known("Peak use", data.peak_use, percent),
+    known("Peak memory", data.peak_memory_bytes, memory),
+    known("Idle", data.idle_hours || undefined, (hours) => `${amount(hours)}\u00a0GPU-hours`),
+    known("Energy", data.energy_kwh, (energy) => `${amount(energy)}\u00a0kWh`),
+    known("Cost", data.cost, (cost) => money(cost, data.currency)),
+    known("Wasted", data.wasted || undefined, (cost) => money(cost, data.currency)),
+    known("Waited", data.wait_seconds || undefined, duration),
+    known("Throttled", data.throttled_seconds || undefined, duration),
+    fact("Errors", data.errors ? plural(data.errors, "error") : "none"),
+  ].filter(Boolean);
+}
