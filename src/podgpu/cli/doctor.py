@@ -141,7 +141,7 @@ class NodeExamination:
             return [], [*findings, wrong("allocation", f"--allocation {options['allocation']}: {error}")]
         for source in sources:
             if isinstance(source, KubeletAllocation):
-                source.client.deadline = 0.8 * deadline  # the client's message is clearer than the worker's
+                source.deadline = 0.8 * deadline  # the client's message is clearer than the worker's
                 if options["kubernetes_enable_dra"] and source.claims is None:
                     findings.append(self._explain_no_claims())
         return sources, findings

@@ -77,9 +77,9 @@ def check_holders(
         if result.value is not None:
             answer = result.value
             allocations[SOURCE] = answer.allocation
-            findings += _check_kubelet(kubelet.client.socket, answer, api)
+            findings += _check_kubelet(kubelet.socket, answer, api)
         else:
-            findings.append(_explain_kubelet_error(result.error, kubelet.client.socket, kubelet_required))
+            findings.append(_explain_kubelet_error(result.error, kubelet.socket, kubelet_required))
     others = {source.name: partial(source.assignments, readings.devices) for source in sources if source is not kubelet}
     for name, other in workers.run(others, deadline).items():
         if other.value is not None:
@@ -100,7 +100,7 @@ def check_holders(
 
 
 def _read_kubelet(kubelet: KubeletAllocation, devices: tuple[Device, ...]) -> KubeletAnswer:
-    response = kubelet.client.list()
+    response = kubelet.list()
     containers = (container for pod in response.pod_resources for container in pod.containers)
     return KubeletAnswer(
         frozenset((pod.namespace, pod.name) for pod in response.pod_resources),
