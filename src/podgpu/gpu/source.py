@@ -7,6 +7,7 @@ It consists of devices, fields, error numbers and processes. Features of a singl
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -88,6 +89,17 @@ class ErrorEvent:
     """The vendor's error number. NVIDIA's is the XID."""
     at: float
     """Unix time."""
+
+
+class ErrorEvents:
+    """Events that the agent has not read yet. Thread-safe. A broken GPU may report a thousand per second."""
+
+    def __init__(self) -> None:
+        self._events: deque[ErrorEvent] = deque(maxlen=100_000)
+        self.add = self._events.append
+
+    def drain(self) -> list[ErrorEvent]:
+        return [self._events.popleft() for _ in range(len(self._events))]
 
 
 @dataclass(frozen=True, slots=True)
