@@ -39,6 +39,7 @@ _COUNTERS = {
     "allocated hours": "podgpu_container_gpu_allocated_seconds_total",
     "used hours": "podgpu_container_gpu_busy_seconds_total",
     "idle hours": "podgpu_container_gpu_idle_seconds_total",
+    "waiting hours": "podgpu_container_gpu_wait_seconds_total",
     "energy": "podgpu_container_gpu_energy_joules_total",
     "energy of unallocated GPUs": "podgpu_device_unattributed_energy_joules_total",
 }
@@ -166,9 +167,9 @@ def _divide(
     for sample in found["allocated hours"]:
         if (part := _read_part(sample.labels)) is not None:
             billed_models[part] = _read_model(sample.labels), sample.labels.get("GPU_I_PROFILE", "")
-    allocated, busy, idle, energy, shares = (
+    allocated, busy, idle, waited, energy, shares = (
         _add_by_part(found[what])
-        for what in ("allocated hours", "used hours", "idle hours", "energy", "shares of GPUs")
+        for what in ("allocated hours", "used hours", "idle hours", "waiting hours", "energy", "shares of GPUs")
     )
     for part, seconds in allocated.items():
         model, profile = billed_models[part]
@@ -188,6 +189,7 @@ def _divide(
             measured_seconds=seconds * size if part in busy else 0.0,
             busy_seconds=busy.get(part, 0.0) * size,
             energy_joules=energy.get(part, 0.0),
+            waited_seconds=waited.get(part, 0.0) * size,
         )
         yield model, UsageSum(account, "" if price is None else prices.currency, amounts)
 
