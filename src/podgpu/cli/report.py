@@ -79,13 +79,11 @@ def _make_tables(answer: RangeAnswer, owners: RangeAnswer, broken: Sequence[str]
 
 
 def _cells(figures: RangeFigures) -> tuple[str, ...]:
+    hours = (figures.gpu_hours, figures.used_hours, figures.idle_hours, figures.waited_hours)
     return (
-        *(
-            _number(figure)
-            for figure in (figures.gpu_hours, figures.used_hours, figures.idle_hours, figures.waited_hours)
-        ),
+        *map(_number, hours),
         _UNKNOWN if figures.mean_use is None else f"{figures.mean_use:.0%}",
-        *(_number(amount) for amount in (figures.energy_kwh, figures.cost, figures.wasted)),
+        *map(_number, (figures.energy_kwh, figures.cost, figures.wasted)),
     )
 
 
