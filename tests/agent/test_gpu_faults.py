@@ -111,17 +111,17 @@ def test_a_gpu_that_was_lost_when_the_driver_was_loaded(tmp_path: Path) -> None:
     with bench_of(tmp_path, "3xH100", 0, 1, 2) as bench:
         bench.faults.lose(1, enumerated=False)
         bench.faults.reload_driver()
-        for _ in range(MINUTE):
-            bench.turn()
+        for _ in range(MINUTE // 5):
+            bench.turn(seconds=5.0)
         assert bench.shown(0)
         assert not bench.shown(1)
         bench.faults.recover(1)
-        for _ in range(2 * MINUTE):
-            bench.turn()
+        for _ in range(2 * MINUTE // 5):
+            bench.turn(seconds=5.0)
         assert bench.shown(1), "the bus showed three all the time, so nothing changed there"
         begun = bench.driver.calls["nvmlInit"]
-        for _ in range(2 * MINUTE):
-            bench.turn()
+        for _ in range(2 * MINUTE // 5):
+            bench.turn(seconds=5.0)
         assert bench.driver.calls["nvmlInit"] == begun, "all are there: it is left alone"
 
 

@@ -12,7 +12,7 @@ from functools import partial
 
 from podgpu.clock import Clock
 from podgpu.device_selection import Selection
-from podgpu.gpu.source import FollowsSchedule, GpuAnswer, Inventory, Lane, ReadsOthers, Telemetry
+from podgpu.gpu.source import GpuAnswer, HostEngine, Inventory, Lane, Telemetry
 from podgpu.metrics.fields import CLOCK_EVENTS_FIELD, Field
 from podgpu.model import Device, OtherReading, Reading, SourceStatus, Value
 from podgpu.workers import ErrorCounts, Workers
@@ -106,7 +106,7 @@ class TelemetryTurn:
     def set_lanes(self, lanes: Sequence[Lane]) -> None:
         self._lanes = tuple(lanes)
         self.drop_values()
-        if isinstance(self._telemetry, FollowsSchedule):
+        if isinstance(self._telemetry, HostEngine):
             self._telemetry.schedule(self._lanes)
 
     def drop_values(self) -> None:
@@ -125,7 +125,7 @@ class TelemetryTurn:
             return self._make_result(lanes, (inventory,), {})
         gpus = {_worker(gpu): gpu for gpu in self._choose_gpus()}
         reads: dict[str, _Read] = {}
-        if isinstance(self._telemetry, ReadsOthers):
+        if isinstance(self._telemetry, HostEngine):
             reads[OTHERS] = self._telemetry.read_others
         reads |= {worker: partial(self._telemetry.read, gpu) for worker, gpu in gpus.items()}
         jobs = {}
