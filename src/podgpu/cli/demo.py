@@ -88,7 +88,9 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
     and a node goes down within a minute; all of it recovers after two.
     """
     configure_logging("text", debug=False)
-    addresses = [address, *(Address(_LOOPBACK, 0) for _ in OTHER_GPUS)]
+    # The ports after the cluster view's, so that Prometheus can scrape the other nodes too.
+    others = [Address(address.host, address.port and address.port + 2 + number) for number in range(len(OTHER_GPUS))]
+    addresses = [address, *others]
     run_demo([gpus, *OTHER_GPUS], addresses, cluster_address, calm, read_prices(prices))
     click.echo("demo ended")
 
@@ -130,7 +132,7 @@ def run_demo(
         services: list[Service] = [*parts, cluster, recorder, director]
 
         def on_listening(bound: Sequence[Address]) -> None:
-            targets.extend(f"http://{_LOOPBACK}:{where.port}/metrics" for where in bound[:-1])
+            targets.extend(f"http://{where.host or _LOOPBACK}:{where.port}/metrics" for where in bound[:-1])
             _print_overview(bound, script)
 
         run(services, listeners, on_listening)
