@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import csv
+import io
+import json
+import subprocess
 import time
+import urllib.request
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlencode
 
 import msgspec
 import pytest
+import yaml
 
 from podgpu.cluster.prices import Price, Prices
 from podgpu.cluster.prometheus_ranges import PrometheusRanges
@@ -20,8 +29,11 @@ from tests.cluster.prometheus_double import Asked, Reply, error, running_double
 from tests.cluster.real_servers import Point, needs, prometheus, victoria_metrics
 from tests.cluster.states import state_of
 from tests.cluster.test_prometheus_live import Serving
+from tests.nodes.clock import PATIENCE
+from tests.process import podgpu
+from tests.web.server import Client
 
-HOUR, STEP = 3600, 15
+HOUR, DAY, STEP = 3600, 86_400, 15
 MODEL = {"modelName": "H100"}
 HELD = {"UUID": "GPU-0", **MODEL, "namespace": "ml", "pod": "train", "container": "main"}
 ENDED = {"UUID": "GPU-1", **MODEL, "namespace": "ml", "pod": "ended", "container": "main"}
@@ -31,6 +43,7 @@ MIG = {**SLICE, "namespace": "web", "pod": "slice", "container": "main"}
 PRICES = Prices("EUR", {"H100": Price(10.0)})
 END = time.time() // STEP * STEP - 2 * STEP
 START = END - 4 * HOUR
+RULES = Path(__file__).parents[2] / "deploy/helm/podgpu/files/rules/podgpu-usage.yaml"
 
 
 def points() -> Iterator[Point]:
@@ -41,6 +54,8 @@ def points() -> Iterator[Point]:
         since = seconds - 2 * HOUR if restarted else seconds
         instance = {"job": "podgpu", "instance": "10.0.0.2:9400" if restarted else "10.0.0.1:9400"}
         held = [(HELD, 1.0, 0.25, 100.0, 0.0), (MIG, 1.0, 0.5, 50.0, 0.0)]
+        for bound, busy in (("min", 0.225), ("max", 0.3)):
+            yield Point(f"podgpu_container_gpu_busy_seconds_{bound}_total", {**instance, **HELD}, busy * since, at)
         if seconds <= HOUR:
             held.append((ENDED, 1.0, 0.0, 40.0, 1.0))
         else:
@@ -54,6 +69,7 @@ def points() -> Iterator[Point]:
                 yield Point("podgpu_container_gpu_busy_seconds_total", name, busy * age, at)
                 yield Point("podgpu_container_gpu_idle_seconds_total", name, idle * age, at)
                 yield Point("podgpu_container_gpu_energy_joules_total", name, watts * age, at)
+                yield Point("podgpu_container_gpu_wait_seconds_total", name, 0.1 * age, at)
                 yield Point("podgpu_allocation_share_ratio", name, share, at)
         for gpu in range(4):
             yield Point("DCGM_FI_DEV_GPU_TEMP", {**instance, "UUID": f"GPU-{gpu}", **MODEL}, 40, at)
@@ -74,13 +90,16 @@ def rows_of(answer: RangeAnswer) -> dict[str, RangeRow]:
     return {describe_row(row): row for row in answer.rows}
 
 
-@pytest.mark.parametrize(
+both_servers = pytest.mark.parametrize(
     "serving",
     [
         pytest.param(prometheus, marks=needs("prometheus", "promtool")),
         pytest.param(victoria_metrics, marks=needs("victoria-metrics")),
     ],
 )
+
+
+@both_servers
 def test_hours_and_cost_with_a_restart_and_an_ended_pod(serving: Serving, tmp_path: Path) -> None:
     with serving(tmp_path, points()) as url:
         answer, again = ask(url), ask(url)
@@ -103,11 +122,128 @@ def test_hours_and_cost_with_a_restart_and_an_ended_pod(serving: Serving, tmp_pa
     assert answer.totals.gpu_hours == pytest.approx(16.0, rel=0.005), "the GPUs' own hours"
     assert answer.totals.cost == pytest.approx(160.0, rel=0.005)
     assert rows["ml/train"].mean_use == pytest.approx(0.25, rel=0.01)
+    assert rows["ml/train"].waited_hours == pytest.approx(0.4, rel=0.01)
     assert by_owner["ml/Job/batch"].owner == WorkloadOwner("Job", "batch")
     assert by_team["nlp"].gpu_hours == rows["ml/ended"].gpu_hours
     assert any("no GPU metrics at" in note for note in early.notes)
     assert early.totals.gpu_hours == pytest.approx(16.0, rel=0.005)
     assert any("no pod has the label" in note for note in unlabelled.notes)
+
+
+@both_servers
+def test_two_processes_give_the_same_bytes(serving: Serving, tmp_path: Path) -> None:
+    """The second process starts later, so nothing that it answers can come from its memory."""
+    twins = [replace(point, labels={**point.labels, "cluster": "b"}) for point in points()]
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("{currency: EUR, models: {H100: {gpu_hour: 10}}}")
+    arguments = ("cluster", "--interval", "1s", "--prices", str(prices), "--owners", "none", "--prometheus")
+    span = f"from={START}&to={END}"
+    paths = [f"range?by={by}&{span}" for by in ("pod", "owner", "namespace", "label:team")]
+    paths += [f"waste?by=owner&{span}", f"range?by=pod&{span}&format=csv"]
+    answers: list[list[bytes]] = []
+    with serving(tmp_path, [*points(), *twins]) as url:
+        for number in range(2):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            with podgpu((*arguments, url), folder, lambda process: _is_ready(process.client)) as process:
+                answers.append([process.client.ask(f"/api/v1/{path}").body for path in paths])
+                answers[-1].append(_ask_at_one_time(process.client, "/api/v1/waste?range=6h"))
+                totals = json.loads(process.client.ask("/api/v1/view").body)["totals"]
+                answers[-1].append(json.dumps(totals).encode())
+    for path, one, two in zip([*paths, "waste now", "head"], *answers, strict=True):
+        assert one == two, path
+    namespaces = json.loads(answers[0][2])["rows"]
+    hours = {(row.get("cluster", ""), row["namespace"]): row["gpu_hours"] for row in namespaces if "namespace" in row}
+    web = 1.5 + 4 / 7
+    expected = {("", "ml"): 5.0, ("b", "ml"): 5.0, ("", "web"): web, ("b", "web"): web}
+    assert hours == pytest.approx(expected, rel=0.01)
+    assert json.loads(answers[0][-1])["gpus"] == 4
+    table = list(csv.DictReader(io.StringIO(answers[0][5].decode())))
+    assert {row["SubAccountId"] for row in table} == {"", "b"}
+    assert sum(float(row["ConsumedQuantity"]) for row in table) == pytest.approx(32.0, rel=0.005), "the GPUs' own hours"
+    train = next(row for row in table if row["x_Pod"] == "train")
+    used = [float(train[f"x_UsedGpuHours{bound}"]) for bound in ("Min", "", "Max")]
+    assert used == pytest.approx([0.9, 1.0, 1.2], rel=0.01)
+
+
+def _is_ready(client: Client) -> bool:
+    try:
+        return client.ask("/ready").status == 200
+    except OSError:
+        return False
+
+
+def _ask_at_one_time(client: Client, path: str) -> bytes:
+    """Leaves out the times of the range, which move on."""
+    answer = json.loads(client.ask(path).body)
+    return json.dumps([[row.get("pod"), row["idle_hours"]] for row in answer["rows"]]).encode()
+
+
+def ten_days(begin: float) -> Iterator[Point]:
+    for seconds in range(0, 10 * DAY + 1, 120):
+        at = begin + seconds
+        for labels, share, idle in ((HELD, 1.0, 0.0), (SHARED, 0.5, 1.0)):
+            name = {"job": "podgpu", "instance": "a", **labels}
+            yield Point("podgpu_container_gpu_allocated_seconds_total", name, share * seconds, at)
+            yield Point("podgpu_container_gpu_busy_seconds_total", name, 0.25 * seconds * (1 - idle), at)
+            yield Point("podgpu_container_gpu_idle_seconds_total", name, idle * seconds, at)
+            yield Point("podgpu_allocation_share_ratio", name, share, at)
+            yield Point("podgpu_allocation_info", name, 1, at)
+            yield Point("DCGM_FI_DEV_GPU_TEMP", {"instance": "a", "UUID": labels["UUID"], **MODEL}, 40, at)
+        pod = {"namespace": "ml", "pod": "train", "owner_kind": "Job", "owner_name": "batch"}
+        yield Point("kube_pod_owner", {**pod, "owner_is_controller": "true"}, 1, at)
+
+
+def evaluate_rules(url: str, begin: float, end: float) -> list[Point]:
+    """Computes what the server's rules would have recorded."""
+    short, _ = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
+    owners = f"({short['rules'][0]['expr']})"
+    points, sums = [], Counter[tuple[str, float]]()
+    for rule in short["rules"][1:]:
+        expression = rule["expr"].replace("last_over_time(podgpu:pod_owner:info[10m])", owners)
+        form = {"query": expression, "start": begin + 300, "end": end, "step": 300}
+        with urllib.request.urlopen(f"{url}/api/v1/query_range", urlencode(form).encode(), timeout=PATIENCE) as answer:
+            found = json.load(answer)["data"]["result"]
+        for series in found:
+            labels = {**series["metric"], **rule["labels"]}
+            for at, value in series["values"]:
+                points.append(Point("podgpu:usage:increase5m", labels, float(value), at))
+                sums[json.dumps(labels), -(-at // HOUR) * HOUR] += float(value)
+    return points + [Point("podgpu:usage:sum1h", json.loads(labels), total, at) for (labels, at), total in sums.items()]
+
+
+@needs("victoria-metrics")
+def test_recording_rules_are_used_if_they_cover_the_range(tmp_path: Path) -> None:
+    begin = END // HOUR * HOUR - 10 * DAY
+    end = begin + 10 * DAY
+    raw, recorded = tmp_path / "raw", tmp_path / "recorded"
+    raw.mkdir(), recorded.mkdir()
+    with victoria_metrics(raw, ten_days(begin)) as url:
+        before = {by: ask(url, by, begin, end) for by in ("owner", "namespace")}
+        rules = evaluate_rules(url, begin, end)
+    late = [point for point in rules if point.at > end - DAY or not point.name.endswith("5m")]
+    with victoria_metrics(recorded, [*ten_days(begin), *late]) as url:
+        after = {by: ask(url, by, begin, end) for by in ("owner", "namespace")}
+        day, days = (ask(url, "owner", end - length * DAY, end) for length in (1, 2))
+        longer = ask(url, "owner", begin - 10 * DAY, end)
+    assert {answer.source for answer in before.values()} == {"counters"}
+    assert {answer.source for answer in (*after.values(), longer)} == {"podgpu:usage:sum1h"}
+    assert (day.source, days.source) == ("podgpu:usage:increase5m", "counters")
+    assert any("podgpu:usage:increase5m covers only 50% of the range" in note for note in days.notes)
+    for by, answer in after.items():
+        rows = rows_of(answer)
+        for name, row in rows_of(before[by]).items():
+            found, expected = (
+                (one.gpu_hours, one.used_hours, one.idle_hours, one.cost, one.wasted) for one in (rows[name], row)
+            )
+            assert found == pytest.approx(expected, rel=0.005, abs=1.0), name
+    assert rows_of(day)["ml/Job/batch"].gpu_hours == pytest.approx(24.0, rel=0.005)
+    assert rows_of(day)["web/half"].wasted == pytest.approx(120.0, rel=0.005)
+
+
+@needs("vmalert")
+def test_vmalert_accepts_the_rules() -> None:
+    subprocess.run(["vmalert", "-dryRun", f"-rule={RULES.parent}/*.yaml"], check=True, capture_output=True)
 
 
 def test_a_failing_query_is_named_and_the_rest_is_shown() -> None:

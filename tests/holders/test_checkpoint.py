@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from podgpu.errors import SourceError
 from podgpu.holders.node_files import CheckpointAllocation, parse_checkpoint
 from podgpu.model import Allocation, Assignment, Device, Workload
 from tests.holders.devices import failure, gpu, mig_uuid, uuid
@@ -86,20 +81,3 @@ def test_device_ids_by_numa_node_or_not(path: Path, ids: object) -> None:
 )
 def test_malformed_files(content: bytes, place: str) -> None:
     assert failure(lambda: parse_checkpoint(content, "/x/checkpoint"), "/x/checkpoint", place).reason == "malformed"
-
-
-@given(st.integers(0, REAL.stat().st_size - 1), st.binary(max_size=3))
-def test_a_damaged_checkpoint_is_read_or_malformed(place: int, damage: bytes) -> None:
-    content = REAL.read_bytes()
-    with suppress(SourceError):
-        parse_checkpoint(content[:place] + damage + content[place + 1 :])
-
-
-def test_a_replaced_checkpoint_is_read_immediately(path: Path) -> None:
-    source = CheckpointAllocation(str(path))
-    for uid in ("a", "b", "c"):
-        path.with_name("new").write_bytes(checkpoint([pod_entry(uid, [uuid(0)])]))
-        os.replace(path.with_name("new"), path)
-        assert [one.holder.uid for one in source.assignments(NODE).assignments] == [uid]
-    path.unlink()
-    assert failure(lambda: source.assignments(NODE), str(path), "mount").reason == "file_missing"

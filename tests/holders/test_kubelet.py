@@ -48,7 +48,7 @@ def failure(source: KubeletAllocation) -> SourceError:
     with pytest.raises(SourceError) as caught:
         source.assignments(NODE)
     assert "\n" not in str(caught.value)
-    assert source.client.socket in str(caught.value)
+    assert source.socket in str(caught.value)
     return caught.value
 
 

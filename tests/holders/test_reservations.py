@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from podgpu.clock import Clock
 from podgpu.cluster.collect import NodeReading
 from podgpu.cluster.prices import Price, Prices
+from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RecordedUsage
+from podgpu.cluster.record import RoundReader
 from podgpu.cluster.view import View, make_view
-from podgpu.cluster.waste import WasteAnswer, make_waste
+from podgpu.history.recorder import HistoryRecorder
 from podgpu.holders.merge import merge
 from podgpu.holders.reservations import find_reserved, replace_reservations
 from podgpu.kube.objects import ContainerRecord, PodRecord
@@ -132,14 +137,16 @@ def read_states(scenario: str, folder: Path) -> list[NodeState]:
         return [running.agent.published.state, *node_from_text(text.decode(), "node-1")]
 
 
-def view_of(document: NodeState) -> tuple[View, WasteAnswer]:
+def view_of(document: NodeState) -> tuple[View, RangeAnswer]:
     """Checks that the shares of the holders of a GPU add up to at most 1."""
     reading = NodeReading(state=document, read_at=0.0, target="http://node-1:9400/metrics")
     state = state_of(reading, prices=Prices("EUR", {"*": Price(10.0)}))
     view = make_view(state)
     for device in view.nodes[0].gpus:
         assert sum(holder.part for holder in device.holders) <= 1
-    return view, make_waste("pod", state, (), None, 0.0)
+    recorder = HistoryRecorder(RoundReader(lambda: state, 60.0, time.time))
+    recorder.record()
+    return view, asyncio.run(RecordedUsage(recorder, lambda: state, Clock()).range(RangeQuery(order="wasted")))
 
 
 @pytest.mark.parametrize(

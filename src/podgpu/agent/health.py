@@ -7,9 +7,8 @@ not supported, or the GPU did not answer) is unknown: neither present nor absent
 from __future__ import annotations
 
 import logging
-import threading
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Generic, TypeVar
@@ -108,13 +107,12 @@ class HealthReport:
 
 
 class HealthWatch:
-    """Tracks the conditions of all GPUs. Thread-safe."""
+    """Tracks the conditions of all GPUs. Not thread-safe."""
 
     def __init__(self, clock: Clock, xid_window: float, clock_window: float) -> None:
         """The windows (in seconds) are for dcgm-exporter's counts of XIDs and clock events."""
         self._clock = clock.monotonic
         self._to_unix = UnixTime(clock).convert
-        self._lock = threading.Lock()
         self._gpus: dict[str, _Gpu] = {}
         self._checked: dict[str, dict[str, str | None]] = {}  # result of the last check, by UUID of shown GPUs
         self._xids = EventLog[int](xid_window)
@@ -125,82 +123,70 @@ class HealthWatch:
 
     def update(self, result: TelemetryResult) -> None:
         """Checks the GPUs after a telemetry turn."""
-        with self._lock:
-            now = self._clock()
-            for key, mask in result.clock_event_masks().items():
-                begun = mask & ~self._clock_masks.get(key, mask)
-                self._clock_masks[key] = mask
-                self._clock_events.add([(key, event) for event in _events(mask)], now)
-                self._clock_events.totals.update((key, event) for event in _events(begun))
-            gpus = [d for d in result.devices if not d.is_instance]
-            self._gpus = {d.uuid: self._gpus.get(d.uuid) or _Gpu() for d in gpus}
-            shown = {d.uuid for d in result.selected}
-            readings = {r.device.uuid: r.values for r in result.readings if not r.device.is_instance}
-            links = _usual_links(gpus, result.answers)
-            self._checked = {
-                d.uuid: _check_gpu(self._gpus[d.uuid], d, result, readings.get(d.uuid), links.get(d.model, 0), now)
-                for d in gpus
-                if d.uuid in shown
-            }
+        now = self._clock()
+        for key, mask in result.clock_event_masks().items():
+            begun = mask & ~self._clock_masks.get(key, mask)
+            self._clock_masks[key] = mask
+            self._clock_events.add([(key, event) for event in _events(mask)], now)
+            self._clock_events.totals.update((key, event) for event in _events(begun))
+        gpus = [d for d in result.devices if not d.is_instance]
+        self._gpus = {d.uuid: self._gpus.get(d.uuid) or _Gpu() for d in gpus}
+        shown = {d.uuid for d in result.selected}
+        readings = {r.device.uuid: r.values for r in result.readings if not r.device.is_instance}
+        links = _usual_links(gpus, result.answers)
+        self._checked = {
+            d.uuid: _check_gpu(self._gpus[d.uuid], d, result, readings.get(d.uuid), links.get(d.model, 0), now)
+            for d in gpus
+            if d.uuid in shown
+        }
 
     def add_xids(self, events: Iterable[ErrorEvent]) -> None:
-        with self._lock:
-            now = self._clock()
-            for event in events:
-                key = event.device, event.code
-                self._xids.add([key], now)
-                self._xids.totals[key] += 1
-                self._xid_seen[key] = event.at
-                self._last_xids[event.device] = event.code
-                _xid_log.warning(f"XID {event.code} on {event.device}: {xid_spec(event.code).text}")
-                gpu = self._gpus.get(physical(event.device))
-                if gpu is not None and xid_spec(event.code).needs_action:
-                    first, _ = gpu.xids.get(event.code, (event.at - self._to_unix(0.0), now))
-                    gpu.xids[event.code] = first, now
-
-    def update_holders(self, assignments: Sequence[Assignment], absent: frozenset[str]) -> None:
-        """Updates the holders of each GPU. A GPU that disappeared or is lost keeps its last holders."""
-        held: dict[str, dict[Workload, None]] = {}
-        for assignment in assignments:
-            held.setdefault(physical(assignment.device), {})[assignment.holder] = None
-        with self._lock:
-            for uuid, gpu in self._gpus.items():
-                if uuid in held or not (uuid in absent or LOST in gpu.since):
-                    gpu.holders = tuple(held.get(uuid, ()))
+        now = self._clock()
+        for event in events:
+            key = event.device, event.code
+            self._xids.add([key], now)
+            self._xids.totals[key] += 1
+            self._xid_seen[key] = event.at
+            self._last_xids[event.device] = event.code
+            _xid_log.warning(f"XID {event.code} on {event.device}: {xid_spec(event.code).text}")
+            gpu = self._gpus.get(physical(event.device))
+            if gpu is not None and xid_spec(event.code).needs_action:
+                first, _ = gpu.xids.get(event.code, (event.at - self._to_unix(0.0), now))
+                gpu.xids[event.code] = first, now
 
     def forget_xids(self, uuid: str) -> bool:
         """Removes the XIDs of a GPU at an operator's request. Returns False if it has none."""
-        with self._lock:
-            gpu = self._gpus.get(uuid)
-            if gpu is None or not gpu.xids:
-                return False
-            gpu.xids.clear()
-            return True
+        gpu = self._gpus.get(uuid) or _Gpu()
+        had_xids = bool(gpu.xids)
+        gpu.xids.clear()
+        return had_xids
 
     def is_lost(self, uuid: str) -> bool:
-        with self._lock:
-            gpu = self._gpus.get(uuid)
-            return gpu is not None and LOST in gpu.since
+        return uuid in self._gpus and LOST in self._gpus[uuid].since
 
     def forget(self, uuid: str) -> None:
-        with self._lock:
-            self._gpus.pop(uuid, None)
-            self._checked.pop(uuid, None)
+        self._gpus.pop(uuid, None)
+        self._checked.pop(uuid, None)
 
-    def report(self, assignments: Sequence[Assignment]) -> HealthReport:
-        held = {physical(assignment.device) for assignment in assignments}
+    def report(self, assignments: Sequence[Assignment], absent: Collection[str]) -> HealthReport:
+        """Returns the current state. Lost GPUs, and those that disappeared (`absent`, by UUID), keep their holders."""
+        now = self._clock()
+        held: defaultdict[str, dict[Workload, None]] = defaultdict(dict)
+        for assignment in assignments:
+            held[physical(assignment.device)][assignment.holder] = None
+        for uuid, gpu in self._gpus.items():
+            if uuid in held or not (uuid in absent or LOST in gpu.since):
+                gpu.holders = tuple(held.get(uuid, ()))
         xids: defaultdict[str, list[XidCount]] = defaultdict(list)
+        recent_xids = self._xids.count_recent(now)
+        for (key, xid), total in sorted(self._xids.totals.items()):
+            xids[key].append(XidCount(xid, total, self._xid_seen[key, xid], recent_xids[key, xid]))
         clock_events: defaultdict[str, dict[str, tuple[int, int]]] = defaultdict(dict)
-        with self._lock:
-            now = self._clock()
-            recent_xids, recent_events = self._xids.count_recent(now), self._clock_events.count_recent(now)
-            for (key, xid), total in sorted(self._xids.totals.items()):
-                xids[key].append(XidCount(xid, total, self._xid_seen[key, xid], recent_xids[key, xid]))
-            totals = self._clock_events.totals
-            for key, event in sorted(recent_events.keys() | totals.keys()):
-                clock_events[key][event] = recent_events[key, event], totals[key, event]
-            gpus = {uuid: self._report_gpu(uuid, checked, uuid in held, now) for uuid, checked in self._checked.items()}
-            return HealthReport(gpus, xids, dict(self._last_xids), clock_events)
+        recent, totals = self._clock_events.count_recent(now), self._clock_events.totals
+        for key, event in sorted(recent.keys() | totals.keys()):
+            clock_events[key][event] = recent[key, event], totals[key, event]
+        gpus = {uuid: self._report_gpu(uuid, checked, uuid in held, now) for uuid, checked in self._checked.items()}
+        return HealthReport(gpus, xids, dict(self._last_xids), clock_events)
 
     def _report_gpu(self, uuid: str, checked: Mapping[str, str | None], is_held: bool, now: float) -> GpuHealth:
         gpu = self._gpus[uuid]

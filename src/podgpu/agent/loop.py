@@ -121,17 +121,16 @@ class Agent:
             if self.clock.monotonic() >= self._released_until:
                 allocation, has_lost = self._allocation_result.allocation, bool(self._telemetry_result.gpus_lost)
                 lost = find_lost_gpus(allocation.offered, allocation.unmapped, has_lost)
-                self._apply_telemetry(self._telemetry_turn.collect(due, lost))
+                result = self._telemetry_turn.collect(due, lost)
+                if result.devices != self._telemetry_result.devices:
+                    self._allocate_now.set()  # the new devices may resolve ids that were unknown
+                    if set(result.lanes) != set(self._schedule.lanes):
+                        self._schedule.make_all_due(self.clock.monotonic())
+                with self._publishing:
+                    self._telemetry_result = result
+                    self._health.update(result)
             self._read_at = self.clock.monotonic()
         self._publish()
-
-    def _apply_telemetry(self, result: TelemetryResult) -> None:
-        if result.devices != self._telemetry_result.devices:
-            self._allocate_now.set()  # the new devices may resolve ids that were unknown
-            if set(result.lanes) != set(self._schedule.lanes):
-                self._schedule.make_all_due(self.clock.monotonic())
-        self._telemetry_result = result
-        self._health.update(result)
 
     def read_allocation(self, *, counters_first: bool = False) -> None:
         """Reads the allocation sources once and publishes the result."""
@@ -140,7 +139,6 @@ class Agent:
             self.read_counters()
         telemetry = self._telemetry_result
         self._allocation_result = self._allocations.read(add_memory(telemetry.devices, telemetry.readings))
-        self._health.update_holders(self._allocation_result.allocation.assignments, telemetry.absent)
         self._publish()
 
     def read_usage(self) -> None:
@@ -200,7 +198,7 @@ class Agent:
             self._telemetry_result,
             allocation,
             self._usage_result,
-            self._health.report(allocation.allocation.assignments),
+            self._health.report(allocation.allocation.assignments, self._telemetry_result.absent),
             exporter_id=self._exporter_id,
             interval=settings.interval,
             counter_sources=self._counter_sources,
@@ -304,7 +302,7 @@ class Agent:
 
         Returns None if there is no such GPU.
         """
-        with self._turn:  # a concurrent turn would add the GPU again
+        with self._turn, self._publishing:  # a concurrent turn would add the GPU again
             telemetry = self._telemetry_result
             known = {d.uuid for d in telemetry.devices}
             if result := self._telemetry_turn.forget(telemetry, uuid, self._health.is_lost(uuid)):

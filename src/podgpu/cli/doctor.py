@@ -22,7 +22,6 @@ from podgpu.doctor.node import (
     check_device_files,
     check_gpus,
     check_host_name,
-    check_mps,
     check_pid_namespace,
     check_privileges,
     check_usage,
@@ -100,7 +99,6 @@ class NodeExamination:
             ]
             if options["usage_from"] != "none" and whole:
                 findings += check_usage(telemetry, whole, options["usage_from"], workers, deadline)
-                findings += check_mps(telemetry, whole, workers, deadline)
             findings += check_watches(self._api.feeds, deadline)
             identities, required = make_identities(options, self._api), options["kubernetes"]
             findings += check_holders(
@@ -141,7 +139,7 @@ class NodeExamination:
             return [], [*findings, wrong("allocation", f"--allocation {options['allocation']}: {error}")]
         for source in sources:
             if isinstance(source, KubeletAllocation):
-                source.client.deadline = 0.8 * deadline  # the client's message is clearer than the worker's
+                source.deadline = 0.8 * deadline  # the client's message is clearer than the worker's
                 if options["kubernetes_enable_dra"] and source.claims is None:
                     findings.append(self._explain_no_claims())
         return sources, findings

@@ -1,4 +1,8 @@
-"""Answers `/api/v1/range` from the counters in Prometheus or a compatible server. Nothing is kept in the process."""
+"""Answers `/api/v1/range` and `/api/v1/waste` with queries to Prometheus or a compatible server.
+
+Nothing is kept in the process. If podgpu's recording rules cover the range, the hours of owners and namespaces are read
+from them, otherwise from the exporters' counters.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,20 @@ import asyncio
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from podgpu.cluster.prices import Prices
 from podgpu.cluster.prometheus import GR_ENGINE, TEMPERATURE, UTIL, PodOwners
-from podgpu.cluster.promql import PrometheusClient, PrometheusServer, by, select
-from podgpu.cluster.ranges import RangeAnswer, RangeQuery, make_range, utc_text
+from podgpu.cluster.promql import PrometheusClient, PrometheusServer, by, quote, select
+from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RowName, make_range, name_row, utc_text
 from podgpu.cluster.state import ClusterState
 from podgpu.errors import SourceError
 from podgpu.history.queries import UsageSum
-from podgpu.history.store import FINE, UNALLOCATED, Amounts, UsageAccount
+from podgpu.history.store import COARSE, FINE, HOUR, UNALLOCATED, Amounts, UsageAccount
 from podgpu.metrics.adapter import (
     MODEL_LABELS,
-    TARGET_LABELS,
     UUID_LABELS,
     WORKLOAD_LABELS,
     LabelMap,
@@ -36,26 +39,40 @@ from podgpu.model import Workload, WorkloadOwner
 _TIMEOUT = 60.0
 _MAX_STEPS = 2880  # maximum number of times at which the GPUs are counted
 _COUNTERS = {
-    "allocated hours": "podgpu_container_gpu_allocated_seconds_total",
-    "used hours": "podgpu_container_gpu_busy_seconds_total",
-    "idle hours": "podgpu_container_gpu_idle_seconds_total",
+    "allocated": "podgpu_container_gpu_allocated_seconds_total",
+    "busy": "podgpu_container_gpu_busy_seconds_total",
+    "busy_min": "podgpu_container_gpu_busy_seconds_min_total",
+    "busy_max": "podgpu_container_gpu_busy_seconds_max_total",
+    "idle": "podgpu_container_gpu_idle_seconds_total",
+    "waited": "podgpu_container_gpu_wait_seconds_total",
     "energy": "podgpu_container_gpu_energy_joules_total",
-    "energy of unallocated GPUs": "podgpu_device_unattributed_energy_joules_total",
+    "unattributed_energy": "podgpu_device_unattributed_energy_joules_total",
 }
+_WORDS = {
+    **{"busy": "used hours", "busy_min": "lower bounds of used hours", "busy_max": "upper bounds of used hours"},
+    **{"idle": "idle hours", "unattributed_energy": "energy of unallocated GPUs", "shares": "shares of GPUs"},
+    **{"waited": "hours of waiting", "gpu_seconds": "hours of unallocated GPUs"},
+}
+_RULES = {"podgpu:usage:sum1h": HOUR, "podgpu:usage:increase5m": COARSE}  # the coarsest first
+_MIN_SAMPLES = 200  # the first and last sample of a rule may be partly outside the range
 _GPU_NAMES = (
     *(name for field in (TEMPERATURE, UTIL, GR_ENGINE) for name in names_of(field)),
     "podgpu_device_energy_joules_total",
 )
 _GPU_KEYS = (*UUID_LABELS, *MODEL_LABELS)
 _HOLDER_KEYS = (*_GPU_KEYS, "GPU_I_ID", "GPU_I_PROFILE", *WORKLOAD_LABELS)
+_RULE_KEYS = ("kind", "namespace", "owner_kind", "owner_name", "hpc_job", "modelName", "GPU_I_PROFILE")
+Vectors = Mapping[str, Sequence[ParsedSample]]  # by kind of usage
 
 
 class _Part(NamedTuple):
-    """A holder's part of a GPU or MIG instance."""
+    """A holder's part of a GPU or MIG instance, or of all GPUs of a model if a recording rule added them up."""
 
+    cluster: str
     gpu: str
     instance: str
     workload: Workload
+    owner: WorkloadOwner | None = None
 
 
 class PrometheusRanges:
@@ -74,157 +91,264 @@ class PrometheusRanges:
             step = FINE * max(1, math.ceil((end - start) / FINE / _MAX_STEPS))
             end = end // step * step
             start = min(start // step * step, end - step)
-            return await _RangeReader(client, self._server.match, query, start, end, step).read(self._read_state())
+            return await _RangeReader(client, self._server, query, self._read_state()).read(start, end, step)
         finally:
             await client.close()
 
 
 class _RangeReader:
     def __init__(
-        self, client: PrometheusClient, match: str, query: RangeQuery, start: float, end: float, step: int
+        self, client: PrometheusClient, server: PrometheusServer, query: RangeQuery, state: ClusterState
     ) -> None:
         self._client = client
-        self._match = match
+        self._match = server.match
+        self._cluster = server.cluster_label
+        self._gpus = select(_GPU_NAMES, server.match)
         self._query = query
-        self._start, self._end, self._step = start, end, step
-        self._window = f"{round(end - start)}s"
+        self._state = state
         self._notes: list[str] = []
 
-    async def read(self, state: ClusterState) -> RangeAnswer:
-        """Runs the queries. Adds a note for each failed query. Raises SourceError without allocated hours."""
-        gpus = select(_GPU_NAMES, self._match)
-        length = round((self._end - self._start) * 1000) - 1  # milliseconds; excludes the start of the range
-        shares = select(("podgpu_allocation_share_ratio",), self._match)
-        queries = {what: self._increase(name) for what, name in _COUNTERS.items()}
-        queries["shares of GPUs"] = f"avg {by(*_HOLDER_KEYS)} (avg_over_time({shares}[{self._window}]))"
-        queries["hours of unallocated GPUs"] = (
-            f"count_over_time((group {by(*_GPU_KEYS)} ({gpus}))[{length}ms:{self._step}s])"
-        )
-        found = dict(zip(queries, await asyncio.gather(*(self._ask(*item) for item in queries.items())), strict=True))
-        if not await self._client.query(f"group({gpus})", self._start + self._step):
-            self._notes.append(f"Prometheus has no GPU metrics at {utc_text(self._start)}, the start of the range")
-        if not found["allocated hours"]:
+    async def read(self, start: float, end: float, step: int) -> RangeAnswer:
+        """Adds a note for each failed query. Raises SourceError without allocated hours."""
+        prices = self._state.prices
+        rule = await self._find_rule(start, end)
+        if rule:
+            found = await self._read_rule(rule, f"sum_over_time({{}}[{round((end - start) * 1000) - 1}ms])", end)
+        else:
+            found = await self._read_counters(start, end, step)
+        usage = await self._make_usage(found, start, end, prices)
+        if not await self._client.query(f"group({self._gpus})", start + step):
+            self._notes.append(f"Prometheus has no GPU metrics at {utc_text(start)}, the start of the range")
+        if not found.get("allocated"):
             self._notes.append("Prometheus has no counters of podgpu's exporters in this range")
-        accounts = await self._read_accounts(found["allocated hours"], state)
-        held = list(_divide(found, accounts, state.prices))
-        usage = [one for _, one in held]
-        usage += _find_rest(found, held, self._step, state.prices)
-        usage.sort()  # makes rounding independent of the order of query results
-        notes = dict.fromkeys((*self._notes, *self._client.notes))
-        return make_range(self._query, (self._start, self._end), usage, state.prices, tuple(notes), state.simulated)
+        now = None if self._query.end is not None else await self._read_now(end, bool(rule))
+        method = select(("podgpu_device_usage_method",), self._match)
+        methods = await self._ask("methods of usage", f"group by (method) ({method})", end)
+        return make_range(
+            self._query,
+            (start, end),
+            usage,
+            prices,
+            tuple(dict.fromkeys((*self._notes, *self._client.notes))),
+            self._state.simulated,
+            sorted({sample.labels.get("method", "") for sample in methods} - {""}),
+            now,
+            rule or "counters",
+        )
 
-    async def _ask(self, what: str, query: str) -> list[ParsedSample]:
+    async def _ask(self, what: str, query: str, at: float) -> list[ParsedSample]:
         try:
-            return await self._client.query(query, self._end)
+            return await self._client.query(query, at)
         except SourceError as error:
-            if what == "allocated hours":
+            if what == "allocated":
                 raise
-            self._notes.append(f"missing: {what}: {error}")
+            self._notes.append(f"missing: {_WORDS.get(what, what)}: {error}")
             return []
 
-    def _increase(self, name: str) -> str:
-        """Counts copies from an HA pair of Prometheus servers once. Adds up series of an exporter that moved."""
-        grown = f"increase({select((name,), self._match)}[{self._window}])"
-        return f"sum {by(*_HOLDER_KEYS)} (max {by(*_HOLDER_KEYS, *TARGET_LABELS)} ({grown}))"
+    # Queries
 
-    async def _read_accounts(self, samples: Iterable[ParsedSample], state: ClusterState) -> dict[PodName, UsageAccount]:
-        """Returns owner and label of the pods."""
-        pods = sorted({(w.namespace, w.pod) for s in samples if (w := read_workload(s.labels)) is not None and w.pod})
-        owners: dict[PodName, WorkloadOwner] = {}
-        labels: dict[PodName, str] = {}
-        if self._query.label:
-            labels = await self._read_labels(self._query.label)
-        elif self._query.by != "namespace":
-            try:
-                owners = await PodOwners(self._client, self._match).read(pods, self._window, self._end)
-            except SourceError as error:
-                self._notes.append(f"missing: owners of pods: {error}")
-        accounts = {}
-        for pod in pods:
-            owner = owners.get(pod) or state.owners.get(pod) or WorkloadOwner("", "")
-            accounts[pod] = UsageAccount(*pod, owner_kind=owner.kind, owner_name=owner.name, labels=labels.get(pod, ""))
-        return accounts
+    async def _find_rule(self, start: float, end: float) -> str:
+        """Returns the name of the coarsest recording rule that covers the range, or as much of it as the counters."""
+        if self._query.by not in ("owner", "namespace"):
+            return ""
+        for name, seconds in _RULES.items():
+            length = end - start
+            if length < _MIN_SAMPLES * seconds:
+                continue
+            series = select((name,), 'kind="gpu_seconds"', self._match)
+            counts = await self._ask("recording rules", f"max(count_over_time({series}[{round(length)}s]))", end)
+            covered = sum(count.value for count in counts) * seconds
+            if covered >= 0.99 * length:
+                return name
+            if covered and not await self._client.query(f"group({self._gpus})", end - covered - 2 * seconds):
+                return name  # the server has no older samples
+            if covered:
+                self._notes.append(f"{name} covers only {covered / length:.0%} of the range, so it is not used")
+        return ""
 
-    async def _read_labels(self, name: str) -> dict[PodName, str]:
-        """Returns the label of pods as JSON, from kube-state-metrics, else from the series of the exporters."""
-        found: dict[PodName, str] = {}
-        for names, label in ((_GPU_NAMES, name), (("kube_pod_labels",), f"label_{name}")):
-            matcher = f'{label}!=""'
-            series = f"last_over_time({select(names, matcher, self._match)}[{self._window}])"
-            for sample in await self._ask(f"label {label}", f"group {by(*WORKLOAD_LABELS, label)} ({series})"):
-                pod = read_workload(sample.labels)
-                if pod is not None and pod.pod:
-                    found[pod.namespace, pod.pod] = json.dumps({name: sample.labels[label]})
+    async def _read_rule(self, name: str, function: str, end: float) -> Vectors:
+        """`function` has a pair of braces in the place of the series."""
+        series = function.format(select((name,), self._match))
+        found: dict[str, list[ParsedSample]] = defaultdict(list)
+        for sample in await self._client.query(f"max {by(self._cluster, *_RULE_KEYS)} ({series})", end):
+            found[sample.labels.get("kind", "")].append(sample)
         return found
 
-
-def _divide(
-    found: Mapping[str, list[ParsedSample]], accounts: Mapping[PodName, UsageAccount], prices: Prices
-) -> Iterator[tuple[str, UsageSum]]:
-    """Yields the usage of each holder of each device, with the model of the GPU."""
-    billed_models: dict[_Part, tuple[str, str]] = {}
-    for sample in found["allocated hours"]:
-        if (part := _read_part(sample.labels)) is not None:
-            billed_models[part] = _read_model(sample.labels), sample.labels.get("GPU_I_PROFILE", "")
-    allocated, busy, idle, energy, shares = (
-        _add_by_part(found[what])
-        for what in ("allocated hours", "used hours", "idle hours", "energy", "shares of GPUs")
-    )
-    for part, seconds in allocated.items():
-        model, profile = billed_models[part]
-        billed = billed_name(model, profile) if profile else model
-        size = parent_and_fraction(billed)[1] or 0.0
-        unused = min(seconds, idle.get(part, 0.0) * shares.get(part, 1.0))
-        price = prices.of(billed).gpu_hour if prices.currency else None
-        workload = part.workload
-        account = accounts.get((workload.namespace, workload.pod)) or UsageAccount(
-            workload.namespace, "", workload.job, workload.uid, workload.container_id
+    async def _read_counters(self, start: float, end: float, step: int) -> Vectors:
+        length = round((end - start) * 1000) - 1  # milliseconds; excludes the start of the range
+        gpus = f"group {by(self._cluster, *_GPU_KEYS)} ({self._gpus})"
+        queries = {kind: self._increase(name, end - start) for kind, name in _COUNTERS.items()}
+        queries["shares"] = self._shares(end - start)
+        queries["gpu_seconds"] = (
+            f"{step} * sum {by(self._cluster, *MODEL_LABELS)} (count_over_time(({gpus})[{length}ms:{step}s]))"
         )
-        amounts = Amounts(
-            allocated_seconds=seconds * size,
-            idle_seconds=unused * size,
-            cost=(price or 0.0) * seconds / 3600,
-            idle_cost=(price or 0.0) * unused / 3600,
-            measured_seconds=seconds * size if part in busy else 0.0,
-            busy_seconds=busy.get(part, 0.0) * size,
-            energy_joules=energy.get(part, 0.0),
+        return await self._ask_all(queries, end)
+
+    async def _ask_all(self, queries: Mapping[str, str], at: float) -> Vectors:
+        results = await asyncio.gather(*(self._ask(kind, query, at) for kind, query in queries.items()))
+        return dict(zip(queries, results, strict=True))
+
+    def _increase(self, name: str, seconds: float) -> str:
+        """Counts copies from an HA pair of Prometheus servers once. Adds up series of an exporter that moved."""
+        grown = f"increase({select((name,), self._match)}[{round(seconds)}s])"
+        keys = (self._cluster, *_HOLDER_KEYS)
+        return f"sum {by(*keys)} (max {by(*keys, 'job', 'instance')} ({grown}))"
+
+    def _shares(self, seconds: float) -> str:
+        shares = select(("podgpu_allocation_share_ratio",), self._match)
+        return f"avg {by(self._cluster, *_HOLDER_KEYS)} (avg_over_time({shares}[{round(seconds)}s]))"
+
+    async def _read_now(self, end: float, has_rules: bool) -> dict[RowName, dict[str, float | None]]:
+        """Returns the present values of rows: means of the last 5 minutes."""
+        if has_rules:
+            found = dict(await self._read_rule("podgpu:usage:increase5m", f"last_over_time({{}}[{2 * COARSE}s])", end))
+            found.pop("gpu_seconds", None)
+        else:
+            queries = {kind: self._increase(_COUNTERS[kind], COARSE) for kind in ("allocated", "idle")}
+            found = dict(await self._ask_all({**queries, "shares": self._shares(COARSE)}, end))
+        groups: dict[RowName, list[UsageSum]] = defaultdict(list)
+        for one in await self._make_usage(found, end - COARSE, end, self._state.prices):
+            groups[name_row(one, self._query)].append(one)
+        return {
+            name: {
+                "gpus": round(math.fsum(one.amounts.allocated_seconds for one in group) / COARSE, 2),
+                "idle_gpus": round(math.fsum(one.amounts.idle_seconds for one in group) / COARSE, 2),
+                "cost_per_hour": round(math.fsum(one.amounts.cost for one in group) * HOUR / COARSE, 2)
+                if any(one.currency for one in group)
+                else None,
+            }
+            for name, group in groups.items()
+        }
+
+    # Names of pods
+
+    async def _read_accounts(
+        self, parts: Iterable[_Part], start: float, end: float
+    ) -> dict[tuple[str, PodName], UsageAccount]:
+        """Returns owner and label of the pods of each cluster."""
+        window = f"{round(end - start)}s"
+        pods: dict[str, set[PodName]] = defaultdict(set)
+        for part in parts:
+            if part.workload.pod:
+                pods[part.cluster].add((part.workload.namespace, part.workload.pod))
+        label, accounts = self._query.label, {}
+        labels = await self._read_labels(label, window, end) if label else {}
+        for cluster, names in pods.items():
+            owners: Mapping[PodName, WorkloadOwner] = {}
+            if not label and self._query.by != "namespace":
+                matchers = (self._match, f"{self._cluster}={quote(cluster)}" if cluster else "")
+                try:
+                    found = PodOwners(self._client, ",".join(filter(None, matchers)))
+                    owners = await found.read(sorted(names), window, end)
+                except SourceError as error:
+                    self._notes.append(f"missing: owners of pods: {error}")
+            for pod in names:
+                owner = owners.get(pod) or self._state.owners.get(pod) or WorkloadOwner("", "")
+                accounts[cluster, pod] = UsageAccount(
+                    *pod, owner_kind=owner.kind, owner_name=owner.name, labels=labels.get((cluster, pod), "")
+                )
+        return accounts
+
+    async def _read_labels(self, name: str, window: str, end: float) -> dict[tuple[str, PodName], str]:
+        """Returns the label of pods as JSON, from kube-state-metrics, else from the series of the exporters."""
+        found: dict[tuple[str, PodName], str] = {}
+        for names, label in ((_GPU_NAMES, name), (("kube_pod_labels",), f"label_{name}")):
+            matcher = f'{label}!=""'
+            series = f"last_over_time({select(names, matcher, self._match)}[{window}])"
+            query = f"group {by(self._cluster, *WORKLOAD_LABELS, label)} ({series})"
+            for sample in await self._ask(f"label {label}", query, end):
+                pod = read_workload(sample.labels)
+                if pod is not None and pod.pod:
+                    key = sample.labels.get(self._cluster, ""), (pod.namespace, pod.pod)
+                    found[key] = json.dumps({name: sample.labels[label]})
+        return found
+
+    # Usage
+
+    async def _make_usage(self, found: Vectors, start: float, end: float, prices: Prices) -> list[UsageSum]:
+        billed = {
+            part: sample
+            for sample in found.get("allocated", ())
+            if (part := self._read_part(sample.labels)) is not None
+        }
+        accounts = await self._read_accounts(billed, start, end)
+        seconds: dict[tuple[str, str], float] = defaultdict(float)  # of unallocated GPUs, by cluster and model
+        joules: dict[tuple[str, str], float] = defaultdict(float)
+        for sums, kind in ((seconds, "gpu_seconds"), (joules, "unattributed_energy")):
+            for sample in found.get(kind, ()):
+                sums[sample.labels.get(self._cluster, ""), _read_model(sample.labels)] += sample.value
+        usage = []
+        for part, one in self._divide(found, {part: sample.labels for part, sample in billed.items()}, prices):
+            workload = part.workload
+            account = accounts.get((part.cluster, (workload.namespace, workload.pod))) or UsageAccount(
+                workload.namespace, workload.pod, workload.job, workload.uid, workload.container_id
+            )
+            if part.owner is not None:
+                account = account._replace(owner_kind=part.owner.kind, owner_name=part.owner.name)
+            usage.append(one._replace(account=account, cluster=part.cluster))
+            key = part.cluster, _read_model(billed[part].labels)
+            if key in seconds:
+                seconds[key] -= one.amounts.allocated_seconds
+        for cluster, model in sorted(seconds):
+            price = prices.of(model).gpu_hour if prices.currency else None
+            rest = max(0.0, seconds[cluster, model])
+            amounts = Amounts(rest, cost=(price or 0.0) * rest / 3600, energy_joules=joules[cluster, model])
+            usage.append(UsageSum(UNALLOCATED, "" if price is None else prices.currency, amounts, cluster))
+        return sorted(usage)  # makes rounding independent of the order of query results
+
+    def _divide(
+        self, found: Vectors, labels_of: Mapping[_Part, LabelMap], prices: Prices
+    ) -> Iterator[tuple[_Part, UsageSum]]:
+        """Yields the usage of each part."""
+        amounts_of = {kind: self._add_by_part(found.get(kind, ())) for kind in (*_COUNTERS, "shares")}
+        for part, labels in labels_of.items():
+            seconds, busy, least, most, idle, waited, energy, _, share = (
+                sums.get(part) for sums in amounts_of.values()
+            )
+            model, profile = _read_model(labels), labels.get("GPU_I_PROFILE", "")
+            billed = billed_name(model, profile) if profile else model
+            size = parent_and_fraction(billed)[1] or 0.0
+            allocated = seconds or 0.0
+            unused = min(allocated, (idle or 0.0) * (1.0 if share is None else share))
+            held = allocated / share if share else allocated
+            price = prices.of(billed).gpu_hour if prices.currency else None
+            amounts = Amounts(
+                allocated_seconds=allocated * size,
+                idle_seconds=unused * size,
+                cost=(price or 0.0) * allocated / 3600,
+                idle_cost=(price or 0.0) * unused / 3600,
+                measured_seconds=0.0 if busy is None else allocated * size,
+                busy_seconds=(busy or 0.0) * size,
+                busy_min_seconds=(least or 0.0) * size,
+                busy_max_seconds=max(busy or 0.0, held - (idle or 0.0) if most is None else most) * size,
+                energy_joules=energy or 0.0,
+                waited_seconds=(waited or 0.0) * size,
+            )
+            yield part, UsageSum(UNALLOCATED, "" if price is None else prices.currency, amounts)
+
+    def _add_by_part(self, samples: Iterable[ParsedSample]) -> dict[_Part, float]:
+        parts: dict[_Part, float] = defaultdict(float)
+        for sample in samples:
+            if (part := self._read_part(sample.labels)) is not None:
+                parts[part] += sample.value
+        return dict(parts)
+
+    def _read_part(self, labels: LabelMap) -> _Part | None:
+        cluster = labels.get(self._cluster, "")
+        if "kind" not in labels:
+            workload = read_workload(labels)
+            if workload is None:
+                return None
+            return _Part(cluster, read_gpu_id(labels), labels.get("GPU_I_ID", ""), workload)
+        kind, name = labels.get("owner_kind", ""), labels.get("owner_name", "")
+        is_pod = kind == "Pod"
+        return _Part(
+            cluster,
+            _read_model(labels),
+            labels.get("GPU_I_PROFILE", ""),
+            Workload(labels.get("namespace", ""), name if is_pod else "", job=labels.get("hpc_job", "")),
+            None if is_pod else WorkloadOwner(kind, name),
         )
-        yield model, UsageSum(account, "" if price is None else prices.currency, amounts)
-
-
-def _find_rest(
-    found: Mapping[str, list[ParsedSample]], held: Iterable[tuple[str, UsageSum]], step: int, prices: Prices
-) -> Iterator[UsageSum]:
-    """Yields the time of each GPU model that no pod held, if the GPUs could be counted."""
-    if not found["hours of unallocated GPUs"]:
-        return
-    seconds: dict[str, float] = defaultdict(float)
-    joules: dict[str, float] = defaultdict(float)
-    for sample in found["hours of unallocated GPUs"]:
-        if read_gpu_id(sample.labels):
-            seconds[_read_model(sample.labels)] += sample.value * step
-    for sample in found["energy of unallocated GPUs"]:
-        joules[_read_model(sample.labels)] += sample.value
-    for model, usage in held:
-        seconds[model] -= usage.amounts.allocated_seconds
-    for model in sorted(seconds):
-        price = prices.of(model).gpu_hour if prices.currency else None
-        rest = max(0.0, seconds[model])
-        amounts = Amounts(rest, cost=(price or 0.0) * rest / 3600, energy_joules=joules[model])
-        yield UsageSum(UNALLOCATED, "" if price is None else prices.currency, amounts)
-
-
-def _add_by_part(samples: Iterable[ParsedSample]) -> dict[_Part, float]:
-    parts: dict[_Part, float] = defaultdict(float)
-    for sample in samples:
-        if (part := _read_part(sample.labels)) is not None:
-            parts[part] += sample.value
-    return dict(parts)
-
-
-def _read_part(labels: LabelMap) -> _Part | None:
-    workload = read_workload(labels)
-    return None if workload is None else _Part(read_gpu_id(labels), labels.get("GPU_I_ID", ""), workload)
 
 
 def _read_model(labels: LabelMap) -> str:

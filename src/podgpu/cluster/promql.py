@@ -61,14 +61,16 @@ class PrometheusServer:
     access: Access = field(default_factory=Access)
     match: str = ""  # label matchers for every selector
     node_labels: tuple[str, ...] = NODE_LABELS
+    cluster_label: str = "cluster"
     timeout: float = 10.0  # seconds for one query
 
     def __post_init__(self) -> None:
         """Raises UsageError."""
-        for name in self.node_labels or ("",):
-            if not _LABEL.fullmatch(name):
-                default = ",".join(NODE_LABELS)
-                raise UsageError(f"--node-label: {name!r} is not a valid label name; the default is {default}")
+        for option, names in (("--node-label", self.node_labels or ("",)), ("--cluster-label", (self.cluster_label,))):
+            for name in names:
+                if not _LABEL.fullmatch(name):
+                    default = ",".join(NODE_LABELS) if option == "--node-label" else "cluster"
+                    raise UsageError(f"{option}: {name!r} is not a valid label name; the default is {default}")
 
 
 class RangeSeries(NamedTuple):

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import msgspec
 
 from podgpu.clock import Clock
-from podgpu.cluster.parts import HeldPart, sum_held
+from podgpu.cluster.parts import MPS_REASON, HeldPart, sum_held
 from podgpu.cluster.prices import Prices
 from podgpu.cluster.state import ClusterState
 from podgpu.errors import UsageError
@@ -65,6 +65,7 @@ class RangeFigures(msgspec.Struct, omit_defaults=True, kw_only=True):
     used_hours_max: float = 0.0
     idle_hours: float = 0.0
     unknown_hours: float = 0.0  # the part of `allocated_hours` for which `used_hours` is not known
+    waited_hours: float | None = None  # for another workload on a shared GPU; None if it is 0 or not known
     mean_use: float | None = None  # of the time for which the use is known
     energy_kwh: float | None = None
     cost: float | None = None
@@ -75,6 +76,7 @@ class RangeRow(RangeFigures, kw_only=True):
     """A row. The last members are present values, in ranges that end now."""
 
     unallocated: bool = False
+    cluster: str = ""
     namespace: str = ""
     pod: str = ""
     job: str = ""
@@ -100,8 +102,9 @@ class RangeAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     by: str
     currency: str = ""
     prices: str = ""
+    source: str = ""  # with Prometheus: the recording rule that was used, or counters
     simulated: bool = False
-    methods: list[str] = []  # how the use is measured now
+    methods: list[str] = []  # how the use is measured
     notes: list[str] = []  # what is missing
     totals: RangeTotals
     rows: list[RangeRow]
@@ -170,7 +173,6 @@ def _parse_time(query: Mapping[str, str], name: str) -> float | None:
 
 RowName = tuple[tuple[str, Any], ...]
 """The members of `RangeRow` that name a row."""
-_UNALLOCATED: RowName = (("unallocated", True),)
 
 
 def make_range(
@@ -182,11 +184,12 @@ def make_range(
     simulated: bool = False,
     methods: Sequence[str] = (),
     now: Mapping[RowName, Mapping[str, Any]] | None = None,
+    source: str = "",
 ) -> RangeAnswer:
     """Adds up the usage in rows. `now` has the present values of rows."""
     groups: dict[RowName, list[UsageSum]] = defaultdict(list)
     for one in usage:
-        groups[name_row(one.account, query)].append(one)
+        groups[name_row(one, query)].append(one)
     rows = [
         RangeRow(**dict(name), **add_up(groups.get(name, ()), prices.currency), **(now or {}).get(name, {}))
         for name in dict.fromkeys((*groups, *(now or ())))
@@ -196,31 +199,40 @@ def make_range(
         rows.sort(key=lambda row: (-(row.wasted or 0.0), -row.idle_hours, describe_row(row)))
     else:
         rows.sort(key=lambda row: (row.unallocated, -(row.cost or 0.0), -row.gpu_hours, describe_row(row)))
+    totals = RangeTotals(
+        **add_up(usage, prices.currency),
+        unallocated_cost=add_up([one for one in usage if one.account == UNALLOCATED], prices.currency)["cost"],
+    )
+    missing = list(_describe_missing(query.label, prices, usage, rows))
+    if "mps" in methods and totals.unknown_hours:
+        missing.append(
+            f"the use of {totals.unknown_hours:.4g} GPU-hours is unknown and part of neither used, idle nor wasted:"
+            f" of containers that share a GPU by MPS it is {MPS_REASON}"
+        )
     return RangeAnswer(
         from_=bounds[0],
         to=bounds[1],
         by=query.by,
         currency=prices.currency,
         prices=prices.source,
+        source=source,
         simulated=simulated,
         methods=list(methods),
-        notes=[*notes, *_describe_missing(query.label, prices, usage, rows)],
-        totals=RangeTotals(
-            **add_up(usage, prices.currency),
-            unallocated_cost=add_up([one for one in usage if one.account == UNALLOCATED], prices.currency)["cost"],
-        ),
+        notes=[*notes, *missing],
+        totals=totals,
         rows=rows,
     )
 
 
 def _group_held(state: ClusterState, usage: Iterable[UsageSum], query: RangeQuery) -> dict[RowName, dict[str, Any]]:
     """Returns the present values of the rows. An ended pod has 0 GPUs."""
-    accounts = {one.account[:5]: one.account for one in usage}
-    groups: dict[RowName, list[HeldPart]] = {name_row(one, query): [] for one in accounts.values() if any(one)}
+    known = {one.account[:5]: one for one in usage}
+    groups: dict[RowName, list[HeldPart]] = {name_row(one, query): [] for one in usage if one.account != UNALLOCATED}
     for part in (part for node in state.nodes for part in node.held):
         if part.holder.key:  # a reservation for an unknown pod has none
             account = account_of(part)
-            groups.setdefault(name_row(accounts.get(account[:5], account), query), []).append(part)
+            one = known.get(account[:5]) or UsageSum(account, "", Amounts())
+            groups.setdefault(name_row(one, query), []).append(part)
     return {name: _add_up_now(held) for name, held in groups.items()}
 
 
@@ -239,19 +251,20 @@ def account_of(part: HeldPart, pod_labels: Mapping[str, Mapping[str, str]] | Non
     )
 
 
-def name_row(account: UsageAccount, query: RangeQuery) -> RowName:
+def name_row(one: UsageSum, query: RangeQuery) -> RowName:
+    account, cluster = one.account, ("cluster", one.cluster)
     if account == UNALLOCATED:
-        return _UNALLOCATED
+        return ("unallocated", True), cluster
     if query.label:
         labels = json.loads(account.labels) if account.labels else {}
-        return (("label", labels.get(query.label, "")),)
+        return cluster, ("label", labels.get(query.label, ""))
     namespace = ("namespace", account.namespace)
     if query.by == "namespace":
-        return (namespace,)
+        return cluster, namespace
     owner = WorkloadOwner(account.owner_kind, account.owner_name) if account.owner_name else None
     if query.by == "owner" and owner is not None:
-        return namespace, ("owner", owner)
-    return (*zip(UsageAccount._fields[:5], account[:5], strict=True), ("owner", owner))
+        return cluster, namespace, ("owner", owner)
+    return (cluster, *zip(UsageAccount._fields[:5], account[:5], strict=True), ("owner", owner))
 
 
 def add_up(usage: Sequence[UsageSum], currency: str) -> dict[str, Any]:
@@ -268,6 +281,7 @@ def add_up(usage: Sequence[UsageSum], currency: str) -> dict[str, Any]:
         "used_hours_max": _hours(held.busy_max_seconds),
         "idle_hours": _hours(held.idle_seconds),
         "unknown_hours": _hours(held.allocated_seconds - held.measured_seconds),
+        "waited_hours": _hours(held.waited_seconds) or None,
         "mean_use": round(held.busy_seconds / held.measured_seconds, _DIGITS) if held.measured_seconds else None,
         "energy_kwh": round(everything.energy_joules / _JOULES_PER_KWH, _DIGITS) if everything.energy_joules else None,
         "cost": round(cost.cost, _DIGITS) if priced else None,
@@ -312,9 +326,9 @@ def _describe_missing(label: str, prices: Prices, usage: Sequence[UsageSum], row
 
 def describe_row(row: RangeRow) -> str:
     if row.unallocated:
-        return "unallocated"
+        return "/".join(filter(None, (row.cluster, "unallocated")))
     owner = f"{row.owner.kind}/{row.owner.name}" if row.owner and not row.pod else ""
-    names = (row.namespace, owner, row.pod, row.job, row.uid or row.container_id, row.label)
+    names = (row.cluster, row.namespace, owner, row.pod, row.job, row.uid or row.container_id, row.label)
     return "/".join(filter(None, names)) or "(none)"
 
 
@@ -340,7 +354,9 @@ def escape_cell(text: str) -> str:
 
 def _make_cells(answer: RangeAnswer, row: RangeRow) -> dict[str, Any]:
     owner = "" if row.owner is None else f"{row.owner.kind}/{row.owner.name}"
-    tags = {"namespace": row.namespace, "owner": owner, answer.by.removeprefix(_LABEL): row.label}
+    tags = {"cluster": row.cluster, "namespace": row.namespace, "owner": owner}
+    if answer.by.startswith(_LABEL):
+        tags[answer.by.removeprefix(_LABEL)] = row.label
     return {
         **dict.fromkeys(("BilledCost", "EffectiveCost", "ListCost", "ContractedCost"), row.cost),
         "BillingCurrency": answer.currency,
@@ -353,6 +369,8 @@ def _make_cells(answer: RangeAnswer, row: RangeRow) -> dict[str, Any]:
         "ServiceCategory": "Compute",
         "ServiceName": "GPU",
         "Tags": json.dumps({name: value for name, value in tags.items() if value}),
+        "SubAccountId": row.cluster,
+        "SubAccountName": row.cluster,
         "x_Namespace": row.namespace,
         "x_Pod": row.pod or row.job or row.uid or row.container_id,
         "x_Owner": owner,
@@ -362,6 +380,7 @@ def _make_cells(answer: RangeAnswer, row: RangeRow) -> dict[str, Any]:
         "x_UsedGpuHoursMax": row.used_hours_max,
         "x_IdleGpuHours": row.idle_hours,
         "x_UnknownGpuHours": row.unknown_hours,
+        "x_WaitedGpuHours": row.waited_hours,
         "x_MeanUse": row.mean_use,
         "x_EnergyKwh": row.energy_kwh,
         "x_WastedCost": row.wasted,

@@ -77,9 +77,9 @@ def check_holders(
         if result.value is not None:
             answer = result.value
             allocations[SOURCE] = answer.allocation
-            findings += _check_kubelet(kubelet.client.socket, answer, api)
+            findings += _check_kubelet(kubelet.socket, answer, api)
         else:
-            findings.append(_explain_kubelet_error(result.error, kubelet.client.socket, kubelet_required))
+            findings.append(_explain_kubelet_error(result.error, kubelet.socket, kubelet_required))
     others = {source.name: partial(source.assignments, readings.devices) for source in sources if source is not kubelet}
     for name, other in workers.run(others, deadline).items():
         if other.value is not None:
@@ -100,7 +100,7 @@ def check_holders(
 
 
 def _read_kubelet(kubelet: KubeletAllocation, devices: tuple[Device, ...]) -> KubeletAnswer:
-    response = kubelet.client.list()
+    response = kubelet.list()
     containers = (container for pod in response.pod_resources for container in pod.containers)
     return KubeletAnswer(
         frozenset((pod.namespace, pod.name) for pod in response.pod_resources),
@@ -235,14 +235,6 @@ def _explain_unknown(device_id: DeviceId, readings: GpuReadings) -> tuple[str, s
             "this node has no such MIG instance",
             "the MIG layout was changed after the pod got the device: delete the pod, and restart the device plugin so"
             " that it offers the new instances",
-        )
-    if device_id.minor is not None:
-        gpus = (gpu for gpu in readings.devices if not gpu.is_instance and gpu.minor is not None)
-        minors = few_of(f"nvidia{gpu.minor} is GPU {gpu.index}" for gpu in gpus)
-        return (
-            f"no GPU has the minor number {device_id.minor} ({minors or 'the driver reports none'})",
-            "such ids are minor numbers (/dev/nvidia<N>), not nvidia-smi's indices; if the GPU was removed, restart the"
-            " device plugin and delete the pod",
         )
     return (
         "this node has no such GPU",

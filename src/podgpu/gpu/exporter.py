@@ -17,7 +17,7 @@ import msgspec
 
 from podgpu.errors import DeviceLost, SourceError, UsageError
 from podgpu.files import look_at, read_bounded
-from podgpu.gpu.source import CompanionDriver, ErrorEvent, GpuAnswer, Inventory, Telemetry
+from podgpu.gpu.source import CompanionDriver, ErrorEvent, ErrorEvents, GpuAnswer, Inventory, Telemetry
 from podgpu.http_client import (
     DEFAULT_TIMEOUT,
     MAX_METRICS_BYTES,
@@ -169,7 +169,8 @@ class ExporterTelemetry:
         self._blank: set[tuple[str, int]] = set()
         """(device key, field id in DCGM 4.8) of values that are a sentinel, NaN or impossible."""
         self._last_xid: dict[str, int] = {}
-        self._events: list[ErrorEvent] = []
+        self._events = ErrorEvents()
+        self.error_events = self._events.drain
 
     def inventory(self) -> Inventory:
         self._slots = None  # after a failure, old values must not be reported again
@@ -229,12 +230,8 @@ class ExporterTelemetry:
         for key, (_, values) in slots.items():
             xid = int(values.get(XID_NAME, 0))
             if xid and xid != self._last_xid.get(key):
-                self._events.append(ErrorEvent(key, xid, self._wall()))
+                self._events.add(ErrorEvent(key, xid, self._wall()))
             self._last_xid[key] = xid
-
-    def error_events(self) -> Sequence[ErrorEvent]:
-        events, self._events = self._events, []
-        return events
 
     def release(self, wait: float) -> bool:
         self._slots = None

@@ -7,6 +7,7 @@ It consists of devices, fields, error numbers and processes. Features of a singl
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -90,6 +91,17 @@ class ErrorEvent:
     """Unix time."""
 
 
+class ErrorEvents:
+    """Events that the agent has not read yet. Thread-safe. A broken GPU may report a thousand per second."""
+
+    def __init__(self) -> None:
+        self._events: deque[ErrorEvent] = deque(maxlen=100_000)
+        self.add = self._events.append
+
+    def drain(self) -> list[ErrorEvent]:
+        return [self._events.popleft() for _ in range(len(self._events))]
+
+
 @dataclass(frozen=True, slots=True)
 class Inventory:
     """The GPUs of this node."""
@@ -136,16 +148,11 @@ class Telemetry(Protocol):
 
 
 @runtime_checkable
-class FollowsSchedule(Protocol):
-    """A source that must know in advance which fields are read."""
+class HostEngine(Protocol):
+    """A source (DCGM) that reads at its own intervals, and also reads switches, their links, CPUs and their cores."""
 
     def schedule(self, lanes: Sequence[Lane]) -> None:
         """Sets the lanes. From now on, `read` is called only with the fields of these lanes."""
-
-
-@runtime_checkable
-class ReadsOthers(Protocol):
-    """A source that also reads switches and their links, CPUs and their cores."""
 
     def read_others(self, fields: Sequence[Field]) -> GpuAnswer:
         """Returns an answer with `others` and without readings. Called from its own worker. Raises SourceError."""

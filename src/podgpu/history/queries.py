@@ -60,6 +60,7 @@ class UsageSum(NamedTuple):
     account: UsageAccount
     currency: str
     amounts: Amounts
+    cluster: str = ""  # only with Prometheus
 
 
 def read_gpu(db: sqlite3.Connection, uuid: str, start: float, end: float, instance: str = "") -> GpuHistory | None:

@@ -29,7 +29,7 @@ from podgpu.kube.objects import ContainerRecord, PodRecord, parse_quantity
 from podgpu.model import Allocation, Device, Unmapped, VcudaRequest, Workload
 
 if TYPE_CHECKING:
-    from podgpu.kube.reflector import Store
+    from podgpu.kube.reflector import Informer
 
 SOURCE = "annotations"
 KOORDINATOR_DEVICES = "scheduling.koordinator.sh/device-allocated"
@@ -75,7 +75,7 @@ class AnnotationsAllocation(AllocationSource):
 
     name = SOURCE
 
-    def __init__(self, pods: Store[PodRecord]) -> None:
+    def __init__(self, pods: Informer[PodRecord]) -> None:
         self._pods = pods
         self._logged: dict[str, str] = {}  # pod uid -> error that was logged
 

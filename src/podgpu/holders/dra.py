@@ -37,7 +37,7 @@ from podgpu.kube.objects import (
     parse_quantity,
     strip_domains,
 )
-from podgpu.kube.reflector import Store
+from podgpu.kube.reflector import Informer
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 
 DRIVER_CHECKPOINT = f"plugins/{NVIDIA_DRIVER}/checkpoint.json"
@@ -60,7 +60,7 @@ class DraClaims:
 
     def __init__(
         self,
-        slices: Store[PoolSlice] | None,
+        slices: Informer[PoolSlice] | None,
         checkpoint: DriverCheckpoint | None = None,
         reader: ClaimReader | None = None,
     ) -> None:

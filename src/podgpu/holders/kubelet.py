@@ -68,7 +68,12 @@ class KubeletAllocation(AllocationSource):
         claims: DraClaims | None = None,
     ) -> None:
         """Without `claims`, DRA claims are ignored."""
-        self.client = PodResourcesClient(socket, deadline)
+        self.socket = os.path.abspath(socket)
+        self.deadline = deadline
+        self._grpc = UnixGrpcClient(self.socket)
+        self._identity: SocketIdentity | None = None
+        self._source_instance = 0
+        """Changes when the kubelet restarts. A restarted kubelet lists no pods at first, without an error."""
         self.resource_names = resource_names
         self.claims = claims
         self._clock = clock
@@ -78,9 +83,27 @@ class KubeletAllocation(AllocationSource):
         self._held_replicas: frozenset[SharedDevice] = frozenset()
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
-        response = self.client.list()
+        response = self.list()
         self._update_allocatable(response)
-        return replace(self.map(response, devices), source_instance=self.client.source_instance, offered=self._offered)
+        return replace(self.map(response, devices), source_instance=self._source_instance, offered=self._offered)
+
+    def list(self) -> Any:
+        """Returns a decoded List answer. Raises SourceError."""
+        self._check_identity()
+        try:
+            answer = self._grpc.call("/v1.PodResourcesLister/List", self.deadline)
+        except GrpcError as error:
+            if error.status == "UNAVAILABLE":
+                self._source_instance += 1
+            raise _explain(error, self.socket) from error
+        self._check_identity()  # the client reconnects by itself, so a new kubelet may have answered
+        return decode_list(answer, self.socket)
+
+    def _check_identity(self) -> None:
+        identity = _stat_socket(self.socket)
+        if self._identity is not None and identity != self._identity:
+            self._source_instance += 1
+        self._identity = identity
 
     def map(self, response: Any, devices: Sequence[Device]) -> Allocation:
         """Maps a decoded List answer to the devices."""
@@ -102,7 +125,7 @@ class KubeletAllocation(AllocationSource):
         if not is_due and held <= self._replicas.keys():
             return
         self._allocatable_at = self._clock()
-        ids = self.client.allocatable_ids(_ALLOCATABLE_DEADLINE)
+        ids = self._list_allocatable()
         parsed = map(parse_device_id, ids)
         self._offered = frozenset(device_id.gpu_uuid for device_id in parsed if device_id and device_id.gpu_uuid)
         registered = group_replicas(ids)
@@ -110,8 +133,17 @@ class KubeletAllocation(AllocationSource):
         self._replicas = kept | {shared: kept.get(shared, frozenset()) | registered[shared] for shared in registered}
         self._held_replicas = held
 
+    def _list_allocatable(self) -> tuple[str, ...]:
+        """Returns the ids of all healthy devices, or none if the kubelet does not report them (before 1.23)."""
+        try:
+            answer = self._grpc.call("/v1.PodResourcesLister/GetAllocatableResources", _ALLOCATABLE_DEADLINE)
+            response = podresources_pb2.AllocatableResourcesResponse.FromString(answer)
+        except (GrpcError, DecodeError, ValueError):
+            return ()
+        return tuple(text for entry in response.devices for text in entry.device_ids)
+
     def close(self) -> None:
-        self.client.close()
+        self._grpc.close()
 
 
 def parse_assignments(
@@ -143,48 +175,6 @@ def _unite(by_id: Allocation, by_claim: Allocation) -> Allocation:
         key = assignment.device, assignment.holder
         held[key] = replace(assignment, attributes=held[key].attributes) if key in held else assignment
     return replace(sort_allocation(held.values(), {*by_id.unmapped, *by_claim.unmapped}), vcuda=by_id.vcuda)
-
-
-class PodResourcesClient:
-    """Reads the pod-resources API. Detects restarts of the kubelet."""
-
-    def __init__(self, socket: str, deadline: float = 5.0) -> None:
-        self.socket = os.path.abspath(socket)
-        self.deadline = deadline
-        self._grpc = UnixGrpcClient(self.socket)
-        self._identity: SocketIdentity | None = None
-        self.source_instance = 0
-        """Changes when the kubelet restarts. A restarted kubelet lists no pods at first, without an error."""
-
-    def close(self) -> None:
-        self._grpc.close()
-
-    def list(self) -> Any:
-        """Returns a decoded List answer. Raises SourceError."""
-        self._check_identity()
-        try:
-            answer = self._grpc.call("/v1.PodResourcesLister/List", self.deadline)
-        except GrpcError as error:
-            if error.status == "UNAVAILABLE":
-                self.source_instance += 1
-            raise _explain(error, self.socket) from error
-        self._check_identity()  # the client reconnects by itself, so a new kubelet may have answered
-        return decode_list(answer, self.socket)
-
-    def _check_identity(self) -> None:
-        identity = _stat_socket(self.socket)
-        if self._identity is not None and identity != self._identity:
-            self.source_instance += 1
-        self._identity = identity
-
-    def allocatable_ids(self, deadline: float) -> tuple[str, ...]:
-        """Returns the ids of all healthy devices, or none if the kubelet does not report them (before 1.23)."""
-        try:
-            answer = self._grpc.call("/v1.PodResourcesLister/GetAllocatableResources", deadline)
-            response = podresources_pb2.AllocatableResourcesResponse.FromString(answer)
-        except (GrpcError, DecodeError, ValueError):
-            return ()
-        return tuple(text for entry in response.devices for text in entry.device_ids)
 
 
 def decode_list(answer: bytes, path: str = "its socket") -> Any:

@@ -1,6 +1,6 @@
 """Maintains a local copy of one collection of the API server: lists it, watches it, and recovers from failures.
 
-The names come from client-go: an `Informer` is a `Store` that a thread fills.
+The names come from client-go.
 """
 
 from __future__ import annotations
@@ -43,47 +43,6 @@ class ReflectorSettings:
     request_seconds: float = 30.0  # timeout of one page of a list, and of the start of a watch
 
 
-class Store(Generic[T]):
-    """Converted objects by namespace and name. May be read from any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._objects: dict[str, T] = {}
-        self.synced = False  # True after the whole collection has been read once
-        self._answered = threading.Event()  # set once synced or rejected, when waiting longer is pointless
-        self.version = 0  # increases with every change
-        self.error: SourceError | None = None
-        """The last error, if objects may be stale. None while the watch works, and before the first answer."""
-
-    def items(self) -> tuple[T, ...]:
-        with self._lock:
-            return tuple(self._objects.values())
-
-    def wait_synced(self, timeout: float) -> bool:
-        """Waits until the collection is read or access is rejected. Returns True if it was read."""
-        self._answered.wait(timeout)
-        return self.synced
-
-    def replace(self, objects: dict[str, T]) -> None:
-        with self._lock:
-            if objects != self._objects:
-                self._objects = objects
-                self.version += 1
-            self.synced = True
-        self._answered.set()
-
-    def set(self, key: str, value: T | None) -> None:
-        """Adds, changes or (None) removes one object."""
-        with self._lock:
-            if self._objects.get(key) == value:
-                return
-            if value is None:
-                del self._objects[key]
-            else:
-                self._objects[key] = value
-            self.version += 1
-
-
 class _Page(msgspec.Struct):
     metadata: KubeObject
     items: list[msgspec.Raw] | None
@@ -98,8 +57,11 @@ def _key(item: KubeObject) -> str:
     return f"{item['metadata'].get('namespace', '')}/{item['metadata']['name']}"
 
 
-class Informer(Store[T]):
-    """A store that a thread keeps up to date. It keeps its objects while the API server is unreachable."""
+class Informer(Generic[T]):
+    """Converted objects by namespace and name, which a thread keeps up to date. They may be read from any thread.
+
+    The objects stay while the API server is unreachable.
+    """
 
     def __init__(
         self,
@@ -117,7 +79,13 @@ class Informer(Store[T]):
 
         `convert` returns the value to store, or None to skip the object. With `page_size` 0, the list is not paged.
         """
-        super().__init__()
+        self._lock = threading.Lock()
+        self._objects: dict[str, T] = {}
+        self.synced = False  # True after the whole collection has been read once
+        self._answered = threading.Event()  # set once synced or rejected, when waiting longer is pointless
+        self.version = 0  # increases with every change
+        self.error: SourceError | None = None
+        """The last error, if objects may be stale. None while the watch works, and before the first answer."""
         self._config = config
         self._path = path
         self._params = dict(params)
@@ -147,6 +115,34 @@ class Informer(Store[T]):
         with suppress(RuntimeError):  # the loop is already closed
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(_CLOSE_SECONDS)  # a DNS lookup cannot be cancelled; then the daemon thread continues
+
+    def items(self) -> tuple[T, ...]:
+        with self._lock:
+            return tuple(self._objects.values())
+
+    def wait_synced(self, timeout: float) -> bool:
+        """Waits until the collection is read or access is rejected. Returns True if it was read."""
+        self._answered.wait(timeout)
+        return self.synced
+
+    def _replace(self, objects: dict[str, T]) -> None:
+        with self._lock:
+            if objects != self._objects:
+                self._objects = objects
+                self.version += 1
+            self.synced = True
+        self._answered.set()
+
+    def _set(self, key: str, value: T | None) -> None:
+        """Adds, changes or (None) removes one object."""
+        with self._lock:
+            if self._objects.get(key) == value:
+                return
+            if value is None:
+                del self._objects[key]
+            else:
+                self._objects[key] = value
+            self.version += 1
 
     def _run_thread(self) -> None:
         async def reflect_until_stopped() -> None:
@@ -219,7 +215,7 @@ class Informer(Store[T]):
             if not page.items:
                 raise SourceError("bad_answer", f"the API server returned an empty page of {self._path}")
             query = {"limit": str(self._page_size), "continue": token}
-        self.replace(objects)
+        self._replace(objects)
         self._resume_version = page.metadata["resourceVersion"]
 
     def _list_query(self) -> dict[str, str]:
@@ -265,9 +261,9 @@ class Informer(Store[T]):
             raise SourceError("bad_answer", problem)
         version = item["metadata"]["resourceVersion"]
         if kind in ("ADDED", "MODIFIED"):
-            self.set(_key(item), self._reduce(item))
+            self._set(_key(item), self._reduce(item))
         elif kind == "DELETED":
-            self.set(_key(item), None)
+            self._set(_key(item), None)
         elif kind != "BOOKMARK":
             raise SourceError("bad_answer", f"the watch of {self._path} returned an event of an unknown type")
         self._resume_version = version

@@ -230,9 +230,11 @@ API double fake_watch(uint16_t field, const char *what) {
 /* -- what podgpu calls ------------------------------------------------------------------------------------------ */
 
 static int lacks(const char *name) { return !strcmp(missing, name); }
+/* Handles have the size of a pointer, so a client that passes them as 32 bits must fail. */
+#define WIDE ((uintptr_t)1 << 40)
 static int check(uintptr_t handle) {
     if (!initialised) return UNINITIALIZED;
-    return alive && handle == (uintptr_t)connection ? OK : CONNECTION_NOT_VALID;
+    return alive && handle == (WIDE | (uintptr_t)connection) ? OK : CONNECTION_NOT_VALID;
 }
 #define LIVE_CALL(name) \
     int code = check(handle); \
@@ -257,7 +259,7 @@ static int begin(uintptr_t *handle, int code) {
     if (code) return code;
     forget_groups();
     alive = 1;
-    *handle = (uintptr_t)++connection;
+    *handle = WIDE | (uintptr_t)++connection;
     return OK;
 }
 API int dcgmStartEmbedded_v2(embedded_v1_t *p) {

@@ -167,21 +167,29 @@ def test_a_missing_window_is_not_counted_as_waiting() -> None:
         assert bool(waits.processes) == (since == SECOND)
 
 
-def test_the_estimate_agrees_with_loads_that_recorded_their_waiting() -> None:
-    """20 s of an H200 (tests/device/waiting.py): 22 of 50, 18 of 65 and 40 of 400 ms with random pauses."""
-    waited = {684: 27.4, 685: 24.5, 686: 12.4}  # % of the time
-    busy = 0.74
-    path = Path(__file__).with_name("recorded") / "h200-three-loads.bin.gz"
+@pytest.mark.parametrize(
+    ("name", "busy", "waited"),
+    [
+        ("h200-three-loads", 0.74, {684: 27.4, 685: 24.5, 686: 12.4}),  # 22 of 50, 18 of 65 and 40 of 400 ms
+        ("h200-short-bursts", 0.31, {678: 4.2, 679: 6.2, 680: 5.9}),  # 1 of 8, 1.5 of 13 and 0.5 of 6 ms
+    ],
+)
+def test_the_estimate_agrees_with_loads_that_recorded_their_waiting(
+    name: str, busy: float, waited: dict[int, float]
+) -> None:
+    """20 s of an H200 (tests/device/waiting.py) with random pauses. `waited`: % of the time, by pid."""
+    path = Path(__file__).with_name("recorded") / f"{name}.bin.gz"
     records = list(RecordDecoder().decode(gzip.decompress(path.read_bytes())))
     first, last = records[0][2], records[-1][2]
     timeline, estimator = Timeline(first, SwitchCosts(LEAD)), WaitEstimator()
     for switched_in, pid, timestamp, *_ in records:
         timeline.add(switched_in, pid, timestamp)
     found = Counter[int]()
-    for end in range(first + 5 * SECOND, last, 5 * SECOND):
+    for end in range(first + SECOND, last, SECOND):
         residency = timeline.take_window(end)
-        waits = estimator.add(residency, estimate_without_samples(residency, int(busy * 5 * SECOND)))
+        waits = estimator.add(residency, estimate_without_samples(residency, int(busy * SECOND)))
+        check(residency, waits)
         found.update({pid: estimate for pid, (estimate, _, _) in waits.processes.items()})
-    seconds = (last - first) // (5 * SECOND) * 5 * SECOND
+    seconds = (last - first) // SECOND
     for pid, percent in waited.items():
-        assert 100 * found[pid] / seconds == pytest.approx(percent, abs=6)
+        assert found[pid] / seconds / SECOND * 100 == pytest.approx(percent, abs=3)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_uint16, c_uint32, c_void_p
+from ctypes import byref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,41 +21,6 @@ _FOLDERS = ("/usr/lib64/", "/usr/lib/x86_64-linux-gnu/", "/usr/lib/aarch64-linux
 _MAJORS = (3, 4)
 Version = tuple[int, ...]
 """Such as (4, 2, 3); empty if unknown."""
-
-_H, _HP = s.Handle, POINTER(s.Handle)
-_SIGNATURES: Mapping[str, tuple[Any, ...]] = {
-    "dcgmInit": (),
-    "dcgmShutdown": (),
-    "dcgmVersionInfo": (POINTER(s.VersionInfo),),
-    "dcgmHostengineVersionInfo": (_H, POINTER(s.VersionInfo)),
-    "dcgmStartEmbedded_v2": (POINTER(s.StartEmbeddedV2Params),),
-    "dcgmStopEmbedded": (_H,),
-    "dcgmConnect_v2": (c_char_p, POINTER(s.ConnectV2Params), _HP),
-    "dcgmDisconnect": (_H,),
-    "dcgmGetAllDevices": (_H, POINTER(c_uint32), POINTER(c_int)),
-    "dcgmGetGpuStatus": (_H, c_uint32, POINTER(c_int)),
-    "dcgmGetDeviceAttributes": (_H, c_uint32, POINTER(s.DeviceAttributes)),
-    "dcgmGetEntityGroupEntities": (_H, c_int, POINTER(c_uint32), POINTER(c_int), c_uint32),
-    "dcgmGetGpuInstanceHierarchy": (_H, POINTER(s.MigHierarchy)),
-    "dcgmGetNvLinkLinkStatus": (_H, c_void_p),
-    "dcgmGetNvLinkP2PStatus": (_H, POINTER(s.NvLinkP2PStatus)),
-    "dcgmGetCpuHierarchy": (_H, POINTER(s.CpuHierarchy)),
-    "dcgmGroupCreate": (_H, c_int, c_char_p, _HP),
-    "dcgmGroupDestroy": (_H, _H),
-    "dcgmGroupAddEntity": (_H, _H, c_int, c_uint32),
-    "dcgmFieldGroupCreate": (_H, c_int, POINTER(c_uint16), c_char_p, _HP),
-    "dcgmFieldGroupDestroy": (_H, _H),
-    "dcgmWatchFields": (_H, _H, _H, c_int64, c_double, c_int32),
-    "dcgmUnwatchFields": (_H, _H, _H),
-    "dcgmUpdateAllFields": (_H, c_int),
-    "dcgmEntitiesGetLatestValues": (
-        *(_H, POINTER(s.EntityPair), c_uint32, POINTER(c_uint16), c_uint32, c_uint32),
-        POINTER(s.FieldValueV2),
-    ),
-    "dcgmGetValuesSince_v2": (_H, _H, _H, c_int64, POINTER(c_int64), s.OnValues, c_void_p),
-    "dcgmHealthSet": (_H, _H, c_uint32),
-    "dcgmHealthCheck": (_H, _H, c_void_p),
-}
 
 _UNSUPPORTED = {
     -6: "not_supported",
@@ -180,7 +145,7 @@ class DcgmConnection:
         self._dll: ctypes.CDLL | None = None
         self.library_version: Version = ()
         self.engine_version: Version = ()
-        self._handle = 0
+        self._handle = s.Handle()
         self.lost = False
         """True if a call failed because the connection was lost. It must be closed and opened again."""
         self._lock = DriverLock("DCGM")
@@ -218,7 +183,10 @@ class DcgmConnection:
         return self._lock.close(wait, stop)
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Calls a libdcgm function. Raises Unsupported, DeviceLost, DriverGone or SourceError."""
+        """Calls a libdcgm function. Raises Unsupported, DeviceLost, DriverGone or SourceError.
+
+        ctypes passes a Python integer as 32 bits. Handles, 64-bit integers and floats must have their ctypes type.
+        """
         try:
             self._call(name, self._handle, *arguments)
         except DriverGone as e:
@@ -229,7 +197,6 @@ class DcgmConnection:
         function = getattr(self._dll, name, None)
         if function is None:
             raise Unsupported(f"this libdcgm has no function {name}; a newer version may have it")
-        function.argtypes, function.restype = _SIGNATURES[name], c_int
         code = function(*arguments)
         if code:
             raise translate(code, name)
@@ -264,14 +231,14 @@ class DcgmConnection:
             raise
         self.lost = False
 
-    def _start_embedded(self) -> int:
+    def _start_embedded(self) -> s.Handle:
         parameters = s.make_struct(s.StartEmbeddedV2Params)
         parameters.opMode = s.MODE_AUTO
         parameters.severity = LOG_LEVELS.index(self._log_level or "NONE")
         self._call("dcgmStartEmbedded_v2", byref(parameters))
-        return int(parameters.dcgmHandle)
+        return s.Handle(parameters.dcgmHandle)
 
-    def _connect_to(self, address: EngineAddress) -> int:
+    def _connect_to(self, address: EngineAddress) -> s.Handle:
         parameters, handle = s.make_struct(s.ConnectV2Params), s.Handle()
         parameters.timeoutMs, parameters.addressIsUnixSocket = _CONNECT_MS, int(not address.host)
         try:
@@ -284,7 +251,7 @@ class DcgmConnection:
                 "address (nv-hostengine -b ALL), or leave -r out",
                 "host_engine_unreachable",
             ) from e
-        return handle.value
+        return handle
 
     def _check_versions(self) -> None:
         """Raises DriverGone if the major versions differ, because then the structures differ, too.
@@ -309,6 +276,6 @@ class DcgmConnection:
         with suppress(SourceError):
             if self._handle:
                 self._call("dcgmStopEmbedded" if self._address is None else "dcgmDisconnect", self._handle)
-        self._handle = 0
+        self._handle = s.Handle()
         with suppress(SourceError):
             self._call("dcgmShutdown")

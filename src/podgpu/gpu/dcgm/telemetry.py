@@ -21,7 +21,7 @@ from podgpu.gpu.dcgm.connection import DcgmConnection, EngineAddress, Version
 from podgpu.gpu.dcgm.entities import SWITCH_LINK, DcgmEntity, NodeLayout, Outline, read_layout, read_outline
 from podgpu.gpu.dcgm.structs import EntityGroup
 from podgpu.gpu.dcgm.values import Entity, LatestValues, Timestamps, Watch
-from podgpu.gpu.source import CompanionDriver, ErrorEvent, GpuAnswer, Inventory, Lane, Telemetry
+from podgpu.gpu.source import CompanionDriver, ErrorEvent, ErrorEvents, GpuAnswer, Inventory, Lane, Telemetry
 from podgpu.metrics.conditions import health_code
 from podgpu.metrics.fields import DEVICE_LEVELS, XID_FIELD, Field, Recorded, fields
 from podgpu.model import Detail, Device, OtherReading, Reading
@@ -274,14 +274,14 @@ class DcgmTelemetry:
         keys = {e.entity: e.device.key for e in layout.entities if e.device is not None and e.kind in _XID_KINDS}
         self._xids.read(self._connection, pairs, keys)
 
-    def _find_gpu_groups(self) -> list[int]:
+    def _find_gpu_groups(self) -> list[s.Handle]:
         """Returns DCGM's groups that contain all GPUs."""
         watch = self._watches.get(("GPU", self._xid_lane))
         return [] if watch is None else watch.groups
 
     def error_events(self) -> Sequence[ErrorEvent]:
         self._companion.discard_error_events()
-        return self._xids.drain()
+        return self._xids.events.drain()
 
     def release(self, wait: float) -> bool:
         closed = self._close(wait / 2)
@@ -333,7 +333,7 @@ def _select_fields(fields: Sequence[Field], kind: str) -> tuple[Field, ...]:
 # Health and XIDs
 
 
-def check_health(connection: DcgmConnection, groups: Sequence[int], gpu_ids: Sequence[int]) -> Details:
+def check_health(connection: DcgmConnection, groups: Sequence[s.Handle], gpu_ids: Sequence[int]) -> Details:
     """Returns one detail per watch and GPU, with the worst incident if there are several."""
     worst: dict[tuple[int, int], tuple[int, int]] = {}
     for group in groups:
@@ -376,7 +376,7 @@ def read_p2p(connection: DcgmConnection, gpu_ids: Sequence[int]) -> Details:
     }
 
 
-def start_health(connection: DcgmConnection, groups: Sequence[int]) -> None:
+def start_health(connection: DcgmConnection, groups: Sequence[s.Handle]) -> None:
     """Starts DCGM's health watches. Without them, a check returns nothing."""
     try:
         for group in groups:
@@ -393,11 +393,10 @@ class XidReader:
     def __init__(self) -> None:
         self._last: dict[Entity, int] = {}
         self._has_read = False
-        self._lock = threading.Lock()
-        self._events: list[ErrorEvent] = []
+        self.events = ErrorEvents()
 
     def read(
-        self, connection: DcgmConnection, groups: Sequence[tuple[int, int]], devices: Mapping[Entity, str]
+        self, connection: DcgmConnection, groups: Sequence[tuple[s.Handle, s.Handle]], devices: Mapping[Entity, str]
     ) -> None:
         """Reads the samples since the last call. Ignores samples from before the first call.
 
@@ -414,18 +413,12 @@ class XidReader:
             return 0
 
         callback = s.OnValues(add_values)
-        since = max(max(self._last.values(), default=0) - _OVERLAP_US, 0)
+        since = c_int64(max(max(self._last.values(), default=0) - _OVERLAP_US, 0))
         for group, field_group in groups:
             connection.call("dcgmGetValuesSince_v2", group, field_group, since, byref(c_int64()), callback, None)
         for timestamp, entity, xid in sorted(samples):
             if timestamp > self._last.get(entity, 0):
                 self._last[entity] = timestamp
                 if self._has_read and entity in devices:
-                    with self._lock:
-                        self._events.append(ErrorEvent(devices[entity], xid, timestamp / 1_000_000))
+                    self.events.add(ErrorEvent(devices[entity], xid, timestamp / 1_000_000))
         self._has_read = True
-
-    def drain(self) -> list[ErrorEvent]:
-        with self._lock:
-            events, self._events = self._events, []
-        return events

@@ -7,7 +7,7 @@ import math
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from ctypes import byref, c_uint16
+from ctypes import byref, c_double, c_int64, c_uint16
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -92,9 +92,9 @@ class Watch:
         """Id of the field that is read -> wanted fields."""
         for want in wanted:
             self._wanted.setdefault(_read_as(want, connection.version).id, []).append(want)
-        self.groups: list[int] = []
+        self.groups: list[s.Handle] = []
         """Groups of entities."""
-        self.field_groups: list[int] = []
+        self.field_groups: list[s.Handle] = []
         self.rejected: dict[int, str] = {}
         """Id of a field that the engine does not watch -> reason word."""
 
@@ -149,7 +149,7 @@ class Watch:
             else:
                 latest.values[entity][wanted.id] = converted(wanted, value, wanted.factor)
 
-    def _create_group(self, entities: Sequence[Entity]) -> int:
+    def _create_group(self, entities: Sequence[Entity]) -> s.Handle:
         group = s.Handle()
         self._connection.call("dcgmGroupCreate", s.GROUP_EMPTY, _make_name(), byref(group))
         for entity in entities:
@@ -159,21 +159,22 @@ class Watch:
                 raise
             except SourceError as e:  # the entity was removed after the layout was read
                 _log.debug("%s cannot be watched: %s", entity, e)
-        return group.value
+        return group
 
     def _watch_fields(self, ids: Sequence[int]) -> None:
         """Watches these fields. If the engine rejects the group because of one field, finds that field by bisection."""
-        field_group, period = s.Handle(), round(self._interval * 1_000_000)
+        field_group = s.Handle()
+        timing = c_int64(round(self._interval * 1_000_000)), c_double(_KEEP_SECONDS), 0
         try:
             numbers = (c_uint16 * len(ids))(*ids)
             self._connection.call("dcgmFieldGroupCreate", len(ids), numbers, _make_name(), byref(field_group))
             for group in self.groups:
-                self._connection.call("dcgmWatchFields", group, field_group, period, _KEEP_SECONDS, 0)
-            self.field_groups.append(field_group.value)
+                self._connection.call("dcgmWatchFields", group, field_group, *timing)
+            self.field_groups.append(field_group)
         except (DriverGone, DeviceLost):
             raise
         except SourceError as e:
-            self._remove(field_group.value)
+            self._remove(field_group)
             if e.reason in _NOT_CAUSED_BY_A_FIELD:
                 raise
             if len(ids) == 1:
@@ -183,7 +184,7 @@ class Watch:
             self._watch_fields(ids[:middle])
             self._watch_fields(ids[middle:])
 
-    def _remove(self, field_group: int) -> None:
+    def _remove(self, field_group: s.Handle) -> None:
         for group in self.groups:
             with suppress(SourceError):
                 self._connection.call("dcgmUnwatchFields", group, field_group)

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import pynvml
 
 from podgpu.errors import DeviceLost, DriverGone, SourceError, StartError, Unsupported
-from podgpu.gpu.source import ErrorEvent
+from podgpu.gpu.source import ErrorEvent, ErrorEvents
 from podgpu.model import device_key
 from podgpu.workers import DriverLock
 
@@ -192,8 +192,6 @@ def parse_instance_id(gi_id: int) -> int | None:
 
 _WAIT_MS = 400
 """Maximum duration of a wait for events. A wait costs 0.17 ms of CPU (H200), and the driver is closed after it ends."""
-_MAX_EVENTS = 100_000
-"""Maximum number of events that were not drained yet. There may be a thousand per second."""
 
 
 class XidWatcher:
@@ -204,8 +202,7 @@ class XidWatcher:
         self._wall = wall
         self._event_set: Any = None
         self._uuids: dict[int | None, str] = {}
-        self._lock = threading.Lock()
-        self._events: list[ErrorEvent] = []
+        self.events = ErrorEvents()
 
     def start(self) -> None:
         """Starts the thread. Call after opening the driver, within `hold`."""
@@ -236,11 +233,6 @@ class XidWatcher:
             with suppress(SourceError):
                 self._driver.call("nvmlEventSetFree", event_set)
 
-    def drain(self) -> list[ErrorEvent]:
-        with self._lock:
-            events, self._events = self._events, []
-        return events
-
     def _run(self, event_set: Any) -> None:
         try:
             while self._wait(event_set):
@@ -265,7 +257,4 @@ class XidWatcher:
     def _record(self, data: Any) -> None:
         uuid = self._uuids.get(handle_address(data.device), "unknown")  # a lost GPU cannot be queried for its UUID
         key = device_key(uuid, parse_instance_id(data.gpuInstanceId))
-        event = ErrorEvent(key, int(data.eventData), self._wall())
-        with self._lock:
-            if len(self._events) < _MAX_EVENTS:
-                self._events.append(event)
+        self.events.add(ErrorEvent(key, int(data.eventData), self._wall()))

@@ -303,7 +303,7 @@ class NvmlTelemetry:
             return False
 
     def error_events(self) -> Sequence[ErrorEvent]:
-        return self._xids.drain()
+        return self._xids.events.drain()
 
 
 class NvmlGpu:

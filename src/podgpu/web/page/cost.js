@@ -55,7 +55,7 @@ export class Cost {
     this.message.hidden = !isEmpty;
     const none = q || ns ? "Nothing matches the filter. Press Escape to clear it." : "There is no record in this range.";
     setText(this.message, state === "ready" ? none : noneText(state, message, MISSING));
-    setText(this.about, isEmpty ? "" : aboutText(data.totals ?? {}, data.currency));
+    setText(this.about, isEmpty ? "" : aboutText(data.totals ?? {}, data));
     setText(this.notes, (data?.notes ?? []).join(" \u00b7 "));
     if (!isEmpty) this.table.show(rows, columnsOf(by, rows, data.currency), order || "cost", nameOf);
   }
@@ -76,12 +76,13 @@ function matching(rows, { q, ns }) {
   });
 }
 
-function aboutText(totals, currency) {
+function aboutText(totals, { currency, source }) {
   const texts = [`${amount(totals.gpu_hours)} GPU-hours`, `${amount(totals.idle_hours)} idle`];
   if (totals.mean_use !== undefined) texts.push(`mean use ${percent(totals.mean_use)}`);
   if (totals.cost !== undefined) texts.push(`${totalMoney(totals.cost, currency)}`);
   if (totals.wasted !== undefined) texts.push(`${totalMoney(totals.wasted, currency)} wasted`);
   if (totals.unallocated_cost !== undefined) texts.push(`${totalMoney(totals.unallocated_cost, currency)} unallocated`);
+  if (source) texts.push(`from ${source}`);
   return texts.join(" \u00b7 ");
 }
 
@@ -98,8 +99,8 @@ function podText(row) {
 }
 
 function nameOf(row) {
-  if (row.unallocated) return "unallocated";
-  return [row.namespace, podText(row) ?? ownerText(row), row.label].filter(Boolean).join("/") || "(none)";
+  if (row.unallocated) return [row.cluster, "unallocated"].filter(Boolean).join("/");
+  return [row.cluster, row.namespace, podText(row) ?? ownerText(row), row.label].filter(Boolean).join("/") || "(none)";
 }
 
 function linkOf(row, by) {
