@@ -222,8 +222,7 @@ class ProcessOwners:
         named, unknown, nameless = self._name(inside)
         if not self._nameless.issuperset(nameless.values()):  # a short job could end before the next regular reading
             self._names.read_identities()
-            more, conflicts, nameless = self._name(nameless)
-            named, unknown = named | more, unknown | conflicts
+            named, unknown, nameless = self._name(inside)
         self._nameless = frozenset(nameless.values())
         unknown |= {pid: lookup.outcome for pid, lookup in lookups.items() if lookup.outcome in FAILED_LOOKUPS}
         unknown |= {pid: NO_NAME for pid, workload in nameless.items() if workload.uid}  # no UID: not in a pod
