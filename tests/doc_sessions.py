@@ -72,7 +72,7 @@ def runnable_form(command: str) -> str:
     command = re.sub(r"^sudo (?=(?:\S*/)?podgpu )", "", command)
     command = command.replace("/opt/podgpu/bin/podgpu ", "podgpu ")
     command = re.sub(r"^helm upgrade --install (\S+) (?=deploy/)", r"helm template \1 ", command)
-    command = command.replace(" --reuse-values", " --set image.repository=registry.example.com/podgpu")
+    command = command.replace(" --reset-then-reuse-values", " --set image.repository=registry.example.com/podgpu")
     return re.sub(r"^make ", "make -n ", command)
 
 
