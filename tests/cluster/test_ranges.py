@@ -284,6 +284,10 @@ def test_use_under_mps_is_not_known_and_the_row_says_so() -> None:
     rows = {row.pod: row for row in cluster.wasted()}
     assert (rows["a"].idle_gpus, rows["a"].idle_hours, rows["a"].wasted) == (0.0, 0.0, 0.0)
     assert [rows[pod].unknown_because for pod in ("a", "b", "idle")] == ["not known under MPS"] * 2 + [""]
+    answer = cluster.range(end=WALL + cluster.at)
+    assert answer.totals.unknown_hours == round(30 / 3600, 4)
+    (note,) = [note for note in answer.notes if "not known under MPS" in note]
+    assert f"the use of {answer.totals.unknown_hours:.4g} GPU-hours is unknown" in note
     holders = make_view(cluster.state()).nodes[0].gpus[0].holders
     assert [(one.use, one.unknown_because) for one in holders] == [("unknown", "not known under MPS")] * 2
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import msgspec
 
 from podgpu.clock import Clock
-from podgpu.cluster.parts import HeldPart, sum_held
+from podgpu.cluster.parts import MPS_REASON, HeldPart, sum_held
 from podgpu.cluster.prices import Prices
 from podgpu.cluster.state import ClusterState
 from podgpu.errors import UsageError
@@ -198,6 +198,16 @@ def make_range(
         rows.sort(key=lambda row: (-(row.wasted or 0.0), -row.idle_hours, describe_row(row)))
     else:
         rows.sort(key=lambda row: (row.unallocated, -(row.cost or 0.0), -row.gpu_hours, describe_row(row)))
+    totals = RangeTotals(
+        **add_up(usage, prices.currency),
+        unallocated_cost=add_up([one for one in usage if one.account == UNALLOCATED], prices.currency)["cost"],
+    )
+    missing = list(_describe_missing(query.label, prices, usage, rows))
+    if "mps" in methods and totals.unknown_hours:
+        missing.append(
+            f"the use of {totals.unknown_hours:.4g} GPU-hours is unknown and part of neither used, idle nor wasted:"
+            f" of containers that share a GPU by MPS it is {MPS_REASON}"
+        )
     return RangeAnswer(
         from_=bounds[0],
         to=bounds[1],
@@ -207,11 +217,8 @@ def make_range(
         source=source,
         simulated=simulated,
         methods=list(methods),
-        notes=[*notes, *_describe_missing(query.label, prices, usage, rows)],
-        totals=RangeTotals(
-            **add_up(usage, prices.currency),
-            unallocated_cost=add_up([one for one in usage if one.account == UNALLOCATED], prices.currency)["cost"],
-        ),
+        notes=[*notes, *missing],
+        totals=totals,
         rows=rows,
     )
 
