@@ -318,11 +318,12 @@ def test_bounds_of_the_use_come_from_the_exporter_or_are_the_time_that_is_not_id
     for number in range(241):
         exact = holder(
             "a", utilization_ratio=0.5, busy_ns=number * 7_500_000_000, busy_min_ns=number * 6_000_000_000,
-            busy_max_ns=number * 9_000_000_000,
+            busy_max_ns=number * 9_000_000_000, wait_ns=number * 3_000_000_000,
         )  # fmt: skip
         cluster.round(gpu(0, exact, busy=0.5), gpu(1, used("b", number * 15.0, busy=0.25), busy=0.25))
     rows = cluster.rows()
     assert [rows["ml/a"].used_hours_min, rows["ml/a"].used_hours, rows["ml/a"].used_hours_max] == [0.4, 0.5, 0.6]
+    assert (rows["ml/a"].waited_hours, rows["ml/b"].waited_hours) == (0.2, None)
     assert [rows["ml/b"].used_hours_min, rows["ml/b"].used_hours, rows["ml/b"].used_hours_max] == [0.0, 0.25, 1.0]
 
 

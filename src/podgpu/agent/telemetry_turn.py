@@ -173,10 +173,15 @@ class TelemetryTurn:
             self._answers.pop(worker, None)
         for uuid in {g.uuid for g in self._inventory.gpus} - here - self._forgotten:
             self._absent[uuid] = self._known[uuid]
+        self._known = {g.uuid: self._find_devices(g) for g in inventory.gpus}
         self._absent = {uuid: devices for uuid, devices in self._absent.items() if uuid not in here}
-        self._known = {g.uuid: self._known.get(g.uuid, (g,)) for g in inventory.gpus}
         self._inventory = inventory
         self._most_seen = max(self._most_seen, len(inventory.gpus) + len(inventory.unreachable))
+
+    def _find_devices(self, gpu: Device) -> tuple[Device, ...]:
+        """Returns the GPU and its instances as last read. A GPU that returns keeps its instances until it answers."""
+        last = self._known.get(gpu.uuid) or self._absent.get(gpu.uuid) or (gpu,)
+        return tuple(replace(device, index=gpu.index) for device in last) if last[0].model else (gpu,)
 
     # -- GPUs that disappeared -----------------------------------------------------------------------------------
 

@@ -65,6 +65,7 @@ class RangeFigures(msgspec.Struct, omit_defaults=True, kw_only=True):
     used_hours_max: float = 0.0
     idle_hours: float = 0.0
     unknown_hours: float = 0.0  # the part of `allocated_hours` for which `used_hours` is not known
+    waited_hours: float | None = None  # for another workload on a shared GPU; None if it is 0 or not known
     mean_use: float | None = None  # of the time for which the use is known
     energy_kwh: float | None = None
     cost: float | None = None
@@ -280,6 +281,7 @@ def add_up(usage: Sequence[UsageSum], currency: str) -> dict[str, Any]:
         "used_hours_max": _hours(held.busy_max_seconds),
         "idle_hours": _hours(held.idle_seconds),
         "unknown_hours": _hours(held.allocated_seconds - held.measured_seconds),
+        "waited_hours": _hours(held.waited_seconds) or None,
         "mean_use": round(held.busy_seconds / held.measured_seconds, _DIGITS) if held.measured_seconds else None,
         "energy_kwh": round(everything.energy_joules / _JOULES_PER_KWH, _DIGITS) if everything.energy_joules else None,
         "cost": round(cost.cost, _DIGITS) if priced else None,
@@ -378,6 +380,7 @@ def _make_cells(answer: RangeAnswer, row: RangeRow) -> dict[str, Any]:
         "x_UsedGpuHoursMax": row.used_hours_max,
         "x_IdleGpuHours": row.idle_hours,
         "x_UnknownGpuHours": row.unknown_hours,
+        "x_WaitedGpuHours": row.waited_hours,
         "x_MeanUse": row.mean_use,
         "x_EnergyKwh": row.energy_kwh,
         "x_WastedCost": row.wasted,
