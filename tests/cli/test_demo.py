@@ -223,14 +223,17 @@ def test_the_notebook_that_idles_is_the_waste(calm: CalmStory) -> None:
 
 def test_calm_nothing_breaks_and_loads_vary(calm: CalmStory) -> None:
     seen: dict[str, set[float]] = {}
+    awaited: set[str] = set()
     for view in calm.views:
         assert view["totals"]["broken"] == 0
         for gpu in gpus(view).values():
             for of in gpu.get("holders", ()):
                 seen.setdefault(of["pod"], set()).add(round(of.get("utilization_ratio", 0.0), 1))
+                awaited |= {part["pod"] for part in of.get("waits_for", ())}
     assert len(seen["chat-0"]) > 3, "a service has its ups and downs"
     assert seen["jupyter-ada-0"] == {0.0}
     assert min(seen["llm-train-0"]) > 0.7
+    assert {"embed-0", "ocr-0"} <= awaited, "two pods that share a GPU wait for each other"
     assert calm.acts == []
 
 
