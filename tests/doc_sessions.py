@@ -73,7 +73,7 @@ def runnable_form(command: str) -> str:
     command = re.sub(r"^sudo (?=(?:\S*/)?podgpu )", "", command)
     command = command.replace("/opt/podgpu/bin/podgpu ", "podgpu ")
     command = re.sub(r"^helm upgrade --install (\S+) (?=deploy/)", r"helm template \1 ", command)
-    command = command.replace(" --reuse-values", " --set image.repository=registry.example.com/podgpu")
+    command = command.replace(" --reset-then-reuse-values", " --set image.repository=registry.example.com/podgpu")
     command = re.sub(r"^(podgpu trace .*?)( --seconds \d+)?( -o .*)$", r"\1 --seconds 1\3", command)
     return re.sub(r"^make ", "make -n ", command)
 
