@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from urllib.parse import urlencode
 
 import msgspec
@@ -242,6 +243,55 @@ def test_recording_rules_are_used_if_they_cover_the_range(tmp_path: Path) -> Non
 @needs("vmalert")
 def test_vmalert_accepts_the_rules() -> None:
     subprocess.run(["vmalert", "-dryRun", f"-rule={RULES.parent}/*.yaml"], check=True, capture_output=True)
+
+
+class Month:
+    """Pods on two GPUs, an exporter that restarts, and times without samples."""
+
+    def __init__(self, begin: float) -> None:
+        random = Random(30)
+        self.begin, self.length, self.step = begin, 30 * DAY, 120
+        self.restarts = sorted(random.uniform(0, self.length) for _ in range(20))
+        starts = [random.uniform(0, self.length) for _ in range(15)]
+        self.gaps = [(start, start + random.uniform(300, 3600)) for start in starts]
+        self.pods = []  # GPU, namespace, start, end, ratio of idle time
+        for gpu in range(2):
+            at = random.uniform(0, HOUR)
+            while at < self.length:
+                end = min(at + random.uniform(HOUR, 40 * HOUR), self.length)
+                self.pods.append((gpu, random.choice(("ml", "web")), at, end, random.choice((0.0, 0.3, 1.0))))
+                at = end + random.uniform(0, 2 * HOUR)
+
+    def points(self) -> Iterator[Point]:
+        for number in range(self.length // self.step + 1):
+            seconds = number * self.step
+            if any(start <= seconds < end for start, end in self.gaps):
+                continue
+            at, restarted = self.begin + seconds, max((one for one in self.restarts if one <= seconds), default=0.0)
+            for gpu in range(2):
+                yield Point("DCGM_FI_DEV_GPU_TEMP", {"instance": "a", "UUID": f"GPU-{gpu}", **MODEL}, 40, at)
+            for number_of_pod, (gpu, namespace, start, end, idle) in enumerate(self.pods):
+                if start <= seconds < end:
+                    held = seconds - max(start, restarted)
+                    pod = {"namespace": namespace, "pod": f"pod-{number_of_pod}", "container": "main"}
+                    labels = {"instance": "a", "UUID": f"GPU-{gpu}", **MODEL, **pod}
+                    yield Point("podgpu_container_gpu_allocated_seconds_total", labels, held, at)
+                    yield Point("podgpu_container_gpu_idle_seconds_total", labels, held * idle, at)
+
+
+@both_servers
+def test_a_month_with_restarts_ended_pods_and_gaps_is_billed_within_half_a_percent(
+    serving: Serving, tmp_path: Path
+) -> None:
+    month = Month(END // HOUR * HOUR - 30 * DAY)
+    with serving(tmp_path, month.points()) as url:
+        rows = rows_of(ask(url, "namespace", month.begin, month.begin + month.length))
+    for namespace in ("ml", "web"):
+        row, own = rows[namespace], [pod for pod in month.pods if pod[1] == namespace]
+        hours = sum(end - start for _, _, start, end, _ in own) / HOUR
+        idle = sum((end - start) * idle for _, _, start, end, idle in own) / HOUR
+        found = [row.gpu_hours, row.idle_hours, row.cost, row.wasted]
+        assert found == pytest.approx([hours, idle, 10 * hours, 10 * idle], rel=0.005), namespace
 
 
 def test_a_failing_query_is_named_and_the_rest_is_shown() -> None:
