@@ -21,10 +21,12 @@ import pytest
 import yaml
 
 from podgpu.cluster.prices import Price, Prices
+from podgpu.cluster.prometheus_history import PrometheusHistory
 from podgpu.cluster.prometheus_ranges import PrometheusRanges
 from podgpu.cluster.promql import PrometheusServer
 from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RangeRow, describe_row
 from podgpu.errors import SourceError
+from podgpu.history.answers import MAX_POINTS
 from podgpu.model import WorkloadOwner
 from tests.cluster.prometheus_double import Asked, Reply, error, running_double
 from tests.cluster.real_servers import Point, needs, prometheus, victoria_metrics
@@ -81,8 +83,8 @@ def points() -> Iterator[Point]:
             yield Point("kube_pod_labels", {"namespace": "ml", "pod": "ended", "label_team": "nlp"}, 1, at)
 
 
-def ask(url: str, by: str = "pod", start: float = START, end: float = END) -> RangeAnswer:
-    ranges = PrometheusRanges(PrometheusServer(url), lambda: state_of(prices=PRICES))
+def ask(url: str, by: str = "pod", start: float = START, end: float = END, prices: Prices = PRICES) -> RangeAnswer:
+    ranges = PrometheusRanges(PrometheusServer(url), lambda: (prices, ()), state_of)
     return asyncio.run(ranges.range(RangeQuery(by, start=start, end=end)))
 
 
@@ -105,6 +107,9 @@ def test_hours_and_cost_with_a_restart_and_an_ended_pod(serving: Serving, tmp_pa
         answer, again = ask(url), ask(url)
         by_owner, by_team = rows_of(ask(url, "owner")), rows_of(ask(url, "label:team"))
         early = ask(url, start=START - 4 * HOUR)
+        dearer = ask(
+            url, prices=Prices("EUR", PRICES.models, changes=[(END - HOUR, Prices("EUR", {"*": Price(30.0)}))])
+        )
         unlabelled = ask(url, "label:app.kubernetes.io/name", start=END - HOUR)
     assert msgspec.json.encode(answer) == msgspec.json.encode(again), "two processes give the same answer"
     rows = rows_of(answer)
@@ -124,6 +129,7 @@ def test_hours_and_cost_with_a_restart_and_an_ended_pod(serving: Serving, tmp_pa
     assert rows["ml/train"].mean_use == pytest.approx(0.25, rel=0.01)
     assert by_owner["ml/Job/batch"].owner == WorkloadOwner("Job", "batch")
     assert by_team["nlp"].gpu_hours == rows["ml/ended"].gpu_hours
+    assert rows_of(dearer)["ml/train"].cost == pytest.approx(3 * 10 + 30, rel=0.01), "the last hour is dearer"
     assert any("no GPU metrics at" in note for note in early.notes)
     assert early.totals.gpu_hours == pytest.approx(16.0, rel=0.005)
     assert any("no pod has the label" in note for note in unlabelled.notes)
@@ -225,6 +231,11 @@ def test_recording_rules_are_used_if_they_cover_the_range(tmp_path: Path) -> Non
         after = {by: ask(url, by, begin, end) for by in ("owner", "namespace")}
         day, days = (ask(url, "owner", end - length * DAY, end) for length in (1, 2))
         longer = ask(url, "owner", begin - 10 * DAY, end)
+        history = asyncio.run(PrometheusHistory(PrometheusServer(url)).gpu("GPU-0", "", 12 * DAY))
+    assert history is not None
+    temperatures = history.series["temperature_celsius"]
+    assert len(temperatures) <= MAX_POINTS
+    assert temperatures.count(40) == pytest.approx(len(temperatures) * 10 / 12, abs=2)
     assert {answer.source for answer in before.values()} == {"counters"}
     assert {answer.source for answer in (*after.values(), longer)} == {"podgpu:usage:sum1h"}
     assert (day.source, days.source) == ("podgpu:usage:increase5m", "counters")

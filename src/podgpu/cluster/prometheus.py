@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from podgpu.clock import Clock
-from podgpu.cluster.collect import ClusterReading, NodeReading, Owners, TargetOutcome, ViewSettings
+from podgpu.cluster.collect import ClusterReading, FleetCounts, NodeReading, Owners, TargetOutcome, ViewSettings
 from podgpu.cluster.promql import (
     PrometheusClient,
     PrometheusServer,
@@ -27,13 +27,15 @@ from podgpu.metrics.adapter import (
     IDENTITY,
     REPLICA_LABELS,
     TARGET_LABELS,
+    UUID_LABELS,
     WORKLOAD_LABELS,
     PodName,
     TargetState,
     nodes_from_vectors,
 )
-from podgpu.metrics.conditions import FIELD_CONDITIONS
+from podgpu.metrics.conditions import FIELD_CONDITIONS, UNALLOCATED
 from podgpu.metrics.fields import XID_FIELD
+from podgpu.metrics.mig import billed_name
 from podgpu.metrics.names import generations, meaning, names_of
 from podgpu.metrics.parse import ParsedSample
 from podgpu.model import WorkloadOwner
@@ -61,6 +63,7 @@ class PrometheusCollector:
         """`owners` returns the owners of pods that kube-state-metrics does not report. Raises UsageError."""
         self._match = server.match
         self._node_labels = server.node_labels
+        self._cluster_label = server.cluster_label
         self._client = PrometheusClient(server)
         self._settings = settings
         self._clock = clock or Clock()
@@ -107,6 +110,18 @@ class PrometheusCollector:
                 failures.append((what, error))
                 return []
 
+        gpus = f"group {by(self._cluster_label, *UUID_LABELS)} ({select(_field_names(TEMPERATURE, UTIL), self._match)})"
+        counts = await query("number of GPUs", f"count({gpus})")
+        number = round(counts[0].value) if counts else 0
+        if number > self._settings.max_gpus:
+            fleet = await self._count_fleet(number, query)
+            note = (
+                f"Prometheus has {number:,} GPUs. The page shows single GPUs of at most {self._settings.max_gpus:,.0f}:"
+                " totals and costs are of all GPUs; choose a part of them with --match"
+            )
+            told = (note, *self._client.notes, *self._describe_failures(failures))
+            self._reading = replace(self._reading, nodes=(), fleet=fleet, notes=told)
+            return failures
         queries = series_queries(self._match, self._node_labels, self._settings.keep_fields)
         vectors = await asyncio.gather(*(query(part.what, part.text) for part in queries))
         required = {part.what for part in queries if part.required}
@@ -131,9 +146,46 @@ class PrometheusCollector:
             self._reading,
             owners={**self._other_owners(), **self._owners.known},
             idle_for=self._idle.seconds(now),
-            notes=(*notes, *self._describe_gaps(failures)),
+            fleet=None,
+            notes=(*notes, *self._describe_failures(failures), *self._describe_gaps()),
         )
         return failures
+
+    async def _count_fleet(
+        self, number: int, query: Callable[[str, str], Awaitable[list[ParsedSample]]]
+    ) -> FleetCounts:
+        """Reads totals. Idle GPUs are known only from the recording rules."""
+        keys, device = by("modelName", "GPU_I_PROFILE"), by(self._cluster_label, *UUID_LABELS)
+        is_broken = f'condition!="{UNALLOCATED}"'
+        condition = select(_own_names("device_condition_since_timestamp_seconds"), is_broken, self._match)
+        power = select(names_of(POWER)[:1], self._match)
+        rule = "podgpu:usage:increase5m"
+
+        def recorded(kind: str) -> str:
+            matcher = f'kind="{kind}"'
+            return f"sum {keys} (last_over_time({select((rule,), matcher, self._match)}[10m])) / 300"
+
+        allocated, idle, broken, watts = [
+            await query(what, text)
+            for what, text in (
+                ("allocated GPUs", recorded("allocated")),
+                ("idle GPUs", recorded("idle")),
+                ("broken GPUs", f"count(group {device} ({condition}))"),
+                ("power", f"sum(max {device} ({power}))"),
+            )
+        ]
+        if not allocated:
+            counter = select(_own_names("container_gpu_allocated_seconds_total"), self._match)
+            allocated = await query("allocated GPUs", f"sum {keys} (rate({counter}[5m]))")
+            self._client.notes.append(f"idle GPUs are not known without the recording rule {rule}")
+        unused = {_billed_model(sample.labels): sample.value for sample in idle}
+        known = {_billed_model(sample.labels): sample.value for sample in allocated}
+        return FleetCounts(
+            gpus=number,
+            broken=round(broken[0].value) if broken else 0,
+            power_watts=round(watts[0].value, 1) if watts else None,
+            held=tuple((m, n, unused.get(m, 0.0) if unused else None) for m, n in sorted(known.items())),
+        )
 
     def _make_reading(self, target: TargetState, now: float, monotonic: float) -> NodeReading:
         sampled_at = now if target.scraped_at is None else target.scraped_at
@@ -146,15 +198,21 @@ class PrometheusCollector:
             named=target.state.node != target.instance,
         )
 
-    def _describe_gaps(self, failures: Sequence[tuple[str, SourceError]]) -> list[str]:
+    def _describe_failures(self, failures: Sequence[tuple[str, SourceError]]) -> list[str]:
+        return [f"these Prometheus queries failed: {', '.join(what for what, _ in failures)}"] if failures else []
+
+    def _describe_gaps(self) -> list[str]:
         notes = []
-        if failures:
-            notes.append(f"these Prometheus queries failed: {', '.join(what for what, _ in failures)}")
         devices = [device for node in self._reading.nodes for device in node.state.devices]
         if not devices:
             and_match = " and that --match is right" if self._match else ""
             notes.append(f"Prometheus has no GPU metrics: check that it scrapes the exporters{and_match}")
         return notes
+
+
+def _billed_model(labels: Mapping[str, str]) -> str:
+    model, profile = labels.get("modelName", ""), labels.get("GPU_I_PROFILE", "")
+    return billed_name(model, profile) if profile else model
 
 
 # Series of a round
