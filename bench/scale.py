@@ -57,7 +57,7 @@ def recorded_series(gpus: int, owners: int, now: int) -> Iterator[dict[str, Any]
     """Yields what the recording rules would have stored: hours of 30 days, and the last 5 minutes."""
     hours = [at * 1000 for at in range(now // HOUR * HOUR - (DAYS * 24 - 1) * HOUR, now + 1, HOUR)]
     gpus_of_owner = gpus / owners
-    rows = [({"kind": "gpu_seconds"}, float(gpus))]
+    rows = [({"kind": "gpu_seconds"}, float(gpus)), ({"kind": "broken_seconds"}, gpus / 1000)]
     for number in range(owners):
         owner = {"namespace": f"team-{number % NAMESPACES}", "owner_kind": "Job", "owner_name": f"job-{number}"}
         rows += [({**owner, "kind": kind}, gpus_of_owner * amount) for kind, amount in _KINDS.items()]
@@ -132,12 +132,12 @@ def measure(gpus: int = GPUS, owners: int = OWNERS) -> list[Figure]:
             imported = time.monotonic() - started
             command = [sys.executable, "-m", "podgpu", "cluster", "--prometheus", engine, "-a", f"127.0.0.1:{port}"]
             with running([*command, "--prices", "example", "--owners", "none"], cluster, "/ready") as podgpu:
-                totals = json.loads(_request(f"{cluster}/api/v1/view"))["totals"]
+                view = json.loads(_request(f"{cluster}/api/v1/view"))
                 head = _read_round_seconds(cluster)
                 seconds, waste = _measure_waste(cluster)
                 memory = _resident_mib(podgpu)
             engine_memory = _resident_mib(server)
-    _check(gpus, owners, totals, waste)
+    _check(gpus, owners, view, waste)
     return [
         Figure(f"{gpus:,} GPUs: totals of the page", head, "s", at_most=MAX_HEAD_SECONDS),
         Figure(f"waste of {DAYS} days by owner ({owners:,} owners)", seconds, "s", at_most=MAX_WASTE_SECONDS),
@@ -159,9 +159,10 @@ def _measure_waste(cluster: str) -> tuple[float, dict[str, Any]]:
     return time.monotonic() - started, answer
 
 
-def _check(gpus: int, owners: int, totals: dict[str, Any], waste: dict[str, Any]) -> None:
+def _check(gpus: int, owners: int, view: dict[str, Any], waste: dict[str, Any]) -> None:
+    totals = view["totals"]
     idle_hours = gpus * _KINDS["idle"] * DAYS * 24
     if totals["gpus"] != gpus or abs(totals["idle"] - gpus / 4) > 1 or waste["source"] != "podgpu:usage:sum1h":
-        raise RuntimeError(f"wrong totals: {totals}, {waste['source']}, {waste['notes']}")
+        raise RuntimeError(f"wrong totals: {totals}, {view['notes']}, {waste['source']}, {waste['notes']}")
     if len(waste["rows"]) != owners or abs(waste["totals"]["idle_hours"] / idle_hours - 1) > 0.005:
         raise RuntimeError(f"wrong waste: {waste['totals']}")

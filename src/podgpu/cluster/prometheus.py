@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -33,7 +33,7 @@ from podgpu.metrics.adapter import (
     TargetState,
     nodes_from_vectors,
 )
-from podgpu.metrics.conditions import FIELD_CONDITIONS, UNALLOCATED
+from podgpu.metrics.conditions import FIELD_CONDITIONS
 from podgpu.metrics.fields import XID_FIELD
 from podgpu.metrics.mig import billed_name
 from podgpu.metrics.names import generations, meaning, names_of
@@ -47,6 +47,9 @@ _OWNER_RETRY_SECONDS = 60.0  # kube-state-metrics may report a new pod later tha
 _PODS_PER_QUERY = 500
 _IDLE_SECONDS = 600.0  # interval of the query for idle devices
 _IDLE_CHECKS = 30  # number of times in the idle window at which samples must exist
+
+RULE_LABELS = ("kind", "namespace", "owner_kind", "owner_name", "hpc_job", "modelName", "GPU_I_PROFILE")
+USAGE_RULE = "podgpu:usage:increase5m"
 
 
 class PrometheusCollector:
@@ -110,17 +113,13 @@ class PrometheusCollector:
                 failures.append((what, error))
                 return []
 
-        gpus = f"group {by(self._cluster_label, *UUID_LABELS)} ({select(_field_names(TEMPERATURE, UTIL), self._match)})"
-        counts = await query("number of GPUs", f"count({gpus})")
-        number = round(counts[0].value) if counts else 0
-        if number > self._settings.max_gpus:
-            fleet = await self._count_fleet(number, query)
+        fleet = await self._count_fleet(now) if self._settings.max_gpus < math.inf else None
+        if fleet is not None and fleet.gpus > self._settings.max_gpus:
             note = (
-                f"Prometheus has {number:,} GPUs. The page shows single GPUs of at most {self._settings.max_gpus:,.0f}:"
-                " totals and costs are of all GPUs; choose a part of them with --match"
+                f"Prometheus has {fleet.gpus:,} GPUs, and the page shows single GPUs of at most"
+                f" {self._settings.max_gpus:,.0f}; totals and costs are of all GPUs; choose a part with --match"
             )
-            told = (note, *self._client.notes, *self._describe_failures(failures))
-            self._reading = replace(self._reading, nodes=(), fleet=fleet, notes=told)
+            self._reading = replace(self._reading, nodes=(), fleet=fleet, notes=(note, *self._client.notes))
             return failures
         queries = series_queries(self._match, self._node_labels, self._settings.keep_fields)
         vectors = await asyncio.gather(*(query(part.what, part.text) for part in queries))
@@ -151,41 +150,39 @@ class PrometheusCollector:
         )
         return failures
 
-    async def _count_fleet(
-        self, number: int, query: Callable[[str, str], Awaitable[list[ParsedSample]]]
-    ) -> FleetCounts:
-        """Reads totals. Idle GPUs are known only from the recording rules."""
-        keys, device = by("modelName", "GPU_I_PROFILE"), by(self._cluster_label, *UUID_LABELS)
-        is_broken = f'condition!="{UNALLOCATED}"'
-        condition = select(_own_names("device_condition_since_timestamp_seconds"), is_broken, self._match)
-        power = select(names_of(POWER)[:1], self._match)
-        rule = "podgpu:usage:increase5m"
-
-        def recorded(kind: str) -> str:
-            matcher = f'kind="{kind}"'
-            return f"sum {keys} (last_over_time({select((rule,), matcher, self._match)}[10m])) / 300"
-
-        allocated, idle, broken, watts = [
-            await query(what, text)
-            for what, text in (
-                ("allocated GPUs", recorded("allocated")),
-                ("idle GPUs", recorded("idle")),
-                ("broken GPUs", f"count(group {device} ({condition}))"),
-                ("power", f"sum(max {device} ({power}))"),
-            )
-        ]
-        if not allocated:
-            counter = select(_own_names("container_gpu_allocated_seconds_total"), self._match)
-            allocated = await query("allocated GPUs", f"sum {keys} (rate({counter}[5m]))")
-            self._client.notes.append(f"idle GPUs are not known without the recording rule {rule}")
-        unused = {_billed_model(sample.labels): sample.value for sample in idle}
-        known = {_billed_model(sample.labels): sample.value for sample in allocated}
+    async def _count_fleet(self, now: float) -> FleetCounts:
+        """Reads totals from the recording rules. Without them, counts GPUs and allocated GPUs only."""
+        series = f"last_over_time({select((USAGE_RULE,), self._match)}[10m])"
+        keys = by("kind", "modelName", "GPU_I_PROFILE")
+        query = f"sum {keys} (max {by(self._cluster_label, *RULE_LABELS)} ({series})) / 300"
+        found: dict[str, dict[str, float]] = defaultdict(dict)  # kind -> billed model -> mean of 5 minutes
+        for sample in await self._client.query(query, now):
+            found[sample.labels.get("kind", "")][_billed_model(sample.labels)] = sample.value
+        totals = {kind: math.fsum(models.values()) for kind, models in found.items()}
+        if "gpu_seconds" not in totals:
+            return await self._count_without_rules(now)
+        held = sorted(found["allocated"].items())
         return FleetCounts(
-            gpus=number,
-            broken=round(broken[0].value) if broken else 0,
-            power_watts=round(watts[0].value, 1) if watts else None,
-            held=tuple((m, n, unused.get(m, 0.0) if unused else None) for m, n in sorted(known.items())),
+            gpus=round(totals["gpu_seconds"]),
+            broken=round(totals.get("broken_seconds", 0.0)),
+            power_watts=round(totals.get("energy", 0.0) + totals.get("unattributed_energy", 0.0), 1) or None,
+            held=tuple((model, amount, found["idle"].get(model, 0.0)) for model, amount in held),
         )
+
+    async def _count_without_rules(self, now: float) -> FleetCounts:
+        gpus = select(_field_names(TEMPERATURE, UTIL), self._match)
+        counts = await self._client.query(f"count(group {by(self._cluster_label, *UUID_LABELS)} ({gpus}))", now)
+        number = round(counts[0].value) if counts else 0
+        if number <= self._settings.max_gpus:
+            return FleetCounts(number, 0, None, ())
+        counter = select(_own_names("container_gpu_allocated_seconds_total"), self._match)
+        holder = by(*TARGET_LABELS, *UUID_LABELS, *WORKLOAD_LABELS, "GPU_I_ID", "GPU_I_PROFILE", "modelName")
+        query = f"sum {by('modelName', 'GPU_I_PROFILE')} (max {holder} (rate({counter}[5m])))"
+        allocated = {_billed_model(sample.labels): sample.value for sample in await self._client.query(query, now)}
+        self._client.notes.append(
+            f"idle and broken GPUs and power are not known without the recording rule {USAGE_RULE}"
+        )
+        return FleetCounts(number, 0, None, tuple((*item, None) for item in sorted(allocated.items())))
 
     def _make_reading(self, target: TargetState, now: float, monotonic: float) -> NodeReading:
         sampled_at = now if target.scraped_at is None else target.scraped_at

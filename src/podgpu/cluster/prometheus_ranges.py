@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from podgpu.cluster.prices import Prices, ReadPrices
-from podgpu.cluster.prometheus import GR_ENGINE, TEMPERATURE, UTIL, PodOwners
+from podgpu.cluster.prometheus import GR_ENGINE, RULE_LABELS, TEMPERATURE, USAGE_RULE, UTIL, PodOwners
 from podgpu.cluster.promql import PrometheusClient, PrometheusServer, by, quote, select
 from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RowName, make_range, name_row, utc_text
 from podgpu.cluster.state import ClusterState
@@ -52,7 +52,7 @@ _WORDS = {
     **{"idle": "idle hours", "unattributed_energy": "energy of unallocated GPUs", "shares": "shares of GPUs"},
     "gpu_seconds": "hours of unallocated GPUs",
 }
-_RULES = {"podgpu:usage:sum1h": HOUR, "podgpu:usage:increase5m": COARSE}  # the coarsest first
+_RULES = {"podgpu:usage:sum1h": HOUR, USAGE_RULE: COARSE}  # the coarsest first
 _MIN_SAMPLES = 200  # the first and last sample of a rule may be partly outside the range
 _GPU_NAMES = (
     *(name for field in (TEMPERATURE, UTIL, GR_ENGINE) for name in names_of(field)),
@@ -60,7 +60,6 @@ _GPU_NAMES = (
 )
 _GPU_KEYS = (*UUID_LABELS, *MODEL_LABELS)
 _HOLDER_KEYS = (*_GPU_KEYS, "GPU_I_ID", "GPU_I_PROFILE", *WORKLOAD_LABELS)
-_RULE_KEYS = ("kind", "namespace", "owner_kind", "owner_name", "hpc_job", "modelName", "GPU_I_PROFILE")
 Vectors = Mapping[str, Sequence[ParsedSample]]  # by kind of usage
 
 
@@ -179,7 +178,7 @@ class _RangeReader:
         """`function` has a pair of braces in the place of the series."""
         series = function.format(select((name,), self._match))
         found: dict[str, list[ParsedSample]] = defaultdict(list)
-        for sample in await self._client.query(f"max {by(self._cluster, *_RULE_KEYS)} ({series})", end):
+        for sample in await self._client.query(f"max {by(self._cluster, *RULE_LABELS)} ({series})", end):
             found[sample.labels.get("kind", "")].append(sample)
         return found
 
@@ -210,7 +209,7 @@ class _RangeReader:
     async def _read_now(self, end: float, has_rules: bool) -> dict[RowName, dict[str, float | None]]:
         """Returns the present values of rows: means of the last 5 minutes."""
         if has_rules:
-            found = dict(await self._read_rule("podgpu:usage:increase5m", f"last_over_time({{}}[{2 * COARSE}s])", end))
+            found = dict(await self._read_rule(USAGE_RULE, f"last_over_time({{}}[{2 * COARSE}s])", end))
             found.pop("gpu_seconds", None)
         else:
             queries = {kind: self._increase(_COUNTERS[kind], COARSE) for kind in ("allocated", "idle")}
