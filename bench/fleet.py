@@ -26,7 +26,7 @@ def make_documents() -> list[tuple[bytes, bytes]]:
         for _ in range(ROUNDS):
             node.run_round()
             published = node.agent.published
-            documents.append((published.fresh.plain, published.node_json(True).plain))
+            documents.append((published.fresh.plain, published.render("fresh_json").plain))
     return documents
 
 

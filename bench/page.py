@@ -37,7 +37,7 @@ def measure(nodes: int = NODES, turns: int = 5) -> list[Figure]:
 
 def read_cluster(nodes: int) -> ClusterReading:
     with simulated_node() as node:
-        document = node.agent.published.node_json(True).plain
+        document = node.agent.published.render("fresh_json").plain
     states = [decode_node(rename(document, number)) for number in range(nodes)]
     now = time.monotonic()
     return ClusterReading(tuple(NodeReading(f"http://{state.node}:9400", state, now, 0.0, True) for state in states))

@@ -64,17 +64,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 SLOW = {
     "deploy/test_alerts_live.py": 41,
     "endurance/test_attack.py": 32,
-    "agent/test_gpu_faults.py": 26,
+    "browser/test_fit.py": 25,
+    "deploy/test_helm.py": 22,
     "browser/test_cluster_page.py": 20,
+    "deploy/test_chart.py": 20,
     "test_doc_commands.py": 20,
+    "agent/test_gpu_faults.py": 16,
     "faults/test_process.py": 14,
     "agent/test_kubelet_faults.py": 13,
     "browser/test_history.py": 10,
     "cli/test_ill_api_server.py": 10,
     "deploy/test_dashboards.py": 10,
+    "deploy/test_manifests.py": 10,
+    "deploy/test_node_device_exporter.py": 10,
+    "endurance/test_soak.py": 10,
     "test_bench.py": 9,
     "test_billing.py": 8,
-    "endurance/test_soak.py": 10,
 }
 
 

@@ -67,12 +67,14 @@ def yaml_files(page: Path) -> dict[str, str]:
 
 
 def runnable_form(command: str) -> str:
-    """Removes sudo and `kubectl exec`, renders a chart instead of installing it, and makes `make` a dry run."""
+    """Removes sudo and `kubectl exec`, renders a chart instead of installing it, records a short trace, and makes
+    `make` a dry run."""
     command = re.sub(r"^kubectl .* exec \S+ -- ", "", command)
     command = re.sub(r"^sudo (?=(?:\S*/)?podgpu )", "", command)
     command = command.replace("/opt/podgpu/bin/podgpu ", "podgpu ")
     command = re.sub(r"^helm upgrade --install (\S+) (?=deploy/)", r"helm template \1 ", command)
-    command = command.replace(" --reuse-values", " --set image.repository=registry.example.com/podgpu")
+    command = command.replace(" --reset-then-reuse-values", " --set image.repository=registry.example.com/podgpu")
+    command = re.sub(r"^(podgpu trace .*?)( --seconds \d+)?( -o .*)$", r"\1 --seconds 1\3", command)
     return re.sub(r"^make ", "make -n ", command)
 
 

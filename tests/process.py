@@ -65,11 +65,15 @@ def is_listening(process: Process) -> bool:
     return "listening on" in process.log
 
 
+def is_live(process: Process) -> bool:
+    return is_listening(process) and process.client.ask("/livez").status == 200
+
+
 @contextmanager
 def podgpu(
     arguments: Sequence[str],
     folder: Path,
-    is_ready: Callable[[Process], bool] = is_listening,
+    is_ready: Callable[[Process], bool] = is_live,
     *,
     program: Sequence[str] = PODGPU,
     before: Callable[[], None] | None = None,

@@ -92,7 +92,7 @@ def known_options() -> set[str]:
 def test_every_option_named_exists() -> None:
     for page, text in prose_of_pages():
         named = {m[0] for m in re.finditer(r"(?<=`)--[a-z][a-z-]+", text)}
-        assert named <= known_options() | {"--help", "--reuse-values"}, page.name
+        assert named <= known_options() | {"--help", "--reset-then-reuse-values"}, page.name
 
 
 def test_every_chart_value_named_exists() -> None:

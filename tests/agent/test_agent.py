@@ -56,11 +56,12 @@ def test_memory_does_not_grow_with_the_number_of_ended_pods() -> None:
         pods = [Workload("ns", f"p{turn}-{n}", "c", f"uid{turn}-{n}") for n in range(100)]
         node.holders.now = [Assignment(uuid, pod, "kubelet", str(n), 0.01) for n, pod in enumerate(pods)]
         node.turn()
-        gc.collect()
-        used.append(tracemalloc.get_traced_memory()[0])
+        if turn in (25, 44):
+            gc.collect()
+            used.append(tracemalloc.get_traced_memory()[0])
     tracemalloc.stop()
     node.stop()
-    assert used[44] - used[25] < 500_000
+    assert used[1] - used[0] < 500_000
 
 
 def test_past_three_intervals_the_figures_are_withheld(node: Node) -> None:

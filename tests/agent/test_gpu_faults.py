@@ -111,17 +111,17 @@ def test_a_gpu_that_was_lost_when_the_driver_was_loaded(tmp_path: Path) -> None:
     with bench_of(tmp_path, "3xH100", 0, 1, 2) as bench:
         bench.faults.lose(1, enumerated=False)
         bench.faults.reload_driver()
-        for _ in range(MINUTE):
-            bench.turn()
+        for _ in range(MINUTE // 5):
+            bench.turn(seconds=5.0)
         assert bench.shown(0)
         assert not bench.shown(1)
         bench.faults.recover(1)
-        for _ in range(2 * MINUTE):
-            bench.turn()
+        for _ in range(2 * MINUTE // 5):
+            bench.turn(seconds=5.0)
         assert bench.shown(1), "the bus showed three all the time, so nothing changed there"
         begun = bench.driver.calls["nvmlInit"]
-        for _ in range(2 * MINUTE):
-            bench.turn()
+        for _ in range(2 * MINUTE // 5):
+            bench.turn(seconds=5.0)
         assert bench.driver.calls["nvmlInit"] == begun, "all are there: it is left alone"
 
 
@@ -164,6 +164,27 @@ def test_a_repaired_gpu_is_listed_soon_after_a_call_that_hung(tmp_path: Path) ->
         for _ in range(12):
             bench.turn()
         assert bench.shown(1)
+
+
+@pytest.mark.fault(
+    "A GPU with MIG instances that was lost is listed again, and its first reading hangs",
+    "its instances stay known, so that their holders and counters stay",
+)
+def test_instances_of_a_gpu_that_is_listed_again_stay_known(tmp_path: Path) -> None:
+    with bench_of(tmp_path, "2xH100") as bench:
+        bench.faults.relayout(1, ("3g.40gb", "1g.10gb"))
+        bench.turn()
+        bench.faults.lose(1, enumerated=False)
+        bench.faults.reload_driver()
+        for _ in range(20):
+            bench.turn()
+        bench.faults.recover(1)
+        bench.faults.hang("nvmlDeviceGetPowerUsage", 1)
+        seen = set()
+        for _ in range(2 * MINUTE // 5):
+            bench.turn(seconds=5.0)
+            seen |= {len(gpu.instances) for gpu in bench.agent.published.state.devices if gpu.uuid == bench.uuid(1)}
+        assert seen == {2}
 
 
 @pytest.mark.fault(

@@ -9,11 +9,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from podgpu.autoscale.certificates import (
     MAX_CERTIFICATES,
     CaBundleUpdater,
-    OwnCertificate,
     ServiceName,
     issue,
     merge_bundle,
@@ -27,19 +27,19 @@ NAMES = ("v1beta2.custom.metrics.k8s.io", "v1beta1.custom.metrics.k8s.io")
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 
 
-def issued(replica: str, age: int = 0) -> OwnCertificate:
-    return issue(SERVED.host, replica, NOW + timedelta(seconds=age))
+def issued(replica: str, age: int = 0) -> x509.Certificate:
+    return issue(SERVED.host, replica, NOW + timedelta(seconds=age))[0]
 
 
-def pem(*certificates: OwnCertificate) -> str:
-    return "".join(each.pems()[0].text for each in certificates)
+def pem(*certificates: x509.Certificate) -> str:
+    return "".join(each.public_bytes(Encoding.PEM).decode() for each in certificates)
 
 
 def test_a_client_with_the_bundle_accepts_the_certificate() -> None:
-    own = issue(SERVED.host, "replica")
+    own, *pair = issue(SERVED.host, "replica")
     server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    load_pair(server_context, *(each.read() for each in own.pems()), "podgpu's pair")
-    client_context = ssl.create_default_context(cadata=merge_bundle(pem(issued("other")), own.certificate))
+    load_pair(server_context, *(each.read() for each in pair), "podgpu's pair")
+    client_context = ssl.create_default_context(cadata=merge_bundle(pem(issued("other")), own))
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     server = server_context.wrap_bio(incoming, outgoing, server_side=True)
     client = client_context.wrap_bio(outgoing, incoming, server_hostname=SERVED.host)
@@ -57,25 +57,25 @@ def test_a_client_with_the_bundle_accepts_the_certificate() -> None:
 )
 def test_a_restarted_replica_replaces_its_own_certificate_only() -> None:
     healthy, bundle = issued("healthy"), ""
-    bundle = merge_bundle(pem(healthy), issued("crashing").certificate)
+    bundle = merge_bundle(pem(healthy), issued("crashing"))
     for age in range(MAX_CERTIFICATES):
         last = issued("crashing", age)
-        bundle = merge_bundle(bundle, last.certificate)
-    assert parse_bundle(bundle) == [last.certificate, healthy.certificate]
+        bundle = merge_bundle(bundle, last)
+    assert parse_bundle(bundle) == [last, healthy]
 
 
 def test_a_bundle_keeps_the_newest_certificates() -> None:
     others = [issued(f"pod-{age}", age) for age in range(MAX_CERTIFICATES + 5)]
     own = issued("own")
-    kept = parse_bundle(merge_bundle(pem(*others), own.certificate))
-    assert kept == [own.certificate, *(each.certificate for each in reversed(others[6:]))]
-    assert parse_bundle(merge_bundle("garbage", own.certificate)) == [own.certificate]
+    kept = parse_bundle(merge_bundle(pem(*others), own))
+    assert kept == [own, *reversed(others[6:])]
+    assert parse_bundle(merge_bundle("garbage", own)) == [own]
 
 
 class Replica:
     def __init__(self, api: ApiDouble, name: str = "first") -> None:
         self.api = api
-        self.certificate = issue(SERVED.host, name).certificate
+        self.certificate = issue(SERVED.host, name)[0]
 
     def update(self, times: int = 1) -> bool:
         """Returns whether it is ready after this number of updates."""

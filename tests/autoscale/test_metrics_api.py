@@ -32,7 +32,7 @@ def get(stage: Stage, *paths: str, method: str = "GET") -> list[tuple[int, Any]]
     """Requests without TLS and without a check of the caller."""
 
     async def run() -> list[tuple[int, Any]]:
-        app = MetricsApi(stage.store, *issue("api.test", "test").pems(), FrontProxy).application()
+        app = MetricsApi(stage.store, *issue("api.test", "test")[1:], FrontProxy).application()
         answers = []
         async with (
             listening(Listener(app, Address("127.0.0.1", 0)), ConnectionLimits()) as bound,

@@ -8,6 +8,7 @@ import queue
 import subprocess
 import sys
 import tempfile
+from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from podgpu.cli.demo import (
     make_exporter,
     make_script,
     schedule,
+    write_past,
 )
 from podgpu.clock import Clock
 from podgpu.cluster.loop import Cluster
@@ -47,7 +49,7 @@ LEAP = 2 * STEP
 class Demo:
     """All of it, but for the threads that would turn it."""
 
-    def __init__(self, opened: ExitStack, script: bool = True) -> None:
+    def __init__(self, opened: ExitStack, script: bool = True, past: bool = False) -> None:
         self.time = FakeClock()
         clock = Clock(self.time.monotonic, self.time.wall)
         prices = read_prices("example")
@@ -78,8 +80,11 @@ class Demo:
         opened.callback(lambda: self._loop.run_until_complete(self._backend.close()))
         self.cluster = Cluster(lambda: self._backend, CLUSTER, prices, clock)
         self._recorder = cluster_recorder(self.cluster)
+        if past:
+            own = [exporter.recorder for exporter in self.exporters]
+            write_past(self.nodes, self._recorder, own, prices, self.time.wall())
         usage = cluster_usage(self.cluster, self._recorder)
-        app: Any = lambda cluster: cluster_application(cluster, usage=usage)  # noqa: E731
+        app: Any = lambda cluster: cluster_application(cluster, history=self._recorder, usage=usage)  # noqa: E731
         self.page: Client = opened.enter_context(running(self.cluster, app=app))  # type: ignore[arg-type]
         self._due = schedule(make_script(self.nodes) if script else [])
         self._next = next(self._due, None)
@@ -218,14 +223,17 @@ def test_the_notebook_that_idles_is_the_waste(calm: CalmStory) -> None:
 
 def test_calm_nothing_breaks_and_loads_vary(calm: CalmStory) -> None:
     seen: dict[str, set[float]] = {}
+    awaited: set[str] = set()
     for view in calm.views:
         assert view["totals"]["broken"] == 0
         for gpu in gpus(view).values():
             for of in gpu.get("holders", ()):
                 seen.setdefault(of["pod"], set()).add(round(of.get("utilization_ratio", 0.0), 1))
+                awaited |= {part["pod"] for part in of.get("waits_for", ())}
     assert len(seen["chat-0"]) > 3, "a service has its ups and downs"
     assert seen["jupyter-ada-0"] == {0.0}
     assert min(seen["llm-train-0"]) > 0.7
+    assert {"embed-0", "ocr-0"} <= awaited, "two pods that share a GPU wait for each other"
     assert calm.acts == []
 
 
@@ -275,6 +283,27 @@ def test_events_and_the_summary_of_a_job_that_ended(demo: Demo) -> None:
     assert ended["cost"] > 0
     assert ended["energy_kwh"] > 0
     assert demo.page.ask("/api/v1/summary/research/no-such-pod").status == 404
+
+
+def test_the_demo_has_a_past_from_its_first_second() -> None:
+    with ExitStack() as opened:
+        demo = Demo(opened, past=True)
+        told = demo.ask("/api/v1/events")["events"]
+        assert {event["kind"] for event in told} == {
+            *("started", "ended", "recovered", "idle"),
+            *("xid", "lost", "thermal", "node_gone"),
+        }
+        by_team = demo.ask("/api/v1/range?range=24h&by=label:team")
+        assert {row.get("label") for row in by_team["rows"]} == {"nlp", "chat", "search", "data-science", None}
+        assert by_team["totals"]["gpu_hours"] == pytest.approx(20 * 24, rel=0.02)
+        assert by_team["totals"]["wasted"] > 100
+        job = demo.ask("/api/v1/summary/research/finetune-4")
+        assert job["hint"].startswith("1 of its 2 GPUs would be enough")
+        lines = demo.ask("/api/v1/history")["devices"].values()
+        assert len(lines) == 26, "20 GPUs and 6 MIG instances"
+        assert all(b64decode(line).count(255) <= 2 for line in lines), "sparklines are full"
+        on_node = json.loads(demo.clients[2].ask("/api/v1/events").body)["events"]
+        assert {event["node"] for event in on_node} == {"node-3"}
 
 
 def test_without_grpc_the_message_names_the_package_to_install() -> None:

@@ -14,7 +14,6 @@ from podgpu.gpu.nvml.switch_attribution import SwitchLogError
 from podgpu.gpu.nvml.switch_log import check_driver
 from podgpu.gpu.nvml.switch_splitter import SwitchLog, SwitchLogFactory
 from podgpu.model import Device, UsageMethod
-from podgpu.simulate.gpu import SimulatedLoad
 from tests.simulated import FaultyNvml
 
 Examine = Callable[..., list[tuple[Level, str, str]]]
@@ -31,13 +30,9 @@ def examined() -> Iterator[Examine]:
         privileged: bool = True,
         version: str = "580.159.04",
         error: SwitchLogError | None = None,
-        mps_clients: int = 0,
-        subject: str = "sharing",
     ) -> list[tuple[Level, str, str]]:
         driver = FaultyNvml(spec, jitter=0, driver_version=version)
         drivers.append(driver)
-        for pid in range(mps_clients):
-            driver.place(SimulatedLoad(0, 100 + pid, kind="mps"))
 
         def open_log(device: Device, driver_version: str) -> SwitchLog:
             check_driver(driver_version)
@@ -51,7 +46,7 @@ def examined() -> Iterator[Examine]:
         context = command.make_context("doctor", ["--usage-from", wanted, "--no-hostname", "-f", "none", *paths])
         examination = NodeExamination(merge_config_file(context, context.params), False, telemetry)
         findings = examination.run(5.0, lambda _: None, "/nowhere")
-        return [(one.level, one.text, one.advice) for one in findings if one.subject == subject]
+        return [(one.level, one.text, one.advice) for one in findings if one.subject == "sharing"]
 
     yield run
     for driver in drivers:
@@ -67,13 +62,6 @@ def test_what_is_possible(examined: Examine) -> None:
     assert (level, text.startswith("GPU 0: uses context switches")) == (Level.OK, True)
     ((level, text, _),) = examined(wanted="switches", privileged=False)
     assert (level, "processes of other users" in text) == (Level.NOTE, True)
-
-
-def test_clients_of_mps_are_reported(examined: Examine) -> None:
-    ((level, text, _),) = examined("2xH200", mps_clients=2, subject="MPS")
-    assert (level, text.startswith("GPU 0: used by clients of MPS")) == (Level.NOTE, True)
-    assert "waste, cost by use and values for autoscaling of these containers are not known under MPS" in text
-    assert examined(subject="MPS") == []
 
 
 @pytest.mark.fault(

@@ -50,12 +50,12 @@ def test_markdown(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["report", "--url", url, "--range", "24h", "--by", "label:team"]) == 0
     out = capsys.readouterr().out
     assert "# GPU report, " in out
-    assert "| 1.60 | 0.20 | 0.40 | 25% | – | 160.00 | 40.00 |" in out, "the total includes unallocated GPUs"
-    assert "| nlp | 0.40 | 0.20 | 0.00 | 50% | – | 40.00 | 0.00 |" in out
+    assert "| 1.60 | 0.20 | 0.40 | – | 25% | – | 160.00 | 40.00 |" in out, "the total includes unallocated GPUs"
+    assert "| nlp | 0.40 | 0.20 | 0.00 | – | 50% | – | 40.00 | 0.00 |" in out
     assert "| a\\|b<script> | 0.40 |" in out
     assert "| unallocated | 0.80 |" in out
     owners = out[out.index("## Most idle owners") :]
-    assert "| ml/Deployment/notebook | 0.40 | 0.00 | 0.40 | 0% | – | 40.00 | 40.00 |" in owners
+    assert "| ml/Deployment/notebook | 0.40 | 0.00 | 0.40 | – | 0% | – | 40.00 | 40.00 |" in owners
     assert "busy" not in owners
     assert "GPU-3" in out[out.index("## Broken GPUs now") :]
     assert "- there is no record before" in out

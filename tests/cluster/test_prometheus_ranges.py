@@ -77,6 +77,7 @@ def points() -> Iterator[Point]:
                 yield Point("podgpu_container_gpu_busy_seconds_total", name, busy * age, at)
                 yield Point("podgpu_container_gpu_idle_seconds_total", name, idle * age, at)
                 yield Point("podgpu_container_gpu_energy_joules_total", name, watts * age, at)
+                yield Point("podgpu_container_gpu_wait_seconds_total", name, 0.1 * age, at)
                 yield Point("podgpu_allocation_share_ratio", name, share, at)
         for gpu in range(4):
             yield Point("DCGM_FI_DEV_GPU_TEMP", {**instance, "UUID": f"GPU-{gpu}", **MODEL}, 40, at)
@@ -152,6 +153,7 @@ def test_hours_and_cost_with_a_restart_and_an_ended_pod(serving: Serving, tmp_pa
     assert answer.totals.gpu_hours == pytest.approx(16.0, rel=0.005), "the GPUs' own hours"
     assert answer.totals.cost == pytest.approx(160.0, rel=0.005)
     assert rows["ml/train"].mean_use == pytest.approx(0.25, rel=0.01)
+    assert rows["ml/train"].waited_hours == pytest.approx(0.4, rel=0.01)
     assert by_owner["ml/Job/batch"].owner == WorkloadOwner("Job", "batch")
     assert by_team["nlp"].gpu_hours == rows["ml/ended"].gpu_hours
     assert rows_of(dearer)["ml/train"].cost == pytest.approx(3 * 10 + 30, rel=0.01), "the last hour is dearer"

@@ -284,6 +284,10 @@ def test_use_under_mps_is_not_known_and_the_row_says_so() -> None:
     rows = {row.pod: row for row in cluster.wasted()}
     assert (rows["a"].idle_gpus, rows["a"].idle_hours, rows["a"].wasted) == (0.0, 0.0, 0.0)
     assert [rows[pod].unknown_because for pod in ("a", "b", "idle")] == ["not known under MPS"] * 2 + [""]
+    answer = cluster.range(end=WALL + cluster.at)
+    assert answer.totals.unknown_hours == round(30 / 3600, 4)
+    (note,) = [note for note in answer.notes if "not known under MPS" in note]
+    assert f"the use of {answer.totals.unknown_hours:.4g} GPU-hours is unknown" in note
     holders = make_view(cluster.state()).nodes[0].gpus[0].holders
     assert [(one.use, one.unknown_because) for one in holders] == [("unknown", "not known under MPS")] * 2
 
@@ -314,11 +318,12 @@ def test_bounds_of_the_use_come_from_the_exporter_or_are_the_time_that_is_not_id
     for number in range(241):
         exact = holder(
             "a", utilization_ratio=0.5, busy_ns=number * 7_500_000_000, busy_min_ns=number * 6_000_000_000,
-            busy_max_ns=number * 9_000_000_000,
+            busy_max_ns=number * 9_000_000_000, wait_ns=number * 3_000_000_000,
         )  # fmt: skip
         cluster.round(gpu(0, exact, busy=0.5), gpu(1, used("b", number * 15.0, busy=0.25), busy=0.25))
     rows = cluster.rows()
     assert [rows["ml/a"].used_hours_min, rows["ml/a"].used_hours, rows["ml/a"].used_hours_max] == [0.4, 0.5, 0.6]
+    assert (rows["ml/a"].waited_hours, rows["ml/b"].waited_hours) == (0.2, None)
     assert [rows["ml/b"].used_hours_min, rows["ml/b"].used_hours, rows["ml/b"].used_hours_max] == [0.0, 0.25, 1.0]
 
 

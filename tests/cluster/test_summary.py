@@ -60,7 +60,8 @@ def test_an_ended_pod_has_its_duration_use_waiting_throttling_and_errors() -> No
         (0.2, 12, 1, "NVIDIA A100-SXM4-80GB", "A MIG instance 2g (20 GiB) or 20 % of a GPU would be enough"),
         (0.1, 30, 1, "NVIDIA H100 80GB HBM3", "A MIG instance 3g (40 GiB) or 40 % of a GPU would be enough"),
         (0.2, 12, 1, "NVIDIA L40S", "20 % of a GPU would be enough"),
-        (0.3, 60, 4, "NVIDIA H100 80GB HBM3", "2 of its 4 GPUs would be enough"),
+        (0.3, 30, 4, "NVIDIA H100 80GB HBM3", "2 of its 4 GPUs would be enough"),
+        (0.3, 50, 4, "NVIDIA H100 80GB HBM3", "3 of its 4 GPUs would be enough"),
         (0.8, 60, 4, "NVIDIA H100 80GB HBM3", ""),
     ],
 )
@@ -70,7 +71,7 @@ def test_a_smaller_part_that_fits_is_named_with_its_assumption(
     summary = summarize(use, memory, gpus, model)
     assert summary.hint.partition(", if it works as before")[0] == hint
     if hint:
-        assert f"below {use:.0%} for 95 % of the time, at most {memory}.0 GiB" in summary.hint
+        assert f"below {use * 100:.0f} % for 95 % of the time, at most {memory}.0 GiB" in summary.hint
 
 
 def test_a_pod_that_shares_its_gpu_already_gets_no_hint() -> None:

@@ -46,9 +46,9 @@ def _chart_with_notes() -> Path:
 
 
 def refusal(values: Mapping[str, Any]) -> str:
-    """What helm says to values it must not take."""
+    """Returns helm's error for values that the chart refuses."""
     done = _template(json.dumps(values), operator=False)
-    assert done.returncode != 0, "it was taken"
+    assert done.returncode != 0, "the values were accepted"
     return done.stderr
 
 
@@ -108,7 +108,7 @@ def pods_of(rendered: list[Object]) -> Iterator[Object]:
 
 
 def level(spec: Mapping[str, Any]) -> str:
-    """The strictest Pod Security level that lets a pod in, by the published standards."""
+    """Returns the strictest Pod Security level that allows a pod, by the published standards."""
     containers = spec["containers"]
     host = any(spec.get(key) for key in ("hostPID", "hostNetwork", "hostIPC"))
     paths = any("hostPath" in volume for volume in spec.get("volumes", ()))

@@ -29,7 +29,7 @@ kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.sche
 
 @cache
 def rendered_variants() -> Mapping[str, list[Object]]:
-    """To be looked at, not changed."""
+    """The result is shared: do not change it."""
     return {name: objects(values) for name, values in VARIANTS.items()}
 
 
@@ -56,12 +56,12 @@ def test_lint(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
-def test_kubernetes_takes_every_object(version: str) -> None:
+def test_objects_match_the_schemas_of_kubernetes(version: str) -> None:
     assert list(refused(every_object(), version)) == []
 
 
 def refused(found: Iterator[tuple[str, Object]], version: str) -> Iterator[str]:
-    """Most objects are the same in most variants: each is looked at once."""
+    """Most objects are the same in most variants, so each is validated once."""
     seen = set()
     for name, one in found:
         text = json.dumps(one)
@@ -85,7 +85,7 @@ def test_objects_have_names_labels_and_a_namespace() -> None:
         seen.add(key)
 
 
-def test_selectors_find_the_pods() -> None:
+def test_selectors_match_one_workload_or_service() -> None:
     for name, rendered in rendered_variants().items():
         workloads = [one for one in rendered if one["kind"] in ("DaemonSet", "Deployment")]
         labels = [one["spec"]["template"]["metadata"]["labels"] for one in workloads]
@@ -109,7 +109,7 @@ def _selector(one: Object) -> dict[str, str] | None:
     return None
 
 
-def test_mounts_and_volumes_belong_together() -> None:
+def test_mounts_have_volumes() -> None:
     for name, spec in every_pod():
         volumes = [volume["name"] for volume in spec.get("volumes", ())]
         assert len(volumes) == len(set(volumes)), name
@@ -121,7 +121,7 @@ def test_mounts_and_volumes_belong_together() -> None:
             assert len(variables) == len(set(variables)), name
 
 
-def test_probes_ask_a_port_that_is_there() -> None:
+def test_probes_use_a_port_of_the_container() -> None:
     for name, one in every_container():
         ports = {port["name"] for port in one.get("ports", ())}
         for probe in ("livenessProbe", "readinessProbe"):
@@ -130,7 +130,7 @@ def test_probes_ask_a_port_that_is_there() -> None:
                 assert one[probe]["timeoutSeconds"] >= 1, name
 
 
-def test_every_container_has_a_memory_budget() -> None:
+def test_containers_have_requests_and_a_memory_limit() -> None:
     for name, one in every_container():
         assert one["resources"]["requests"].keys() == {"cpu", "memory"}, name
         assert one["resources"]["limits"].keys() == {"memory"}, f"{name}: a throttled tick is a late tick"
@@ -146,7 +146,7 @@ def test_every_flag_and_variable_is_an_option(monkeypatch: pytest.MonkeyPatch) -
 # --- least privilege, see also test_chart_security.py
 
 
-def test_no_container_may_more_than_its_features_need() -> None:
+def test_privileges_only_for_enabled_features() -> None:
     for name, spec in every_pod():
         values = VARIANTS[name]
         driver_root = values.get("gpus", {}).get("access") == "driver-root"
@@ -154,17 +154,17 @@ def test_no_container_may_more_than_its_features_need() -> None:
         assert "hostIPC" not in spec, name
         for one in spec["containers"]:
             context = one["securityContext"]
-            if one["name"] != "dcgm-exporter":  # NVIDIA's; it is not known to run without writing
+            if one["name"] != "dcgm-exporter":  # NVIDIA's may write files
                 assert context["readOnlyRootFilesystem"] is True, name
             assert context.get("privileged", False) == (driver_root and one["name"] != "node-exporter"), name
             if not context.get("privileged"):
                 added = context["capabilities"].get("add", [])
                 assert context["capabilities"]["drop"] == ["ALL"], name
                 assert context["allowPrivilegeEscalation"] == ("SYS_ADMIN" in added), name
-                assert not added or _asked_for(values), (name, added)
+                assert not added or _needs_capability(values), (name, added)
 
 
-def _asked_for(values: Mapping[str, Any]) -> bool:
+def _needs_capability(values: Mapping[str, Any]) -> bool:
     return bool(
         values.get("gpus", {}).get("migMonitoring")
         or values.get("exporter", {}).get("addCapabilities")
@@ -173,7 +173,7 @@ def _asked_for(values: Mapping[str, Any]) -> bool:
     )
 
 
-def test_the_notes_say_the_level_the_pods_need() -> None:
+def test_notes_name_the_pod_security_level() -> None:
     for name, rendered in rendered_variants().items():
         needed = {level(spec) for spec in pods_of(rendered)}
         text = notes(VARIANTS[name])
@@ -194,7 +194,7 @@ def test_pages_and_sections_named_in_the_notes_exist() -> None:
         assert ("-autoscale" in shown) == values.get("autoscale", {}).get("enabled", False), name
 
 
-def test_nothing_is_ever_written_to_the_api_server() -> None:
+def test_no_write_access_to_the_api_server() -> None:
     for name, one in every_object():
         for rule in one.get("rules", ()) if one["kind"] in ("Role", "ClusterRole") else ():
             if rule.get("resources") == ["apiservices"]:  # autoscale's own, by name: test_chart_autoscale.py
@@ -206,15 +206,15 @@ def test_nothing_is_ever_written_to_the_api_server() -> None:
             assert one["automountServiceAccountToken"] is False, name
 
 
-# --- single ones
+# --- other rules
 
 
-def test_the_version_is_the_packages() -> None:
+def test_chart_has_the_packages_version() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
 
 
-def test_nothing_of_the_operators_without_the_operator() -> None:
+def test_no_objects_of_the_operator_without_the_operator() -> None:
     everything = {"cluster": {"enabled": True}, "enrich": {"enabled": True}}
     assert not CRDS & {one["kind"] for one in objects(everything, operator=False)}
     assert {"ServiceMonitor", "PodMonitor", "PrometheusRule"} == CRDS & {one["kind"] for one in objects(everything)}

@@ -12,19 +12,15 @@ PLAIN, ALL = VARIANTS["autoscale"], VARIANTS["autoscale with all"]
 KEDA_ALONE = VARIANTS["autoscale for KEDA alone"]
 
 
-def names(kind: str, values: Any) -> list[str]:
-    return [found["metadata"]["name"] for found in of_kind(kind, values)]
-
-
 def rules(values: Any, role: str) -> list[Any]:
     (found,) = [one for one in of_kind("ClusterRole", values) if one["metadata"]["name"].endswith(role)]
     return list(found["rules"])
 
 
-# The blast radius
+# Availability
 
 
-def test_somebody_is_always_there_to_answer() -> None:
+def test_a_replica_is_always_available() -> None:
     deployment = the("Deployment", PLAIN, "autoscale")["spec"]
     assert deployment["replicas"] == 2
     assert deployment["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
@@ -33,7 +29,7 @@ def test_somebody_is_always_there_to_answer() -> None:
     assert spread == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
 
 
-def test_only_keda_reaches_kedas_listener() -> None:
+def test_only_keda_can_connect_to_its_listener() -> None:
     values = {"autoscale": {"enabled": True, "keda": {"secretName": "keda-server"}}}
     spec = the("NetworkPolicy", values, "autoscale")["spec"]
     clients = {rule["ports"][0]["port"]: rule.get("from") for rule in spec["ingress"]}
@@ -42,16 +38,16 @@ def test_only_keda_reaches_kedas_listener() -> None:
     assert spec["policyTypes"] == ["Ingress"]
 
 
-# What it may
+# Permissions
 
 
-def test_it_may_patch_its_own_apiservices_and_nothing_else() -> None:
+def test_it_may_patch_only_its_own_apiservices() -> None:
     pods, apiservices = rules(PLAIN, "podgpu-autoscale")
     assert pods == {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}
     assert (apiservices["resourceNames"], apiservices["verbs"]) == (CUSTOM, ["get", "patch"])
 
 
-def test_the_apis_own_roles_come_with_the_api() -> None:
+def test_roles_of_the_metrics_api_only_with_the_api() -> None:
     def bound(values: Any) -> set[str]:
         kinds = ("ClusterRoleBinding", "RoleBinding")
         return {one["roleRef"]["name"] for kind in kinds for one in of_kind(kind, values)}
@@ -62,14 +58,14 @@ def test_the_apis_own_roles_come_with_the_api() -> None:
     assert reader["roleRef"]["name"] == "extension-apiserver-authentication-reader"
 
 
-# Whose the APIs are
+# APIServices
 
 
-def test_an_apiservice_leads_to_the_service_and_knows_its_authority() -> None:
+def test_apiservice_has_service_and_authority() -> None:
     given, injected = VARIANTS["autoscale with a given certificate"], VARIANTS["autoscale with cert-manager"]
     own = of_kind("APIService", PLAIN)[0]["spec"]
     assert own["service"] == {"namespace": NAMESPACE, "name": "podgpu-autoscale", "port": 443}
-    assert "caBundle" not in own, "podgpu keeps it: an upgrade must not take it away"
+    assert "caBundle" not in own, "podgpu sets it, and an upgrade must not remove it"
     assert not any("insecureSkipTLSVerify" in one["spec"] for one in of_kind("APIService", ALL))
     assert {one["spec"]["caBundle"] for one in of_kind("APIService", given)} == {"LS0tLS1CRUdJTg=="}
     (service,) = [one for one in of_kind("Service", PLAIN) if one["metadata"]["name"] == "podgpu-autoscale"]

@@ -24,32 +24,32 @@ def host_paths(values: Values, component: str = "exporter") -> dict[str, str]:
 # --- the exporter
 
 
-def test_the_kubelets_directory_is_where_it_is_said_to_be() -> None:
+def test_another_directory_of_the_kubelet() -> None:
     values = VARIANTS["another kubelet"]
     assert host_paths(values) == {
         "pod-resources": "/var/lib/k0s/kubelet/pod-resources",
         "pod-logs": "/var/log/pods",
         "container-logs": "/var/log/containers",
     }
-    assert mounts(values) == mounts({}), "inside, everything is where podgpu looks for it"
+    assert mounts(values) == mounts({}), "paths in the container do not change"
 
 
 @pytest.mark.parametrize(("variant", "component"), [("web config", "exporter"), ("cluster behind TLS", "cluster")])
-def test_protected_expositions_have_a_plain_port_for_probes(variant: str, component: str) -> None:
+def test_web_config_adds_a_plain_port_for_probes(variant: str, component: str) -> None:
     one = container(VARIANTS[variant], component)
     assert {item["name"]: item["containerPort"] for item in one["ports"]}["probes"] == 9402
     assert one["livenessProbe"]["httpGet"] == {"path": "/livez", "port": "probes"}
     assert one["readinessProbe"]["httpGet"] == {"path": "/ready", "port": "probes"}
     assert mounts(VARIANTS[variant], component)["/etc/podgpu/web"] == "web-config"
-    said = (*(str(value) for value in env(VARIANTS[variant], component).values()), *one.get("args", ()))
-    assert any(word.endswith("/etc/podgpu/web/web-config.yml") for word in said)
-    assert any(word.endswith(":9402") for word in said)
+    words = (*(str(value) for value in env(VARIANTS[variant], component).values()), *one.get("args", ()))
+    assert any(word.endswith("/etc/podgpu/web/web-config.yml") for word in words)
+    assert any(word.endswith(":9402") for word in words)
 
 
 # --- network policies
 
 
-def test_an_exporter_that_asks_nobody_may_ask_nobody() -> None:
+def test_exporter_without_an_api_server_has_no_egress() -> None:
     spec = the("NetworkPolicy", VARIANTS["network policies"])["spec"]
     assert spec["policyTypes"] == ["Ingress", "Egress"]
     assert spec["egress"] == []
@@ -57,7 +57,7 @@ def test_an_exporter_that_asks_nobody_may_ask_nobody() -> None:
     assert the("NetworkPolicy", VARIANTS["network policies"], "enrich")["spec"]["egress"] == []
 
 
-def test_the_cluster_may_ask_its_exporters() -> None:
+def test_cluster_may_connect_to_its_exporters() -> None:
     rules = the("NetworkPolicy", VARIANTS["network policies"], "cluster")["spec"]["egress"]
     labels = the("DaemonSet", VARIANTS["network policies"])["spec"]["selector"]["matchLabels"]
     assert rules[-1]["to"] == [{"podSelector": {"matchLabels": labels}}]
@@ -69,7 +69,7 @@ def test_the_cluster_may_ask_its_exporters() -> None:
 # --- the cluster view
 
 
-def test_the_cluster_finds_this_releases_exporters() -> None:
+def test_cluster_discovers_the_exporters_of_its_release() -> None:
     arguments = dict(
         word.removeprefix("--").split("=", 1) for word in container(VARIANTS["cluster"], "cluster")["args"]
     )
@@ -81,7 +81,17 @@ def test_the_cluster_finds_this_releases_exporters() -> None:
     assert service["spec"]["ports"][0]["name"] == "metrics", "the port that is scraped"
 
 
-def test_the_cluster_asks_prometheus_where_there_is_one() -> None:
+def test_cluster_behind_an_ingress() -> None:
+    ingress = the("Ingress", VARIANTS["cluster behind an Ingress"], "cluster")
+    [rule] = ingress["spec"]["rules"]
+    backend = rule["http"]["paths"][0]["backend"]["service"]
+    service = the("Service", VARIANTS["cluster behind an Ingress"], "cluster")
+    assert (rule["host"], backend["name"]) == ("gpus.example.com", service["metadata"]["name"])
+    assert backend["port"]["name"] in {port["name"] for port in service["spec"]["ports"]}
+    assert ingress["spec"]["tls"] == [{"hosts": ["gpus.example.com"], "secretName": "gpus-tls"}]
+
+
+def test_cluster_reads_from_prometheus() -> None:
     values = VARIANTS["cluster by Prometheus"]
     assert container(values, "cluster")["args"] == [
         "--address=:9401",
@@ -97,27 +107,10 @@ def test_the_cluster_asks_prometheus_where_there_is_one() -> None:
     assert mounts(values, "cluster")["/etc/podgpu/prometheus"] == "prometheus-access"
 
 
-# --- enrich
-
-
-def test_seed_000s_daemonset() -> None:
-    """dcgm-exporter, podgpu and node_exporter in one pod; one writes into the directory, one reads."""
-    values = VARIANTS["enrich"]
-    assert [one["name"] for one in pod(values, "enrich")["containers"]] == ["podgpu", "dcgm-exporter", "node-exporter"]
-    assert mounts(values, "enrich")["/run/textfile"] == "textfile"
-    reading = container(values, "enrich", "node-exporter")
-    assert reading["volumeMounts"] == [{"name": "textfile", "mountPath": "/run/textfile", "readOnly": True}]
-    assert "--collector.textfile.directory=/run/textfile" in reading["args"]
-    assert container(values, "enrich", "dcgm-exporter")["args"] == ["-a", "127.0.0.1:9400"]
-    assert "--in=http://127.0.0.1:9400/metrics" in container(values, "enrich")["args"]
-    volumes = {one["name"]: one for one in pod(values, "enrich")["volumes"]}
-    assert volumes["textfile"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "32Mi"}
-
-
 # --- the hook
 
 
-def test_the_hook_reaches_the_runtime_and_one_directory_and_nothing_else() -> None:
+def test_hook_mounts_only_the_runtime_socket_and_one_directory() -> None:
     values = VARIANTS["hook"]
     assert host_paths(values, "hook") == {"nri": "/var/run/nri", "podlist": "/var/lib/kubelet/pod-resources"}
     assert mounts(values, "hook") == {"/var/run/nri": "nri", "/var/lib/kubelet/pod-resources": "podlist"}
@@ -134,7 +127,7 @@ def test_the_hook_reaches_the_runtime_and_one_directory_and_nothing_else() -> No
 
 
 def test_history_of_the_cluster_on_a_claim() -> None:
-    """The old pod goes before the new one comes: they cannot both have the volume."""
+    """The old pod ends before the new one starts, because only one can mount the volume."""
     values = VARIANTS["history of the cluster"]
     assert "--history-dir=/var/lib/podgpu/history" in container(values, "cluster")["args"]
     spec = pod(values, "cluster")

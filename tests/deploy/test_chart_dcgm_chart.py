@@ -11,11 +11,10 @@ from deploy.render import CHART
 from podgpu.cli.options import EXPORTER_OPTIONS
 from tests.deploy.chart import VARIANTS, container, env, pod, refusal
 
-TAKEN = {"arguments", "extraEnv", "extraConfigMapVolumes"}
 SEED = VARIANTS["seed 001's values where it has them"]
 
 
-def test_the_three_values_of_the_walk_through_are_taken() -> None:
+def test_values_of_nvidias_walk_through_are_accepted() -> None:
     assert container(SEED)["args"] == ["-c", "1000"]
     assert env(SEED)["DCGM_EXPORTER_CONFIGMAP_DATA"] == "default:exporter-metrics-volume"
     assert pod(SEED)["automountServiceAccountToken"] is True, "the ConfigMap is read from the API server"
@@ -24,10 +23,9 @@ def test_the_three_values_of_the_walk_through_are_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "advice"),
     [
         ({"serviceMonitor": {"enabled": True}}, "Here it is monitor, with enabled, interval"),
-        ({"serviceMonitor": {"additionalLabels": {"release": "prometheus"}}}, "Here it is monitor"),
         ({"tolerations": [{"operator": "Exists"}]}, "Here it is gpuNodes.tolerations"),
         ({"nodeSelector": {"a": "b"}}, "Here it is gpuNodes.nodeSelector"),
         ({"kubeletPath": "/var/lib/kubelet/pod-resources"}, "Here it is kubeletRoot"),
@@ -35,9 +33,9 @@ def test_the_three_values_of_the_walk_through_are_taken() -> None:
         ({"service": {"port": 9400}, "exporter": {"enabled": False}}, "Here it is exporter.service"),
     ],
 )
-def test_of_its_other_values_is_said_what_they_are_here(values: dict[str, Any], said: str) -> None:
+def test_other_values_are_refused_with_the_value_to_use(values: dict[str, Any], advice: str) -> None:
     (name, *_) = values
-    assert f"{name} is a value of dcgm-exporter's chart. {said}" in refusal(values)
+    assert f"{name} is a value of dcgm-exporter's chart. {advice}" in refusal(values)
 
 
 def exists(values: Any, path: str) -> bool:
@@ -48,7 +46,7 @@ def exists(values: Any, path: str) -> bool:
     return True
 
 
-# --- what needs a port, a mount or rights has a value of its own
+# --- flags that need a port, a mount or permissions
 
 
 def standing_for() -> list[dict[str, Any]]:
@@ -59,7 +57,7 @@ def standing_for() -> list[dict[str, Any]]:
     return table
 
 
-def test_the_table_of_flags_is_the_packages() -> None:
+def test_flags_in_the_table_exist() -> None:
     options = {option.flag: option for option in EXPORTER_OPTIONS}
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     for one in standing_for():
@@ -70,8 +68,8 @@ def test_the_table_of_flags_is_the_packages() -> None:
 
 
 @pytest.mark.parametrize("one", standing_for(), ids=lambda one: one["flags"][-1])
-def test_such_a_flag_or_variable_is_refused_with_the_value_to_use(one: dict[str, Any]) -> None:
-    """Taken as they are they would leave probes on a port where nobody listens, or a feature without its rights."""
+def test_flags_and_variables_are_refused_with_the_value_to_use(one: dict[str, Any]) -> None:
+    """Otherwise probes would use a port without a listener, or a feature would lack permissions."""
     short, *_, long = (*one["flags"], *one["flags"])
     words = [f"--{long}=x"] if short == long else [f"-{short}", "x"]
     assert f"{words[0]}: use the value {one['value']}," in refusal({"exporter": {"arguments": words}})

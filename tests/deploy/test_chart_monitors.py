@@ -47,7 +47,7 @@ RULE_FILES = sorted({*(CHART / "files" / "rules").glob("*.yaml")} - {HOLDER_RULE
 DASHBOARD_FILES = sorted((CHART / "files" / "dashboards").glob("*.json"))
 
 
-def test_a_rule_object_is_its_file() -> None:
+def test_rule_objects_have_the_content_of_the_files() -> None:
     rendered = of_kind("PrometheusRule", {"rules": {"additionalLabels": {"release": "prometheus"}}})
     assert [one["spec"] for one in rendered] == [
         yaml.safe_load(file.read_text(encoding="utf-8")) for file in RULE_FILES
@@ -67,7 +67,7 @@ def test_rules_of_holders_only_without_their_labels_on_dcgm_series() -> None:
     assert "PODGPU_DCGM_HOLDER_LABELS" not in env({})
 
 
-def test_a_dashboard_object_is_its_file() -> None:
+def test_dashboard_objects_have_the_content_of_the_files() -> None:
     values = {"dashboards": {"annotations": {"grafana_folder": "GPU"}, "namespace": "grafana"}}
     rendered = [one for one in of_kind("ConfigMap", values) if "grafana_dashboard" in one["metadata"]["labels"]]
     assert [json.loads(next(iter(one["data"].values()))) for one in rendered] == [
@@ -79,7 +79,7 @@ def test_a_dashboard_object_is_its_file() -> None:
         assert len(json.dumps(one)) < 1_000_000, "a ConfigMap holds a MiB"
 
 
-def test_single_alerts_can_be_switched_off_and_the_others_stay_as_they_are() -> None:
+def test_disabled_alerts() -> None:
     rendered = of_kind("PrometheusRule", {"rules": {"disabled": ["PodgpuPowerBrake"]}})
     kept = [rule for one in rendered for group in one["spec"]["groups"] for rule in group["rules"]]
     files = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in RULE_FILES]
@@ -94,5 +94,5 @@ def alerts(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {rule["alert"]: rule for rule in rules if "alert" in rule}
 
 
-def test_without_exporters_nobody_is_woken_because_there_are_none() -> None:
+def test_no_alert_about_absent_exporters_if_the_exporter_is_disabled() -> None:
     assert alerts({}).keys() - alerts({"exporter": {"enabled": False}}).keys() == {"PodgpuExporterAbsent"}

@@ -14,7 +14,7 @@ NO_USAGE = {"exporter": {"usage": {"from": "none"}}}
 LEAST = {"exporter": {"kubernetes": {"enabled": False}, "usage": {"from": "none"}}}
 
 
-def test_the_default_exporter_may_read_the_kubelets_socket_and_nothing_else() -> None:
+def test_default_exporter_can_only_read_the_kubelets_directory_and_logs() -> None:
     spec = pod()
     assert spec["securityContext"] == {
         "runAsUser": 0,
@@ -38,14 +38,14 @@ def test_the_default_exporter_may_read_the_kubelets_socket_and_nothing_else() ->
 
 
 @pytest.mark.parametrize("values", [NO_MAPPING, LEAST])
-def test_without_a_path_that_is_roots_it_is_not_root(values: Mapping[str, Any]) -> None:
+def test_exporter_without_pod_mapping_is_not_root(values: Mapping[str, Any]) -> None:
     context = pod(values)["securityContext"]
     assert (context["runAsUser"], context["runAsNonRoot"]) == (65534, True)
     assert not any("kubelet" in volume["hostPath"]["path"] for volume in pod(values).get("volumes", ()))
     assert env(values)["DCGM_EXPORTER_KUBERNETES"] == "false"
 
 
-def test_host_pid_goes_with_container_usage() -> None:
+def test_host_pid_only_with_container_usage() -> None:
     assert pod()["hostPID"] is True
     assert env()["PODGPU_USAGE_FROM"] == "samples"
     assert "hostPID" not in pod(NO_USAGE)
@@ -54,8 +54,8 @@ def test_host_pid_goes_with_container_usage() -> None:
     assert all("hostPID" not in pod(VARIANTS[name], "enrich") for name in ("enrich", "enrich with all"))
 
 
-def test_exact_usage_is_a_switch_with_its_price() -> None:
-    """One capability, and what Kubernetes says goes with it; nothing else changes."""
+def test_exact_usage_adds_sys_admin_only() -> None:
+    """Kubernetes requires allowPrivilegeEscalation with this capability."""
     exact = VARIANTS["usage from exact"]
     assert env(exact)["PODGPU_USAGE_FROM"] == "exact"
     assert container(exact)["securityContext"] == {
@@ -103,7 +103,7 @@ VERSIONS = {"nonResourceURLs": ["/apis/resource.k8s.io"], "verbs": ["get"]}
         ("dra", {"ClusterRole": [SLICES, CLAIMS, VERSIONS]}),
     ],
 )
-def test_roles_are_for_what_is_switched_on(variant: str, expected: dict[str, list[Object]]) -> None:
+def test_roles_of_enabled_features(variant: str, expected: dict[str, list[Object]]) -> None:
     assert rules_of(VARIANTS[variant]) == expected
     assert pod(VARIANTS[variant])["automountServiceAccountToken"] is bool(expected)
 
@@ -112,7 +112,7 @@ def test_roles_are_for_what_is_switched_on(variant: str, expected: dict[str, lis
     ("variant", "namespace", "name"),
     [("counters in a ConfigMap", "gpu", "counters"), ("seed 001's values", "default", "exporter-metrics-volume")],
 )
-def test_one_configmap_may_be_read_where_it_is(variant: str, namespace: str, name: str) -> None:
+def test_only_the_configmap_of_counters_can_be_read(variant: str, namespace: str, name: str) -> None:
     one_map = {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [name], "verbs": ["list", "watch"]}
     assert rules_of(VARIANTS[variant]) == {"Role": [one_map]}
     (role,) = of_kind("Role", VARIANTS[variant])
@@ -128,7 +128,7 @@ def test_one_configmap_may_be_read_where_it_is(variant: str, namespace: str, nam
         ("cluster everywhere", {"ClusterRole": [["endpointslices"], ["services"], ["pods"]]}),
     ],
 )
-def test_the_cluster_reads_endpoints_where_its_exporters_are(variant: str, expected: dict[str, Any]) -> None:
+def test_roles_of_the_cluster_view(variant: str, expected: dict[str, Any]) -> None:
     rules = rules_of(VARIANTS[variant], "cluster")
     assert {kind: [rule["resources"] for rule in some] for kind, some in rules.items()} == expected
     assert pod(VARIANTS[variant], "cluster")["automountServiceAccountToken"] is bool(expected)

@@ -32,20 +32,20 @@ def render(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
-def test_they_are_current() -> None:
+def test_manifests_are_current() -> None:
     done = render(ROOT, "--check")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @files
-def test_kubernetes_takes_them(name: str) -> None:
+def test_manifests_match_the_schemas_of_kubernetes(name: str) -> None:
     for one in loaded(name):
         if one["kind"] not in CRDS:
             kubernetes_validate.validate(one, NEWEST, strict=True)
 
 
 @files
-def test_the_namespace_lets_the_pods_in(name: str) -> None:
+def test_namespace_allows_the_pods(name: str) -> None:
     rendered = loaded(name)
     levels = {level(spec) for spec in pods_of(rendered)}
     if levels:
@@ -53,7 +53,7 @@ def test_the_namespace_lets_the_pods_in(name: str) -> None:
         labels = rendered[0]["metadata"]["labels"]  # type: ignore[index]
         assert levels <= {"restricted", labels["pod-security.kubernetes.io/enforce"]}
     elsewhere = {one["kind"] for one in rendered if one["metadata"].get("namespace", NAMESPACE) != NAMESPACE}  # type: ignore[attr-defined]
-    assert elsewhere <= {"RoleBinding"}, "of the API server's own trust, in kube-system"
+    assert elsewhere <= {"RoleBinding"}, "for the API server's authentication, in kube-system"
 
 
 @files
@@ -65,14 +65,14 @@ def test_flags_and_variables_are_options(name: str, monkeypatch: pytest.MonkeyPa
 # Options of the image, the GPU operator and the systemd unit
 
 
-def test_the_images(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_in_the_dockerfile(monkeypatch: pytest.MonkeyPatch) -> None:
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     example = re.search(r"^# .*docker run .* IMAGE (.+)$", text, re.MULTILINE)
     assert example is not None
     parse("exporter", shlex.split(example[1]), {}, monkeypatch)
 
 
-def test_the_gpu_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_the_gpu_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     """What its DaemonSet sets, with only the image changed: the table of docs/install-gpu-operator.md."""
     exposition = (ROOT / "docs" / "install-gpu-operator.md").read_text(encoding="utf-8")
     table = exposition.split("| The operator sets |")[1].split("\n\n")[0]
@@ -83,7 +83,7 @@ def test_the_gpu_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     parse("exporter", (), variables, monkeypatch)
 
 
-def test_the_units(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_the_systemd_unit(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the file of variables suggests, too."""
     lines = (ROOT / "deploy" / "systemd" / "podgpu.env").read_text(encoding="utf-8").splitlines()
     pairs = [match.groups() for line in lines if (match := re.fullmatch(r"#?([A-Z_]+)=(.*)", line))]

@@ -18,7 +18,7 @@ from podgpu.simulate.kubelet import SimulatedPod
 from tests.faults.ailing_exporter import HEALTHY, driver
 from tests.net import lines_of
 from tests.nodes.clock import wait_until
-from tests.process import EXPORTER, NO_LOGS, PODGPU, ROOT, Process, has_values, podgpu
+from tests.process import EXPORTER, NO_LOGS, PODGPU, ROOT, Process, has_values, is_listening, podgpu
 from tests.simulated import FaultyNvml
 from tests.simulated_kubelet import FaultyKubelet
 
@@ -79,7 +79,7 @@ def test_largest_node_fits_the_memory_limit_of_the_chart(folder: Path) -> None:
 def test_sigterm_during_a_turn(folder: Path) -> None:
     with podgpu(EXPORTER, folder, has_values) as healthy:
         healthy.stop()
-    with podgpu(SIMULATED, folder, program=AILING) as hanging:
+    with podgpu(SIMULATED, folder, is_listening, program=AILING) as hanging:
         hanging.stop()
 
 

@@ -75,20 +75,6 @@ def test_mig_labels() -> None:
     }
 
 
-def test_a_gpu_with_series_of_instances_only() -> None:
-    """dcgm-exporter then repeats the values of the GPU for each instance."""
-    rows = "".join(
-        f'{name}{{gpu="0",UUID="{A100}",GPU_I_PROFILE="1g.5gb",GPU_I_ID="{gi}"}} {value}\n'
-        for name, figures in (("DCGM_FI_DEV_GPU_TEMP", (61, 61)), ("DCGM_FI_PROF_GR_ENGINE_ACTIVE", (0.25, 0.5)))
-        for gi, value in zip((7, 8), figures, strict=True)
-    )
-    assert values(Text(rows), ENGINE, TEMPERATURE) == {
-        A100: {TEMPERATURE.id: 61},
-        f"{A100}/gi7": {ENGINE.id: 0.25},
-        f"{A100}/gi8": {ENGINE.id: 0.5},
-    }
-
-
 def test_the_companion_driver_completes_devices() -> None:
     driver = FaultyNvml("1xH100/2x1g.10gb")
     nvml = NvmlTelemetry(driver, count_expected=lambda: 1)
@@ -107,9 +93,20 @@ def test_the_companion_driver_completes_devices() -> None:
 # Values
 
 
-def test_copies_for_several_pods_are_one_value() -> None:
-    rows = "".join(f'DCGM_FI_DEV_GPU_UTIL{{gpu="0",UUID="GPU-1",pod="{pod}"}} 7\n' for pod in "ab")
-    assert values(Text(rows), UTILISATION) == {"GPU-1": {UTILISATION.id: 7}}
+def test_copies_for_several_pods_must_agree() -> None:
+    rows = "".join(
+        f'{name}{{gpu="0",UUID="GPU-1",pod="{pod}"}} {value}\n'
+        for name, pod, value in [
+            (UTILISATION.name, "a", 7),
+            (UTILISATION.name, "b", 7),
+            (MEMORY.name, "a", 1),
+            (MEMORY.name, "b", 2),
+        ]
+    )
+    telemetry = ExporterTelemetry(Text(rows))
+    answer = telemetry.read(telemetry.inventory().gpus[0], [UTILISATION, MEMORY])
+    assert dict(answer.readings[0].values) == {UTILISATION.id: 7}
+    assert (answer.errors, answer.unsupported) == (("copies_differ",), ())
 
 
 @pytest.mark.parametrize(

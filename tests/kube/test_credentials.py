@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.errors import SourceError
+from podgpu.kube.client import Credentials, parse_credential, run_plugin
 from podgpu.kube.config import ApiConfig, ExecPlugin, ExecVariable
-from podgpu.kube.credentials import Credentials, parse_credential, run_plugin
 from tests.nodes.clock import PATIENCE
 
 V1 = "client.authentication.k8s.io/v1"

@@ -25,7 +25,7 @@ from podgpu.web.sockets import Address
 from tests.certificates import Certificates
 from tests.nodes.clock import PATIENCE, wait_until
 from tests.nodes.node import Node
-from tests.process import EXPORTER, podgpu
+from tests.process import EXPORTER, is_listening, podgpu
 from tests.web.server import LOOPBACK, Client, running
 
 REFUSED = (ssl.SSLError, ConnectionError)
@@ -276,7 +276,7 @@ def test_probe_address_needs_no_certificate(
 ) -> None:
     anywhere = "127.0.0.1:0"
     others = ("--probe-address", anywhere, "--gpu-manager-metrics", "--gpu-manager-address", anywhere)
-    with podgpu((*EXPORTER, *others, "--web-config-file", str(write(MUTUAL))), folder) as process:
+    with podgpu((*EXPORTER, *others, "--web-config-file", str(write(MUTUAL))), folder, is_listening) as process:
         pattern = re.compile(r" on (https?)://([\d.]+):(\d+)(/\w+)$", re.MULTILINE)
         wait_until(lambda: len(pattern.findall(process.log)) == 3, "it listens on three addresses")
         addresses = {path: Address(host, int(port), kind) for kind, host, port, path in pattern.findall(process.log)}

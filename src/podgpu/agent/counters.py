@@ -174,7 +174,6 @@ class Schedule:
     def __init__(self, lanes: Sequence[Lane]) -> None:
         self.lanes = tuple(lanes)
         self._next = dict.fromkeys(self.lanes, float("-inf"))
-        self._cold = set(self.lanes)
 
     @property
     def next_at(self) -> float:
@@ -189,8 +188,7 @@ class Schedule:
 
     def _compute_next(self, lane: Lane, now: float) -> float:
         """Returns the next time on a fixed grid, so that lanes are read together. A late lane starts a new grid."""
-        if lane in self._cold:
-            self._cold.discard(lane)
+        if self._next[lane] == float("-inf"):  # first reading
             return now + min(WARM_UP_SECONDS, lane.interval)
         on_time = self._next[lane] + lane.interval
         return on_time if on_time > now else now + lane.interval

@@ -12,7 +12,7 @@ from functools import partial
 
 from podgpu.clock import Clock
 from podgpu.device_selection import Selection
-from podgpu.gpu.source import FollowsSchedule, GpuAnswer, Inventory, Lane, ReadsOthers, Telemetry
+from podgpu.gpu.source import GpuAnswer, HostEngine, Inventory, Lane, Telemetry
 from podgpu.metrics.fields import CLOCK_EVENTS_FIELD, Field
 from podgpu.model import Device, OtherReading, Reading, SourceStatus, Value
 from podgpu.workers import ErrorCounts, Workers
@@ -106,7 +106,7 @@ class TelemetryTurn:
     def set_lanes(self, lanes: Sequence[Lane]) -> None:
         self._lanes = tuple(lanes)
         self.drop_values()
-        if isinstance(self._telemetry, FollowsSchedule):
+        if isinstance(self._telemetry, HostEngine):
             self._telemetry.schedule(self._lanes)
 
     def drop_values(self) -> None:
@@ -125,7 +125,7 @@ class TelemetryTurn:
             return self._make_result(lanes, (inventory,), {})
         gpus = {_worker(gpu): gpu for gpu in self._choose_gpus()}
         reads: dict[str, _Read] = {}
-        if isinstance(self._telemetry, ReadsOthers):
+        if isinstance(self._telemetry, HostEngine):
             reads[OTHERS] = self._telemetry.read_others
         reads |= {worker: partial(self._telemetry.read, gpu) for worker, gpu in gpus.items()}
         jobs = {}
@@ -173,10 +173,15 @@ class TelemetryTurn:
             self._answers.pop(worker, None)
         for uuid in {g.uuid for g in self._inventory.gpus} - here - self._forgotten:
             self._absent[uuid] = self._known[uuid]
+        self._known = {g.uuid: self._find_devices(g) for g in inventory.gpus}
         self._absent = {uuid: devices for uuid, devices in self._absent.items() if uuid not in here}
-        self._known = {g.uuid: self._known.get(g.uuid, (g,)) for g in inventory.gpus}
         self._inventory = inventory
         self._most_seen = max(self._most_seen, len(inventory.gpus) + len(inventory.unreachable))
+
+    def _find_devices(self, gpu: Device) -> tuple[Device, ...]:
+        """Returns the GPU and its instances as last read. A GPU that returns keeps its instances until it answers."""
+        last = self._known.get(gpu.uuid) or self._absent.get(gpu.uuid) or (gpu,)
+        return tuple(replace(device, index=gpu.index) for device in last) if last[0].model else (gpu,)
 
     # -- GPUs that disappeared -----------------------------------------------------------------------------------
 

@@ -52,19 +52,8 @@ class ServiceName:
         return (service.get("namespace"), service.get("name")) == (self.namespace, self.name)
 
 
-@dataclass(frozen=True, slots=True)
-class OwnCertificate:
-    certificate: x509.Certificate
-    key: ec.EllipticCurvePrivateKey
-
-    def pems(self) -> tuple[Pem, Pem]:
-        """Returns the certificate and its key."""
-        key = self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
-        return Pem(text=_to_pem(self.certificate), origin="podgpu's certificate"), Pem(text=key, origin="its key")
-
-
-def issue(host: str, replica: str, now: datetime | None = None) -> OwnCertificate:
-    """Creates a self-signed certificate. `replica` must be the same after a restart of this replica."""
+def issue(host: str, replica: str, now: datetime | None = None) -> tuple[x509.Certificate, Pem, Pem]:
+    """Returns a self-signed certificate, its PEM and its key. `replica` must be the same after a restart."""
     now = now or datetime.now(UTC)
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"podgpu autoscale {replica[-_MAX_NAME:]}")])
@@ -74,7 +63,13 @@ def issue(host: str, replica: str, now: datetime | None = None) -> OwnCertificat
     builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-    return OwnCertificate(builder.sign(key, hashes.SHA256()), key)
+    certificate = builder.sign(key, hashes.SHA256())
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+    return (
+        certificate,
+        Pem(text=_to_pem(certificate), origin="podgpu's certificate"),
+        Pem(text=secret, origin="its key"),
+    )
 
 
 def _to_pem(certificate: x509.Certificate) -> str:

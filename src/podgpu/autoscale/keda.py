@@ -10,7 +10,7 @@ import logging
 import ssl
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -153,15 +153,6 @@ def _round_up(value: float) -> int:
     return max(1, round(value)) if value > 0 else 0
 
 
-class _KedaTlsContent(NamedTuple):
-    certificate: bytes
-    key: bytes
-    client_ca: bytes
-
-    def make_configuration(self) -> Any:
-        return grpc.ssl_server_certificate_configuration([(self.key, self.certificate)], self.client_ca)
-
-
 class KedaTls:
     """Reads the certificate files at every handshake. If they are invalid, uses the last valid ones."""
 
@@ -176,7 +167,7 @@ class KedaTls:
     def make_credentials(self) -> Any:
         """Returns credentials that require a client certificate of the configured CA."""
         return grpc.dynamic_ssl_server_credentials(
-            self._used.make_configuration(), self._reload, require_client_authentication=True
+            _make_configuration(self._used), self._reload, require_client_authentication=True
         )
 
     def _reload(self) -> Any:
@@ -186,15 +177,20 @@ class KedaTls:
             return None
         self._used = content
         _log.info("%s has changed: new connections use the new certificate", self._certificate.name)
-        return content.make_configuration()
+        return _make_configuration(content)
 
-    def _read(self) -> _KedaTlsContent:
+    def _read(self) -> tuple[bytes, bytes, bytes]:
         """Raises SourceError."""
-        content = _KedaTlsContent(self._certificate.read(), self._key.read(), self._client_ca.read())
+        certificate, key, client_ca = self._certificate.read(), self._key.read(), self._client_ca.read()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        load_pair(context, content.certificate, content.key, f"{self._certificate.name} and {self._key.name}")
+        load_pair(context, certificate, key, f"{self._certificate.name} and {self._key.name}")
         try:
-            context.load_verify_locations(cadata=content.client_ca.decode("ascii", "ignore"))
+            context.load_verify_locations(cadata=client_ca.decode("ascii", "ignore"))
         except (ssl.SSLError, ValueError) as error:
             raise SourceError("tls", f"{self._client_ca.name} contains no valid PEM certificate") from error
-        return content
+        return certificate, key, client_ca
+
+
+def _make_configuration(content: tuple[bytes, bytes, bytes]) -> Any:
+    certificate, key, client_ca = content
+    return grpc.ssl_server_certificate_configuration([(key, certificate)], client_ca)

@@ -97,7 +97,7 @@ def make_server(
     service = _parse_api_certificate(options) if api_address is not None else None
     config = require_config(options["kubeconfig"])
     pods = PodWatcher(config)
-    stack.callback(pods.close)
+    stack.callback(pods.informer.close)
     store = SampleStore(settings, options["longest_window"], pods.current)
     scaler = api = updater = None
     if keda_address is not None:
@@ -108,9 +108,8 @@ def make_server(
         stack.callback(watcher.close)
         certificate, key = Pem(file=options["api_cert_file"]), Pem(file=options["api_key_file"])
         if service is not None:
-            own = issue(service.host, socket.gethostname())
-            certificate, key = own.pems()
-            updater = CaBundleUpdater(ApiClient(config), own.certificate, API_SERVICES, service)
+            own, certificate, key = issue(service.host, socket.gethostname())
+            updater = CaBundleUpdater(ApiClient(config), own, API_SERVICES, service)
         api = MetricsApi(store, certificate, key, lambda: next(iter(watcher.items()), None))
     cluster = Cluster(make_collector, settings, on_round=store.add_round)
     return AutoscaleServer(store, cluster, scaler, api, updater)

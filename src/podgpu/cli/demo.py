@@ -22,6 +22,7 @@ import click
 from aiohttp import web
 
 from podgpu.agent.loop import Agent, Settings
+from podgpu.cli.demo_past import make_past
 from podgpu.cli.options import make_command, options_of
 from podgpu.cli.terminal import configure_logging
 from podgpu.clock import Clock
@@ -32,6 +33,7 @@ from podgpu.cluster.record import cluster_recorder, cluster_usage
 from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
 from podgpu.errors import StartError
 from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.gpu.nvml.switch_splitter import SwitchLogFactory
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
@@ -39,7 +41,8 @@ from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.labels import Policy
 from podgpu.model import WorkloadOwner
-from podgpu.simulate.node import StageNode
+from podgpu.simulate.node import StageNode, Tenant
+from podgpu.simulate.switches import TurnLog
 from podgpu.usage.containers import ContainerFinder
 from podgpu.web.app import Listener, Service, run
 from podgpu.web.cluster_app import cluster_application
@@ -60,6 +63,7 @@ _JOB = "llm-train"
 _FIRST_JOB = 2  # number of the job that runs on the third node at the start
 _OWNERS = {
     _JOB: "Job",
+    "finetune": "Job",
     "diffusion": "Job",
     "chat": "Deployment",
     "embed": "Deployment",
@@ -68,6 +72,8 @@ _OWNERS = {
     "jupyter": "StatefulSet",
 }
 """Prefix of a pod's name -> kind of its owner."""
+_TEAMS = {"research": "nlp", "serving": "chat", "batch": "search"}
+"""Namespace -> value of the label team of its pods. Other pods belong to the team data-science."""
 
 
 @make_command(
@@ -84,7 +90,9 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
     and a node goes down within a minute; all of it recovers after two.
     """
     configure_logging("text", debug=False)
-    addresses = [address, *(Address(_LOOPBACK, 0) for _ in OTHER_GPUS)]
+    # The ports after the cluster view's, so that Prometheus can scrape the other nodes too.
+    others = [Address(address.host, address.port and address.port + 2 + number) for number in range(len(OTHER_GPUS))]
+    addresses = [address, *others]
     run_demo([gpus, *OTHER_GPUS], addresses, cluster_address, calm, read_prices(prices))
     click.echo("demo ended")
 
@@ -111,6 +119,7 @@ def run_demo(
             prices,
         )
         recorder = cluster_recorder(cluster)
+        write_past(nodes, recorder, [exporter.recorder for exporter in exporters], prices, time.time())
         listeners = [
             *(Listener(exporter.application(), where) for exporter, where in zip(exporters, addresses, strict=True)),
             Listener(
@@ -125,10 +134,24 @@ def run_demo(
         services: list[Service] = [*parts, cluster, recorder, director]
 
         def on_listening(bound: Sequence[Address]) -> None:
-            targets.extend(f"http://{_LOOPBACK}:{where.port}/metrics" for where in bound[:-1])
+            targets.extend(f"http://{where.host or _LOOPBACK}:{where.port}/metrics" for where in bound[:-1])
             _print_overview(bound, script)
 
         run(services, listeners, on_listening)
+
+
+def write_past(
+    nodes: Sequence[StageNode],
+    recorder: HistoryRecorder,
+    of_nodes: Sequence[HistoryRecorder],
+    prices: ReadPrices,
+    now: float,
+) -> None:
+    """Writes a simulated day before `now` to the history of the cluster and of each node."""
+    for round_ in make_past(nodes, owners_of, team_of, prices()[0], now):
+        recorder.append(round_)
+        for node, own in zip(nodes, of_nodes, strict=True):
+            own.append(round_._replace(gpus=[sample for sample in round_.gpus if sample.node == node.name]))
 
 
 def _print_overview(bound: Sequence[Address], script: Sequence[Act]) -> None:
@@ -241,12 +264,23 @@ class DemoExporter(NamedTuple):
         return app
 
 
+def team_of(namespace: str) -> str:
+    return _TEAMS.get(namespace, "data-science")
+
+
 def make_exporter(node: StageNode, prices: ReadPrices, clock: Clock | None = None) -> DemoExporter:
     clock = clock or Clock()
     names = IdentityReader(str(node.root / "pods"), str(node.root / "containers"))
     count = node.gpus
     agent = Agent(
-        NvmlTelemetry(node.driver, "simulated", lambda: count, clock=clock.monotonic, wall=clock.wall),
+        NvmlTelemetry(
+            node.driver,
+            "simulated",
+            lambda: count,
+            clock=clock.monotonic,
+            wall=clock.wall,
+            switch_logs=SwitchLogFactory("exact", lambda gpu, _: TurnLog(node.driver, gpu.uuid), lambda: True),
+        ),
         HolderSources([KubeletAllocation(node.kubelet.socket)], names.read),
         Settings(
             interval=1.0,
@@ -255,14 +289,19 @@ def make_exporter(node: StageNode, prices: ReadPrices, clock: Clock | None = Non
         ),
         clock,
         containers=ContainerFinder(str(node.root / "proc")),
+        pod_labels=lambda: {(t.namespace, t.pod): (("team", team_of(t.namespace)),) for t in node.tenants},
     )
     return DemoExporter(node, agent, node_recorder(agent, prices=prices), prices)
 
 
 def find_owners(nodes: Sequence[StageNode]) -> dict[tuple[str, str], WorkloadOwner]:
     """Returns the simulated owners of pods. In a cluster, they are read from the API server."""
+    return owners_of([tenant for node in nodes for tenant in node.tenants])
+
+
+def owners_of(tenants: Sequence[Tenant]) -> dict[tuple[str, str], WorkloadOwner]:
     owners = {}
-    for tenant in (tenant for node in nodes for tenant in node.tenants):
+    for tenant in tenants:
         prefix = next((prefix for prefix in _OWNERS if tenant.pod.startswith(f"{prefix}-")), None)
         if prefix is not None:
             kind = _OWNERS[prefix]

@@ -22,7 +22,6 @@ from podgpu.doctor.node import (
     check_device_files,
     check_gpus,
     check_host_name,
-    check_mps,
     check_pid_namespace,
     check_privileges,
     check_usage,
@@ -100,7 +99,6 @@ class NodeExamination:
             ]
             if options["usage_from"] != "none" and whole:
                 findings += check_usage(telemetry, whole, options["usage_from"], workers, deadline)
-                findings += check_mps(telemetry, whole, workers, deadline)
             findings += check_watches(self._api.feeds, deadline)
             identities, required = make_identities(options, self._api), options["kubernetes"]
             findings += check_holders(

@@ -19,7 +19,7 @@ from podgpu.http_client import HttpClient
 _TIMEOUT = 90.0  # longer than a query to Prometheus
 _TOP_OWNERS = 10
 _UNKNOWN = "–"
-_COLUMNS = ("GPU-hours", "used", "idle", "mean use", "energy, kWh", "cost", "wasted")
+_COLUMNS = ("GPU-hours", "used", "idle", "waiting", "mean use", "energy, kWh", "cost", "wasted")
 
 
 class _Table(NamedTuple):
@@ -79,10 +79,11 @@ def _make_tables(answer: RangeAnswer, owners: RangeAnswer, broken: Sequence[str]
 
 
 def _cells(figures: RangeFigures) -> tuple[str, ...]:
+    hours = (figures.gpu_hours, figures.used_hours, figures.idle_hours, figures.waited_hours)
     return (
-        *(_number(hours) for hours in (figures.gpu_hours, figures.used_hours, figures.idle_hours)),
+        *map(_number, hours),
         _UNKNOWN if figures.mean_use is None else f"{figures.mean_use:.0%}",
-        *(_number(amount) for amount in (figures.energy_kwh, figures.cost, figures.wasted)),
+        *map(_number, (figures.energy_kwh, figures.cost, figures.wasted)),
     )
 
 

@@ -44,13 +44,14 @@ _COUNTERS = {
     "busy_min": "podgpu_container_gpu_busy_seconds_min_total",
     "busy_max": "podgpu_container_gpu_busy_seconds_max_total",
     "idle": "podgpu_container_gpu_idle_seconds_total",
+    "waited": "podgpu_container_gpu_wait_seconds_total",
     "energy": "podgpu_container_gpu_energy_joules_total",
     "unattributed_energy": "podgpu_device_unattributed_energy_joules_total",
 }
 _WORDS = {
     **{"busy": "used hours", "busy_min": "lower bounds of used hours", "busy_max": "upper bounds of used hours"},
     **{"idle": "idle hours", "unattributed_energy": "energy of unallocated GPUs", "shares": "shares of GPUs"},
-    "gpu_seconds": "hours of unallocated GPUs",
+    **{"waited": "hours of waiting", "gpu_seconds": "hours of unallocated GPUs"},
 }
 _RULES = {"podgpu:usage:sum1h": HOUR, USAGE_RULE: COARSE}  # the coarsest first
 _MIN_SAMPLES = 200  # the first and last sample of a rule may be partly outside the range
@@ -310,7 +311,9 @@ class _RangeReader:
         """Yields the usage of each part."""
         amounts_of = {kind: self._add_by_part(found.get(kind, ())) for kind in (*_COUNTERS, "shares")}
         for part, labels in labels_of.items():
-            seconds, busy, least, most, idle, energy, _, share = (sums.get(part) for sums in amounts_of.values())
+            seconds, busy, least, most, idle, waited, energy, _, share = (
+                sums.get(part) for sums in amounts_of.values()
+            )
             model, profile = _read_model(labels), labels.get("GPU_I_PROFILE", "")
             billed = billed_name(model, profile) if profile else model
             size = parent_and_fraction(billed)[1] or 0.0
@@ -328,6 +331,7 @@ class _RangeReader:
                 busy_min_seconds=(least or 0.0) * size,
                 busy_max_seconds=max(busy or 0.0, held - (idle or 0.0) if most is None else most) * size,
                 energy_joules=energy or 0.0,
+                waited_seconds=(waited or 0.0) * size,
             )
             yield part, UsageSum(UNALLOCATED, "" if price is None else prices.currency, amounts)
 

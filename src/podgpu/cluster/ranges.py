@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import msgspec
 
 from podgpu.clock import Clock
-from podgpu.cluster.parts import HeldPart, sum_held
+from podgpu.cluster.parts import MPS_REASON, HeldPart, sum_held
 from podgpu.cluster.prices import Prices
 from podgpu.cluster.state import ClusterState
 from podgpu.errors import UsageError
@@ -64,6 +64,7 @@ class RangeFigures(msgspec.Struct, omit_defaults=True, kw_only=True):
     used_hours_max: float = 0.0
     idle_hours: float = 0.0
     unknown_hours: float = 0.0  # the part of `allocated_hours` for which `used_hours` is not known
+    waited_hours: float | None = None  # for another workload on a shared GPU; None if it is 0 or not known
     mean_use: float | None = None  # of the time for which the use is known
     energy_kwh: float | None = None
     cost: float | None = None
@@ -196,6 +197,16 @@ def make_range(
         rows.sort(key=lambda row: (-(row.wasted or 0.0), -row.idle_hours, describe_row(row)))
     else:
         rows.sort(key=lambda row: (row.unallocated, -(row.cost or 0.0), -row.gpu_hours, describe_row(row)))
+    totals = RangeTotals(
+        **add_up(usage, prices.currency),
+        unallocated_cost=add_up([one for one in usage if one.account == UNALLOCATED], prices.currency)["cost"],
+    )
+    missing = list(_describe_missing(query.label, prices, usage, rows))
+    if "mps" in methods and totals.unknown_hours:
+        missing.append(
+            f"the use of {totals.unknown_hours:.4g} GPU-hours is unknown and part of neither used, idle nor wasted:"
+            f" of containers that share a GPU by MPS it is {MPS_REASON}"
+        )
     return RangeAnswer(
         from_=bounds[0],
         to=bounds[1],
@@ -205,11 +216,8 @@ def make_range(
         source=source,
         simulated=simulated,
         methods=list(methods),
-        notes=[*notes, *_describe_missing(query.label, prices, usage, rows)],
-        totals=RangeTotals(
-            **add_up(usage, prices.currency),
-            unallocated_cost=add_up([one for one in usage if one.account == UNALLOCATED], prices.currency)["cost"],
-        ),
+        notes=[*notes, *missing],
+        totals=totals,
         rows=rows,
     )
 
@@ -271,6 +279,7 @@ def add_up(usage: Sequence[UsageSum], currency: str) -> dict[str, Any]:
         "used_hours_max": _hours(held.busy_max_seconds),
         "idle_hours": _hours(held.idle_seconds),
         "unknown_hours": _hours(held.allocated_seconds - held.measured_seconds),
+        "waited_hours": _hours(held.waited_seconds) or None,
         "mean_use": round(held.busy_seconds / held.measured_seconds, _DIGITS) if held.measured_seconds else None,
         "energy_kwh": round(everything.energy_joules / _JOULES_PER_KWH, _DIGITS) if everything.energy_joules else None,
         "cost": round(cost.cost, _DIGITS) if priced else None,
@@ -369,6 +378,7 @@ def _make_cells(answer: RangeAnswer, row: RangeRow) -> dict[str, Any]:
         "x_UsedGpuHoursMax": row.used_hours_max,
         "x_IdleGpuHours": row.idle_hours,
         "x_UnknownGpuHours": row.unknown_hours,
+        "x_WaitedGpuHours": row.waited_hours,
         "x_MeanUse": row.mean_use,
         "x_EnergyKwh": row.energy_kwh,
         "x_WastedCost": row.wasted,

@@ -138,11 +138,10 @@ def _hint(summary: JobSummary, p95: list[float], gpus: list[DeviceState]) -> str
     peak, total = summary.peak_memory_bytes, min((gpu.memory_total_bytes or 0 for gpu in gpus), default=0)
     if not p95 or peak is None or not total:
         return ""
-    proviso = (
-        f"if it works as before: below {max(p95):.0%} for 95 % of the time, at most {peak / _GIB:.1f} GiB of memory"
-    )
+    usual = f"below {max(p95) * 100:.0f} % for 95 % of the time, at most {peak / _GIB:.1f} GiB of memory"
+    proviso = "if it works as before: " + usual
     if len(p95) > 1:
-        needed = max(1, math.ceil(sum(p95)))
+        needed = max(1, math.ceil(sum(p95)), math.ceil(peak * len(p95) / total))
         return f"{needed} of its {len(p95)} GPUs would be enough, {proviso} on each." if needed < len(p95) else ""
     share = max(p95[0], peak / total)
     if share > _MAX_SHARE:

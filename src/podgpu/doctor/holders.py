@@ -236,14 +236,6 @@ def _explain_unknown(device_id: DeviceId, readings: GpuReadings) -> tuple[str, s
             "the MIG layout was changed after the pod got the device: delete the pod, and restart the device plugin so"
             " that it offers the new instances",
         )
-    if device_id.minor is not None:
-        gpus = (gpu for gpu in readings.devices if not gpu.is_instance and gpu.minor is not None)
-        minors = few_of(f"nvidia{gpu.minor} is GPU {gpu.index}" for gpu in gpus)
-        return (
-            f"no GPU has the minor number {device_id.minor} ({minors or 'the driver reports none'})",
-            "such ids are minor numbers (/dev/nvidia<N>), not nvidia-smi's indices; if the GPU was removed, restart the"
-            " device plugin and delete the pod",
-        )
     return (
         "this node has no such GPU",
         "if the GPU was replaced, restart the device plugin and delete the pod; otherwise check that the socket belongs"

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from podgpu.cluster.parts import MPS_REASON
 from podgpu.doctor.findings import Finding, note, ok, plural, wrong
 from podgpu.errors import SourceError, StartError, few_of
 from podgpu.gpu.dcgm import DcgmTelemetry
@@ -208,17 +207,6 @@ def _check_exporter(telemetry: ExporterTelemetry, readings: GpuReadings) -> list
     return [
         ok("exporter", f"{telemetry.shown} has {plural(len(inventory.gpus), 'GPU')}: {listed}"),
         *(wrong("exporter", str(error)) for error in readings.failures.values()),
-        *(
-            note(
-                "exporter",
-                f"GPU {gpu.index}: {plural(len(answer.errors), 'value')} ignored, because the exporter reports"
-                " different values for each holder",
-                "the exporter may split GPUs among pods (KUBERNETES_VIRTUAL_GPUS): turn this off there, or read the"
-                " driver (--telemetry nvml)",
-            )
-            for gpu, answer in readings.answers.items()
-            if answer.errors
-        ),
     ]
 
 
@@ -287,20 +275,6 @@ def check_usage(
         replace(finding, text=f"GPU{'s' * (len(numbers) > 1)} {few_of(numbers)}: {finding.text}")
         for finding, numbers in findings.items()
     ]
-
-
-def check_mps(telemetry: Telemetry, gpus: Sequence[Device], workers: Workers, deadline: float) -> list[Finding]:
-    """Reports the GPUs that clients of MPS use now."""
-    results = workers.run({f"processes-{gpu.uuid}": partial(telemetry.processes, gpu) for gpu in gpus}, deadline)
-    shared = [gpu.index for gpu in gpus if any(p.mps for p in results[f"processes-{gpu.uuid}"].value or ())]
-    if not shared:
-        return []
-    text = (
-        f"GPU {few_of(shared)}: used by clients of MPS. The driver reports only the MPS server. Busy time, idle time,"
-        f" energy, waste, cost by use and values for autoscaling of these containers are {MPS_REASON}, unless all"
-        " clients on the GPU belong to one container"
-    )
-    return [note("MPS", text)]
 
 
 def _check_switches(capability: Capability) -> Finding:

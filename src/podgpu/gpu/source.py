@@ -148,16 +148,11 @@ class Telemetry(Protocol):
 
 
 @runtime_checkable
-class FollowsSchedule(Protocol):
-    """A source that must know in advance which fields are read."""
+class HostEngine(Protocol):
+    """A source (DCGM) that reads at its own intervals, and also reads switches, their links, CPUs and their cores."""
 
     def schedule(self, lanes: Sequence[Lane]) -> None:
         """Sets the lanes. From now on, `read` is called only with the fields of these lanes."""
-
-
-@runtime_checkable
-class ReadsOthers(Protocol):
-    """A source that also reads switches and their links, CPUs and their cores."""
 
     def read_others(self, fields: Sequence[Field]) -> GpuAnswer:
         """Returns an answer with `others` and without readings. Called from its own worker. Raises SourceError."""

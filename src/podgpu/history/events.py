@@ -106,7 +106,10 @@ def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> Events
     back = {(s.account, s.node, gone.get((s.node, s.ended))) for s in pods if s.ended is not None}
     starts = [s for s in pods if s.started > began and (s.account, s.node, s.started) not in back]
     events = _group(starts, lambda span: span.started, lambda at, own: _pod_event("started", at, own))
-    events += _group(ends, lambda span: span.ended, lambda at, own: _pod_event("ended", at, own))
+    since: dict[int, int] = {}
+    for span in pods:
+        since[span.account] = min(span.started, since.get(span.account, span.started))
+    events += _group(ends, lambda span: span.ended, lambda at, own: _pod_event("ended", at, own, since[own[0].account]))
     events += _group(conditions, lambda span: span.started, _condition_event)
     events += _group([s for s in conditions if s.name != IDLE], lambda span: span.ended, _recovery_event)
     events = sorted((event for event in events if event.at >= start), key=lambda event: (-event.at, event.text))
@@ -131,7 +134,7 @@ def _group(
     return [make(time, list(members)) for (time, *_), members in groupby(known, key)]
 
 
-def _pod_event(kind: str, at: int, spans: list[_Span]) -> Event:
+def _pod_event(kind: str, at: int, spans: list[_Span], since: int = 0) -> Event:
     first = spans[0]
     gpus = sorted({span.gpu for span in spans})
     name = "/".join(filter(None, (first.namespace, first.workload)))
@@ -139,7 +142,7 @@ def _pod_event(kind: str, at: int, spans: list[_Span]) -> Event:
         at=at,
         kind=kind,
         text=f"{name} {kind} on GPU {few_of(gpus, most=8)} of {first.node}",
-        seconds=None if kind == "started" else at - min(span.started for span in spans),
+        seconds=None if kind == "started" else at - since,
         node=first.node,
         uuid=first.uuid if len(gpus) == 1 else "",
         namespace=first.namespace,

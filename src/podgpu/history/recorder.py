@@ -57,8 +57,11 @@ class HistoryRecorder:
         """Stores one round. Returns False if there is nothing to store yet."""
         self._reopen()
         round_ = self._read_round()
-        if round_ is None:
-            return False
+        if round_ is not None:
+            self.append(round_)
+        return round_ is not None
+
+    def append(self, round_: HistoryRound) -> None:
         try:
             self._store.append(round_)
         except HistoryError as error:
@@ -66,7 +69,6 @@ class HistoryRecorder:
         else:
             if self._path is not None and self._reopen_at == float("inf"):
                 self._report("")
-        return True
 
     def warnings(self) -> tuple[str, ...]:
         """Warnings to show on the page."""

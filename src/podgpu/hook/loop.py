@@ -23,7 +23,7 @@ from podgpu.hook.podlist import PodlistWriter
 from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample, make_families
 
 _log = logging.getLogger("podgpu")
-_FIRST_RETRY, _LAST_RETRY = 0.1, 2.0
+_RETRY_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +88,13 @@ class Hook:
         self._writer.stop()
 
     def _run(self, on_end: Callable[[], object]) -> None:
-        retry = _FIRST_RETRY
         while not self._stopping.is_set():
             was_good = self._connect_once()
             if self._settings.inherited is not None:
                 self.fatal = None if was_good or self._stopping.is_set() else StartError(self._logged)
                 on_end()
                 return
-            retry = _FIRST_RETRY if was_good else retry
-            self._stopping.wait(retry)
-            retry = min(2 * retry, _LAST_RETRY)
+            self._stopping.wait(_RETRY_SECONDS)
 
     def _connect_once(self) -> bool:
         """Returns True if the runtime reported its containers before the connection ended."""

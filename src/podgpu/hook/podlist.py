@@ -1,7 +1,7 @@
 """Writes podlist.json in its own thread, whenever its content changes.
 
 Changes during a write or shortly after it are combined into one write. A file that was removed or overwritten is
-restored. If it cannot be written, the old file stays and the write is retried.
+restored. If it cannot be written, the old file stays and the write is retried every 5 s.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from podgpu.workers import Workers
 _log = logging.getLogger("podgpu")
 _PAUSE_SECONDS = 0.05
 _CHECK_SECONDS = 5.0
-_FIRST_RETRY, _LAST_RETRY = 0.5, 30.0
 _STOP_SECONDS = 5.0
 _CARDS_INTERVAL, _CARDS_DEADLINE = 10.0, 1.0
 
@@ -85,17 +84,15 @@ class PodlistWriter:
             self._next_cards_at = time.monotonic() + _CARDS_INTERVAL
 
     def _run(self) -> None:
-        wait, retry, stopping = _CHECK_SECONDS, _FIRST_RETRY, False
+        stopping = False
         while not stopping:
-            self._wake.wait(wait)
+            self._wake.wait(_CHECK_SECONDS)
             self._wake.clear()
             stopping = self._stopping
             try:
                 self.write_changes()
-                wait, retry = _CHECK_SECONDS, _FIRST_RETRY
             except OutputError as error:
                 self._failed(error.reason, str(error))
-                wait, retry = retry, min(2 * retry, _LAST_RETRY)
             except Exception as error:  # noqa: BLE001 - the thread must continue
                 _log.exception("unexpected error, please report it")
                 self._failed("bug", f"{type(error).__name__}: {error}")

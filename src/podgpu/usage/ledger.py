@@ -23,22 +23,7 @@ from podgpu.model import (
     WorkloadKey,
     physical,
 )
-from podgpu.usage.attribution import (
-    SHARE_UNITS,
-    DeviceTurn,
-    Division,
-    GpuTurn,
-    Owner,
-    Waiting,
-    attribute_busy,
-    attribute_memory,
-    attribute_waits,
-    bound_busy,
-    compute_idle,
-    compute_shares,
-    count_processes,
-    divide_exactly,
-)
+from podgpu.usage.attribution import SHARE_UNITS, DeviceTurn, Division, GpuTurn, Owner, Waiting, divide_exactly
 
 MAX_CLOSED_ACCOUNTS = 1_000  # kept, because counters continue if a workload returns after a source lost it
 MAX_NAMESPACES = 5_000  # combinations of namespace and GPU model; the least recently used is evicted
@@ -133,13 +118,13 @@ class Ledger:
                     account.unallocated_ns = 0 if is_allocated else account.unallocated_ns + elapsed_ns
         self._evict()
 
-    def list_holders(self, at: float) -> dict[str, Sequence[tuple[Workload, HolderUsage]]]:
+    def list_holders(self, at: float) -> dict[str, dict[WorkloadKey, tuple[Workload, HolderUsage]]]:
         """Returns the usage of holders and other users by device key. `at` is the Unix time of the last turn."""
         return {
-            key: tuple(
-                (account.workload, account.to_usage(at, self._unallocated_after_ns))
-                for _, account in sorted(accounts.items())
-            )
+            key: {
+                name: (account.workload, account.to_usage(at, self._unallocated_after_ns))
+                for name, account in sorted(accounts.items())
+            }
             for key, accounts in self._accounts.items()
         }
 
@@ -163,13 +148,13 @@ class Ledger:
         """Adds allocated, busy, idle and waiting time to the counters, sets the gauges, and returns the busy time."""
         key, window_ns = turn.device.key, turn.usage.window_ns
         accounts = self._update_accounts(turn)
-        busy = attribute_busy(turn, self._find_ended_owner(turn))
-        memory, processes, bounds = attribute_memory(turn), count_processes(turn), bound_busy(turn, busy)
-        waiting = attribute_waits(turn, busy)
+        busy = turn.attribute_busy(self._find_ended_owner(turn))
+        memory, processes, bounds = turn.attribute_memory(), turn.count_processes(), turn.bound_busy(busy)
+        waiting = turn.attribute_waits(busy)
         has_energy = self._devices.get(physical(key), SlotUsage()).energy_mj is not None
         for workload, account in accounts.items():
             share, part = turn.holders.get(workload), busy.part(workload)
-            idle = compute_idle(turn, workload, busy, elapsed_ns)
+            idle = turn.compute_idle(workload, busy, elapsed_ns)
             busy_min, busy_max = account.extend_bounds(bounds.get(workload), part)
             wait, wait_min, wait_max = account.find_waits(turn, workload, waiting)
             self._add_to(
@@ -244,7 +229,7 @@ class Ledger:
         by_use, by_share = Counter[Account | None](), Counter[Account | None]()
         answers = [(turn, parts) for turn, parts in zip(gpu.devices, busy, strict=True) if turn.usage.window_ns]
         for turn, division in answers:
-            accounts, shares, unheld = self._accounts[turn.device.key], compute_shares(turn), SHARE_UNITS
+            accounts, shares, unheld = self._accounts[turn.device.key], turn.compute_shares(), SHARE_UNITS
             for workload, part in (division.parts or {}).items():
                 account = accounts[workload.key]
                 by_use[account] += part * turn.slices

@@ -18,7 +18,7 @@ export class Cost {
     this.question = new Question(onAnswer);
     this.ranges = RANGES.map((range) => h("a", {}, range));
     this.ways = GROUPS.map((by) => h("a", {}, GROUP_TITLES[by]));
-    this.label = h("input", { type: "search", placeholder: "Pod label, such as team", "aria-label": "Pod label" });
+    this.label = h("input", { type: "search", placeholder: "Pod label: team", "aria-label": "Pod label" });
     this.about = h("p", { class: "about" });
     this.csv = h("a", { class: "quiet", download: "" }, "CSV");
     this.message = h("p", { class: "message" });

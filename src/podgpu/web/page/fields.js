@@ -112,7 +112,7 @@ export function valueText({ name = "", value, unit = "" }) {
   if (unit === "MiB") return memory(value * 1024 ** 2);
   if (unit === "mJ" || unit === "J") return energy(unit === "J" ? value : value / 1000);
   if (unit in SECONDS) return timeText(value * SECONDS[unit]);
-  if (unit.startsWith("ratio")) return `${NUMBER.format(value * 100)}\u202f%`;
+  if (unit.startsWith("ratio")) return `${NUMBER.format(Math.round(value * 1000) / 10)}\u202f%`;
   if (unit.startsWith("%")) return `${NUMBER.format(value)}\u202f%`;
   return `${NUMBER.format(value)}\u00a0${unit === "C" || unit === "celsius" ? "\u00b0C" : plain(unit)}`;
 }
