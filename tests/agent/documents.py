@@ -23,13 +23,13 @@ def make_state(
     """A document of the node `h`, in which the devices of the readings are present and shown."""
     answers = {reading.device.uuid: GpuAnswer((reading,)) for reading in readings}
     devices = tuple(reading.device for answer in answers.values() for reading in answer.readings)
-    holders = {key: tuple(those) for key, those in (usage or {}).items()}
+    holders = {key: {entry[0].key: entry for entry in those} for key, those in (usage or {}).items()}
     return build_node_state(
-        "h",
         TelemetryResult(devices, devices, answers, at=1.0),
         AllocationResult(Allocation(tuple(assignments))),
         UsageResult(holders),
         HealthReport(),
+        node="h",
         **more,
     )
 

@@ -24,11 +24,8 @@ class ApiDouble:
     services: dict[str, dict[str, Any]] = field(default_factory=dict)
     """APIServices by name."""
     patches: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    answers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Path -> what a GET of it is answered with."""
     changes_after_get: bool = False
     """An APIService is changed by somebody else after each GET."""
-    removed: list[str] = field(default_factory=list)
     url: str = ""
 
     @asynccontextmanager
@@ -36,8 +33,6 @@ class ApiDouble:
         app = web.Application()
         app.router.add_get(_APISERVICES, self._get)
         app.router.add_patch(_APISERVICES, self._patch)
-        app.router.add_delete(_APISERVICES, self._delete)
-        app.router.add_get("/{path:.+}", self._other)
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -60,18 +55,6 @@ class ApiDouble:
         if self.changes_after_get:
             found["metadata"]["resourceVersion"] += "0"
         return answer
-
-    async def _delete(self, request: web.Request) -> web.Response:
-        name = request.match_info["name"]
-        self.removed.append(name)
-        del self.services[name]
-        return web.json_response({"kind": "Status", "status": "Success"})
-
-    async def _other(self, request: web.Request) -> web.Response:
-        found = self.answers.get(request.path)
-        if found is None:
-            return web.json_response({"message": "the server could not find the requested resource"}, status=404)
-        return web.json_response(found, status=int(found.get("code", 200)))
 
     async def _patch(self, request: web.Request) -> web.Response:
         """A merge patch; one of an older version is refused."""

@@ -31,14 +31,14 @@ def test_running_pods_have_owner_and_labels() -> None:
         server.put("pods", pod_object("going", deletionTimestamp="2026-01-01T00:00:00Z"))
         watcher = PodWatcher(ApiConfig(server.url, "the test"), HURRY)
         try:
-            assert watcher.wait_synced(30)
+            assert watcher.informer.wait_synced(30)
             (seen,) = watcher.current().by_key.values()
             assert seen.owner == ("Deployment", "inference")
             assert (seen.name, seen.node, seen.requests_gpu, seen.started_at) == ("a", "n1", True, 1767225600.0)
             server.put("pods", pod_object("b"))
             eventually(lambda: len(watcher.current().by_key) == 2)
         finally:
-            watcher.close()
+            watcher.informer.close()
 
 
 @pytest.mark.fault(
@@ -51,9 +51,9 @@ def test_the_list_of_pods_is_used_for_a_minute_without_the_api_server() -> None:
         server.put("pods", pod_object("a"))
         watcher = PodWatcher(ApiConfig(server.url, "the test"), HURRY, Clock(monotonic=lambda: seconds[0]))
         try:
-            assert watcher.wait_synced(30)
+            assert watcher.informer.wait_synced(30)
             server.stop()
-            eventually(lambda: watcher.error)
+            eventually(lambda: watcher.informer.error)
             assert (len(watcher.current().by_key), watcher.current().trouble) == (1, "")
             seconds[0] = 60.0
             assert watcher.current().trouble == ""
@@ -62,13 +62,13 @@ def test_the_list_of_pods_is_used_for_a_minute_without_the_api_server() -> None:
             server.start()
             eventually(lambda: watcher.current().by_key and not watcher.current().trouble)
         finally:
-            watcher.close()
+            watcher.informer.close()
 
 
 def test_pods_are_unknown_until_the_api_server_lists_them() -> None:
     watcher = PodWatcher(ApiConfig("http://127.0.0.1:9", "the test"), HURRY)
     try:
-        eventually(lambda: watcher.error)
+        eventually(lambda: watcher.informer.error)
         assert "nothing listens there" in watcher.current().trouble
     finally:
-        watcher.close()
+        watcher.informer.close()

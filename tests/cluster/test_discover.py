@@ -138,7 +138,6 @@ def test_owners_of_all_pods(server: SimulatedApiServer, config: ApiConfig) -> No
     try:
         assert owners.wait_synced(30)
         assert owners.all() == {("n", "p"): WorkloadOwner("Job", "train")}
-        assert owners.all() is owners.all()
         server.remove("pods", "p", "n")
         eventually(lambda: owners.all() == {})
         assert owners.notes() == ()

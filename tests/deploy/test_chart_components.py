@@ -81,6 +81,16 @@ def test_cluster_discovers_the_exporters_of_its_release() -> None:
     assert service["spec"]["ports"][0]["name"] == "metrics", "the port that is scraped"
 
 
+def test_cluster_behind_an_ingress() -> None:
+    ingress = the("Ingress", VARIANTS["cluster behind an Ingress"], "cluster")
+    [rule] = ingress["spec"]["rules"]
+    backend = rule["http"]["paths"][0]["backend"]["service"]
+    service = the("Service", VARIANTS["cluster behind an Ingress"], "cluster")
+    assert (rule["host"], backend["name"]) == ("gpus.example.com", service["metadata"]["name"])
+    assert backend["port"]["name"] in {port["name"] for port in service["spec"]["ports"]}
+    assert ingress["spec"]["tls"] == [{"hosts": ["gpus.example.com"], "secretName": "gpus-tls"}]
+
+
 def test_cluster_reads_from_prometheus() -> None:
     values = VARIANTS["cluster by Prometheus"]
     assert container(values, "cluster")["args"] == [

@@ -93,6 +93,22 @@ def test_the_companion_driver_completes_devices() -> None:
 # Values
 
 
+def test_copies_for_several_pods_must_agree() -> None:
+    rows = "".join(
+        f'{name}{{gpu="0",UUID="GPU-1",pod="{pod}"}} {value}\n'
+        for name, pod, value in [
+            (UTILISATION.name, "a", 7),
+            (UTILISATION.name, "b", 7),
+            (MEMORY.name, "a", 1),
+            (MEMORY.name, "b", 2),
+        ]
+    )
+    telemetry = ExporterTelemetry(Text(rows))
+    answer = telemetry.read(telemetry.inventory().gpus[0], [UTILISATION, MEMORY])
+    assert dict(answer.readings[0].values) == {UTILISATION.id: 7}
+    assert (answer.errors, answer.unsupported) == (("copies_differ",), ())
+
+
 @pytest.mark.parametrize(
     ("one", "printed"),
     [

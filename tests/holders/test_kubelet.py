@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.errors import SourceError
-from podgpu.holders.kubelet import KubeletAllocation, decode_list, parse_assignments
+from podgpu.holders.kubelet import GrpcError, KubeletAllocation, UnixGrpcClient, decode_list, parse_assignments
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 from podgpu.simulate.kubelet import SimulatedPod
 from tests.holders.devices import gpu, mig_uuid, uuid
+from tests.nodes.clock import PATIENCE, wait_until
 from tests.privilege import without_privilege
 from tests.simulated_kubelet import RATE_LIMITED, FaultyKubelet, list_answer
 
@@ -207,3 +211,88 @@ def test_any_answer_is_decoded_or_bad(damage: bytes | tuple[int, bytes]) -> None
     answer = damage if isinstance(damage, bytes) else LIST[: damage[0]] + damage[1] + LIST[damage[0] + 1 :]
     with suppress(SourceError):
         parse_assignments(decode_list(answer), NODE)
+
+
+# The gRPC client, against real gRPC servers and servers that break the protocol
+
+
+PODS = [SimulatedPod("ml", f"train-{n}", {"main": {"nvidia.com/gpu": [f"GPU-{n:032x}"]}}) for n in range(250)]
+
+
+@pytest.fixture
+def client(folder: Path) -> Iterator[UnixGrpcClient]:
+    opened = UnixGrpcClient(str(folder / "kubelet.sock"))
+    yield opened
+    opened.close()
+
+
+def call_failure(client: UnixGrpcClient, timeout: float = PATIENCE) -> GrpcError:
+    with pytest.raises(GrpcError) as caught:
+        client.call(V1, timeout)
+    return caught.value
+
+
+def test_many_calls(kubelet: FaultyKubelet, client: UnixGrpcClient) -> None:
+    kubelet.pods = tuple(PODS)
+    files = len(os.listdir("/proc/self/fd"))
+    assert {client.call(V1, PATIENCE) for _ in range(100)} == {list_answer(PODS)}
+    assert len(os.listdir("/proc/self/fd")) <= files + 4
+
+
+def test_restarts_of_the_server(kubelet: FaultyKubelet, client: UnixGrpcClient) -> None:
+    for _ in range(3):
+        client.call(V1, PATIENCE)
+        kubelet.restart()
+    client.call(V1, PATIENCE)
+    kubelet.stop(leave_socket=True)
+    assert call_failure(client).status == "UNAVAILABLE"
+    assert call_failure(client).message == "Connection refused"
+    kubelet.start()
+    client.call(V1, PATIENCE)
+
+
+def test_close_from_another_thread_ends_a_call(kubelet: FaultyKubelet, client: UnixGrpcClient) -> None:
+    kubelet.hang()
+    statuses: list[str] = []
+    calling = threading.Thread(target=lambda: statuses.append(call_failure(client).status))
+    calling.start()
+    wait_until(lambda: bool(kubelet.calls), "the call arrives")
+    client.close()
+    calling.join(PATIENCE)
+    assert statuses == ["CANCELLED"]
+    kubelet.resume()
+    client.call(V1, PATIENCE)
+    client.close()
+    client.close()
+
+
+@pytest.mark.fault(
+    "the server on the kubelet's socket speaks broken HTTP/2, or another protocol",
+    "the reading fails, the last holders are kept, and the next reading opens a new connection",
+)
+def test_broken_http(folder: Path, client: UnixGrpcClient) -> None:
+    """Random bytes, and a valid answer with one byte changed or cut off anywhere."""
+    chance = random.Random(7)
+    valid = bytes.fromhex("00000004000000000000000101040000000188000006000000000001000000000178")
+    answers = [chance.randbytes(chance.randint(0, 500)) for _ in range(100)] + [b"HTTP/1.1 400 Bad Request\r\n\r\n"]
+    answers += [valid[:at] + bytes([chance.randrange(256)]) + valid[at + 1 :] for at in range(len(valid))]
+    answers += [valid[:at] for at in range(len(valid))]
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "kubelet.sock"))
+        listener.listen()
+
+        def serve() -> None:
+            with suppress(OSError):
+                for answer in answers:
+                    accepted, _ = listener.accept()
+                    with accepted, suppress(ConnectionError):
+                        accepted.recv(65536)
+                        accepted.sendall(answer)
+
+        server = threading.Thread(target=serve)
+        server.start()
+        files = len(os.listdir("/proc/self/fd"))
+        statuses = {call_failure(client).status for _ in answers}
+        assert statuses <= {"UNAVAILABLE", "UNKNOWN", "INTERNAL"}
+        assert len(os.listdir("/proc/self/fd")) <= files + 1
+        server.join(PATIENCE)

@@ -11,7 +11,6 @@ from podgpu.holders.annotations import is_read
 from podgpu.kube.objects import (
     NVIDIA_DRIVER,
     ContainerRecord,
-    PodOwner,
     PodRecord,
     PoolSlice,
     SliceDevice,
@@ -22,6 +21,7 @@ from podgpu.kube.objects import (
     parse_quantity,
     parse_slice,
 )
+from podgpu.model import WorkloadOwner
 
 ID = "3f" * 32
 
@@ -169,7 +169,7 @@ def owner(kind: str, name: str, controller: Any = True) -> dict[str, Any]:
     ],
 )
 def test_owners(body: dict[str, Any], expected: tuple[str, str]) -> None:
-    assert parse_owner(body) == PodOwner("n", "p", *expected)
+    assert parse_owner(body) == (("n", "p"), WorkloadOwner(*expected))
 
 
 GPU = "GPU-00000000-1111-2222-3333-444444444444"

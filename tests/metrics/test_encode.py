@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from podgpu.metrics.encode import Family, Labels, Sample, encode
 from podgpu.metrics.parse import parse_text
-from tests.cluster.real_servers import needs, prometheus
-from tests.metrics.test_opencost import ask
+from tests.cluster.real_servers import needs
+from tests.metrics.test_opencost import ask, scraped
 from tests.nodes.clock import wait_until
 from tests.nodes.node import Node
 from tests.web.conftest import client, node  # noqa: F401 - fixtures
@@ -46,9 +46,7 @@ def test_a_real_prometheus_stores_all_series(
     folder: Path,
 ) -> None:
     node.take_turns()
-    target = f"{client.address.host}:{client.address.port}"
-    job = f"{{job_name: podgpu, scrape_interval: 1s, static_configs: [{{targets: ['{target}']}}]}}"
-    with prometheus(folder, configuration=f"scrape_configs: [{job}]") as server:
+    with scraped(folder, client) as server:
         wait_until(lambda: bool(ask(server, "podgpu_allocation_info")), "Prometheus has scraped the exporter")
         answer = ask(server, '{job="podgpu"}')
     stored = {

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from podgpu.metrics.parse import ParsedSample, parse_text
-from tests.cluster.real_servers import needs, prometheus
-from tests.metrics.test_opencost import ask
+from tests.cluster.real_servers import needs
+from tests.metrics.test_opencost import ask, scraped
 from tests.nodes.clock import wait_until
 from tests.nodes.node import Description, node_of, read_description
 from tests.web.server import running
@@ -66,15 +66,9 @@ def test_the_rules_restore_the_labels(folder: Path, name: str) -> None:
     (folder / "off").mkdir()
     with node_of(scenario(name, OFF), folder / "off") as node:
         node.take_turns()
-        with running(node.agent) as client:
-            target = f"{client.address.host}:{client.address.port}"
-            job = f"{{job_name: gpu, honor_labels: true, static_configs: [{{targets: ['{target}']}}]}}"
-            timing = "global: {scrape_interval: 1s, evaluation_interval: 1s}"
-            configuration = f"{{{timing}, rule_files: ['{RULES}'], scrape_configs: [{job}]}}"
-            with prometheus(folder, configuration=configuration) as server:
-                names = "|".join(RECORDED)
-                wait_until(lambda: bool(ask(server, "podgpu:holder_gpu_util:percent")), "the rules have run")
-                recorded = ask(server, f'{{__name__=~"{names}"}}')
+        with running(node.agent) as client, scraped(folder, client, f"rule_files: ['{RULES}'], ") as server:
+            wait_until(lambda: bool(ask(server, "podgpu:holder_gpu_util:percent")), "the rules have run")
+            recorded = ask(server, f'{{__name__=~"{"|".join(RECORDED)}"}}')
     assert {
         (labels["__name__"], tuple(labels.get(label, "") for label in KEY)): value for labels, value in recorded
     } == expected

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 from tests.cluster.real_servers import needs, prometheus
 from tests.nodes.clock import wait_until
 from tests.nodes.node import node_of, read_description
-from tests.web.server import running
+from tests.web.server import Client, running
 
 CONTAINER = "container, pod, namespace, uid, cluster_id"
 USAGE = "DCGM_FI_PROF_GR_ENGINE_ACTIVE"
@@ -33,6 +35,16 @@ def ask(server: str, query: str) -> list[tuple[dict[str, str], float]]:
     return [(one["metric"], float(one["value"][1])) for one in found]
 
 
+@contextmanager
+def scraped(folder: Path, client: Client, more: str = "") -> Iterator[str]:
+    """A real Prometheus that scrapes the exporter every second. `more`: other parts of its configuration."""
+    target = f"{client.address.host}:{client.address.port}"
+    job = f"{{job_name: podgpu, honor_labels: true, static_configs: [{{targets: ['{target}']}}]}}"
+    timing = "global: {scrape_interval: 1s, evaluation_interval: 1s}"
+    with prometheus(folder, configuration=f"{{{timing}, {more}scrape_configs: [{job}]}}") as server:
+        yield server
+
+
 @needs("prometheus")
 def test_usage_per_container_of_a_shared_gpu(folder: Path) -> None:
     """Two containers that use 50 and 20 % of a time-sliced GPU, an idle notebook, and a process on the host."""
@@ -40,16 +52,12 @@ def test_usage_per_container_of_a_shared_gpu(folder: Path) -> None:
     rows = "".join(f"{name}, gauge, x\n" for name in FIELDS)
     with node_of(replace(scenario, files={"counters.csv": rows}), folder) as node:
         node.take_turns()
-        with running(node.agent) as client:
-            target = f"{client.address.host}:{client.address.port}"
-            job = f"{{job_name: gpu, honor_labels: true, static_configs: [{{targets: ['{target}']}}]}}"
-            configuration = f"{{global: {{scrape_interval: 1s}}, scrape_configs: [{job}]}}"
-            with prometheus(folder, configuration=configuration) as server:
-                wait_until(lambda: bool(ask(server, USAGE)), "Prometheus has scraped the exporter")
-                answers = {what: ask(server, query) for what, query in QUERIES.items()}
-                ratios = ask(server, "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE")
-                temperatures = ask(server, 'DCGM_FI_DEV_GPU_TEMP{container!=""}')
-                device = ask(server, f'{USAGE}{{container=""}}')
+        with running(node.agent) as client, scraped(folder, client) as server:
+            wait_until(lambda: bool(ask(server, USAGE)), "Prometheus has scraped the exporter")
+            answers = {what: ask(server, query) for what, query in QUERIES.items()}
+            ratios = ask(server, "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE")
+            temperatures = ask(server, 'DCGM_FI_DEV_GPU_TEMP{container!=""}')
+            device = ask(server, f'{USAGE}{{container=""}}')
     for what in ("usage average", "usage max"):
         assert {labels["container"]: value for labels, value in answers[what]} == {
             "main": pytest.approx(0.5, abs=0.02),

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from podgpu.cluster.summary import JobSummary
 from podgpu.cluster.view import ConditionView, FieldView, GpuDetails, GpuView, SourceView, XidView
 from podgpu.model import WaitPart, Workload, WorkloadOwner, parts_of
 from podgpu.top.details import render_details
-from podgpu.top.feed import FetchedDetails
-from podgpu.top.source import Sparklines
+from podgpu.top.source import FetchedDetails, Sparklines
 from podgpu.top.table import as_text
 from tests.top import scene
 from tests.top.scene import BATCH, GIB, LOST, NOW, TRAINER, gpu, holder, instance
@@ -88,6 +88,20 @@ def test_a_holder_that_waits() -> None:
     waits_for = (WaitPart(*parts_of(BATCH), ratio=0.128), WaitPart(ratio=0.117))
     lines = shown(gpu(7, holder(TRAINER, wait_ratio=0.268, waits_for=waits_for)), 120)
     assert "waited 27% (13% for batch/embed/worker)" in lines[-1]
+
+
+def test_what_a_job_used_since_it_started() -> None:
+    job = JobSummary(
+        **{"namespace": "research", "pod": "train", "from_": NOW - 7260, "duration_seconds": 7260.0, "gpu_hours": 2.02},
+        **{"mean_use": 0.07, "peak_use": 0.31, "peak_memory_bytes": 5.0 * 1024**3, "energy_kwh": 0.4, "cost": 5.0},
+        **{"currency": "EUR", "wait_seconds": 90.0, "errors": 1, "hint": "10 % of a GPU would be enough."},
+    )
+    lines = shown(HEALTHY, 200, fetched=FetchedDetails("GPU-7", jobs=[job]))
+    assert lines[-2:] == [
+        "  in all 2h01m   2.02 GPU-hours   mean 7%   peak 31%   peak memory 5.0 GiB   0.40 kWh   5.00 EUR"
+        "   waited 1m30s   errors 1",
+        "  10 % of a GPU would be enough.",
+    ]
 
 
 def test_the_servers_details() -> None:

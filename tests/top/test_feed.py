@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from podgpu.clock import Clock
+from podgpu.cluster.summary import JobSummary
 from podgpu.cluster.view import GpuDetails
-from podgpu.top.feed import DETAILS_SECONDS, Feed, FetchedDetails
-from podgpu.top.source import ClusterSource, ExporterSource
+from podgpu.top.feed import Feed
+from podgpu.top.source import ClusterSource, ExporterSource, FetchedDetails
 from podgpu.top.text import NO_DATA
-from tests.nodes.clock import wait_until
 from tests.top.scene import gpu, holder, node, view
 from tests.top.servers import EXPOSITION, HTML, answer, history, podgpu_server, serving
 
@@ -32,8 +30,6 @@ def test_sparklines_are_the_servers_history() -> None:
     answers = {"/api/v1/view": shown, "/api/v1/history": history(GPU_0=[50] * 59 + [201])}
     with podgpu_server(answers) as server:
         feed = Feed(ClusterSource(server.address), 1.0, Clock(monotonic=lambda: 1000.0))
-        feed.read()
-        wait_until(lambda: feed.read_more() or feed.read().sparklines.span == 900.0, "the history is read")
         sparklines = feed.read().sparklines
         feed.close()
     assert sparklines.points == {("GPU-0", ""): bytes([50] * 59 + [NO_DATA])}
@@ -53,7 +49,6 @@ def test_without_a_history_the_readings_are_drawn() -> None:
     with podgpu_server(answers) as server:
         feed = Feed(ClusterSource(server.address), 2.0)
         feed.read()
-        feed.read_more()
         answers["/api/v1/view"] = view(node(gpu(0, utilization_ratio=7.0)), taken_at=1.0)
         sparklines = feed.read().sparklines
         feed.close()
@@ -61,33 +56,28 @@ def test_without_a_history_the_readings_are_drawn() -> None:
     assert sparklines.span == 120.0
 
 
-def test_details_of_the_selected_gpu() -> None:
-    now = 0.0
+def test_details_of_the_selected_gpu_and_what_its_holders_used() -> None:
     samples = GpuDetails(method="samples")
-    answers = {"/api/v1/view": view(node(gpu(0), gpu(1), gpu(2))), "/api/v1/gpus/GPU-1": samples}
+    job = JobSummary(namespace="research", pod="train", from_=1.0, duration_seconds=60.0)
+    answers = {
+        "/api/v1/view": view(node(gpu(0), gpu(1, holder()), gpu(2))),
+        "/api/v1/gpus/GPU-1": samples,
+        "/api/v1/summary/research/train": job,
+    }
     with podgpu_server(answers) as server:
-        feed = Feed(ClusterSource(server.address), 1.0, Clock(monotonic=lambda: now))
-
-        def read(wanted: Callable[[FetchedDetails], bool]) -> None:
-            def is_read() -> bool:
-                feed.read_more()
-                fetched = feed.read().fetched
-                return fetched is not None and wanted(fetched)
-
-            wait_until(is_read, "the details are read")
-
-        feed.read()
-        feed.read_more()
+        feed = Feed(ClusterSource(server.address), 1.0)
         assert feed.read().fetched is None
         feed.select("GPU-1")
-        read(lambda fetched: fetched == FetchedDetails("GPU-1", samples))
-        feed.read_more()
-        assert server.paths.count("/api/v1/gpus/GPU-1") == 1
-        answers["/api/v1/gpus/GPU-1"] = b"up 1\n"
-        now += DETAILS_SECONDS
-        read(lambda fetched: "not a valid response" in fetched.error)
+        assert feed.read().fetched == FetchedDetails("GPU-1", samples, "", [job])
+        feed.read()
+        assert server.paths.count("/api/v1/gpus/GPU-1") == 1, "they are kept for some seconds"
+        answers["/api/v1/gpus/GPU-0"] = b"up 1\n"
+        feed.select("GPU-0")
+        fetched = feed.read().fetched
+        assert fetched is not None
+        assert "not a valid response" in fetched.error
         feed.select("GPU-2")
-        read(lambda fetched: fetched == FetchedDetails("GPU-2"))  # a GPU without details is no error
+        assert feed.read().fetched == FetchedDetails("GPU-2", jobs=[]), "a GPU without details is no error"
         feed.close()
 
 

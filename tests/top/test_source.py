@@ -25,9 +25,9 @@ def test_a_podgpu_exporter_is_read_by_its_view() -> None:
     shown = view(node(gpu(0, holder()), gpu(1, conditions=[LOST], absent=True)), currency="EUR")
     with podgpu_server({"/metrics": EXPOSITION, "/api/v1/view": shown}) as server:
         source = ExporterSource(server.url)
-        assert source.read()[0] == shown
-        assert ClusterSource(server.address).read()[0] == shown
-    assert set(server.paths) == {"/api/v1/view"}
+        assert source.read().view == shown
+        assert ClusterSource(server.address).read().view == shown
+    assert {path.partition("?")[0] for path in server.paths} == {"/api/v1/view", "/api/v1/history"}
 
 
 def test_a_cluster_without_podgpus_view_is_an_error() -> None:
@@ -59,9 +59,9 @@ def test_idle_holders_and_lost_gpus_of_a_dcgm_exporter_are_found_from_reading_to
     answers = {"/metrics": DCGM % 3 + other}
     with podgpu_server(answers) as server:
         source = ExporterSource(server.url)
-        assert source.read()[0].nodes[0].gpus[0].holders[0].use == "used"
+        assert source.read().view.nodes[0].gpus[0].holders[0].use == "used"
         answers["/metrics"] = DCGM % 0
-        first, second = source.read()[0].nodes[0].gpus
+        first, second = source.read().view.nodes[0].gpus
     assert first.holders[0].use == "idle"
     assert first.holders[0].idle_since is not None
     assert second.absent

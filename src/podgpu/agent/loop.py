@@ -23,7 +23,7 @@ from podgpu.holders.merge import find_lost_gpus
 from podgpu.holders.reader import AllocationReader, AllocationResult, HolderSources
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.labels import Policy
-from podgpu.model import PodLabels, RunningProcess, SourceStatus, Value
+from podgpu.model import PodLabels, RunningProcess, SourceStatus, Value, source_statuses
 from podgpu.usage.containers import ContainerFinder
 from podgpu.workers import ErrorCounts, Workers
 
@@ -192,19 +192,20 @@ class Agent:
             self._changes.report(self.published.state, self._allocation_result.allocation.unmapped)
 
     def _make_published(self) -> Published:
-        settings, policy, allocation = self.settings, self._policy, self._allocation_result
+        settings, policy = self.settings, self._policy
+        telemetry, allocation, usage = self._telemetry_result, self._allocation_result, self._usage_result
+        sources = (*telemetry.sources, *allocation.sources, *usage.sources, *self._counter_sources)
         state = build_node_state(
-            settings.node_name or policy.hostname or "this node",
-            self._telemetry_result,
+            telemetry,
             allocation,
-            self._usage_result,
-            self._health.report(allocation.allocation.assignments, self._telemetry_result.absent),
-            exporter_id=self._exporter_id,
-            interval=settings.interval,
-            counter_sources=self._counter_sources,
-            errors=self._errors.copy(),
-            pod_labels=self._pod_labels(),
+            usage,
+            self._health.report(allocation.allocation.assignments, telemetry.absent),
             configured={counter.field.id for counter in policy.counters},
+            pod_labels=self._pod_labels(),
+            node=settings.node_name or policy.hostname or "this node",
+            exporter_id=self._exporter_id,
+            interval_seconds=settings.interval,
+            sources=tuple(source_statuses(sources, self._errors.copy(), allocation.allocation.unmapped)),
         )
         return Published(state, policy, self._read_at)
 

@@ -51,7 +51,6 @@ from podgpu.model import (
     Workload,
     device_key,
     encode_node,
-    source_statuses,
 )
 
 _log = logging.getLogger("podgpu")
@@ -60,9 +59,8 @@ Text = Literal["fresh", "stale", "gpu_manager", "fresh_json", "stale_json"]
 COUNTERS = "counters"  # name of the counter file, as a source
 _STARTED_AT = time.time()
 SIMULATED = "simulated"  # name of the telemetry source of the demo
-_NO_FIGURES = (
-    *("uuid", "index", "model", "pci_bus_id", "minor", "maker", "mig_enabled", "hidden", "conditions", "last_holders"),
-)
+_IDENTITY = ("uuid", "index", "model", "pci_bus_id", "minor", "maker", "mig_enabled")
+_NO_FIGURES = (*_IDENTITY, "hidden", "conditions", "last_holders")
 MAX_LINES = 5  # log lines per source and reason in one round; the rest is summarised
 FAULT_SECONDS = 60.0  # minimum interval between two log lines about the same fault of a source
 _SAME_FAULT = {"hung": "deadline"}  # a slow call is reported as `deadline` in its own turn and as `hung` in later turns
@@ -72,32 +70,22 @@ _SAME_FAULT = {"hung": "deadline"}  # a slow call is reported as `deadline` in i
 
 
 def build_node_state(
-    node: str,
     telemetry: TelemetryResult,
     allocation: AllocationResult,
     usage: UsageResult,
     health: HealthReport,
-    *,
-    exporter_id: str = "",
-    interval: float | None = None,
-    counter_sources: Iterable[SourceStatus] = (),
-    errors: Mapping[tuple[str, str], int] | None = None,
-    pod_labels: PodLabels | None = None,
     configured: Collection[int] = (),
+    pod_labels: PodLabels | None = None,
+    **members: Any,
 ) -> NodeState:
     """Builds the document from the latest results of the three loops.
 
-    `errors` are the failures since start, by source and reason. `configured` are the ids of the fields in the counter
-    file.
+    `configured` are the ids of the fields in the counter file. `members` are other members of the document.
     """
     names = fields()
-    sources = (*telemetry.sources, *allocation.sources, *usage.sources, *counter_sources)
     return NodeState(
         producer="podgpu",
         version=__version__,
-        node=node,
-        exporter_id=exporter_id,
-        interval_seconds=interval,
         taken_at=telemetry.at,
         holders_at=allocation.at,
         usage_at=usage.at,
@@ -107,7 +95,6 @@ def build_node_state(
         gpus_lost=telemetry.gpus_lost,
         devices=tuple(_build_gpus(telemetry, _join_holders(allocation, usage), usage, health, configured)),
         namespaces=usage.namespaces,
-        sources=tuple(source_statuses(sources, errors or {}, allocation.allocation.unmapped)),
         entities=tuple(
             EntityState(o.kind, dict(o.labels), {names[i].name: v for i, v in o.values.items()})
             for o in telemetry.others
@@ -115,16 +102,14 @@ def build_node_state(
         vcuda=tuple(map(allocation.with_api_uid, allocation.allocation.vcuda)),
         pod_labels={"/".join(pod): dict(labels) for pod, labels in (pod_labels or {}).items()},
         dropped={names[i].name: count for i, count in telemetry.dropped.items()},
+        **members,
     )
 
 
 def _join_holders(result: AllocationResult, usage: UsageResult) -> dict[str, list[Holder]]:
     """Joins assignments and usage by device key."""
     allocation, holders = result.allocation, defaultdict[str, list[Holder]](list)
-    usages = {
-        key: {workload.key: (workload, used) for workload, used in entries}
-        for key, entries in sorted(usage.holders.items())
-    }
+    usages = {key: dict(entries) for key, entries in sorted(usage.holders.items())}
 
     def list_running(key: str, workload: Workload) -> tuple[RunningProcess, ...]:
         own = [p for p in usage.processes.get(key, ()) if p.owner is not None and p.owner.key == workload.key]
@@ -202,13 +187,7 @@ def _build_gpus(
         throttled = {reason: values.get(number) for number, reason in THROTTLE_REASONS.items()}
         users = (*slot["holders"], *(holder for instance in instances[uuid] for holder in instance.holders))
         yield DeviceState(
-            uuid=uuid,
-            index=device.index,
-            model=device.model,
-            pci_bus_id=device.pci_bus_id,
-            minor=device.minor,
-            maker=device.maker,
-            mig_enabled=device.mig_enabled,
+            **{member: getattr(device, member) for member in _IDENTITY},
             throttled_ns={reason: ns for reason, ns in throttled.items() if isinstance(ns, int)},
             conditions=(*gpu_health.conditions, *_find_unallocated_use(users)),
             healthy=gpu_health.healthy,

@@ -41,7 +41,9 @@ Results = Mapping[str, Result[UsageAnswer]]
 class UsageResult:
     """In MIG mode, energy is recorded for the GPU and everything else for its instances."""
 
-    holders: Mapping[str, Sequence[tuple[Workload, HolderUsage]]] = field(default_factory=dict)  # by device key
+    holders: Mapping[str, Mapping[WorkloadKey, tuple[Workload, HolderUsage]]] = field(
+        default_factory=dict
+    )  # by device key
     devices: Mapping[str, SlotUsage] = field(default_factory=dict)  # by device key
     namespaces: tuple[NamespaceUsage, ...] = ()  # including containers that have ended
     at: float | None = None  # Unix time

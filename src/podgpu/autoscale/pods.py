@@ -11,7 +11,6 @@ from datetime import datetime
 from typing import NamedTuple
 
 from podgpu.clock import Clock
-from podgpu.errors import SourceError
 from podgpu.kube.config import ApiConfig
 from podgpu.kube.objects import PODS_PATH, KubeObject, Pairs, parse_owner, parse_pod
 from podgpu.kube.reflector import Informer, ReflectorSettings
@@ -43,7 +42,7 @@ def parse_running_pod(body: KubeObject) -> PodSeen | None:
     record = parse_pod(body)
     if record is None or body["metadata"].get("deletionTimestamp"):
         return None
-    owner = parse_owner(body)
+    owned = parse_owner(body)
     resources = {name for container in (*record.containers, *record.init_containers) for name, _ in container.requests}
     started = body["status"].get("startTime")
     return PodSeen(
@@ -51,7 +50,7 @@ def parse_running_pod(body: KubeObject) -> PodSeen | None:
         record.name,
         record.node,
         datetime.fromisoformat(started).timestamp() if started else 0.0,
-        (owner.kind, owner.name) if owner else None,
+        (owned[1].kind, owned[1].name) if owned else None,
         any(word in name.lower() for name in resources for word in _GPU_WORDS)
         or bool(body["spec"].get("resourceClaims")),
         record.labels,
@@ -70,38 +69,20 @@ class PodWatcher:
         self, config: ApiConfig, settings: ReflectorSettings | None = None, clock: Clock | None = None
     ) -> None:
         self._clock = clock or Clock()
-        self._failing_since: float | None = None  # monotonic time
-        self._informer: Informer[PodSeen] = Informer(
+        self._updated_at = self._clock.monotonic()
+        self.informer: Informer[PodSeen] = Informer(
             config, PODS_PATH, _RUNNING, parse_running_pod, settings=settings, page_size=_PAGE_SIZE
         )
-        self._version = -1
-        self._index = RunningPods()
 
     def current(self) -> RunningPods:
         """Returns no pods and a reason if the API server has been unavailable for a minute. Not thread-safe."""
-        error, version, now = self._informer.error, self._informer.version, self._clock.monotonic()
-        if not self._informer.synced:
+        error, now = self.informer.error, self._clock.monotonic()
+        if not self.informer.synced:
             reason = error or "the first list is being read"
             return RunningPods(trouble=f"the list of running pods is not available yet: {reason}")
-        if version != self._version:
-            self._index = RunningPods({pod.key: pod for pod in self._informer.items()})
-            self._version = version
         if error is None:
-            self._failing_since = None
-            return self._index
-        if self._failing_since is None:
-            self._failing_since = now
-        seconds = now - self._failing_since
+            self._updated_at = now
+        seconds = now - self._updated_at
         if seconds <= _TRUST_SECONDS:
-            return self._index
+            return RunningPods({pod.key: pod for pod in self.informer.items()})
         return RunningPods(trouble=f"the list of running pods could not be updated for {seconds:.0f} s: {error}")
-
-    @property
-    def error(self) -> SourceError | None:
-        return self._informer.error
-
-    def wait_synced(self, timeout: float) -> bool:
-        return self._informer.wait_synced(timeout)
-
-    def close(self) -> None:
-        self._informer.close()

@@ -97,7 +97,7 @@ def make_server(
     service = _parse_api_certificate(options) if api_address is not None else None
     config = require_config(options["kubeconfig"])
     pods = PodWatcher(config)
-    stack.callback(pods.close)
+    stack.callback(pods.informer.close)
     store = SampleStore(settings, options["longest_window"], pods.current)
     scaler = api = updater = None
     if keda_address is not None:

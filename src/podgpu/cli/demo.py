@@ -33,6 +33,7 @@ from podgpu.cluster.record import cluster_recorder, cluster_usage
 from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
 from podgpu.errors import StartError
 from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.gpu.nvml.switch_splitter import SwitchLogFactory
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
@@ -41,6 +42,7 @@ from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.labels import Policy
 from podgpu.model import WorkloadOwner
 from podgpu.simulate.node import StageNode, Tenant
+from podgpu.simulate.switches import TurnLog
 from podgpu.usage.containers import ContainerFinder
 from podgpu.web.app import Listener, Service, run
 from podgpu.web.cluster_app import cluster_application
@@ -271,7 +273,14 @@ def make_exporter(node: StageNode, prices: ReadPrices, clock: Clock | None = Non
     names = IdentityReader(str(node.root / "pods"), str(node.root / "containers"))
     count = node.gpus
     agent = Agent(
-        NvmlTelemetry(node.driver, "simulated", lambda: count, clock=clock.monotonic, wall=clock.wall),
+        NvmlTelemetry(
+            node.driver,
+            "simulated",
+            lambda: count,
+            clock=clock.monotonic,
+            wall=clock.wall,
+            switch_logs=SwitchLogFactory("exact", lambda gpu, _: TurnLog(node.driver, gpu.uuid), lambda: True),
+        ),
         HolderSources([KubeletAllocation(node.kubelet.socket)], names.read),
         Settings(
             interval=1.0,

@@ -26,6 +26,7 @@ from podgpu.model import WorkloadOwner
 from podgpu.simulate.gpu import SimulatedGpu
 from podgpu.simulate.node import StageNode, Tenant
 
+_MINUTE = 60
 _JOB_HOURS = 4.0
 _PAUSE_HOURS = 0.2
 _NIGHT = 0.6  # services have this part of their load at night
@@ -54,11 +55,11 @@ def make_past(
     prices: Prices,
     now: float,
 ) -> Iterator[HistoryRound]:
-    """Yields rounds until `now`: every 5 minutes of the day, and every 15 s of the last hour."""
+    """Yields rounds until `now`: every 5 minutes of the day, and every minute of the last hour."""
     stays = [list(_stays(number, node)) for number, node in enumerate(nodes)]
     known = owners([stay.tenant for node_stays in stays for stay in node_stays])
     start = int(now) // COARSE * COARSE - DAY
-    times = [*range(start, int(now) - HOUR, COARSE), *range(int(now) // FINE * FINE - HOUR, int(now) - FINE, FINE)]
+    times = [*range(start, int(now) - HOUR, COARSE), *range(int(now) // FINE * FINE - HOUR, int(now) - FINE, _MINUTE)]
 
     @cache
     def account_of(tenant: Tenant) -> UsageAccount:

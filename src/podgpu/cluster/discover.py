@@ -13,7 +13,6 @@ from podgpu.kube.objects import (
     PODS_PATH,
     SERVICE_LABEL,
     EndpointSliceRecord,
-    PodOwner,
     endpoint_slices_path,
     merge_urls,
     parse_endpoint_slice,
@@ -138,18 +137,12 @@ class ApiOwners:
     """Owners of all pods, for clusters without kube-state-metrics or Prometheus."""
 
     def __init__(self, config: ApiConfig, settings: ReflectorSettings | None = None) -> None:
-        self._pods: Informer[PodOwner] = Informer(
+        self._pods: Informer[tuple[tuple[str, str], WorkloadOwner]] = Informer(
             config, PODS_PATH, {}, parse_owner, settings=settings, metadata_only=True, page_size=_PODS_PER_PAGE
         )
-        self._version = -1
-        self._owners: Owners = {}
 
     def all(self) -> Owners:
-        version = self._pods.version
-        if version != self._version:
-            self._owners = {(pod.namespace, pod.pod): WorkloadOwner(pod.kind, pod.name) for pod in self._pods.items()}
-            self._version = version
-        return self._owners
+        return dict(self._pods.items())
 
     def notes(self) -> Sequence[str]:
         error = self._pods.error

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -168,6 +169,8 @@ class ExporterTelemetry:
         """Device key -> device and its values. None if the last fetch failed."""
         self._blank: set[tuple[str, int]] = set()
         """(device key, field id in DCGM 4.8) of values that are a sentinel, NaN or impossible."""
+        self._copies: Counter[tuple[str, int]] = Counter()
+        """(device key, field id in DCGM 4.8) -> number of samples. There are several if the exporter lists holders."""
         self._last_xid: dict[str, int] = {}
         self._events = ErrorEvents()
         self.error_events = self._events.drain
@@ -186,15 +189,17 @@ class ExporterTelemetry:
 
     def _remove_blanks(self, samples: Iterable[ParsedSample]) -> list[ParsedSample]:
         kept: list[ParsedSample] = []
-        self._blank = set()
+        self._blank, self._copies = set(), Counter()
         for sample in samples:
             field = field_named(sample.name)
             if field is None or any(label in sample.labels for label in _OTHER_ENTITIES):
                 continue
+            key = read_device_key(sample.labels), field.legacy or field.id
+            self._copies[key] += 1
             try:
                 value_printed(field, sample.value)
             except Blank:
-                self._blank.add((read_device_key(sample.labels), field.legacy or field.id))
+                self._blank.add(key)
                 sample = sample._replace(value=math.nan)  # identifies its device, but has no value
             kept.append(sample)
         return kept
@@ -207,6 +212,7 @@ class ExporterTelemetry:
         readings: list[Reading] = []
         unsupported: list[tuple[str, int]] = []
         dropped: list[int] = []
+        errors: list[str] = []
         for device, printed in self._slots.values():
             if device.uuid != gpu.uuid:
                 continue
@@ -214,16 +220,20 @@ class ExporterTelemetry:
             for field in fields:
                 if field.id >= _EXPORTER_FIELDS or (device.is_instance and not field.per_instance):
                     continue
-                value = _convert(field, printed)
+                value, key = _convert(field, printed), (device.key, field.legacy or field.id)
                 if value is not None:
                     values[field.id] = value
-                elif (device.key, field.legacy or field.id) in self._blank:
+                elif key in self._blank:
                     dropped.append(field.id)
+                elif self._copies[key] > 1:
+                    errors.append("copies_differ")
                 else:
                     unsupported.append((device.key, field.id))
             readings.append(Reading(device, values))
         has_xids = XID_NAME in self._slots[gpu.uuid][1]
-        return GpuAnswer(tuple(readings), tuple(unsupported), tuple(dropped), reports_errors=has_xids)
+        return GpuAnswer(
+            tuple(readings), tuple(unsupported), tuple(dropped), errors=tuple(errors), reports_errors=has_xids
+        )
 
     def _record_xids(self, slots: Mapping[str, tuple[Device, Mapping[str, Value]]]) -> None:
         """Records an event if the XID changed. The metrics contain only the last XID."""

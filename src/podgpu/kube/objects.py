@@ -14,6 +14,7 @@ from sys import intern
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from podgpu.errors import SourceError, few_of
+from podgpu.model import WorkloadOwner
 
 if TYPE_CHECKING:
     from podgpu.kube.client import ApiClient
@@ -71,13 +72,6 @@ class PodRecord:
         return dict(self.annotations).get(key, "")
 
 
-class PodOwner(NamedTuple):
-    namespace: str
-    pod: str
-    kind: str
-    name: str
-
-
 def parse_pod(body: KubeObject, is_read: Callable[[str], bool] = lambda _: False) -> PodRecord | None:
     """Parses a Pod. `is_read` selects the annotations to keep. Returns None for an object without name or uid."""
     metadata, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
@@ -118,8 +112,8 @@ def _read_containers(
         )
 
 
-def parse_owner(body: KubeObject) -> PodOwner | None:
-    """Returns the owner of a Pod, or None. Needs only the metadata."""
+def parse_owner(body: KubeObject) -> tuple[tuple[str, str], WorkloadOwner] | None:
+    """Returns the namespace and name of a Pod, and its owner. Needs only the metadata. None without an owner."""
     metadata = body["metadata"]
     controller = next((owner for owner in metadata.get("ownerReferences") or () if owner.get("controller")), None)
     if controller is None:
@@ -128,7 +122,8 @@ def parse_owner(body: KubeObject) -> PodOwner | None:
     template = (metadata.get("labels") or {}).get(_HASH_LABEL)
     if kind == "ReplicaSet" and template and name.removesuffix(f"-{template}") not in (name, ""):
         kind, name = "Deployment", name.removesuffix(f"-{template}")  # only Deployments set this label
-    return PodOwner(intern(metadata.get("namespace", "")), metadata["name"], intern(kind), intern(name))
+    pod = intern(metadata.get("namespace", "")), metadata["name"]
+    return pod, WorkloadOwner(intern(kind), intern(name))
 
 
 _QUANTITY = re.compile(r"\+?([\d.]{1,40}(?:[eE][+-]?\d{1,2})?)([KMGTPE]i|[numkMGTPE])?", re.ASCII)

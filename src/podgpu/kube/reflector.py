@@ -83,7 +83,6 @@ class Informer(Generic[T]):
         self._objects: dict[str, T] = {}
         self.synced = False  # True after the whole collection has been read once
         self._answered = threading.Event()  # set once synced or rejected, when waiting longer is pointless
-        self.version = 0  # increases with every change
         self.error: SourceError | None = None
         """The last error, if objects may be stale. None while the watch works, and before the first answer."""
         self._config = config
@@ -127,22 +126,17 @@ class Informer(Generic[T]):
 
     def _replace(self, objects: dict[str, T]) -> None:
         with self._lock:
-            if objects != self._objects:
-                self._objects = objects
-                self.version += 1
-            self.synced = True
+            self._objects = objects
+        self.synced = True
         self._answered.set()
 
     def _set(self, key: str, value: T | None) -> None:
         """Adds, changes or (None) removes one object."""
         with self._lock:
-            if self._objects.get(key) == value:
-                return
             if value is None:
-                del self._objects[key]
+                self._objects.pop(key, None)
             else:
                 self._objects[key] = value
-            self.version += 1
 
     def _run_thread(self) -> None:
         async def reflect_until_stopped() -> None:

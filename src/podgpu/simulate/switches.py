@@ -53,7 +53,8 @@ class TurnLog:
             for pid, load in loads.items():
                 period = int(load.period * 1e9)
                 if self._next.setdefault(pid, self._at + int(load.phase * 1e9) % period) <= self._at:
-                    self._left[pid] = self._left.get(pid, 0) or int(load.duty * period)
+                    start = self._at / 1e9 - self._gpu.epoch
+                    self._left[pid] = self._left.get(pid, 0) or int(load.demand(start, start + 1) * period)
                     self._next[pid] += period
             ready = sorted(pid for pid in loads if self._left.get(pid))
             self._works = bool(ready)

@@ -10,14 +10,16 @@ from rich.cells import cell_len
 
 from podgpu.cluster.parts import MPS_REASON
 from podgpu.cluster.view import ConditionView, FieldView, GpuDetails, HolderView, XidView
-from podgpu.errors import few_of
+from podgpu.model import Workload
 from podgpu.top.feed import Seen
 from podgpu.top.lines import Line, severity_of
+from podgpu.top.source import FetchedDetails
 from podgpu.top.table import Spans, format_condition
 from podgpu.top.text import (
     NO_DATA,
     draw_sparkline,
     fit,
+    format_duration,
     format_gib,
     format_idle,
     format_money,
@@ -55,9 +57,11 @@ def render_details(line: Line, seen: Seen, width: int) -> list[Spans]:
         owner = f", part of {holder.owner.kind} {holder.owner.name}" if holder.owner else ""
         lines += _wrap(f"held by {name_of(holder)}{owner}", width, "title")
         lines += _join(_holder_figures(holder, seen), width, _INDENT)
-    if slot.last_holders:
-        lines += _wrap(f"last held by {few_of(map(name_of, slot.last_holders))}", width)
-    elif not slot.holders:
+        lines += _job(holder, fetched, width)
+    for last in slot.last_holders:
+        lines += _wrap(f"last held by {name_of(last)}", width)
+        lines += _job(last, fetched, width)
+    if not slot.holders and not slot.last_holders:
         lines += _wrap("free", width)
     if not is_fetched:
         lines += _wrap("fetching details …", width)
@@ -125,6 +129,29 @@ def _holder_figures(holder: HolderView, seen: Seen) -> list[str]:
     if holder.cost_per_hour is not None:
         facts.append(f"costs {format_money(holder.cost_per_hour, seen.view.currency)}/h")
     return facts
+
+
+def _job(holder: Workload, fetched: FetchedDetails | None, width: int) -> Iterator[Spans]:
+    """Shows what the holder's pod used since it started."""
+    pod = (holder.namespace, holder.pod)
+    for job in fetched.jobs if fetched else ():
+        if (job.namespace, job.pod) != pod:
+            continue
+        facts = [
+            f"in all {format_duration(job.duration_seconds)}",
+            f"{job.gpu_hours:.2f} GPU-hours",
+            f"mean {format_percent(job.mean_use)}",
+            f"peak {format_percent(job.peak_use)}",
+            f"peak memory {format_gib(None if job.peak_memory_bytes is None else int(job.peak_memory_bytes))} GiB",
+            "" if job.energy_kwh is None else f"{job.energy_kwh:.2f} kWh",
+            "" if job.cost is None else format_money(job.cost, job.currency),
+            f"waited {format_duration(job.wait_seconds)}" if job.wait_seconds else "",
+            f"throttled {format_duration(job.throttled_seconds)}" if job.throttled_seconds else "",
+            f"errors {job.errors}" if job.errors else "",
+        ]
+        yield from _join(filter(None, facts), width, _INDENT)
+        if job.hint:
+            yield from _wrap(f"{_INDENT}{job.hint}", width, "warn")
 
 
 def _describe_wait(holder: HolderView, ratio: float) -> str:

@@ -6,27 +6,15 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
 
 from podgpu.clock import Clock
-from podgpu.cluster.view import GpuDetails, View
+from podgpu.cluster.view import View
 from podgpu.errors import SourceError, StartError
 from podgpu.top.lines import Line, flatten, make_lines
-from podgpu.top.source import Source, Sparklines
+from podgpu.top.source import POINTS, FetchedDetails, Source, Sparklines
 from podgpu.top.text import FULL, NO_DATA
-from podgpu.workers import Result, Workers
-
-POINTS = 60
-DETAILS_SECONDS = 5.0  # how often the selected GPU's details are read
-_HISTORY_SECONDS = 30.0
-_MORE_SECONDS = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class FetchedDetails:
-    uuid: str
-    details: GpuDetails | None = None  # None if the source has none
-    error: str = ""
+from podgpu.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,29 +49,29 @@ class Feed:
         self._wake = threading.Event()
         self._stopped = False
         self._recent: dict[tuple[str, str], deque[int]] = {}  # own readings, encoded as described at `text.FULL`
-        self._history: Sparklines | None = None
-        self._history_at = self._details_at = float("-inf")
         self._selected = ""
         self.seen: Seen | None = None
         self.name = source.name
 
     def read(self) -> Seen:
         """Reads once, within the source's deadline. Raises SourceError or StartError if no reading succeeded before."""
-        result = self._workers.run({self.name: self._source.read}, self._source.deadline)[self.name]
+        result = self._workers.run({self.name: partial(self._source.read, self._selected)}, self._source.deadline)[
+            self.name
+        ]
         if result.value is None:
             assert result.error is not None
             if self.seen is None:
                 raise result.error
             self.seen = replace(self.seen, error=result.error)
             return self.seen
-        (view, processes), before = result.value, self.seen
+        (view, processes, history, fetched), before = result.value, self.seen
         wall = view.taken_at or self._clock.wall()
         # A cluster's view changes every 15 s. In between, reuse the lines, because there may be thousands.
         is_same = before is not None and view.taken_at is not None and view.taken_at == before.view.taken_at
         lines = before.lines if before and is_same else tuple(make_lines(view, wall, processes))
         self._add_points(lines)
-        fetched = before.fetched if before else None
-        self.seen = Seen(view, lines, self._clock.monotonic(), wall, self._sparklines(), fetched)
+        sparklines = history if history is not None and history.points else self._own_sparklines()
+        self.seen = Seen(view, lines, self._clock.monotonic(), wall, sparklines, fetched)
         return self.seen
 
     def _add_points(self, lines: tuple[Line, ...]) -> None:
@@ -92,39 +80,16 @@ class Feed:
         for key, ratio in ratios.items():
             self._recent[key].append(NO_DATA if ratio is None else round(min(1.0, max(0.0, ratio)) * FULL))
 
-    def _sparklines(self) -> Sparklines:
-        """Returns the server's history. Without one, returns the readings since the start."""
-        if self._history is not None and self._history.points:
-            return self._history
+    def _own_sparklines(self) -> Sparklines:
+        """Returns the readings since the start, for a server without history."""
         points = {key: bytes(points) for key, points in self._recent.items()}
         return Sparklines(points, self._interval * POINTS)
 
     def select(self, uuid: str) -> None:
         """Selects the GPU whose details are read. An empty UUID selects none."""
         if uuid != self._selected:
-            self._selected, self._details_at = uuid, float("-inf")
+            self._selected = uuid
             self._wake.set()
-
-    def read_more(self) -> None:
-        """Reads the history and the details of the selected GPU if they are due. Not every server has them.
-
-        A slow answer does not delay the next reading: it is used when it arrives.
-        """
-        now, uuid, source = self._clock.monotonic(), self._selected, self._source
-        jobs: dict[str, Callable[[], Any]] = {}
-        if now >= self._history_at + _HISTORY_SECONDS:
-            jobs["history"] = lambda: source.read_history(POINTS)
-        if uuid and now >= self._details_at + DETAILS_SECONDS:
-            jobs["details"] = lambda: _read_details(source, uuid)
-        results = self._workers.run(jobs, _MORE_SECONDS, late=self._wake.set)
-        if (history := results.get("history")) and not _is_pending(history):
-            self._history_at = now
-            self._history = history.value or self._history
-        if (details := results.get("details")) and not _is_pending(details) and self.seen is not None:
-            fetched: FetchedDetails = details.value or FetchedDetails(uuid, error=str(details.error))
-            if fetched.uuid == uuid:
-                self._details_at = now
-                self.seen = replace(self.seen, fetched=fetched)
 
     def start(self, notify: Callable[[], object]) -> None:
         """Starts the background thread. Calls `notify` from it after each reading."""
@@ -134,7 +99,6 @@ class Feed:
         while not self._stopped:
             began = self._clock.monotonic()
             self._wake.clear()
-            self.read_more()
             self.read()
             notify()
             self._wake.wait(max(0.0, began + self._interval - self._clock.monotonic()))
@@ -143,14 +107,3 @@ class Feed:
         self._stopped = True
         self._wake.set()
         self._workers.close()
-
-
-def _read_details(source: Source, uuid: str) -> FetchedDetails:
-    try:
-        return FetchedDetails(uuid, source.read_details(uuid))
-    except SourceError as error:
-        return FetchedDetails(uuid, error=str(error))
-
-
-def _is_pending(result: Result[Any]) -> bool:
-    return isinstance(result.error, SourceError) and result.error.reason == "deadline"

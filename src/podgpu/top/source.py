@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from base64 import b64decode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Annotated, Protocol
+from types import MappingProxyType
+from typing import Annotated, NamedTuple, Protocol
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -16,6 +18,7 @@ from msgspec.structs import replace
 from podgpu.agent.loop import Agent
 from podgpu.cluster.collect import ClusterReading, NodeReading, ViewSettings
 from podgpu.cluster.state import ClusterState, build_cluster_state, build_single_node_state
+from podgpu.cluster.summary import JobSummary
 from podgpu.cluster.view import GpuDetails, View, decode_details, decode_view, make_view
 from podgpu.decode import find_decoder
 from podgpu.errors import MOST_NAMED, SourceError, UsageError, few_of
@@ -31,6 +34,9 @@ EXPORTER_TIMEOUT = 5.0
 CLUSTER_TIMEOUT = 10.0  # the view of a large cluster has several megabytes
 _ALLOCATION_SECONDS = 1.0
 _MAX_WARM_UP = 1.0
+POINTS = 60
+_HISTORY_SECONDS, _DETAILS_SECONDS = 30.0, 5.0  # how often they are read
+_MAX_JOBS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +46,29 @@ class Sparklines:
     span: float = 0.0  # time covered by all points, in seconds
 
 
+@dataclass(frozen=True, slots=True)
+class FetchedDetails:
+    """Details of the selected GPU, and what its holders used since they started."""
+
+    uuid: str
+    details: GpuDetails | None = None  # None if the source has none
+    error: str = ""
+    jobs: Sequence[JobSummary] = ()
+
+
+class Reading(NamedTuple):
+    view: View
+    processes: Processes = MappingProxyType({})
+    history: Sparklines | None = None  # None if the source has no history
+    fetched: FetchedDetails | None = None
+
+
 class Source(Protocol):
     name: str
     deadline: float
 
-    def read(self) -> tuple[View, Processes]:
-        """Raises SourceError or StartError."""
-
-    def read_history(self, points: int) -> Sparklines | None:
-        """Returns None if the source has no history. Raises SourceError."""
-
-    def read_details(self, uuid: str) -> GpuDetails | None:
-        """Returns None if the source has no details of this GPU. Raises SourceError."""
+    def read(self, selected: str = "") -> Reading:
+        """`selected` is the UUID of the GPU whose details are read. Raises SourceError or StartError."""
 
 
 class LocalSource:
@@ -66,7 +83,7 @@ class LocalSource:
             self._warm_up + 4 * agent.settings.deadline
         )  # `read` makes several calls, each with its own deadline
 
-    def read(self) -> tuple[View, Processes]:
+    def read(self, selected: str = "") -> Reading:
         """Raises SourceError if no GPU can be read now, StartError if retrying cannot help."""
         agent = self._agent
         self._read_agent()
@@ -83,7 +100,8 @@ class LocalSource:
         state = replace(state, sources=())  # the notes already include these errors, with messages
         now, wall = agent.clock.monotonic(), agent.clock.wall()
         view = make_view(build_single_node_state(state, ViewSettings(), now, wall, notes=notes))
-        return view, agent.list_processes() if self._with_processes else {}
+        fetched = FetchedDetails(selected) if selected else None
+        return Reading(view, agent.list_processes() if self._with_processes else {}, fetched=fetched)
 
     def _read_agent(self) -> None:
         agent = self._agent
@@ -93,12 +111,6 @@ class LocalSource:
             self._allocated_at = now
             agent.read_allocation()
         agent.read_usage()
-
-    def read_history(self, points: int) -> Sparklines | None:
-        return None
-
-    def read_details(self, uuid: str) -> GpuDetails | None:
-        return None
 
 
 class _HistoryAnswer(msgspec.Struct):
@@ -115,16 +127,28 @@ class ClusterSource:
         self._client = HttpClient(base, timeout=timeout)
         self._server = server
         self.name = self._client.shown
-        self.deadline = timeout + 1.0  # longer than the request's timeout, so that its more detailed error is shown
+        self.deadline = 2 * timeout + 1.0  # longer than the requests' timeouts, so that their errors are shown
+        self._history: Sparklines | None = None
+        self._fetched = FetchedDetails("")
+        self._history_at = self._fetched_at = float("-inf")
 
-    def read(self) -> tuple[View, Processes]:
+    def read(self, selected: str = "") -> Reading:
         body = self._client.get_blocking("api/v1/view")
         try:
-            return decode_view(body), {}
+            view = decode_view(body)
         except SourceError as error:
             raise SourceError(error.reason, f"{self.name} {error}: is it the address of {self._server}?") from error
+        now = time.monotonic()
+        if now >= self._history_at + _HISTORY_SECONDS:
+            self._history_at = now
+            with suppress(SourceError):  # not every server has a history
+                self._history = self.read_history(POINTS)
+        if selected and (selected != self._fetched.uuid or now >= self._fetched_at + _DETAILS_SECONDS):
+            self._fetched_at = now
+            self._fetched = self._fetch_details(selected, view)
+        return Reading(view, history=self._history, fetched=self._fetched if selected else None)
 
-    def read_history(self, points: int) -> Sparklines | None:
+    def read_history(self, points: int) -> Sparklines:
         body = self._client.get_blocking("api/v1/history", {"points": str(points)})
         try:
             answer = find_decoder(_HistoryAnswer).decode(body)
@@ -137,13 +161,23 @@ class ClusterSource:
         }
         return Sparklines(devices, answer.step_seconds * points)
 
-    def read_details(self, uuid: str) -> GpuDetails | None:
+    def _fetch_details(self, uuid: str, view: View) -> FetchedDetails:
+        details, problem = None, ""
         try:
-            return decode_details(self._client.get_blocking(f"api/v1/gpus/{quote(uuid, safe='')}"))
+            details = decode_details(self._client.get_blocking(f"api/v1/gpus/{quote(uuid, safe='')}"))
         except SourceError as error:
-            if error.reason == "http_404":
-                return None
-            raise
+            problem = "" if error.reason == "http_404" else str(error)
+        gpus = [gpu for node in view.nodes for gpu in node.gpus if gpu.uuid == uuid]
+        slots = [slot for gpu in gpus for slot in (gpu, *gpu.instances)]
+        pods = dict.fromkeys(
+            (h.namespace, h.pod) for slot in slots for h in (*slot.holders, *slot.last_holders) if h.pod
+        )
+        jobs = []
+        for pod in list(pods)[:_MAX_JOBS]:
+            with suppress(SourceError, msgspec.DecodeError):  # not every server has summaries
+                path = "/".join(quote(name, safe="") for name in pod)
+                jobs.append(find_decoder(JobSummary).decode(self._client.get_blocking(f"api/v1/summary/{path}")))
+        return FetchedDetails(uuid, details, problem, jobs)
 
 
 def _split_device(name: str) -> tuple[str, str]:
@@ -154,7 +188,7 @@ def _split_device(name: str) -> tuple[str, str]:
 class ExporterSource:
     """Reads the view of a podgpu exporter, or the metrics of any other GPU exporter."""
 
-    deadline = 2 * EXPORTER_TIMEOUT + 0.5  # longer than two requests, so that their more detailed errors are shown
+    deadline = 3 * EXPORTER_TIMEOUT + 0.5  # longer than three requests, so that their more detailed errors are shown
 
     def __init__(self, url: str) -> None:
         """If the URL has no path, /metrics is used. Raises UsageError."""
@@ -165,21 +199,16 @@ class ExporterSource:
             raise UsageError(f"--url {error}") from error
         self.name = self._metrics.shown
         self._is_podgpu = True  # False if its metrics are from another exporter
-        self._has_view = False
         self._state: ClusterState | None = None
 
-    def read(self) -> tuple[View, Processes]:
-        view = self._read_view() if self._is_podgpu else None
-        self._has_view = view is not None
-        return view or self._read_metrics(), {}
-
-    def _read_view(self) -> View | None:
-        """Returns None if there is no view or it has no GPUs. The metrics may have GPUs, or show the reason."""
-        try:
-            view, _ = self._api.read()
-        except SourceError:
-            return None
-        return view if any(node.gpus for node in view.nodes) else None
+    def read(self, selected: str = "") -> Reading:
+        """Reads the view. If there is none, or it has no GPUs, reads the metrics, which may have GPUs or a reason."""
+        if self._is_podgpu:
+            with suppress(SourceError):
+                reading = self._api.read(selected)
+                if any(node.gpus for node in reading.view.nodes):
+                    return reading
+        return Reading(self._read_metrics(), fetched=FetchedDetails(selected) if selected else None)
 
     def _read_metrics(self) -> View:
         states = self._parse(self._metrics.fetch())
@@ -198,9 +227,3 @@ class ExporterSource:
             return node_from_text(body.decode(), address=urlsplit(self.name).netloc)
         except (UnicodeDecodeError, BadExposition, msgspec.ValidationError) as error:
             raise SourceError("malformed", f"cannot parse the metrics of {self.name}: {error}") from error
-
-    def read_history(self, points: int) -> Sparklines | None:
-        return self._api.read_history(points) if self._has_view else None
-
-    def read_details(self, uuid: str) -> GpuDetails | None:
-        return self._api.read_details(uuid) if self._has_view else None

@@ -99,21 +99,14 @@ def read_living(proc: str = "/proc") -> frozenset[Workload] | None:
     if not in_host_pid_namespace(proc):
         return None
     try:
-        with os.scandir(proc) as entries:
-            pids = [entry.name for entry in entries if entry.name.isdigit()]
-        containers = {parse_cgroup(text) for pid in pids if (text := _read_cgroup(proc, pid))}
-    except (OSError, ValueError):
+        names = os.listdir(proc)
+    except OSError:
         return None
-    return frozenset(container for container in containers if container is not None)
-
-
-def _read_cgroup(proc: str, pid: str) -> str:
-    """Returns an empty text for a process that has ended. Raises OSError for any other failure."""
-    try:
-        with _open_folder(f"{proc}/{pid}") as folder:
-            return _read(folder, "cgroup").decode(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
+    finder = ContainerFinder(proc)
+    lookups = [finder.find(int(name)) for name in names if name.isdigit()]
+    if any(lookup.outcome in FAILED_LOOKUPS for lookup in lookups):
+        return None
+    return frozenset(lookup.workload for lookup in lookups if lookup.outcome == "found")
 
 
 def parse_started(stat: bytes) -> int:
@@ -222,8 +215,7 @@ class ProcessOwners:
         named, unknown, nameless = self._name(inside)
         if not self._nameless.issuperset(nameless.values()):  # a short job could end before the next regular reading
             self._names.read_identities()
-            more, conflicts, nameless = self._name(nameless)
-            named, unknown = named | more, unknown | conflicts
+            named, unknown, nameless = self._name(inside)
         self._nameless = frozenset(nameless.values())
         unknown |= {pid: lookup.outcome for pid, lookup in lookups.items() if lookup.outcome in FAILED_LOOKUPS}
         unknown |= {pid: NO_NAME for pid, workload in nameless.items() if workload.uid}  # no UID: not in a pod

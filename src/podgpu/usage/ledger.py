@@ -118,13 +118,13 @@ class Ledger:
                     account.unallocated_ns = 0 if is_allocated else account.unallocated_ns + elapsed_ns
         self._evict()
 
-    def list_holders(self, at: float) -> dict[str, Sequence[tuple[Workload, HolderUsage]]]:
+    def list_holders(self, at: float) -> dict[str, dict[WorkloadKey, tuple[Workload, HolderUsage]]]:
         """Returns the usage of holders and other users by device key. `at` is the Unix time of the last turn."""
         return {
-            key: tuple(
-                (account.workload, account.to_usage(at, self._unallocated_after_ns))
-                for _, account in sorted(accounts.items())
-            )
+            key: {
+                name: (account.workload, account.to_usage(at, self._unallocated_after_ns))
+                for name, account in sorted(accounts.items())
+            }
             for key, accounts in self._accounts.items()
         }
 

@@ -7,7 +7,7 @@ import ctypes
 import shutil
 import subprocess
 from collections.abc import Sequence
-from ctypes import c_char_p, c_double, c_int, c_int64, c_uint16, c_uint32
+from ctypes import c_char_p, c_double, c_int64
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -26,33 +26,6 @@ GPU, SWITCH, GI, CI, LINK, CPU, CORE = 1, 3, 4, 5, 6, 7, 8
 TEMP, POWER, UTIL, FB_USED, NAME, UUID, GR_ACTIVE = 150, 155, 203, 252, 50, 54, 1001
 INTERVAL = 10.0
 ENGINE = EngineAddress("127.0.0.1:5555", "127.0.0.1")
-
-_ARGUMENTS = {
-    "reset": [],
-    "versions": [c_char_p, c_char_p],
-    "connect_code": [c_int],
-    "lack": [c_char_p],
-    "disconnect": [],
-    "gpu": [c_uint32, c_char_p, c_char_p, c_char_p, c_int],
-    "gpu_state": [c_uint32, c_uint32],
-    "mig": [c_int, c_uint32, c_int, c_uint32, c_uint32, c_uint32],
-    "no_migs": [],
-    "int": [c_int, c_uint32, c_uint16, c_int64, c_int, c_int64],
-    "double": [c_int, c_uint32, c_uint16, c_int64, c_int, c_double],
-    "text": [c_int, c_uint32, c_uint16, c_int64, c_int, c_char_p, c_int],
-    "xid": [c_int, c_uint32, c_int64, c_int64],
-    "refuse": [c_uint16, c_int],
-    "gpu_link": [c_uint32, c_int, c_int],
-    "switch": [c_uint32],
-    "switch_link": [c_uint32, c_int, c_int],
-    "peer": [c_uint32, c_uint32, c_int],
-    "cpu": [c_uint32, c_int],
-    "incident": [c_uint32, c_uint32, c_int, c_uint32],
-    "told": [c_char_p],
-    "watch": [c_uint16, c_char_p],
-    "address": [],
-    "size": [c_char_p],
-}
 
 
 @cache
@@ -80,8 +53,7 @@ class Double:
 
     def call(self, name: str, *arguments: object) -> object:
         function = getattr(self._dll, f"fake_{name}")
-        function.argtypes = _ARGUMENTS[name]
-        return function(*(a.encode() if isinstance(a, str) else a for a in arguments))
+        return function(*map(_convert, arguments))
 
     def told(self, what: str) -> int:
         return int(self.call("told", what))  # type: ignore[call-overload]
@@ -94,7 +66,7 @@ class Double:
         self.call("int", *entity, field, self.now, status, value)
 
     def double(self, entity: tuple[int, int], field: int, value: float, status: int = 0) -> None:
-        self.call("double", *entity, field, self.now, status, value)
+        self.call("double", *entity, field, self.now, status, float(value))
 
     def text(self, entity: tuple[int, int], field: int, value: str, live_only: bool = False) -> None:
         self.call("text", *entity, field, self.now, 0, value, live_only)
@@ -116,6 +88,16 @@ class Double:
         self.call("mig", CI, entity, GI, entity, gi, 0)
         self.text((GI, entity), NAME, profile, live_only=True)
         self.text((CI, entity), UUID, f"MIG-{gpu}-{gi}", live_only=True)
+
+
+def _convert(argument: object) -> object:
+    """64-bit integers are also correct for narrower parameters."""
+    match argument:
+        case str():
+            return argument.encode()
+        case float():
+            return c_double(argument)
+    return c_int64(argument)  # type: ignore[arg-type]
 
 
 def uuid_of(index: int) -> str:

@@ -1,4 +1,4 @@
-"""Fields with an interval of their own: each is read when it is due, costs no more than that, and none is lost."""
+"""Counters that change while podgpu runs, and fields with their own interval."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from podgpu.agent.counters import Collection, ReadCounters, counters_in_file
+from podgpu.agent.counters import Collection, ReadCounters, counters_in_configmap, counters_in_file
 from podgpu.agent.loop import Settings
+from podgpu.errors import SourceError
 from podgpu.metrics.counters import CounterSpec, parse_counters
 from podgpu.metrics.labels import Policy
 from podgpu.simulate.gpu import SimulatedLoad
@@ -136,21 +137,46 @@ def test_a_gpu_that_failed_once_is_read_whole_as_soon_as_it_answers(seconds_befo
 
 
 @pytest.mark.fault(
-    "Counters change so that a collection of the configuration file has none of them",
-    "The last good counters stay, as with any bad counter file; the log says which collection it is",
+    "Counters change to an invalid file, or so that a collection of the configuration file has none of them",
+    "The last good counters stay; the source counters is down until the file is valid",
 )
-def test_counters_that_leave_a_collection_empty_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (b"DCGM_FI_DEV_GPU_TEMP,gauge,t\n", "malformed"),  # leaves the collection empty
+        (b"NOT_A_FIELD,gauge,x\n", "malformed"),
+        (b"", "malformed"),
+        (b"\x00\xff", "malformed"),
+        (None, "file_missing"),
+    ],
+)
+def test_bad_counters_keep_the_last_good_ones(tmp_path: Path, bad: bytes | None, reason: str) -> None:
     path = tmp_path / "counters.csv"
     path.write_text(CSV, encoding="utf-8")
     bench = Bench(QUICK, feed=counters_in_file(str(path)))
     bench.run(2)
-    path.write_text("DCGM_FI_DEV_GPU_TEMP,gauge,t\n", encoding="utf-8")
+    path.unlink()
+    if bad is not None:
+        path.write_bytes(bad)
     bench.agent.read_counters()
     bench.run(2)
     assert bench.value("DCGM_FI_DEV_POWER_USAGE") is not None
     assert 'podgpu_exporter_source_up{source="counters"} 0' in bench.exposition
-    assert 'podgpu_exporter_source_errors_total{source="counters",reason="malformed"} 1' in bench.exposition
+    assert f'podgpu_exporter_source_errors_total{{source="counters",reason="{reason}"}} 1' in bench.exposition
     path.write_text(CSV, encoding="utf-8")
     bench.agent.read_counters()
     bench.run(2)
     assert 'podgpu_exporter_source_up{source="counters"} 1' in bench.exposition
+
+
+def test_the_counters_of_a_configmap() -> None:
+    text: list[str | None] = [None]
+    feed = counters_in_configmap("gpu:counters", lambda: text[0])
+    with pytest.raises(SourceError, match="no ConfigMap gpu:counters") as caught:
+        feed()
+    assert caught.value.reason == "configmap_missing"
+    text[0] = CSV
+    assert feed() == counters()
+    text[0] = "nonsense"
+    with pytest.raises(SourceError, match="ConfigMap gpu:counters"):
+        feed()
