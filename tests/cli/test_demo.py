@@ -11,7 +11,6 @@ import tempfile
 from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -128,40 +127,6 @@ def demo() -> Iterator[Demo]:
         yield Demo(opened)
 
 
-def leaps(demo: Demo, count: int) -> Iterator[dict[str, Any]]:
-    for _ in range(count):
-        demo.step(LEAP)
-        yield demo.ask("/api/v1/view")
-
-
-@dataclass(frozen=True)
-class CalmStory:
-    """What a demo without a script says in 200 s: its page every few seconds, and at 64 s who wastes."""
-
-    views: list[dict[str, Any]]
-    owners: dict[str, Any]
-    on_first_node: dict[str, Any]
-    notebook: dict[str, Any]
-    acts: list[Act]
-
-
-@pytest.fixture(scope="module")
-def calm() -> CalmStory:
-    """Told once: that is fifty rounds of three nodes."""
-    with ExitStack() as opened:
-        demo = Demo(opened, script=False)
-        views = list(leaps(demo, 15))
-        assert demo.at == 64.0
-        waste = (
-            demo.ask("/api/v1/waste?by=owner"),
-            json.loads(demo.clients[0].ask("/api/v1/waste").body),
-            demo.ask("/api/v1/pods/notebooks/jupyter-ada-0"),
-        )
-        views += leaps(demo, 34)
-        assert demo.at == 200.0
-        return CalmStory(views, *waste, demo.done)
-
-
 def gpus(view: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
     return {(node["name"], gpu["index"]): gpu for node in view["nodes"] for gpu in node["gpus"]}
 
@@ -210,38 +175,29 @@ def test_in_a_cycle_everything_breaks_and_is_mended(demo: Demo) -> None:
     assert len(demo.done) == 8 + 3
 
 
-def test_the_notebook_that_idles_is_the_waste(calm: CalmStory) -> None:
-    first = calm.owners["rows"][0]
+def test_calm_nothing_breaks_and_the_idle_notebook_is_the_waste() -> None:
+    with ExitStack() as opened:
+        demo = Demo(opened, script=False)
+        views = [demo.go_to(seconds) for seconds in (16.0, 32.0, 48.0, 64.0)]
+        owners, notebook = demo.ask("/api/v1/waste?by=owner"), demo.ask("/api/v1/pods/notebooks/jupyter-ada-0")
+        assert demo.done == []
+    shares: dict[str, set[float]] = {}
+    awaited: set[str] = set()
+    for view in views:
+        assert view["totals"]["broken"] == 0
+        for held in (held for gpu in gpus(view).values() for held in gpu.get("holders", ())):
+            shares.setdefault(held["pod"], set()).add(round(held.get("utilization_ratio", 0.0), 2))
+            awaited |= {part["pod"] for part in held.get("waits_for", ())}
+    assert len(shares["chat-0"]) > 2, "the load of a service varies"
+    assert shares["jupyter-ada-0"] == {0.0}
+    assert min(shares["llm-train-0"]) > 0.7
+    assert {"embed-0", "ocr-0"} <= awaited, "two pods that share a GPU wait for each other"
+    assert len({gpu["uuid"] for gpu in gpus(views[0]).values()}) == 20
+    first = owners["rows"][0]
     assert (first["owner"], first["gpus"]) == ({"kind": "Notebook", "name": "jupyter-ada"}, 2.0)
     assert first["wasted"] == pytest.approx(2 * 2.8 * 60 / 3600, abs=0.01)
-    row = calm.on_first_node["rows"][0]
-    assert row["pod"] == "jupyter-ada-0"
-    assert row["idle_hours"] == pytest.approx(60 / 3600, abs=2e-3)
-    assert calm.notebook["owner"] == {"kind": "Notebook", "name": "jupyter-ada"}
-    assert calm.notebook["totals"]["cost_per_hour"] == calm.notebook["totals"]["wasted_per_hour"] == 2.8
-
-
-def test_calm_nothing_breaks_and_loads_vary(calm: CalmStory) -> None:
-    seen: dict[str, set[float]] = {}
-    awaited: set[str] = set()
-    for view in calm.views:
-        assert view["totals"]["broken"] == 0
-        for gpu in gpus(view).values():
-            for of in gpu.get("holders", ()):
-                seen.setdefault(of["pod"], set()).add(round(of.get("utilization_ratio", 0.0), 1))
-                awaited |= {part["pod"] for part in of.get("waits_for", ())}
-    assert len(seen["chat-0"]) > 3, "a service has its ups and downs"
-    assert seen["jupyter-ada-0"] == {0.0}
-    assert min(seen["llm-train-0"]) > 0.7
-    assert {"embed-0", "ocr-0"} <= awaited, "two pods that share a GPU wait for each other"
-    assert calm.acts == []
-
-
-def test_simulated_gpus_are_the_nodes_own(calm: CalmStory) -> None:
-    view = calm.views[0]
-    uuids = [gpu["uuid"] for gpu in gpus(view).values()]
-    assert len(set(uuids)) == 20
-    assert all(node["simulated"] for node in view["nodes"])
+    assert notebook["owner"] == {"kind": "Notebook", "name": "jupyter-ada"}
+    assert notebook["totals"]["cost_per_hour"] == notebook["totals"]["wasted_per_hour"] == 2.8
 
 
 def test_the_director_has_each_act_carried_out_and_tells_of_it() -> None:

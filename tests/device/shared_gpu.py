@@ -14,7 +14,7 @@ import time
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -22,6 +22,8 @@ from typing import Any
 
 import pynvml
 
+from podgpu.gpu.nvml.switch_attribution import RECORD
+from podgpu.gpu.nvml.switch_log import ContextSwitchLog, check_driver
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 
 METHODS = ("samples", "switches", "exact")
@@ -149,6 +151,16 @@ class SharedGpu:
                     process.terminate()
                 for process in running.values():
                     process.wait(20)
+
+    def record_switches(self, seconds: float) -> tuple[bytes, float]:
+        """Reads the context-switch log. Returns its records and their number per second."""
+        check_driver(pynvml.nvmlSystemGetDriverVersion())
+        records, began = bytearray(), time.monotonic()
+        with closing(ContextSwitchLog(pynvml.nvmlDeviceGetPciInfo(self.gpu).busId, 0)) as log:
+            while time.monotonic() < began + seconds:
+                time.sleep(0.5)
+                records += log.drain()
+        return bytes(records), len(records) / RECORD.size / (time.monotonic() - began)
 
     @contextmanager
     def kubelet(self, tenants: Sequence[Tenant]) -> Iterator[str]:

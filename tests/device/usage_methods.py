@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pynvml
@@ -32,9 +32,6 @@ from shared_gpu import (
     value,
     wait_for,
 )
-
-from podgpu.gpu.nvml.switch_attribution import RecordDecoder, SwitchLogError
-from podgpu.gpu.nvml.switch_log import ContextSwitchLog, check_driver
 
 SECONDS = 30.0
 POINTS = 2.0
@@ -157,27 +154,10 @@ def check_unprivileged(bench: SharedGpu) -> None:
 def check_fast_switches(bench: SharedGpu) -> None:
     with bench.loads([(0.05, 0.05)] * 6) as tenants, bench.exporters(tenants, METHODS):
         time.sleep(6)
-        began = time.monotonic()
-        rate = count_switches(bench, 60) / (time.monotonic() - began)
+        rate = bench.record_switches(60)[1] / 2  # a save and a switch-in each
         lost = {method: errors_of(exposition(method)) for method in METHODS}
     bench.check(f"{rate:.0f} switches per second (at least 5,000)", rate >= 5000)
     bench.check(f"… none lost, {lost}", not any(lost.values()))
-
-
-def count_switches(bench: SharedGpu, seconds: float) -> int:
-    """Counts context switches with a listener of its own."""
-    check_driver(pynvml.nvmlSystemGetDriverVersion())
-    log, records, count = ContextSwitchLog(pynvml.nvmlDeviceGetPciInfo(bench.gpu).busId, 0), RecordDecoder(), 0
-    until = time.monotonic() + seconds
-    with closing(log):
-        while time.monotonic() < until:
-            time.sleep(0.5)
-            try:
-                count += sum(resident for resident, *_ in records.decode(log.drain()))
-            except SwitchLogError as error:
-                print(f"      the script's own listener, after {count} switches: {error}", flush=True)
-                records = RecordDecoder()
-    return count
 
 
 @contextmanager

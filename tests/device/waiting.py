@@ -17,16 +17,11 @@ import json
 import sys
 import tempfile
 import time
-from contextlib import closing
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import pynvml
 from shared_gpu import BUSY, Burst, SharedGpu, cpu_seconds, exposition, method_of, value, wait_for
-
-from podgpu.gpu.nvml.switch_attribution import RECORD
-from podgpu.gpu.nvml.switch_log import ContextSwitchLog, check_driver
 
 SECONDS = 20.0
 METHODS = ("switches", "exact")
@@ -41,17 +36,6 @@ SCENARIOS: dict[str, list[Burst]] = {
     "1/8, 1.5/13, 0.5/6, random, cool, short": [(1, 8), (1.5, 13), (0.5, 6)],
     "0.3/4, 0.3/5, 2/40, random, cool, short": [(0.3, 4), (0.3, 5), (2, 40)],
 }
-
-
-def record_switches(bench: SharedGpu, seconds: float) -> bytes:
-    """Reads the context-switch log with a listener of its own."""
-    check_driver(pynvml.nvmlSystemGetDriverVersion())
-    records, until = bytearray(), time.monotonic() + seconds
-    with closing(ContextSwitchLog(pynvml.nvmlDeviceGetPciInfo(bench.gpu).busId, 0)) as log:
-        while time.monotonic() < until:
-            time.sleep(0.5)
-            records += log.drain()
-    return bytes(records)
 
 
 def read_new(method: str) -> tuple[str, float]:
@@ -70,7 +54,7 @@ def compare(bench: SharedGpu, name: str, bursts: list[Burst], record: Path) -> l
         before = {method: read_new(method) for method in METHODS}
         cpu = {method: cpu_seconds(pid) for method, pid in pids.items()}
         began = time.monotonic()
-        switches = record_switches(bench, SECONDS)
+        switches, rate = bench.record_switches(SECONDS)
         ended = time.monotonic()
         cpu = {method: 100 * (cpu_seconds(pid) - cpu[method]) / (ended - began) for method, pid in pids.items()}
         after = {method: read_new(method) for method in METHODS}
@@ -80,8 +64,7 @@ def compare(bench: SharedGpu, name: str, bursts: list[Burst], record: Path) -> l
     facts = {"scenario": name, "pids": processes, "waited_percent": truth}
     record.with_suffix(".json").write_text(json.dumps(facts))
     record.with_suffix(".bin.gz").write_bytes(gzip.compress(switches))
-    rate = len(switches) / RECORD.size / (ended - began)
-    print(f"\n{name}: {rate:.0f} switches per second")
+    print(f"\n{name}: {rate:.0f} records per second")
     rows = []
     for method in METHODS:
         (first, since), (last, until) = before[method], after[method]

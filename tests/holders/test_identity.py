@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -48,8 +49,8 @@ def test_names_of_logs(name: str, expected: Workload | None) -> None:
 # Completion
 
 
-def known(*names: str) -> Identities:
-    return Identities(frozenset(one for one in map(parse_log_name, names) if one is not None))
+def known(*names: str, pods: Sequence[PodRecord] = ()) -> Identities:
+    return Identities(frozenset(one for one in map(parse_log_name, names) if one is not None), tuple(pods))
 
 
 def record(uid: str = UID, pod: str = "train", **container_ids: str) -> PodRecord:
@@ -75,8 +76,8 @@ BY_NAME = Workload("ml", "train", "main")
 )
 def test_all_parts_from_any_key(part: Workload) -> None:
     assert known(DIRECTORY, LOG).complete(part) == FULL
-    assert Identities().with_pods([record(main=X)]).complete(part) == FULL
-    assert known(DIRECTORY, LOG).with_pods([record(main=X)]).complete(part) == FULL
+    assert known(pods=[record(main=X)]).complete(part) == FULL
+    assert known(DIRECTORY, LOG, pods=[record(main=X)]).complete(part) == FULL
 
 
 BOTH = known(DIRECTORY, LOG)
@@ -102,22 +103,25 @@ INIT = PodRecord("ml", "train", UID, init_containers=(ContainerRecord("init", co
         ),
         pytest.param(RECREATED, Workload(container_id=X), WITH_ID, id="recreated pod, by container id"),
         pytest.param(known(DIRECTORY, LOG, OLD_LOG), BY_NAME, WITH_UID, id="restarted container"),
-        pytest.param(RECREATED.with_pods([record()]), BY_NAME, WITH_UID, id="the API server has the current pod"),
         pytest.param(
-            known(OLD_DIRECTORY, OLD_LOG).with_pods([record()]), BY_NAME, WITH_UID, id="current pod without directory"
+            known(DIRECTORY, OLD_DIRECTORY, LOG, pods=[record()]),
+            BY_NAME,
+            WITH_UID,
+            id="the API server has the current pod",
         ),
         pytest.param(
-            known(DIRECTORY, OLD_DIRECTORY, OLD_LOG).with_pods([record(main=X)]),
+            known(OLD_DIRECTORY, OLD_LOG, pods=[record()]), BY_NAME, WITH_UID, id="current pod without directory"
+        ),
+        pytest.param(
+            known(DIRECTORY, OLD_DIRECTORY, OLD_LOG, pods=[record(main=X)]),
             Workload(container_id=Y),
             replace(BY_NAME, container_id=Y),
             id="old container",
         ),
-        pytest.param(known(DIRECTORY, LOG, OLD_LOG).with_pods([record(main=X)]), BY_NAME, FULL, id="current container"),
+        pytest.param(known(DIRECTORY, LOG, OLD_LOG, pods=[record(main=X)]), BY_NAME, FULL, id="current container"),
+        pytest.param(known(DIRECTORY, OLD_LOG, pods=[record(main=X)]), BY_NAME, WITH_UID, id="the API server lags"),
         pytest.param(
-            known(DIRECTORY, OLD_LOG).with_pods([record(main=X)]), BY_NAME, WITH_UID, id="the API server lags"
-        ),
-        pytest.param(
-            Identities().with_pods([INIT]),
+            known(pods=[INIT]),
             Workload(container_id=Z),
             Workload("ml", "train", "init", UID, Z),
             id="init container",
@@ -176,6 +180,30 @@ def test_log_names_are_read(logs: tuple[Path, Path]) -> None:
     assert identities.complete(BY_NAME) == FULL
 
 
+RUNNING = Workload(uid=UID, container_id=X)
+
+
+@pytest.mark.parametrize(
+    ("identities", "workload", "processes", "is_alive"),
+    [
+        pytest.param(known(DIRECTORY, LOG), FULL, (), True, id="logs exist"),
+        pytest.param(known(OLD_DIRECTORY, LOG), FULL, (), False, id="no log of the pod"),
+        pytest.param(known(DIRECTORY, OLD_LOG), FULL, (), False, id="no log of the container"),
+        pytest.param(known(DIRECTORY), FULL, (), True, id="logs of containers are not readable"),
+        pytest.param(known(), FULL, (), None, id="no logs and no processes are visible"),
+        pytest.param(known(), FULL, (RUNNING,), True, id="the container has a process"),
+        pytest.param(known(), FULL, (replace(RUNNING, uid=OLD_UID, container_id=Y),), False, id="the pod has none"),
+        pytest.param(known(), FULL, (replace(RUNNING, container_id=Y),), None, id="another container of the pod has"),
+        pytest.param(known(DIRECTORY, LOG), replace(FULL, container_id="x-1"), (), True, id="other form of id"),
+        pytest.param(known(DIRECTORY, LOG), BY_NAME, (), None, id="nothing but names"),
+    ],
+)
+def test_whether_a_container_runs(
+    identities: Identities, workload: Workload, processes: tuple[Workload, ...], is_alive: bool | None
+) -> None:
+    assert identities.is_alive(workload, processes) is is_alive
+
+
 def test_a_directory_that_is_removed_and_restored(logs: tuple[Path, Path]) -> None:
     reader = IdentityReader(*map(str, logs))
     (logs[1] / OLD_LOG).touch()
@@ -184,7 +212,7 @@ def test_a_directory_that_is_removed_and_restored(logs: tuple[Path, Path]) -> No
     away = logs[0].with_name("away")
     os.rename(logs[0], away)
     without = reader.read()
-    assert ([one.reason for one in without.problems], without) == (["file_missing"], known(LOG))
+    assert ([one.reason for one in without.problems], without.logged) == (["file_missing"], known(LOG).logged)
     os.rename(away, logs[0])
     assert reader.read() == known(DIRECTORY, f"kube-system_etcd_{HASH}", LOG)
     assert reader.read().problems == ()

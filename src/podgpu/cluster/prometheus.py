@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from podgpu.clock import Clock
-from podgpu.cluster.collect import ClusterReading, NodeReading, Owners, TargetOutcome, ViewSettings
+from podgpu.cluster.collect import ClusterReading, FleetCounts, NodeReading, Owners, TargetOutcome, ViewSettings
 from podgpu.cluster.promql import (
     PrometheusClient,
     PrometheusServer,
@@ -27,6 +27,7 @@ from podgpu.metrics.adapter import (
     IDENTITY,
     REPLICA_LABELS,
     TARGET_LABELS,
+    UUID_LABELS,
     WORKLOAD_LABELS,
     PodName,
     TargetState,
@@ -34,6 +35,7 @@ from podgpu.metrics.adapter import (
 )
 from podgpu.metrics.conditions import FIELD_CONDITIONS
 from podgpu.metrics.fields import XID_FIELD
+from podgpu.metrics.mig import billed_name
 from podgpu.metrics.names import generations, meaning, names_of
 from podgpu.metrics.parse import ParsedSample
 from podgpu.model import WorkloadOwner
@@ -45,6 +47,9 @@ _OWNER_RETRY_SECONDS = 60.0  # kube-state-metrics may report a new pod later tha
 _PODS_PER_QUERY = 500
 _IDLE_SECONDS = 600.0  # interval of the query for idle devices
 _IDLE_CHECKS = 30  # number of times in the idle window at which samples must exist
+
+RULE_LABELS = ("kind", "namespace", "owner_kind", "owner_name", "hpc_job", "modelName", "GPU_I_PROFILE")
+USAGE_RULE = "podgpu:usage:increase5m"
 
 
 class PrometheusCollector:
@@ -61,6 +66,7 @@ class PrometheusCollector:
         """`owners` returns the owners of pods that kube-state-metrics does not report. Raises UsageError."""
         self._match = server.match
         self._node_labels = server.node_labels
+        self._cluster_label = server.cluster_label
         self._client = PrometheusClient(server)
         self._settings = settings
         self._clock = clock or Clock()
@@ -107,6 +113,14 @@ class PrometheusCollector:
                 failures.append((what, error))
                 return []
 
+        fleet = await self._count_fleet(now) if self._settings.max_gpus < math.inf else None
+        if fleet is not None and fleet.gpus > self._settings.max_gpus:
+            note = (
+                f"Prometheus has {fleet.gpus:,} GPUs, and the page shows single GPUs of at most"
+                f" {self._settings.max_gpus:,.0f}; totals and costs are of all GPUs; choose a part with --match"
+            )
+            self._reading = replace(self._reading, nodes=(), fleet=fleet, notes=(note, *self._client.notes))
+            return failures
         queries = series_queries(self._match, self._node_labels, self._settings.keep_fields)
         vectors = await asyncio.gather(*(query(part.what, part.text) for part in queries))
         required = {part.what for part in queries if part.required}
@@ -131,9 +145,44 @@ class PrometheusCollector:
             self._reading,
             owners={**self._other_owners(), **self._owners.known},
             idle_for=self._idle.seconds(now),
-            notes=(*notes, *self._describe_gaps(failures)),
+            fleet=None,
+            notes=(*notes, *self._describe_failures(failures), *self._describe_gaps()),
         )
         return failures
+
+    async def _count_fleet(self, now: float) -> FleetCounts:
+        """Reads totals from the recording rules. Without them, counts GPUs and allocated GPUs only."""
+        series = f"last_over_time({select((USAGE_RULE,), self._match)}[10m])"
+        keys = by("kind", "modelName", "GPU_I_PROFILE")
+        query = f"sum {keys} (max {by(self._cluster_label, *RULE_LABELS)} ({series})) / 300"
+        found: dict[str, dict[str, float]] = defaultdict(dict)  # kind -> billed model -> mean of 5 minutes
+        for sample in await self._client.query(query, now):
+            found[sample.labels.get("kind", "")][_billed_model(sample.labels)] = sample.value
+        totals = {kind: math.fsum(models.values()) for kind, models in found.items()}
+        if "gpu_seconds" not in totals:
+            return await self._count_without_rules(now)
+        held = sorted(found["allocated"].items())
+        return FleetCounts(
+            gpus=round(totals["gpu_seconds"]),
+            broken=round(totals.get("broken_seconds", 0.0)),
+            power_watts=round(totals.get("energy", 0.0) + totals.get("unattributed_energy", 0.0), 1) or None,
+            held=tuple((model, amount, found["idle"].get(model, 0.0)) for model, amount in held),
+        )
+
+    async def _count_without_rules(self, now: float) -> FleetCounts:
+        gpus = select(_field_names(TEMPERATURE, UTIL), self._match)
+        counts = await self._client.query(f"count(group {by(self._cluster_label, *UUID_LABELS)} ({gpus}))", now)
+        number = round(counts[0].value) if counts else 0
+        if number <= self._settings.max_gpus:
+            return FleetCounts(number, 0, None, ())
+        counter = select(_own_names("container_gpu_allocated_seconds_total"), self._match)
+        holder = by(*TARGET_LABELS, *UUID_LABELS, *WORKLOAD_LABELS, "GPU_I_ID", "GPU_I_PROFILE", "modelName")
+        query = f"sum {by('modelName', 'GPU_I_PROFILE')} (max {holder} (rate({counter}[5m])))"
+        allocated = {_billed_model(sample.labels): sample.value for sample in await self._client.query(query, now)}
+        self._client.notes.append(
+            f"idle and broken GPUs and power are not known without the recording rule {USAGE_RULE}"
+        )
+        return FleetCounts(number, 0, None, tuple((*item, None) for item in sorted(allocated.items())))
 
     def _make_reading(self, target: TargetState, now: float, monotonic: float) -> NodeReading:
         sampled_at = now if target.scraped_at is None else target.scraped_at
@@ -146,15 +195,21 @@ class PrometheusCollector:
             named=target.state.node != target.instance,
         )
 
-    def _describe_gaps(self, failures: Sequence[tuple[str, SourceError]]) -> list[str]:
+    def _describe_failures(self, failures: Sequence[tuple[str, SourceError]]) -> list[str]:
+        return [f"these Prometheus queries failed: {', '.join(what for what, _ in failures)}"] if failures else []
+
+    def _describe_gaps(self) -> list[str]:
         notes = []
-        if failures:
-            notes.append(f"these Prometheus queries failed: {', '.join(what for what, _ in failures)}")
         devices = [device for node in self._reading.nodes for device in node.state.devices]
         if not devices:
             and_match = " and that --match is right" if self._match else ""
             notes.append(f"Prometheus has no GPU metrics: check that it scrapes the exporters{and_match}")
         return notes
+
+
+def _billed_model(labels: Mapping[str, str]) -> str:
+    model, profile = labels.get("modelName", ""), labels.get("GPU_I_PROFILE", "")
+    return billed_name(model, profile) if profile else model
 
 
 # Series of a round

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
-from dataclasses import replace as replace_fields
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
@@ -52,13 +52,14 @@ class Identities:
     logged: frozenset[Workload] = frozenset()
     """Pods with uids and containers with ids, by names of logs. A pod's name can have two uids, because logs of a
     recreated pod stay for a while. A container's name can have two ids after a restart."""
+    pods: tuple[PodRecord, ...] = ()  # pods of the API server, if it is watched
+    problems: tuple[SourceError, ...] = ()  # errors while reading
     current: frozenset[Workload] = frozenset()  # pods and containers of the API server
-    pods: tuple[PodRecord, ...] = field(default=(), compare=False)  # pods of the API server, if it is watched
-    problems: tuple[SourceError, ...] = field(default=(), compare=False)  # errors while reading
-    api_uids: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """Uid of a static pod on the node -> its uid in the API server."""
 
     def __post_init__(self) -> None:
+        self.current |= {workload for record in self.pods for workload in _to_workloads(record)}
+        self.api_uids = {record.uid: record.api_uid for record in self.pods if record.api_uid}
+        """Uid of a static pod on the node -> its uid in the API server."""
         current = [owner for owner in self.current if owner.container_id]
         current_ids = {owner.container_id for owner in current}
         logs = [log for log in self.logged if log.container_id]
@@ -72,13 +73,6 @@ class Identities:
         self._current_ids = _group(
             ((owner.namespace, owner.pod, owner.uid, owner.container), owner.container_id) for owner in current
         )
-
-    def with_pods(self, records: Iterable[PodRecord]) -> Identities:
-        """Adds the pods of the API server."""
-        pods = tuple(records)
-        workloads = frozenset(workload for record in pods for workload in _to_workloads(record))
-        api_uids = {record.uid: record.api_uid for record in pods if record.api_uid}
-        return replace_fields(self, current=workloads, pods=pods, api_uids=api_uids)
 
     def complete(self, workload: Workload) -> Workload:
         """Adds the parts that are known for certain. Raises SourceError if parts contradict each other."""
@@ -112,13 +106,10 @@ class Identities:
     def _find_logs(self, workload: Workload) -> list[Workload]:
         """Returns the logs that a running container has. Empty if the directories of logs are not readable."""
         namespace, pod, container, uid, container_id = parts_of(workload)[:5]
-        logs = []
-        if uid and any(log.uid for log in self.logged):
-            logs.append(Workload(namespace, pod, uid=uid))
-        name_length = len(f"{pod}_{namespace}_{container}-{container_id}.log")
-        if container_id and name_length <= _MAX_FILE_NAME and any(log.container_id for log in self.logged):
-            logs.append(Workload(namespace, pod, container, container_id=container_id))
-        return logs
+        names = f"{namespace}_{pod}_{uid}", f"{pod}_{namespace}_{container}-{container_id}.log"
+        logs = [parse_log_name(name) for name in names if len(name) <= _MAX_FILE_NAME]
+        has_pods, has_containers = (any(map(attrgetter(part), self.logged)) for part in ("uid", "container_id"))
+        return [log for log in logs if log is not None and (has_pods if log.uid else has_containers)]
 
     def _add_uid(self, workload: Workload) -> Workload:
         if workload.uid or not (workload.namespace and workload.pod):
@@ -206,4 +197,4 @@ class IdentityReader:
             except (OSError, ValueError) as error:
                 problems.append(explain_read_error(error, path))
         logged = frozenset(workload for workload in map(parse_log_name, names) if workload is not None)
-        return Identities(logged, problems=tuple(problems)).with_pods(self._read_pods())
+        return Identities(logged, self._read_pods(), tuple(problems))

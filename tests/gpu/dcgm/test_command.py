@@ -31,7 +31,7 @@ def test_a_host_engine_selects_dcgm() -> None:
 
 def test_the_exporter_reads_from_dcgm(one_gpu: Double) -> None:
     options = ["--telemetry", f"dcgm:{one_gpu.path}", "-r", "10.0.0.7:5556", "-s", "g", "-p", "g"]
-    result = execute(["exporter", "--once", "-c", "100", *options], NODE_NAME="node-1")
+    result = execute(["exporter", "--once", "-c", "1000", *options], NODE_NAME="node-1")
     assert (result.code, one_gpu.call("address")) == (0, b"10.0.0.7:5556"), result.err
     assert 'DCGM_FI_DEV_GPU_TEMP{gpu="0"' in result.out
     assert 'Hostname="node-1"' in result.out
@@ -40,7 +40,7 @@ def test_the_exporter_reads_from_dcgm(one_gpu: Double) -> None:
 
 def test_hostname_is_the_host_of_a_remote_engine(one_gpu: Double) -> None:
     options = ["--telemetry", f"dcgm:{one_gpu.path}", "-r", "gpu-7:5555"]
-    assert 'Hostname="gpu-7"' in execute(["exporter", "--once", "-c", "100", *options]).out
+    assert 'Hostname="gpu-7"' in execute(["exporter", "--once", "-c", "1000", *options]).out
 
 
 def test_the_doctor_shows_the_versions(one_gpu: Double) -> None:

@@ -88,8 +88,6 @@ class NvmlTelemetry:
         self._opening = threading.Lock()
         """Held while the driver is opened or closed."""
         self._is_open = False
-        self._opened: dict[int, str] = {}
-        """Index -> UUID of GPUs that are open."""
         self._pending: dict[int, float] = {}
         """Index of a GPU that is being opened -> start time."""
         self._errors: dict[int, SourceError | StartError] = {}
@@ -118,11 +116,11 @@ class NvmlTelemetry:
                 self._open()
             self._open_gpus()
             self._raise_common_error()
-            gpus = tuple(self._gpus[uuid].device for _, uuid in sorted(self._opened.items()))
+            gpus = sorted((gpu.device for gpu in self._gpus.values()), key=lambda device: device.index or 0)
             unreachable = {index: str(error) for index, error in self._errors.items()}
             for index, began in self._pending.items():
                 unreachable[index] = f"the driver has not answered for {self._clock() - began:.0f} s"
-            return Inventory(gpus, unreachable, frozenset(self._pending))
+            return Inventory(tuple(gpus), unreachable, frozenset(self._pending))
 
     def _open_gpus(self) -> None:
         """Opens each GPU in its own thread, so that a GPU that hangs does not delay the others.
@@ -130,12 +128,13 @@ class NvmlTelemetry:
         Waits until all new ones are open, or until no more was opened for a while. Later results are read by the next
         call.
         """
-        new = [i for i in range(self._listed) if i not in self._opened and i not in self._pending]
+        known = {*self._pending, *(gpu.device.index for gpu in self._gpus.values())}
+        new = [index for index in range(self._listed) if index not in known]
         for index in new:
             self._pending[index] = self._clock()
             target = partial(_look_up, self._driver, index, self._lookups)
             threading.Thread(target=target, name=f"open-gpu{index}", daemon=True).start()
-        began, quiet = time.monotonic(), _QUIET_SECONDS if self._opened else _MAX_WAIT_SECONDS
+        began, quiet = time.monotonic(), _QUIET_SECONDS if self._gpus else _MAX_WAIT_SECONDS
         while self._pending:
             elapsed = time.monotonic() - began
             wait = min(quiet, _MAX_WAIT_SECONDS - elapsed) if any(index in self._pending for index in new) else 0.0
@@ -147,7 +146,6 @@ class NvmlTelemetry:
             del self._pending[index]
             self._errors.pop(index, None)
             if isinstance(result, DeviceHandle):
-                self._opened[index] = result.device.uuid
                 self._add_gpu(result)
             else:
                 self._errors[index] = result
@@ -165,7 +163,7 @@ class NvmlTelemetry:
         gpu = NvmlGpu(self._driver, opened, self._settings, self._xids)
         previous = self._previous.pop(gpu.device.uuid, None)
         if previous is not None:
-            gpu.device = replace(gpu.device, mig_enabled=previous.device.mig_enabled)
+            gpu.layout = (replace(opened, device=replace(gpu.device, mig_enabled=previous.device.mig_enabled)),)
             gpu.usage_reader.continue_after(previous.usage_reader)
         self._gpus[gpu.device.uuid] = gpu
 
@@ -218,7 +216,7 @@ class NvmlTelemetry:
             return False
         # Counters of a GPU that did not answer may have been reset.
         self._previous |= {uuid: gpu for uuid, gpu in self._gpus.items() if gpu.answers is not False}
-        self._gpus, self._opened, self._replaced, self._is_open = {}, {}, [], False
+        self._gpus, self._replaced, self._is_open = {}, [], False
         self._pending, self._errors, self._lookups = {}, {}, SimpleQueue()
         return True
 
@@ -242,13 +240,12 @@ class NvmlTelemetry:
     def check_capability(self, gpu: Device) -> Capability:
         """Returns how usage would be split if containers shared this GPU. Raises SourceError."""
         with self._hold(gpu) as state:
-            return self._settings.switch_logs.check_capability(self._driver, DeviceHandle(state.device, state.handle))
+            return self._settings.switch_logs.check_capability(self._driver, state.layout[0])
 
     def open_switch_log(self, gpu: Device) -> SwitchListener:
         """Opens the context-switch log of this GPU. Raises SwitchLogError or SourceError."""
         with self._hold(gpu) as state:
-            gpu_handle = DeviceHandle(state.device, state.handle)
-            return self._settings.switch_logs.open_listener(self._driver, gpu_handle, self._settings.wall)
+            return self._settings.switch_logs.open_listener(self._driver, state.layout[0], self._settings.wall)
 
     @contextmanager
     def _hold(self, gpu: Device) -> Iterator[NvmlGpu]:
@@ -311,14 +308,14 @@ class NvmlGpu:
 
     def __init__(self, driver: NvmlDriver, gpu: DeviceHandle, settings: UsageSettings, xids: XidWatcher) -> None:
         self._driver = driver
-        self.handle = gpu.handle
+        self.layout: tuple[DeviceHandle, ...] = (gpu,)
+        """The GPU, then its instances, at the last reading."""
         self.handle_lock = threading.Lock()
         """Held while the handle is checked."""
-        self.device = gpu.device
         self.answers: bool | None = None
         """True if the last reading succeeded; None before the first reading."""
         self._clock = settings.clock
-        self._layout = MigLayout(driver, gpu, self._clock)
+        self._mig = MigLayout(driver, gpu, self._clock)
         self._energy = EnergyCounter(driver, gpu.handle, self._clock)
         self.usage_reader = UsageReader(driver, gpu.handle, self._energy, settings)
         # State of `read`
@@ -326,8 +323,6 @@ class NvmlGpu:
         self._xids_registered: bool | None = None
         """None until the registration succeeded or the GPU rejected it."""
         self._xids_failed = False
-        self._devices: tuple[DeviceHandle, ...] = ()
-        """The GPU and its instances."""
         self._plans: dict[tuple[tuple[int, ...], str], DevicePlan] = {}
         """(field ids, device key) -> plan."""
         self._detail_plan: DevicePlan | None = None
@@ -341,7 +336,7 @@ class NvmlGpu:
         self._follow_layout()
         if len(self._plans) > _MAX_PLANS:  # the selected fields were changed many times
             self._drop_plans()
-        plans = {one.device: self._find_plan(one, fields) for one in self._devices}
+        plans = {one.device: self._find_plan(one, fields) for one in self.layout}
         readings = tuple(Reading(device, plan.read(now)) for device, plan in plans.items())
         if fields:
             self._read_details(now)
@@ -357,15 +352,23 @@ class NvmlGpu:
         )
 
     def processes(self) -> tuple[ProcessUsage, ...]:
-        return list_processes(self._driver, self._layout.read())
+        return list_processes(self._driver, self._mig.read())
 
     def usage(self, shared: Collection[str] = ()) -> UsageAnswer:
-        return self.usage_reader.read(self._layout.read(), shared)
+        return self.usage_reader.read(self._mig.read(), shared)
 
     def close(self) -> None:
         """Frees the driver's resources. Call when no other method runs."""
         self._drop_plans()
         self.usage_reader.close()
+
+    @property
+    def device(self) -> Device:
+        return self.layout[0].device
+
+    @property
+    def handle(self) -> Any:
+        return self.layout[0].handle
 
     @property
     def name(self) -> str:
@@ -386,13 +389,13 @@ class NvmlGpu:
             self._xids_failed = True
 
     def _follow_layout(self) -> None:
-        devices = self._layout.read()
-        if devices != (self._devices or (DeviceHandle(self.device, self.handle),)):
+        devices = self._mig.read()
+        if devices != self.layout:
             state = "on" if devices[0].device.mig_enabled else "off"
             layout = ", ".join(one.device.profile for one in devices[1:]) or "none"
             _log.info("GPU %d: MIG %s, instances: %s", self.device.index, state, layout)
             self._drop_plans()
-        self._devices, self.device = devices, devices[0].device
+        self.layout = devices
 
     def _find_plan(self, one: DeviceHandle, fields: Sequence[Field]) -> DevicePlan:
         device = one.device
