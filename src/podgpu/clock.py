@@ -85,22 +85,16 @@ class FaultLog(Generic[K]):
 
 
 class RepeatFilter(logging.Filter):
-    """Passes each kind of log line at most once a minute, and adds the number of suppressed lines."""
+    """Passes each kind of log line at most once a minute."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._lines: dict[str, tuple[float, int]] = {}  # time of the last line, and number suppressed since
+        self._logged_at: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         kind, now = str(record.msg), self._clock()
-        logged_at, suppressed = self._lines.get(kind, (float("-inf"), 0))
-        if now - logged_at < _REPEAT_SECONDS:
-            self._lines[kind] = logged_at, suppressed + 1
+        if now - self._logged_at.get(kind, float("-inf")) < _REPEAT_SECONDS:
             return False
-        if len(self._lines) > 1000:
-            self._lines.clear()
-        self._lines[kind] = now, 0
-        if suppressed:
-            record.msg = f"{kind} (and {suppressed} more like it since the last such line)"
+        self._logged_at[kind] = now
         return True

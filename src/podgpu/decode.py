@@ -87,7 +87,8 @@ def decode_yaml(content: bytes, file: str, kind: type[T]) -> T:
         raise UsageError(one_line(f"{file}:{line} not YAML: {problem}")) from None
     except msgspec.ValidationError as error:
         raise UsageError(one_line(f"{file}: {shorten_path(error)}")) from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+        # PyYAML raises many errors for values with a wrong tag, such as `!!bool x`.
         raise UsageError(f"{file}: not YAML that podgpu can read ({type(error).__name__})") from None
 
 

@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
@@ -105,13 +106,10 @@ class Identities:
     def _find_logs(self, workload: Workload) -> list[Workload]:
         """Returns the logs that must exist if the container runs. Empty if the log directories cannot be read."""
         namespace, pod, container, uid, container_id = parts_of(workload)[:5]
-        logs = []
-        if uid and any(log.uid for log in self.logged):
-            logs.append(Workload(namespace, pod, uid=uid))
-        name_length = len(f"{pod}_{namespace}_{container}-{container_id}.log")
-        if container_id and name_length <= _MAX_FILE_NAME and any(log.container_id for log in self.logged):
-            logs.append(Workload(namespace, pod, container, container_id=container_id))
-        return logs
+        names = f"{namespace}_{pod}_{uid}", f"{pod}_{namespace}_{container}-{container_id}.log"
+        logs = [parse_log_name(name) for name in names if len(name) <= _MAX_FILE_NAME]
+        has_pods, has_containers = (any(map(attrgetter(part), self.logged)) for part in ("uid", "container_id"))
+        return [log for log in logs if log is not None and (has_pods if log.uid else has_containers)]
 
     def _add_uid(self, workload: Workload) -> Workload:
         if workload.uid or not (workload.namespace and workload.pod):
