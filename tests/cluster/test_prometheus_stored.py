@@ -19,7 +19,7 @@ from podgpu.cluster.prometheus import PrometheusCollector
 from podgpu.cluster.prometheus_history import CACHE_SECONDS, PrometheusHistory, Window
 from podgpu.cluster.promql import PrometheusServer
 from podgpu.errors import SourceError
-from podgpu.history.answers import JSON, RANGES
+from podgpu.history.answers import JSON, parse_range
 from podgpu.model import WorkloadOwner
 from tests.cluster.prometheus_double import PrometheusDouble, Reply, running_double
 from tests.cluster.real_servers import Point, needs, prometheus, victoria_metrics
@@ -103,10 +103,10 @@ class Reader:
         self._history = PrometheusHistory(PrometheusServer(url))
 
     def gpu(self, uuid: str, length: str = "1h", instance: str = "") -> JSON | None:
-        return _as_json(self._runner.run(self._history.gpu(uuid, instance, RANGES[length])))
+        return _as_json(self._runner.run(self._history.gpu(uuid, instance, parse_range(length))))
 
     def pod(self, namespace: str, pod: str, length: str = "1h") -> JSON | None:
-        return _as_json(self._runner.run(self._history.pod(namespace, pod, RANGES[length])))
+        return _as_json(self._runner.run(self._history.pod(namespace, pod, parse_range(length))))
 
     def sparklines(self) -> JSON:
         return self._runner.run(self._history.sparklines(60))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -33,6 +34,7 @@ from podgpu.model import MIB, Workload
 
 CACHE_SECONDS = 15.0
 _FINE, _COARSE = 15, 300  # steps in seconds, as in the SQLite store
+_MAX_SAMPLES = 20_000  # of a range; VictoriaMetrics allows 30,000
 _MAX_GAP_SECONDS = 300  # a holder or a condition continues over shorter gaps, in which nothing may have been scraped
 _CONCURRENCY = 2
 _MAX_GPUS_OF_POD = 256
@@ -143,7 +145,7 @@ class PrometheusHistory:
 
 
 class _HistoryReader:
-    """Runs the queries for one time window. Each value is the mean over its step, sampled every 15 s."""
+    """Runs the queries for one time window. Each value is the mean over its step."""
 
     def __init__(self, client: PrometheusClient, window: Window, server: PrometheusServer) -> None:
         self._client = client
@@ -244,7 +246,8 @@ class _HistoryReader:
 
     def _over_steps(self, function: str, query: str) -> str:
         step = self._window.step
-        return query if step <= _FINE else f"{function}_over_time(({query})[{step}s:{_FINE}s])"
+        resolution = _FINE * math.ceil(step * self._window.steps / _MAX_SAMPLES / _FINE)
+        return query if step <= _FINE else f"{function}_over_time(({query})[{step}s:{resolution}s])"
 
 
 # Answers

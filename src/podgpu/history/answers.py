@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -15,7 +16,7 @@ DEFAULT_SPARKLINE_POINTS = 60
 SPARKLINE_STEP, SPARKLINE_STEPS = 15, 240
 NO_DATA = 255
 """The byte for a sparkline point without data."""
-RANGES = {"1h": 3600, "6h": 6 * 3600, "24h": 86_400, "7d": 7 * 86_400}
+_UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 JSON = dict[str, Any]
 Values = Sequence[float | None]  # one per step; None if there is no data
 _DIGITS = {"utilization_ratio": 4, "memory_used_bytes": None, "power_watts": 1, "temperature_celsius": None}
@@ -89,9 +90,10 @@ class HistorySource(Protocol):
 
 def parse_range(text: str) -> int:
     """Returns the length of the range in seconds. Raises UsageError."""
-    if text not in RANGES:
-        raise UsageError(f"range={_shorten(text)}: write one of {', '.join(RANGES)}")
-    return RANGES[text]
+    found = re.fullmatch(r"([1-9]\d{0,3})([mhdw])", text, re.ASCII)
+    if found is None:
+        raise UsageError(f"range={_shorten(text)}: write a length of time, such as 30m, 1h, 24h, 7d or 12w")
+    return int(found[1]) * _UNITS[found[2]]
 
 
 def parse_points(text: str) -> int:
