@@ -1,6 +1,6 @@
 """Collector that reads Prometheus or a compatible server, with instant queries evaluated at the server's time.
 
-Idle times and owners of pods also come from the server, so a restart of podgpu loses nothing.
+Idle times and pod owners also come from the server, so a restart of podgpu loses no data.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SERIES_LABELS = ("__name__", *TARGET_LABELS, *REPLICA_LABELS, *GPU_LABELS, "GPU
 _OWNER_RETRY_SECONDS = 60.0  # kube-state-metrics may report a new pod later than the exporter
 _PODS_PER_QUERY = 500
 _IDLE_SECONDS = 600.0  # interval of the query for idle devices
-_IDLE_CHECKS = 30  # number of times in the idle window at which samples must exist
+_IDLE_CHECKS = 30  # samples must exist at this many times in the idle window
 
 
 class PrometheusCollector:
@@ -58,7 +58,7 @@ class PrometheusCollector:
         owners: Callable[[], Owners] = dict,
         clock: Clock | None = None,
     ) -> None:
-        """`owners` returns the owners of pods that kube-state-metrics does not report. Raises UsageError."""
+        """`owners`: returns pod owners that kube-state-metrics does not report."""
         self._match = server.match
         self._node_labels = server.node_labels
         self._client = PrometheusClient(server)
@@ -95,7 +95,7 @@ class PrometheusCollector:
         self._reading = replace(self._reading, outcomes=(outcome,), errors=dict(self._errors))
 
     async def _read_all(self) -> list[tuple[str, SourceError]]:
-        """Runs all queries. Returns the failed optional ones. Raises SourceError if a required query fails."""
+        """Runs all queries. Returns the optional queries that failed. Raises SourceError if a required query fails."""
         now = await self._client.query_time()
         monotonic = self._clock.monotonic()
         failures: list[tuple[str, SourceError]] = []
@@ -163,7 +163,7 @@ class PrometheusCollector:
 class SeriesQuery(NamedTuple):
     what: str
     text: str
-    required: bool = False  # if missing, GPUs would seem free, or the exporter's pod would seem to hold GPUs
+    required: bool = False  # without these, GPUs would seem free, or the exporter's pod would seem to hold GPUs
 
 
 def series_queries(match: str, node_labels: Sequence[str], keep_fields: Iterable[str] = ()) -> list[SeriesQuery]:
@@ -236,7 +236,7 @@ class IdleDevices:
         self._client = client
         self._window = window or 0.0
         self._query = idle_query(match, window) if window else ""
-        self._since: dict[tuple[str, str], float] = {}  # (UUID, MIG instance) -> idle since, in the server's Unix time
+        self._since: dict[tuple[str, str], float] = {}  # (UUID, MIG instance) -> Unix time when it became idle
         self._queried_at = -math.inf
 
     async def update(self, nodes: Iterable[NodeReading], now: float) -> None:
@@ -310,7 +310,7 @@ class PodOwners:
     async def read(
         self, pods: Sequence[PodName], window: str = "", at: float | None = None
     ) -> dict[PodName, WorkloadOwner]:
-        """Returns the owners, now, or with `window` (such as 3600s) the last ones before `at`. Raises SourceError."""
+        """Returns the current owners, or with `window` (such as 3600s) those before `at`. Raises SourceError."""
         owners: dict[PodName, WorkloadOwner] = {}
         for first in range(0, len(pods), _PODS_PER_QUERY):
             owners |= await self._query_owners(pods[first : first + _PODS_PER_QUERY], window, at)
@@ -340,7 +340,7 @@ class PodOwners:
 
 
 def _read_owners(samples: Iterable[ParsedSample], label: str) -> dict[PodName, WorkloadOwner]:
-    """Returns owners by namespace and name. If there are several, uses the first in alphabetical order."""
+    """Returns owners by namespace and name. Of several owners, uses the first in alphabetical order."""
     owners: dict[PodName, WorkloadOwner] = {}
     for labels in (sample.labels for sample in samples):
         name = labels.get(f"exported_{label}") or labels.get(label, "")

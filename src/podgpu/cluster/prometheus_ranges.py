@@ -1,7 +1,7 @@
 """Answers `/api/v1/range` and `/api/v1/waste` with queries to Prometheus or a compatible server.
 
-Nothing is kept in the process. If podgpu's recording rules cover the range, the hours of owners and namespaces are read
-from them, otherwise from the exporters' counters.
+Hours of owners and namespaces are read from podgpu's recording rules if they cover the range, otherwise from the
+exporters' counters. Nothing is stored in the process.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _WORDS = {
     **{"waited": "hours of waiting", "gpu_seconds": "hours of unallocated GPUs"},
 }
 _RULES = {"podgpu:usage:sum1h": HOUR, "podgpu:usage:increase5m": COARSE}  # the coarsest first
-_MIN_SAMPLES = 200  # the first and last sample of a rule may be partly outside the range
+_MIN_SAMPLES = 200  # the first and the last sample of a rule may be partly outside of the range
 _GPU_NAMES = (
     *(name for field in (TEMPERATURE, UTIL, GR_ENGINE) for name in names_of(field)),
     "podgpu_device_energy_joules_total",
@@ -66,7 +66,7 @@ Vectors = Mapping[str, Sequence[ParsedSample]]  # by kind of usage
 
 
 class _Part(NamedTuple):
-    """A holder's part of a GPU or MIG instance, or of all GPUs of a model if a recording rule added them up."""
+    """A holder's part of a GPU or MIG instance. In a recording rule, the sum over all GPUs of a model."""
 
     cluster: str
     gpu: str
@@ -79,12 +79,11 @@ class PrometheusRanges:
     """Implements `UsageAnswers`."""
 
     def __init__(self, server: PrometheusServer, read_state: Callable[[], ClusterState]) -> None:
-        """`read_state` returns the state that has the prices, and owners that kube-state-metrics does not report."""
+        """`read_state`: returns the state with the prices, and with owners that kube-state-metrics does not report."""
         self._server = replace(server, timeout=_TIMEOUT)
         self._read_state = read_state
 
     async def range(self, query: RangeQuery) -> RangeAnswer:
-        """Raises SourceError."""
         client = PrometheusClient(self._server)
         try:
             start, end = query.bounds(await client.query_time())
@@ -109,7 +108,7 @@ class _RangeReader:
         self._notes: list[str] = []
 
     async def read(self, start: float, end: float, step: int) -> RangeAnswer:
-        """Adds a note for each failed query. Raises SourceError without allocated hours."""
+        """Adds a note for each failed query. Raises SourceError if there are no allocated hours."""
         prices = self._state.prices
         rule = await self._find_rule(start, end)
         if rule:
@@ -167,7 +166,7 @@ class _RangeReader:
         return ""
 
     async def _read_rule(self, name: str, function: str, end: float) -> Vectors:
-        """`function` has a pair of braces in the place of the series."""
+        """`function` contains `{}` in the place of the series."""
         series = function.format(select((name,), self._match))
         found: dict[str, list[ParsedSample]] = defaultdict(list)
         for sample in await self._client.query(f"max {by(self._cluster, *_RULE_KEYS)} ({series})", end):
@@ -189,7 +188,7 @@ class _RangeReader:
         return dict(zip(queries, results, strict=True))
 
     def _increase(self, name: str, seconds: float) -> str:
-        """Counts copies from an HA pair of Prometheus servers once. Adds up series of an exporter that moved."""
+        """Counts the copies of an HA pair of Prometheus servers once. Adds up the series of an exporter that moved."""
         grown = f"increase({select((name,), self._match)}[{round(seconds)}s])"
         keys = (self._cluster, *_HOLDER_KEYS)
         return f"sum {by(*keys)} (max {by(*keys, 'job', 'instance')} ({grown}))"
@@ -199,7 +198,7 @@ class _RangeReader:
         return f"avg {by(self._cluster, *_HOLDER_KEYS)} (avg_over_time({shares}[{round(seconds)}s]))"
 
     async def _read_now(self, end: float, has_rules: bool) -> dict[RowName, dict[str, float | None]]:
-        """Returns the present values of rows: means of the last 5 minutes."""
+        """Returns the current values of rows: means over the last 5 minutes."""
         if has_rules:
             found = dict(await self._read_rule("podgpu:usage:increase5m", f"last_over_time({{}}[{2 * COARSE}s])", end))
             found.pop("gpu_seconds", None)
@@ -250,7 +249,7 @@ class _RangeReader:
         return accounts
 
     async def _read_labels(self, name: str, window: str, end: float) -> dict[tuple[str, PodName], str]:
-        """Returns the label of pods as JSON, from kube-state-metrics, else from the series of the exporters."""
+        """Returns each pod's label as JSON, from kube-state-metrics, else from the exporters' series."""
         found: dict[tuple[str, PodName], str] = {}
         for names, label in ((_GPU_NAMES, name), (("kube_pod_labels",), f"label_{name}")):
             matcher = f'{label}!=""'

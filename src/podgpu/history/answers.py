@@ -14,7 +14,7 @@ MAX_POINTS = 500
 DEFAULT_SPARKLINE_POINTS = 60
 SPARKLINE_STEP, SPARKLINE_STEPS = 15, 240
 NO_DATA = 255
-"""The byte for a sparkline point without data."""
+"""Byte of a sparkline point without data."""
 RANGES = {"1h": 3600, "6h": 6 * 3600, "24h": 86_400, "7d": 7 * 86_400}
 JSON = dict[str, Any]
 Values = Sequence[float | None]  # one per step; None if there is no data
@@ -22,7 +22,7 @@ _DIGITS = {"utilization_ratio": 4, "memory_used_bytes": None, "power_watts": 1, 
 
 
 class HolderSpan(msgspec.Struct, omit_defaults=True):
-    """The time in which a container held a GPU. `to` is None if it still does."""
+    """The time when a container held a GPU. `to` is None if the container still holds it."""
 
     from_: float = msgspec.field(name="from")
     to: float | None = None
@@ -35,7 +35,7 @@ class HolderSpan(msgspec.Struct, omit_defaults=True):
 
 
 class Mark(msgspec.Struct, omit_defaults=True):
-    """The time in which a GPU had a condition. `until` is None if it still has."""
+    """The time when a GPU had a condition. `until` is None if the GPU still has it."""
 
     at: float
     until: float | None = None
@@ -88,14 +88,14 @@ class HistorySource(Protocol):
 
 
 def parse_range(text: str) -> int:
-    """Returns the length of the range in seconds. Raises UsageError."""
+    """Returns the length of the range in seconds."""
     if text not in RANGES:
         raise UsageError(f"range={_shorten(text)}: write one of {', '.join(RANGES)}")
     return RANGES[text]
 
 
 def parse_points(text: str) -> int:
-    """Returns the number of points of a sparkline. Raises UsageError."""
+    """Returns the number of points of a sparkline."""
     if not (text.isascii() and text.isdecimal() and len(text) <= 4 and 1 <= int(text) <= SPARKLINE_STEPS):
         raise UsageError(f"points={_shorten(text)}: write a number from 1 to {SPARKLINE_STEPS}")
     return int(text)
@@ -120,7 +120,7 @@ def utilization_byte(ratio: float | None) -> int:
 
 
 def sparklines_json(start: float, step: int, lines: Mapping[str, bytes], points: int) -> JSON:
-    """Builds the JSON. `lines` maps `UUID` or `UUID/INSTANCE` to one byte per point. Skips devices without data."""
+    """Builds the JSON. `lines`: `UUID` or `UUID/INSTANCE` -> one byte per point. Skips devices without data."""
     devices = {name: b64encode(line).decode() for name, line in lines.items() if line.count(NO_DATA) < len(line)}
     return {"api": "podgpu/v1", "from": start, "step_seconds": step, "points": points, "devices": devices}
 
@@ -133,7 +133,7 @@ def round_series(series: Mapping[str, Values]) -> dict[str, Values]:
 
 
 def make_pod_history(namespace: str, pod: str, gpus: Iterable[GpuHistory]) -> PodHistory | None:
-    """Combines the histories of the GPUs that the pod held. Conditions count only while the pod held the GPU."""
+    """Combines the histories of the pod's GPUs. Includes only conditions from the time when the pod held the GPU."""
     devices: list[DeviceHistory] = []
     marks: list[Mark] = []
     for gpu in gpus:
