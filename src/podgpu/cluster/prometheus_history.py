@@ -15,13 +15,15 @@ from podgpu.cluster.promql import PrometheusClient, PrometheusServer, RangeSerie
 from podgpu.history.answers import (
     JSON,
     MAX_POINTS,
+    SPARKLINE_POINTS,
+    SPARKLINE_STEP,
     GpuHistory,
     HolderSpan,
     Mark,
     PodHistory,
     make_pod_history,
     round_series,
-    sparkline_window,
+    sparkline_start,
     sparklines_json,
     utilization_byte,
 )
@@ -89,8 +91,8 @@ class PrometheusHistory:
         self._cache: dict[tuple[object, ...], tuple[float, Any]] = {}
         self._slots = asyncio.Semaphore(_CONCURRENCY)
 
-    async def sparklines(self, points: int) -> JSON:
-        return await self._read_cached(self._read_sparklines, points)
+    async def sparklines(self) -> JSON:
+        return await self._read_cached(self._read_sparklines)
 
     async def gpu(self, uuid: str, instance: str, seconds: int) -> GpuHistory | None:
         return await self._read_cached(self._read_gpu, (uuid, instance), seconds)
@@ -112,8 +114,8 @@ class PrometheusHistory:
             answer: T = self._cache[key][1]
             return answer
 
-    async def _read_sparklines(self, client: PrometheusClient, points: int) -> JSON:
-        window = Window(*sparkline_window(points, await client.query_time()))
+    async def _read_sparklines(self, client: PrometheusClient) -> JSON:
+        window = Window(sparkline_start(await client.query_time()), SPARKLINE_STEP, SPARKLINE_POINTS)
         reader = _HistoryReader(client, window, self._server)
         lines = {}
         for labels, values in await reader.read(reader.figures()["utilization_ratio"]):
@@ -121,7 +123,7 @@ class PrometheusHistory:
             if uuid:
                 ratios = (_check_ratio(value) for value in window.align(values))
                 lines[f"{uuid}/{instance}" if instance else uuid] = bytes(map(utilization_byte, ratios))
-        return sparklines_json(window.start, window.step, lines, window.steps)
+        return sparklines_json(window.start, lines)
 
     async def _read_gpu(self, client: PrometheusClient, device: Device, seconds: int) -> GpuHistory | None:
         reader = await self._make_reader(client, seconds)
