@@ -126,7 +126,7 @@ class _RangeReader:
             else:
                 found = await self._read_counters(first, last, step)
             usage += await self._make_usage(found, first, last, prices)
-        if not await self._client.query(f"group({self._gpus})", start + step):
+        if not await self._may_have_gpus(start + step):
             self._notes.append(f"Prometheus has no GPU metrics at {utc_text(start)}, the start of the range")
         if not any(any(one.account) for one in usage):
             self._notes.append("Prometheus has no counters of podgpu's exporters in this range")
@@ -169,11 +169,19 @@ class _RangeReader:
             covered = sum(count.value for count in counts) * seconds
             if covered >= 0.99 * length:
                 return name
-            if covered and not await self._client.query(f"group({self._gpus})", end - covered - 2 * seconds):
+            if covered and not await self._may_have_gpus(end - covered - 2 * seconds):
                 return name  # the server has no older samples
             if covered:
                 self._notes.append(f"{name} covers only {covered / length:.0%} of the range, so it is not used")
         return ""
+
+    async def _may_have_gpus(self, at: float) -> bool:
+        """Returns False if the server certainly has no GPU metrics at this time."""
+        try:
+            return bool(await self._client.query(f"group({self._gpus})", at))
+        except SourceError as error:
+            self._notes.append(f"missing: GPUs at {utc_text(at)}: {error}")
+            return True
 
     async def _read_rule(self, name: str, function: str, end: float) -> Vectors:
         """`function` has a pair of braces in the place of the series."""
