@@ -22,7 +22,7 @@ from podgpu.cluster.prometheus_history import PrometheusHistory
 from podgpu.cluster.prometheus_ranges import PrometheusRanges
 from podgpu.cluster.promql import PrometheusServer
 from podgpu.cluster.ranges import UsageAnswers
-from podgpu.cluster.record import cluster_recorder, cluster_usage
+from podgpu.cluster.record import MAX_GPUS, cluster_recorder, cluster_usage
 from podgpu.cluster.scrape import FixedTargets, ScrapeCollector, Targets
 from podgpu.errors import UsageError
 from podgpu.history.answers import HistorySource
@@ -95,6 +95,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         else:
             history = recorder = cluster_recorder(cluster, options["history_dir"])
             usage = cluster_usage(cluster, recorder)
+            where = options["history_dir"] or "memory; --history-dir keeps it through restarts"
+            _log.info("history of up to %d GPUs is stored in %s; for more, use --prometheus", MAX_GPUS, where)
             services.append(recorder)
         protection = load_protection(options["web_config_file"])
         listeners = cluster_listeners(
