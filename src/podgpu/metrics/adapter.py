@@ -86,7 +86,7 @@ class _SlotBuilder:
     """A GPU or a MIG instance."""
 
     identity: dict[str, str] = field(default_factory=dict)
-    values: dict[str, dict[WorkloadKey, float]] = field(default_factory=dict)  # field -> value by holder, or by ()
+    values: dict[str, dict[WorkloadKey, float]] = field(default_factory=dict)  # field -> holder or () -> value
     texts: dict[str, str] = field(default_factory=dict)  # label-type fields
     usage: dict[str, Any] = field(default_factory=dict)
     holders: dict[WorkloadKey, dict[str, Any]] = field(default_factory=dict)
