@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from bench import cluster, history, memory, page, serving, text, usage
+from bench import cluster, history, memory, page, scale, serving, text, usage
 from bench.figures import Figure, heading, row
 
 Benchmarks = Mapping[str, Callable[[], list[Figure]]]
@@ -19,6 +19,7 @@ BENCHMARKS: Benchmarks = {
     "cluster": cluster.measure,
     "page": page.measure,
     "history": history.measure,
+    "scale": scale.measure,
 }
 
 

@@ -1,24 +1,26 @@
 """Draws the pictures of docs/images in a real Chromium: `python -m docs.screenshots [FOLDER]`.
 
-What `podgpu top` shows of the demo, and the page with made-up figures: on desktop and phone, light and dark, for a node
-of eight GPUs, a cluster of three nodes, one in which things are broken, and one of 8,000 GPUs. Without FOLDER only
-those that the documentation shows are written, to docs/images; the other pictures of the page there are of a real
-`podgpu demo` that had run for half an hour. Look at each before you commit it.
+What `podgpu top` and the page show of the demo, and the page with made-up figures: on desktop and phone, light and
+dark, for a node of eight GPUs, a cluster of three nodes, one in which things are broken, and one of 8,000 GPUs. Without
+FOLDER only those that the documentation shows are written, to docs/images. Look at each before you commit it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.request import urlopen
 
 from docs.top_screenshot import top_html
 from podgpu.cluster.view import View
-from tests.browser.chromium import MISSING, Tab, browser, chromium
+from tests.browser.chromium import MISSING, Tab, browser, chromium, opened
 from tests.browser.pictures import Showing, large, lived_in_node, three_nodes
 from tests.browser.records import troubled, troubled_showing
 
@@ -28,6 +30,7 @@ FONT = "Liberation Sans"
 ILL = "GPU-gpu-a-01-0005-4c5e-9d3f-000000000000"
 """The UUID of one with an XID."""
 DESKTOP, PHONE = (1440, 900), (360, 780)
+MOST_HEIGHT = 1500
 SHOWN = {"large-desktop-light": "page-8000.png"}
 """Those in the documentation, and their names there."""
 
@@ -46,7 +49,7 @@ class Scene:
 
 SCENES = (
     Scene("node", lived_in_node, 50),
-    Scene("cluster", three_nodes, 50, (("", ""), ("-pod", "#pod=serving/rerank"), ("-namespaces", "#view=namespaces"))),
+    Scene("cluster", three_nodes, 50, (("", ""), ("-pod", "#pod=serving/rerank"), ("-pods", "#view=pods"))),
     Scene(
         "broken",
         troubled,
@@ -55,7 +58,11 @@ SCENES = (
             ("", ""),
             ("-gpu", f"#gpu={ILL}"),
             ("-pod", "#pod=serving/rerank"),
-            ("-waste", "#view=waste"),
+            ("-pods", "#view=pods"),
+            ("-nodes", "#view=nodes"),
+            ("-node", "#view=nodes&node=gpu-a-01"),
+            ("-cost", "#view=cost"),
+            ("-events", "#view=events"),
             ("-map", "#show=map"),
         ),
         troubled_showing,
@@ -74,6 +81,7 @@ def main() -> int:
     (folder or IMAGES).mkdir(parents=True, exist_ok=True)
     with browser(FONT) as tab:
         _draw_top(tab, (folder or IMAGES) / "top.png")
+        _draw_demo(tab, folder or IMAGES)
         for scene in SCENES:
             for name in _looks(tab, scene):
                 path = folder / f"{name}.png" if folder else IMAGES / SHOWN.get(name, "")
@@ -93,6 +101,40 @@ def _draw_top(tab: Tab, path: Path) -> None:
         tab.look(width, height, scale=1.25)
         tab.screenshot(path)
         print(f"{path}: {path.stat().st_size // 1024} KiB")
+
+
+DEMO_PORT = 9401
+DEMO_SECONDS = 40
+"""Then all faults of the demo are present."""
+DEMO_VIEWS = (
+    ("page-light", "", "light"),
+    ("page-dark", "#state=broken", "dark"),
+    ("page-gpu", "#gpu={ill}&range=24h", "light"),
+    ("page-cost", "#view=cost&by=label:team", "light"),
+    ("page-events", "#view=events", "light"),
+)
+
+
+def _draw_demo(tab: Tab, folder: Path) -> None:
+    url = f"http://127.0.0.1:{DEMO_PORT}"
+    demo = subprocess.Popen([sys.executable, "-m", "podgpu", "demo"], stdout=subprocess.DEVNULL)
+    try:
+        time.sleep(DEMO_SECONDS)
+        with urlopen(f"{url}/api/v1/view") as answer:
+            gpus = json.load(answer)["nodes"][0]["gpus"]
+        ill = next(gpu["uuid"] for gpu in gpus if gpu.get("conditions"))
+        for name, hash, theme in DEMO_VIEWS:
+            tab.look(*DESKTOP, theme=theme)
+            opened(tab, url, hash.format(ill=ill))
+            tab.evaluate("new Promise(done => setTimeout(done, 1500))")
+            height = tab.evaluate("document.documentElement.scrollHeight")
+            tab.look(DESKTOP[0], min(height, MOST_HEIGHT), theme=theme)
+            tab.evaluate("new Promise(done => setTimeout(done, 500))")
+            tab.screenshot(folder / f"{name}.png")
+            print(folder / f"{name}.png")
+    finally:
+        demo.terminate()
+        demo.wait()
 
 
 def _looks(tab: Tab, scene: Scene) -> Iterator[str]:

@@ -104,7 +104,7 @@ class OciLayout:
         return int(layer["size"])
 
     def write(self, path: Path, name: str, time: int) -> str:
-        """Writes the archive and returns the digest of the image. `docker load` and `ctr import` use the name."""
+        """Writes the archive and returns the digest of the image. kind and `ctr` read the name."""
         index = {"schemaVersion": 2, "mediaType": f"{OCI}.index.v1+json", "manifests": self._manifests}
         described = self._add_json(index, f"{OCI}.index.v1+json")
         names = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name.rpartition(":")[2]}

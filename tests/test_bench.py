@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from bench import __main__ as command
-from bench import cluster, history, memory, page, serving, text, usage
+from bench import cluster, history, memory, page, scale, serving, text, usage
 from bench.figures import Figure
 
 SHORTENED: dict[str, Callable[[], list[Figure]]] = {
@@ -19,6 +20,7 @@ SHORTENED: dict[str, Callable[[], list[Figure]]] = {
     "cluster": lambda: cluster.measure(nodes=3, rounds=2),
     "page": lambda: page.measure(nodes=3, turns=1),
     "history": lambda: history.measure(gpus=20, coarse_rounds=5, fine_rounds=5),
+    "scale": lambda: scale.measure(gpus=12_600, owners=10),
 }
 
 
@@ -31,6 +33,8 @@ def _quiet() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", command.BENCHMARKS)
 def test_benchmark_runs(name: str) -> None:
+    if name == "scale" and shutil.which("victoria-metrics") is None:
+        pytest.skip("victoria-metrics is not installed here")
     figures = SHORTENED[name]()
     assert any(figure.limit for figure in figures)
     assert len({figure.name for figure in figures}) == len(figures)

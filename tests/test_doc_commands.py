@@ -23,7 +23,7 @@ NOT_RUN = {
     r"kubectl ": "there is no cluster",
     r"docker ": "there is no container engine, and no registry",
     r"(make release|skopeo |helm upgrade --install podgpu dist/)": "needs a registry; tests/release runs it",
-    r"kind ": "there is no cluster",
+    r"(kind|minikube) ": "there is no cluster",
     r"sudo (python3 -m venv|apt|/opt/podgpu/bin/pip|install|systemctl|nvidia-ctk) ": "changes the machine",
     r"nvidia-smi": "there is no GPU",
     r"helm repo ": "needs the internet",

@@ -1,4 +1,4 @@
-"""Time as a dependency, so that tests can set it, durations, and limits for repeated log lines."""
+"""Clocks that tests can replace, parsing of durations, and limits for repeated log lines."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class FaultLog(Generic[K]):
         return True
 
     def recover(self, key: K) -> bool:
-        """Records a success. Returns True if it should be logged, which is the case if the failure was logged."""
+        """Records a success. Returns True if it should be logged, because the failure was logged too."""
         fault = self._faults.get(key)
         if fault is None:
             return False
@@ -85,22 +85,16 @@ class FaultLog(Generic[K]):
 
 
 class RepeatFilter(logging.Filter):
-    """Passes each kind of log line at most once a minute, and adds the number of suppressed lines."""
+    """Passes each kind of log line at most once a minute."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._lines: dict[str, tuple[float, int]] = {}  # time of the last line, and number suppressed since
+        self._logged_at: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         kind, now = str(record.msg), self._clock()
-        logged_at, suppressed = self._lines.get(kind, (float("-inf"), 0))
-        if now - logged_at < _REPEAT_SECONDS:
-            self._lines[kind] = logged_at, suppressed + 1
+        if now - self._logged_at.get(kind, float("-inf")) < _REPEAT_SECONDS:
             return False
-        if len(self._lines) > 1000:
-            self._lines.clear()
-        self._lines[kind] = now, 0
-        if suppressed:
-            record.msg = f"{kind} (and {suppressed} more like it since the last such line)"
+        self._logged_at[kind] = now
         return True

@@ -85,4 +85,4 @@ def test_cost_of_a_range_by_namespace_and_label(tab: Tab, page: str) -> None:
     )
     tab.wait_for("document.querySelector('.cost thead th')?.innerText === 'team'", "by label")
     assert tab.evaluate("location.hash") == "#view=cost&by=label%3Ateam&range=30d"
-    assert tab.text(".cost > .message:last-child") == "no record"
+    assert tab.text(".cost > .message:last-child") == "No record"

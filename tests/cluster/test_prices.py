@@ -53,6 +53,17 @@ def test_what_is_wrong_is_refused_with_its_place(content: str, complaint: str) -
     assert complaint in str(refused.value)
 
 
+def test_prices_that_change_at_a_date() -> None:
+    december = 1_796_083_200.0
+    content = f"{GOOD}changes:\n  - from: 2026-12-01\n    models: {{'*': {{gpu_hour: 3}}}}\n"
+    prices = parse_prices(content.encode(), "p.yml")
+    assert [prices.at(december + seconds).of("A30").gpu_hour for seconds in (-1, 0)] == [1.0, 3.0]
+    assert prices.at(december).of(H100) == Price(2.5, 0.3), "models that are not named keep their price"
+    parts = [(start, end, part.of("A30").gpu_hour) for start, end, part in prices.periods(december - 9, december + 9)]
+    assert parts == [(december - 9, december, 1.0), (december, december + 9, 3.0)]
+    assert len(list(prices.periods(december, december + 9))) == 1
+
+
 @given(st.binary(max_size=60) | st.text(alphabet="curenymodls:{}[]*\"' \n-0.5&?|>", max_size=60).map(str.encode))
 def test_no_file_makes_it_fall_over(content: bytes) -> None:
     with suppress(UsageError):

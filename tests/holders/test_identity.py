@@ -180,6 +180,30 @@ def test_log_names_are_read(logs: tuple[Path, Path]) -> None:
     assert identities.complete(BY_NAME) == FULL
 
 
+RUNNING = Workload(uid=UID, container_id=X)
+
+
+@pytest.mark.parametrize(
+    ("identities", "workload", "processes", "is_alive"),
+    [
+        pytest.param(known(DIRECTORY, LOG), FULL, (), True, id="logs exist"),
+        pytest.param(known(OLD_DIRECTORY, LOG), FULL, (), False, id="no log of the pod"),
+        pytest.param(known(DIRECTORY, OLD_LOG), FULL, (), False, id="no log of the container"),
+        pytest.param(known(DIRECTORY), FULL, (), True, id="logs of containers are not readable"),
+        pytest.param(known(), FULL, (), None, id="no logs and no processes are visible"),
+        pytest.param(known(), FULL, (RUNNING,), True, id="the container has a process"),
+        pytest.param(known(), FULL, (replace(RUNNING, uid=OLD_UID, container_id=Y),), False, id="the pod has none"),
+        pytest.param(known(), FULL, (replace(RUNNING, container_id=Y),), None, id="another container of the pod has"),
+        pytest.param(known(DIRECTORY, LOG), replace(FULL, container_id="x-1"), (), True, id="other form of id"),
+        pytest.param(known(DIRECTORY, LOG), BY_NAME, (), None, id="nothing but names"),
+    ],
+)
+def test_whether_a_container_runs(
+    identities: Identities, workload: Workload, processes: tuple[Workload, ...], is_alive: bool | None
+) -> None:
+    assert identities.is_alive(workload, processes) is is_alive
+
+
 def test_a_directory_that_is_removed_and_restored(logs: tuple[Path, Path]) -> None:
     reader = IdentityReader(*map(str, logs))
     (logs[1] / OLD_LOG).touch()

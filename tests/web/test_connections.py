@@ -141,12 +141,7 @@ def test_no_descriptors_left(folder: Path) -> None:
 def test_repeated_log_lines_are_written_once_a_minute() -> None:
     now = [0.0]
     once = RepeatFilter(lambda: now[0])
-
-    def record() -> logging.LogRecord:
-        return logging.LogRecord("a", logging.WARNING, "", 0, "%d too many", (1,), None)
-
-    assert [once.filter(record()) for _ in range(3)] == [True, False, False]
+    record = logging.LogRecord("a", logging.WARNING, "", 0, "%d too many", (1,), None)
+    assert [once.filter(record) for _ in range(3)] == [True, False, False]
     now[0] = 61.0
-    later = record()
-    assert once.filter(later)
-    assert later.getMessage() == "1 too many (and 2 more like it since the last such line)"
+    assert once.filter(record)

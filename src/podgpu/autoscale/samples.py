@@ -12,9 +12,11 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, starmap
-from math import ceil, nan
+from math import ceil, inf, nan
 from operator import attrgetter
 from typing import NamedTuple
+
+from msgspec import structs
 
 from podgpu.autoscale.metrics import COLUMNS, IDLE, MEMORY, POWER, PROFILING_METRICS, RATIO_METRICS, USED, USED_COUNT
 from podgpu.autoscale.pods import PodSeen, RunningPods
@@ -51,10 +53,7 @@ class _UsageRate(NamedTuple):
     at: float  # time of the counters, from the exporter's clock
     read_at: float  # monotonic time of the reading in this process
     exporter_id: str
-    busy_ns: int | None
-    idle_ns: int | None
-    energy_mj: int | None
-    wait_ns: int | None
+    usage: HolderUsage
     busy: float | None = None
     wait: float | None = None
     watts: float | None = None
@@ -76,31 +75,21 @@ class UsageRates:
     def update(self, node: NodeEntry, part: HeldPart) -> _UsageRate:
         key = node.name, part.slot_key, part.holder.key
         usage = part.holder.usage or HolderUsage()
-        is_measured = usage.utilization_ratio is not None
-        rate = _UsageRate(
-            node.state.usage_at or node.read_at,
-            node.read_at,
-            node.state.exporter_id,
-            usage.busy_ns if is_measured else None,
-            usage.idle_ns if is_measured else None,
-            usage.energy_mj,
-            usage.wait_ns,
-        )
+        if usage.utilization_ratio is None:  # it is not measured now, so the counters stand still
+            usage = structs.replace(usage, busy_ns=None, idle_ns=None)
+        rate = _UsageRate(node.state.usage_at or node.read_at, node.read_at, node.state.exporter_id, usage)
         before = self._before.pop(key, None)
         if before is None or before.exporter_id != rate.exporter_id or self._has_gap(before, rate):
-            rate = rate._replace(idle_seconds=_count_first_idle(rate, usage))
+            rate = rate._replace(idle_seconds=_count_first_idle(rate))
         elif rate.at - before.at < _MIN_SECONDS:  # the exporter has not updated the counters
             rate = before
         else:
-            seconds = rate.at - before.at
-            busy = _growth(before.busy_ns, rate.busy_ns, NS * seconds)
-            wait = _growth(before.wait_ns, rate.wait_ns, NS * seconds)
-            watts = _growth(before.energy_mj, rate.energy_mj, 1000 * seconds)
+            seconds, last = rate.at - before.at, before.usage
             rate = rate._replace(
-                busy=None if busy is None or busy > _MAX_BUSY else min(1.0, busy),
-                wait=None if wait is None or wait > _MAX_BUSY else min(1.0, wait),
-                watts=None if watts is None or watts > _MAX_WATTS else watts,
-                idle_seconds=self._count_idle(before, rate, usage),
+                busy=_growth(last.busy_ns, usage.busy_ns, NS * seconds, _MAX_BUSY),
+                wait=_growth(last.wait_ns, usage.wait_ns, NS * seconds, _MAX_BUSY),
+                watts=_growth(last.energy_mj, usage.energy_mj, 1000 * seconds, _MAX_WATTS),
+                idle_seconds=self._count_idle(before, rate),
             )
         self._now[key] = rate
         return rate
@@ -109,11 +98,12 @@ class UsageRates:
         """Returns True if the exporter's clock was changed, or if the exporter stopped counting for some time."""
         return abs((rate.at - before.at) - (rate.read_at - before.read_at)) > self._stale_after
 
-    def _count_idle(self, before: _UsageRate, rate: _UsageRate, usage: HolderUsage) -> float | None:
+    def _count_idle(self, before: _UsageRate, rate: _UsageRate) -> float | None:
         """Returns the idle time from counters, because a utilisation gauge would miss work between scrapes."""
-        busy, idle = _growth(before.busy_ns, rate.busy_ns, NS), _growth(before.idle_ns, rate.idle_ns, NS)
+        busy = _growth(before.usage.busy_ns, rate.usage.busy_ns, NS)
+        idle = _growth(before.usage.idle_ns, rate.usage.idle_ns, NS)
         if busy is None or idle is None:
-            return _count_first_idle(rate, usage)
+            return _count_first_idle(rate)
         if busy > 0:
             return None
         if rate.at - before.at - idle > self._stale_after:  # the counters do not cover the whole time
@@ -121,17 +111,21 @@ class UsageRates:
         return (before.idle_seconds or 0.0) + idle
 
 
-def _count_first_idle(rate: _UsageRate, usage: HolderUsage) -> float | None:
-    if rate.busy_ns is None or rate.idle_ns is None:
+def _count_first_idle(rate: _UsageRate) -> float | None:
+    usage = rate.usage
+    if usage.busy_ns is None or usage.idle_ns is None:
         return None
     if rate.exporter_id and usage.idle_since is not None:
         return max(0.0, rate.at - usage.idle_since)
-    return rate.idle_ns / NS if rate.busy_ns == 0 else 0.0
+    return usage.idle_ns / NS if usage.busy_ns == 0 else 0.0
 
 
-def _growth(before: int | None, now: int | None, scale: float) -> float | None:
-    """Returns None if a value is unknown or the counter was reset."""
-    return None if before is None or now is None or now < before else (now - before) / scale
+def _growth(before: int | None, now: int | None, scale: float, most: float = inf) -> float | None:
+    """Returns None if a value is unknown, the counter was reset, or the growth is above `most`."""
+    if before is None or now is None or now < before:
+        return None
+    growth = (now - before) / scale
+    return growth if growth <= most else None
 
 
 _PodDevice = tuple[Sequence[tuple[HeldPart, _UsageRate]], bool]

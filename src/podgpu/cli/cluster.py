@@ -22,7 +22,7 @@ from podgpu.cluster.prometheus_history import PrometheusHistory
 from podgpu.cluster.prometheus_ranges import PrometheusRanges
 from podgpu.cluster.promql import PrometheusServer
 from podgpu.cluster.ranges import UsageAnswers
-from podgpu.cluster.record import cluster_recorder, cluster_usage
+from podgpu.cluster.record import MAX_GPUS, cluster_recorder, cluster_usage
 from podgpu.cluster.scrape import FixedTargets, ScrapeCollector, Targets
 from podgpu.errors import UsageError
 from podgpu.history.answers import HistorySource
@@ -38,6 +38,7 @@ _SYNC_SECONDS = 10.0
 _INTERVALS_FRESH = 3
 _DROP_AFTER = 300.0
 _SCRAPE_TIMEOUT = 5.0
+_MAX_GPUS = 12_500  # with --prometheus; reading more one by one takes longer than the interval
 _BACKENDS = ("prometheus", "scrape", "discover_kubernetes")
 _SHARED = (
     "kubeconfig",
@@ -64,7 +65,7 @@ _SHARED = (
 def command(ctx: click.Context, /, **options: Any) -> None:
     """Show all nodes on one page: which pod uses which GPU, which GPUs are idle or broken, and the cost.
 
-    Give exactly one of --prometheus, --scrape and --discover-kubernetes.
+    Give exactly one of --prometheus, --scrape or --discover-kubernetes.
     """
     configure_logging(options["log_format"], options["debug"])
     stale_after, drop_after = choose_ages(ctx, options)
@@ -77,20 +78,25 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             window=options["window"],
             idle_after=options["idle_after"],
             legacy_map_metrics=options["legacy_map_metrics"],
+            max_gpus=_MAX_GPUS,
         )
     )
     check_backend(ctx, options)
     with ExitStack() as stack:
-        cluster = Cluster(choose_collector(options, settings, stack), settings, read_prices(options["prices"]))
+        prices = read_prices(options["prices"])
+        cluster = Cluster(choose_collector(options, settings, stack), settings, prices)
         history: HistorySource
         usage: UsageAnswers
         services: list[Service] = [cluster]
         if options["prometheus"]:
             server = _prometheus_server(options)
-            history, usage = PrometheusHistory(server), PrometheusRanges(server, lambda: cluster.published.state)
+            history = PrometheusHistory(server)
+            usage = PrometheusRanges(server, prices, lambda: cluster.published.state)
         else:
             history = recorder = cluster_recorder(cluster, options["history_dir"])
             usage = cluster_usage(cluster, recorder)
+            where = options["history_dir"] or "memory; --history-dir keeps it through restarts"
+            _log.info("history of up to %d GPUs is stored in %s; for more, use --prometheus", MAX_GPUS, where)
             services.append(recorder)
         protection = load_protection(options["web_config_file"])
         listeners = cluster_listeners(
@@ -125,7 +131,7 @@ def check_backend(ctx: click.Context, options: dict[str, Any]) -> None:
         flags = " and ".join(f"--{name.replace('_', '-')}" for name in chosen)
         problem = f"{flags} cannot be combined" if chosen else f"podgpu {ctx.command.name} needs a source"
         raise UsageError(
-            f"{problem}: give exactly one of --prometheus HOST:9090, --scrape HOST:9400,… and "
+            f"{problem}: give exactly one of --prometheus HOST:9090, --scrape HOST:9400,… or "
             "--discover-kubernetes SELECTOR"
         )
     for name in options:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from podgpu.errors import UsageError
 from podgpu.metrics.adapter import PodName
@@ -29,6 +30,7 @@ class ViewSettings:
     window: float = 300.0
     idle_after: float | None = 1800.0  # a holder idle for longer than this is wasteful; None disables the check
     legacy_map_metrics: bool = False
+    max_gpus: float = math.inf  # if Prometheus has more GPUs, only totals are read
 
     @cached_property
     def full(self) -> float:
@@ -118,6 +120,15 @@ class TargetOutcome:
         return text if text.startswith(self.target.removesuffix("/metrics")) else f"{self.target}: {text}"
 
 
+class FleetCounts(NamedTuple):
+    """Totals that Prometheus computed, for a cluster whose GPUs are too many to be read one by one."""
+
+    gpus: int
+    broken: int
+    power_watts: float | None
+    held: tuple[tuple[str, float, float | None], ...]  # billed model, allocated GPUs and idle GPUs (None if unknown)
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterReading:
     """The last state of every target, including targets that fail now."""
@@ -128,6 +139,7 @@ class ClusterReading:
     notes: tuple[str, ...] = ()  # warnings that do not belong to a node
     owners: Owners = field(default_factory=dict)
     idle_for: Mapping[tuple[str, str], float] = field(default_factory=dict)  # (UUID, MIG instance) -> idle seconds
+    fleet: FleetCounts | None = None
 
 
 class Collector(Protocol):

@@ -4,12 +4,17 @@ currency: EUR
 models:
   "NVIDIA H100 80GB HBM3": {gpu_hour: 2.50, kwh: 0.30}
   "*": {gpu_hour: 1.00, kwh: 0.30}
+changes:  # optional: prices from a date on (UTC), of the models that change
+  - from: 2026-12-01
+    models: {"NVIDIA H100 80GB HBM3": {gpu_hour: 2.00, kwh: 0.28}}
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime
 from importlib.resources import files
 from typing import Annotated, Literal
 
@@ -35,20 +40,44 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kwh: _Money | None = None
 
 
-class _PriceFile(msgspec.Struct, forbid_unknown_fields=True):
-    currency: Annotated[str, Meta(min_length=1, max_length=16)]
+class _PriceChange(msgspec.Struct, forbid_unknown_fields=True):
+    from_: date = msgspec.field(name="from")
     models: Annotated[dict[str, Price], Meta(min_length=1)]
 
 
-class Prices:
-    """Prices by model. If there are no prices, the currency is empty."""
+class _PriceFile(msgspec.Struct, forbid_unknown_fields=True):
+    currency: Annotated[str, Meta(min_length=1, max_length=16)]
+    models: Annotated[dict[str, Price], Meta(min_length=1)]
+    changes: list[_PriceChange] = []
 
-    def __init__(self, currency: str, models: Mapping[str, Price], source: PriceSource = "file") -> None:
+
+class Prices:
+    """Prices by model until the first of `changes`. If there are no prices, the currency is empty."""
+
+    def __init__(
+        self,
+        currency: str,
+        models: Mapping[str, Price],
+        source: PriceSource = "file",
+        changes: Sequence[tuple[float, Prices]] = (),
+    ) -> None:
+        """`changes` are later prices of all models, with the Unix time of their start."""
+        self.changes = changes
         self.currency = currency
         self.models = models
         self.source: PriceSource = source if currency else ""
         self._by_name = {_dashed(name): price for name, price in models.items()}
         self._found: dict[str, Price] = {}
+
+    def periods(self, start: float, end: float) -> Iterator[tuple[float, float, Prices]]:
+        """Yields the parts of a range that have different prices."""
+        starts = [(-math.inf, self), *self.changes]
+        for (first, prices), (last, _) in zip(starts, [*starts[1:], (math.inf, self)], strict=True):
+            if first < end and last > start:
+                yield max(first, start), min(last, end), prices
+
+    def at(self, time: float) -> Prices:
+        return next(prices for start, prices in reversed([(-math.inf, self), *self.changes]) if start <= time)
 
     def of(self, model: str) -> Price:
         """Returns the price of `<model>` or `<model> MIG <profile>`. A dash in a name matches a space.
@@ -97,7 +126,12 @@ def parse_prices(content: bytes, file: str, source: PriceSource = "file") -> Pri
     from podgpu.decode import decode_yaml  # an exporter without prices does not load YAML
 
     parsed = decode_yaml(content, file, _PriceFile)
-    return Prices(parsed.currency, parsed.models, source)
+    models, changes = parsed.models, []
+    for change in sorted(parsed.changes, key=lambda change: change.from_):
+        models = {**models, **change.models}
+        start = datetime(*change.from_.timetuple()[:3], tzinfo=UTC).timestamp()
+        changes.append((start, Prices(parsed.currency, models, source)))
+    return Prices(parsed.currency, parsed.models, source, changes)
 
 
 class PriceReader:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from msgspec.structs import replace as replace_members
+
 from podgpu.clock import Clock
-from podgpu.cluster.collect import ClusterReading, NodeReading, Owners, TargetOutcome, ViewSettings
+from podgpu.cluster.collect import ClusterReading, FleetCounts, NodeReading, Owners, TargetOutcome, ViewSettings
 from podgpu.cluster.promql import (
     PrometheusClient,
     PrometheusServer,
@@ -27,6 +29,7 @@ from podgpu.metrics.adapter import (
     IDENTITY,
     REPLICA_LABELS,
     TARGET_LABELS,
+    UUID_LABELS,
     WORKLOAD_LABELS,
     PodName,
     TargetState,
@@ -34,17 +37,20 @@ from podgpu.metrics.adapter import (
 )
 from podgpu.metrics.conditions import FIELD_CONDITIONS
 from podgpu.metrics.fields import XID_FIELD
+from podgpu.metrics.mig import billed_name
 from podgpu.metrics.names import generations, meaning, names_of
 from podgpu.metrics.parse import ParsedSample
 from podgpu.model import WorkloadOwner
 
 UTIL, GR_ENGINE, TEMPERATURE, POWER = 203, 1001, 150, 155
 FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED = 250, 251, 252, 253
-_SERIES_LABELS = ("__name__", *TARGET_LABELS, *REPLICA_LABELS, *GPU_LABELS, "GPU_I_ID", *WORKLOAD_LABELS)
 _OWNER_RETRY_SECONDS = 60.0  # kube-state-metrics may report a new pod later than the exporter
 _PODS_PER_QUERY = 500
 _IDLE_SECONDS = 600.0  # interval of the query for idle devices
 _IDLE_CHECKS = 30  # samples must exist at this many times in the idle window
+
+RULE_LABELS = ("kind", "namespace", "owner_kind", "owner_name", "hpc_job", "modelName", "GPU_I_PROFILE")
+USAGE_RULE = "podgpu:usage:increase5m"
 
 
 class PrometheusCollector:
@@ -61,6 +67,7 @@ class PrometheusCollector:
         """`owners`: returns pod owners that kube-state-metrics does not report."""
         self._match = server.match
         self._node_labels = server.node_labels
+        self._cluster_label = server.cluster_label
         self._client = PrometheusClient(server)
         self._settings = settings
         self._clock = clock or Clock()
@@ -107,15 +114,28 @@ class PrometheusCollector:
                 failures.append((what, error))
                 return []
 
-        queries = series_queries(self._match, self._node_labels, self._settings.keep_fields)
+        fleet = await self._count_fleet(now) if self._settings.max_gpus < math.inf else None
+        if fleet is not None and fleet.gpus > self._settings.max_gpus:
+            note = (
+                f"Prometheus has {fleet.gpus:,} GPUs, and the page shows single GPUs of at most"
+                f" {self._settings.max_gpus:,.0f}; totals and costs are of all GPUs; choose a part with --match"
+            )
+            self._reading = replace(self._reading, nodes=(), fleet=fleet, notes=(note, *self._client.notes))
+            return failures
+        queries = series_queries(self._match, self._node_labels, self._settings.keep_fields, self._cluster_label)
         vectors = await asyncio.gather(*(query(part.what, part.text) for part in queries))
         required = {part.what for part in queries if part.required}
         for what, error in failures:
             if what in required:
                 raise error
         targets, errors = nodes_from_vectors(
-            vectors, keep_fields=self._settings.keep_fields, node_labels=self._node_labels
+            vectors,
+            keep_fields=self._settings.keep_fields,
+            node_labels=self._node_labels,
+            cluster_label=self._cluster_label,
         )
+        if len({target.cluster for target in targets}) > 1:
+            targets = [_name_cluster(target) for target in targets]
         nodes = [self._make_reading(target, now, monotonic) for target in targets]
         self._reading = replace(self._reading, nodes=tuple(nodes))
         for what, work in (
@@ -131,9 +151,52 @@ class PrometheusCollector:
             self._reading,
             owners={**self._other_owners(), **self._owners.known},
             idle_for=self._idle.seconds(now),
-            notes=(*notes, *self._describe_gaps(failures)),
+            fleet=None,
+            notes=(*notes, *self._describe_failures(failures), *self._describe_gaps()),
         )
         return failures
+
+    async def _count_fleet(self, now: float) -> FleetCounts:
+        """Reads totals from the recording rules. Without them, counts GPUs and allocated GPUs only."""
+        series = f"last_over_time({select((USAGE_RULE,), self._match)}[10m])"
+        keys = by("kind", "modelName", "GPU_I_PROFILE")
+        query = f"sum {keys} (max {by(self._cluster_label, *RULE_LABELS)} ({series})) / 300"
+        found: dict[str, dict[str, float]] = defaultdict(dict)  # kind -> billed model -> mean of 5 minutes
+        for sample in await self._client.query(query, now):
+            found[sample.labels.get("kind", "")][_billed_model(sample.labels)] = sample.value
+        totals = {kind: math.fsum(models.values()) for kind, models in found.items()}
+        if "gpu_seconds" not in totals:
+            return await self._count_without_rules(now)
+        held = sorted(found["allocated"].items())
+        return FleetCounts(
+            gpus=round(totals["gpu_seconds"]),
+            broken=round(totals.get("broken_seconds", 0.0)),
+            power_watts=round(totals.get("energy", 0.0) + totals.get("unattributed_energy", 0.0), 1) or None,
+            held=tuple((model, amount, found["idle"].get(model, 0.0)) for model, amount in held),
+        )
+
+    async def _count_without_rules(self, now: float) -> FleetCounts:
+        gpus = select(_field_names(TEMPERATURE, UTIL), self._match)
+        counts = await self._client.query(f"count(group {by(self._cluster_label, *UUID_LABELS)} ({gpus}))", now)
+        number = round(counts[0].value) if counts else 0
+        if number <= self._settings.max_gpus:
+            return FleetCounts(number, 0, None, ())
+        counter = select(_own_names("container_gpu_allocated_seconds_total"), self._match)
+        holder = by(
+            self._cluster_label,
+            *TARGET_LABELS,
+            *UUID_LABELS,
+            *WORKLOAD_LABELS,
+            "GPU_I_ID",
+            "GPU_I_PROFILE",
+            "modelName",
+        )
+        query = f"sum {by('modelName', 'GPU_I_PROFILE')} (max {holder} (rate({counter}[5m])))"
+        allocated = {_billed_model(sample.labels): sample.value for sample in await self._client.query(query, now)}
+        self._client.notes.append(
+            f"idle and broken GPUs and power are not known without the recording rule {USAGE_RULE}"
+        )
+        return FleetCounts(number, 0, None, tuple((*item, None) for item in sorted(allocated.items())))
 
     def _make_reading(self, target: TargetState, now: float, monotonic: float) -> NodeReading:
         sampled_at = now if target.scraped_at is None else target.scraped_at
@@ -143,18 +206,30 @@ class PrometheusCollector:
             state=target.state,
             read_at=monotonic - max(0.0, now - sampled_at),
             skew_seconds=None if taken_at is None else taken_at - sampled_at,
-            named=target.state.node != target.instance,
+            named=not target.state.node.endswith(target.instance),
         )
 
-    def _describe_gaps(self, failures: Sequence[tuple[str, SourceError]]) -> list[str]:
+    def _describe_failures(self, failures: Sequence[tuple[str, SourceError]]) -> list[str]:
+        return [f"these Prometheus queries failed: {', '.join(what for what, _ in failures)}"] if failures else []
+
+    def _describe_gaps(self) -> list[str]:
         notes = []
-        if failures:
-            notes.append(f"these Prometheus queries failed: {', '.join(what for what, _ in failures)}")
         devices = [device for node in self._reading.nodes for device in node.state.devices]
         if not devices:
             and_match = " and that --match is right" if self._match else ""
             notes.append(f"Prometheus has no GPU metrics: check that it scrapes the exporters{and_match}")
         return notes
+
+
+def _name_cluster(target: TargetState) -> TargetState:
+    """Adds the cluster to the name of the node, because several clusters may have a node of this name."""
+    name = "/".join(filter(None, (target.cluster, target.state.node)))
+    return target._replace(state=replace_members(target.state, node=name))
+
+
+def _billed_model(labels: Mapping[str, str]) -> str:
+    model, profile = labels.get("modelName", ""), labels.get("GPU_I_PROFILE", "")
+    return billed_name(model, profile) if profile else model
 
 
 # Series of a round
@@ -166,23 +241,27 @@ class SeriesQuery(NamedTuple):
     required: bool = False  # without these, GPUs would seem free, or the exporter's pod would seem to hold GPUs
 
 
-def series_queries(match: str, node_labels: Sequence[str], keep_fields: Iterable[str] = ()) -> list[SeriesQuery]:
+def series_queries(
+    match: str, node_labels: Sequence[str], keep_fields: Iterable[str] = (), cluster_label: str = "cluster"
+) -> list[SeriesQuery]:
     """Returns the queries for `nodes_from_vectors`. `max by` drops all other labels, to keep the responses small."""
     kept = [spec.field.id for name in sorted(keep_fields) if (spec := meaning(name))]
     identity = (*IDENTITY, *node_labels)
+    target_labels = (cluster_label, *TARGET_LABELS, *REPLICA_LABELS)
+    series_labels = ("__name__", *target_labels, *GPU_LABELS, "GPU_I_ID", *WORKLOAD_LABELS)
 
     def query(
         what: str, names: Sequence[str], *labels: str, condition: str = "", required: bool = False
     ) -> SeriesQuery:
         series = f"{select(names, match)}{condition}"
-        return SeriesQuery(what, f"max {by(*_SERIES_LABELS, *labels)} ({series})", required)
+        return SeriesQuery(what, f"max {by(*series_labels, *labels)} ({series})", required)
 
     gpus = _field_names(UTIL, GR_ENGINE, TEMPERATURE, *kept)
     timed = (
         *_field_names(UTIL, GR_ENGINE, TEMPERATURE),
         *_own_names("device_condition_since_timestamp_seconds"),
     )
-    target = by(*TARGET_LABELS, *REPLICA_LABELS)
+    target = by(*target_labels)
     own_pods = by("__name__", "job", "instance", "namespace", "pod")
     return [
         query("GPUs", gpus, *identity, required=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -14,13 +15,15 @@ from podgpu.cluster.promql import PrometheusClient, PrometheusServer, RangeSerie
 from podgpu.history.answers import (
     JSON,
     MAX_POINTS,
+    SPARKLINE_POINTS,
+    SPARKLINE_STEP,
     GpuHistory,
     HolderSpan,
     Mark,
     PodHistory,
     make_pod_history,
     round_series,
-    sparkline_window,
+    sparkline_start,
     sparklines_json,
     utilization_byte,
 )
@@ -33,6 +36,7 @@ from podgpu.model import MIB, Workload
 
 CACHE_SECONDS = 15.0
 _FINE, _COARSE = 15, 300  # steps in seconds, as in the SQLite store
+_MAX_SAMPLES = 20_000  # of a range query; VictoriaMetrics allows 30,000
 _MAX_GAP_SECONDS = 300  # shorter gaps do not end a holder or a condition, because a scrape may be missing
 _CONCURRENCY = 2
 _MAX_GPUS_OF_POD = 256
@@ -86,8 +90,8 @@ class PrometheusHistory:
         self._cache: dict[tuple[object, ...], tuple[float, Any]] = {}
         self._slots = asyncio.Semaphore(_CONCURRENCY)
 
-    async def sparklines(self, points: int) -> JSON:
-        return await self._read_cached(self._read_sparklines, points)
+    async def sparklines(self) -> JSON:
+        return await self._read_cached(self._read_sparklines)
 
     async def gpu(self, uuid: str, instance: str, seconds: int) -> GpuHistory | None:
         return await self._read_cached(self._read_gpu, (uuid, instance), seconds)
@@ -109,8 +113,8 @@ class PrometheusHistory:
             answer: T = self._cache[key][1]
             return answer
 
-    async def _read_sparklines(self, client: PrometheusClient, points: int) -> JSON:
-        window = Window(*sparkline_window(points, await client.query_time()))
+    async def _read_sparklines(self, client: PrometheusClient) -> JSON:
+        window = Window(sparkline_start(await client.query_time()), SPARKLINE_STEP, SPARKLINE_POINTS)
         reader = _HistoryReader(client, window, self._server)
         lines = {}
         for labels, values in await reader.read(reader.figures()["utilization_ratio"]):
@@ -118,7 +122,7 @@ class PrometheusHistory:
             if uuid:
                 ratios = (_check_ratio(value) for value in window.align(values))
                 lines[f"{uuid}/{instance}" if instance else uuid] = bytes(map(utilization_byte, ratios))
-        return sparklines_json(window.start, window.step, lines, window.steps)
+        return sparklines_json(window.start, lines)
 
     async def _read_gpu(self, client: PrometheusClient, device: Device, seconds: int) -> GpuHistory | None:
         reader = await self._make_reader(client, seconds)
@@ -142,7 +146,7 @@ class PrometheusHistory:
 
 
 class _HistoryReader:
-    """Runs the queries for one time window. Each value is the mean over its step, sampled every 15 s."""
+    """Runs the queries for one time window. Each value is the mean over its step."""
 
     def __init__(self, client: PrometheusClient, window: Window, server: PrometheusServer) -> None:
         self._client = client
@@ -242,7 +246,8 @@ class _HistoryReader:
 
     def _over_steps(self, function: str, query: str) -> str:
         step = self._window.step
-        return query if step <= _FINE else f"{function}_over_time(({query})[{step}s:{_FINE}s])"
+        resolution = _FINE * math.ceil(step * self._window.steps / _MAX_SAMPLES / _FINE)
+        return query if step <= _FINE else f"{function}_over_time(({query})[{step}s:{resolution}s])"
 
 
 # Answers

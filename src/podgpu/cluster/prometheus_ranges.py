@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from podgpu.cluster.prices import Prices
-from podgpu.cluster.prometheus import GR_ENGINE, TEMPERATURE, UTIL, PodOwners
+from podgpu.cluster.prices import Prices, ReadPrices
+from podgpu.cluster.prometheus import GR_ENGINE, RULE_LABELS, TEMPERATURE, USAGE_RULE, UTIL, PodOwners
 from podgpu.cluster.promql import PrometheusClient, PrometheusServer, by, quote, select
 from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RowName, make_range, name_row, utc_text
 from podgpu.cluster.state import ClusterState
@@ -53,15 +53,14 @@ _WORDS = {
     **{"idle": "idle hours", "unattributed_energy": "energy of unallocated GPUs", "shares": "shares of GPUs"},
     **{"waited": "hours of waiting", "gpu_seconds": "hours of unallocated GPUs"},
 }
-_RULES = {"podgpu:usage:sum1h": HOUR, "podgpu:usage:increase5m": COARSE}  # the coarsest first
-_MIN_SAMPLES = 200  # the first and the last sample of a rule may be partly outside of the range
+_RULES = {"podgpu:usage:sum1h": HOUR, USAGE_RULE: COARSE}  # the coarsest first
+_MIN_SAMPLES = 200  # the first and last sample of a rule may be partly outside the range
 _GPU_NAMES = (
     *(name for field in (TEMPERATURE, UTIL, GR_ENGINE) for name in names_of(field)),
     "podgpu_device_energy_joules_total",
 )
 _GPU_KEYS = (*UUID_LABELS, *MODEL_LABELS)
 _HOLDER_KEYS = (*_GPU_KEYS, "GPU_I_ID", "GPU_I_PROFILE", *WORKLOAD_LABELS)
-_RULE_KEYS = ("kind", "namespace", "owner_kind", "owner_name", "hpc_job", "modelName", "GPU_I_PROFILE")
 Vectors = Mapping[str, Sequence[ParsedSample]]  # by kind of usage
 
 
@@ -78,9 +77,10 @@ class _Part(NamedTuple):
 class PrometheusRanges:
     """Implements `UsageAnswers`."""
 
-    def __init__(self, server: PrometheusServer, read_state: Callable[[], ClusterState]) -> None:
-        """`read_state`: returns the state with the prices, and with owners that kube-state-metrics does not report."""
+    def __init__(self, server: PrometheusServer, prices: ReadPrices, read_state: Callable[[], ClusterState]) -> None:
+        """`read_state`: returns the state, which has the owners that kube-state-metrics does not report."""
         self._server = replace(server, timeout=_TIMEOUT)
+        self._prices = prices
         self._read_state = read_state
 
     async def range(self, query: RangeQuery) -> RangeAnswer:
@@ -90,35 +90,44 @@ class PrometheusRanges:
             step = FINE * max(1, math.ceil((end - start) / FINE / _MAX_STEPS))
             end = end // step * step
             start = min(start // step * step, end - step)
-            return await _RangeReader(client, self._server, query, self._read_state()).read(start, end, step)
+            reader = _RangeReader(client, self._server, query, self._prices()[0], self._read_state())
+            return await reader.read(start, end, step)
         finally:
             await client.close()
 
 
 class _RangeReader:
     def __init__(
-        self, client: PrometheusClient, server: PrometheusServer, query: RangeQuery, state: ClusterState
+        self,
+        client: PrometheusClient,
+        server: PrometheusServer,
+        query: RangeQuery,
+        prices: Prices,
+        state: ClusterState,
     ) -> None:
         self._client = client
         self._match = server.match
         self._cluster = server.cluster_label
         self._gpus = select(_GPU_NAMES, server.match)
         self._query = query
+        self._prices = prices
         self._state = state
         self._notes: list[str] = []
 
     async def read(self, start: float, end: float, step: int) -> RangeAnswer:
         """Adds a note for each failed query. Raises SourceError if there are no allocated hours."""
-        prices = self._state.prices
         rule = await self._find_rule(start, end)
-        if rule:
-            found = await self._read_rule(rule, f"sum_over_time({{}}[{round((end - start) * 1000) - 1}ms])", end)
-        else:
-            found = await self._read_counters(start, end, step)
-        usage = await self._make_usage(found, start, end, prices)
-        if not await self._client.query(f"group({self._gpus})", start + step):
+        usage: list[UsageSum] = []
+        for first, last, prices in self._prices.periods(start, end):
+            if rule:
+                function = f"sum_over_time({{}}[{round((last - first) * 1000) - 1}ms])"
+                found = await self._read_rule(rule, function, last)
+            else:
+                found = await self._read_counters(first, last, step)
+            usage += await self._make_usage(found, first, last, prices)
+        if not await self._may_have_gpus(start + step):
             self._notes.append(f"Prometheus has no GPU metrics at {utc_text(start)}, the start of the range")
-        if not found.get("allocated"):
+        if not any(any(one.account) for one in usage):
             self._notes.append("Prometheus has no counters of podgpu's exporters in this range")
         now = None if self._query.end is not None else await self._read_now(end, bool(rule))
         method = select(("podgpu_device_usage_method",), self._match)
@@ -127,7 +136,7 @@ class _RangeReader:
             self._query,
             (start, end),
             usage,
-            prices,
+            self._prices.at(end),
             tuple(dict.fromkeys((*self._notes, *self._client.notes))),
             self._state.simulated,
             sorted({sample.labels.get("method", "") for sample in methods} - {""}),
@@ -159,17 +168,25 @@ class _RangeReader:
             covered = sum(count.value for count in counts) * seconds
             if covered >= 0.99 * length:
                 return name
-            if covered and not await self._client.query(f"group({self._gpus})", end - covered - 2 * seconds):
+            if covered and not await self._may_have_gpus(end - covered - 2 * seconds):
                 return name  # the server has no older samples
             if covered:
                 self._notes.append(f"{name} covers only {covered / length:.0%} of the range, so it is not used")
         return ""
 
+    async def _may_have_gpus(self, at: float) -> bool:
+        """Returns False if the server certainly has no GPU metrics at this time."""
+        try:
+            return bool(await self._client.query(f"group({self._gpus})", at))
+        except SourceError as error:
+            self._notes.append(f"missing: GPUs at {utc_text(at)}: {error}")
+            return True
+
     async def _read_rule(self, name: str, function: str, end: float) -> Vectors:
         """`function` contains `{}` in the place of the series."""
         series = function.format(select((name,), self._match))
         found: dict[str, list[ParsedSample]] = defaultdict(list)
-        for sample in await self._client.query(f"max {by(self._cluster, *_RULE_KEYS)} ({series})", end):
+        for sample in await self._client.query(f"max {by(self._cluster, *RULE_LABELS)} ({series})", end):
             found[sample.labels.get("kind", "")].append(sample)
         return found
 
@@ -200,13 +217,13 @@ class _RangeReader:
     async def _read_now(self, end: float, has_rules: bool) -> dict[RowName, dict[str, float | None]]:
         """Returns the current values of rows: means over the last 5 minutes."""
         if has_rules:
-            found = dict(await self._read_rule("podgpu:usage:increase5m", f"last_over_time({{}}[{2 * COARSE}s])", end))
+            found = dict(await self._read_rule(USAGE_RULE, f"last_over_time({{}}[{2 * COARSE}s])", end))
             found.pop("gpu_seconds", None)
         else:
             queries = {kind: self._increase(_COUNTERS[kind], COARSE) for kind in ("allocated", "idle")}
             found = dict(await self._ask_all({**queries, "shares": self._shares(COARSE)}, end))
         groups: dict[RowName, list[UsageSum]] = defaultdict(list)
-        for one in await self._make_usage(found, end - COARSE, end, self._state.prices):
+        for one in await self._make_usage(found, end - COARSE, end, self._prices.at(end)):
             groups[name_row(one, self._query)].append(one)
         return {
             name: {

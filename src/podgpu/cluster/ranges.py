@@ -23,13 +23,12 @@ from podgpu.cluster.parts import MPS_REASON, HeldPart, sum_held
 from podgpu.cluster.prices import Prices
 from podgpu.cluster.state import ClusterState
 from podgpu.errors import UsageError
-from podgpu.history.answers import RANGES
+from podgpu.history.answers import parse_range
 from podgpu.history.queries import UsageSum, read_range, read_usage_start
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.history.store import COARSE, DAY, UNALLOCATED, Amounts, UsageAccount
 from podgpu.model import WorkloadOwner
 
-LONG_RANGES = RANGES | {"30d": 30 * DAY}
 Order = Literal["cost", "wasted"]
 _LABEL = "label:"
 _DIGITS = 4
@@ -150,12 +149,11 @@ def parse_range_query(query: Mapping[str, str], order: Order = "cost") -> RangeQ
         raise UsageError(f"by={by[:60]!r}: use pod, owner, namespace or label:NAME")
     if form not in ("json", "csv"):
         raise UsageError(f"format={form[:60]!r}: use json or csv")
-    if name not in LONG_RANGES:
-        raise UsageError(f"range={name[:60]!r}: use one of {', '.join(LONG_RANGES)}, or from= and to= as Unix times")
+    seconds = parse_range(name)
     start, end = (_parse_time(query, name) for name in ("from", "to"))
     if start is not None and end is not None and start >= end:
         raise UsageError(f"from={start:g} is not before to={end:g}")
-    return RangeQuery(by, LONG_RANGES[name], start, end, form == "csv", order)
+    return RangeQuery(by, seconds, start, end, form == "csv", order)
 
 
 def _parse_time(query: Mapping[str, str], name: str) -> float | None:

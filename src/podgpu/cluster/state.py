@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from podgpu.cluster.collect import ClusterReading, NodeReading, Owners, TargetOutcome, ViewSettings
+from podgpu.cluster.collect import ClusterReading, FleetCounts, NodeReading, Owners, TargetOutcome, ViewSettings
 from podgpu.cluster.nodes import (
     CLOCK_AHEAD,
     Alert,
@@ -93,6 +93,7 @@ class ClusterState:
     prices: Prices = NO_PRICES
     outcomes: tuple[TargetOutcome, ...] = ()  # sorted by target
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    fleet: FleetCounts | None = None  # if set, there are no nodes
     clock_offset: float = 0.0  # Unix time minus monotonic time, changed only when the wall clock is set
 
     @property
@@ -121,6 +122,7 @@ def build_cluster_state(
 
     `removed`: UUIDs of GPUs that were removed with `podgpu forget`. They are hidden while they are lost.
     """
+    prices = prices.at(wall)
     offset = wall - now
     if previous is not None and abs(offset - previous.clock_offset) < _CLOCK_STEP:
         offset = previous.clock_offset
@@ -152,6 +154,7 @@ def build_cluster_state(
         prices=prices,
         outcomes=tuple(outcomes[target] for target in sorted(outcomes)),
         errors=reading.errors,
+        fleet=reading.fleet,
         clock_offset=offset,
     )
 
@@ -167,6 +170,7 @@ def build_single_node_state(
     notes: Sequence[str] = (),
 ) -> ClusterState:
     """Builds the state of an exporter's own page. Omits outdated values; the first note is then an alert."""
+    prices = prices.at(wall)
     shown = state if fresh else replace(state, devices=(), namespaces=())
     node = _complete(
         NodeEntry(state.node, NodeReading("", shown, read_at=now), shown, stale=not fresh), None, prices, wall - now

@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from podgpu import __version__
+from podgpu.cluster.collect import FleetCounts
 from podgpu.cluster.nodes import Alert, NodeEntry, describe_condition
 from podgpu.cluster.parts import (
     HeldPart,
@@ -36,7 +37,7 @@ from podgpu.decode import find_decoder
 from podgpu.errors import SourceError
 from podgpu.metrics.conditions import UNALLOCATED, xid_spec
 from podgpu.metrics.fields import CLOCK_EVENTS_FIELD, clock_events_in_words, detail_helps, field_named, fields
-from podgpu.metrics.mig import slices_of_gpu, slices_of_profile
+from podgpu.metrics.mig import parent_and_fraction, slices_of_gpu, slices_of_profile
 from podgpu.model import (
     MJ,
     NS,
@@ -247,6 +248,8 @@ def make_view(state: ClusterState) -> View:
 
 
 def total_of(state: ClusterState) -> Totals:
+    if state.fleet is not None:
+        return _total_of_fleet(state.fleet, state.prices)
     gpus = [(node, gpu) for node in state.nodes for gpu in node.gpus]
     watts = [gpu.power_mw / 1000 for node, gpu in gpus if gpu.power_mw is not None and not node.stale]
     held = sum_held((part for node in state.nodes for part in node.held), state.prices.currency).rounded()
@@ -256,6 +259,28 @@ def total_of(state: ClusterState) -> Totals:
         free=round(max(0.0, len(gpus) - held.allocated), 4),
         broken=sum(any(c.name != UNALLOCATED for c in gpu.conditions) for _, gpu in gpus),
         power_watts=round(sum(watts), 1) if watts else None,
+    )
+
+
+def _total_of_fleet(fleet: FleetCounts, prices: Prices) -> Totals:
+    allocated = used = idle = cost = wasted = 0.0
+    for model, held, unused in fleet.held:
+        size, price = parent_and_fraction(model)[1] or 0.0, prices.of(model).gpu_hour or 0.0
+        allocated += held * size
+        cost += held * price
+        if unused is not None:
+            idle += unused * size
+            used += (held - unused) * size
+            wasted += unused * price
+    sums = HeldSums(allocated=allocated, used=used, idle=idle, unknown=max(0.0, allocated - used - idle))
+    if prices.currency:
+        sums = replace(sums, cost_per_hour=cost, wasted_per_hour=wasted)
+    return Totals(
+        **asdict(sums.rounded()),
+        gpus=fleet.gpus,
+        free=round(max(0.0, fleet.gpus - allocated), 4),
+        broken=fleet.broken,
+        power_watts=fleet.power_watts,
     )
 
 

@@ -1,7 +1,7 @@
 """Handles one NRI connection: multiplexing, ttrpc frames, registration, and answers to the runtime's requests.
 
 Two byte streams share the connection: one for requests of the runtime, one for requests of the plugin. If the plugin
-fails, the runtime gets an answer without an adjustment, because with an error it would not start the container.
+fails, it answers without an adjustment, because the runtime does not start a container after an error.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Demuxer:
         self._streams = {PLUGIN_SERVICE: bytearray(), RUNTIME_SERVICE: bytearray()}
 
     def feed(self, received: bytes) -> Iterator[Message]:
-        """Yields complete messages. Raises BadFrame."""
+        """Yields complete messages. Raises BadFrame if the data is invalid."""
         self._frames += received
         while frame := _cut(self._frames, _FRAME_HEADER, 1, _MAX_FRAME):
             (service, _length), content = frame

@@ -41,7 +41,8 @@ class CounterSpec:
 
 
 def parse_counters(text: str, origin: str, names: NameSet = "4.8") -> tuple[CounterSpec, ...]:
-    """Returns the counters in the order of a user's file. `origin` is its name in messages. Raises UsageError.
+    """Returns the counters in the order of a user's file. `origin` is its name in messages. Raises UsageError if it is
+    invalid.
 
     If several rows have the same field, the first one is used. Rows of type `histogram` and `summary`, which
     dcgm-exporter accepts, become gauges. A copy of a shipped file is treated as that file.
@@ -84,7 +85,7 @@ def _parse_row(cells: list[str]) -> CounterSpec:
 
 
 def make_counter(name: str, kind: str, help_text: str) -> CounterSpec:
-    """Raises UsageError."""
+    """Raises UsageError if the row is invalid."""
     field = field_named(name)
     if field is None:
         near = nearest_names(name[:100])

@@ -24,7 +24,6 @@ import { totalsOf } from "./totals.js";
 
 const MOST_TILES = 400; // more GPUs are shown as a heat map
 const WRITE_AFTER_MS = 150;
-const HISTORY_POINTS = 60;
 const AWAY_STEPS = 2; // if the page was hidden for longer, in steps of a sparkline, the gap is filled from the server
 const YOUNG_SECONDS = 600;
 const TABLES = ["pods", "nodes", "cost", "events"];
@@ -79,7 +78,7 @@ class Page {
   // If the server has a history, sparklines are complete from the start.
   async fillHistory() {
     this.filledAt = this.feed.now();
-    const { state, data } = await answerOf(`api/v1/history?points=${HISTORY_POINTS}`, AbortSignal.timeout(20_000));
+    const { state, data } = await answerOf("api/v1/history", AbortSignal.timeout(20_000));
     this.hasHistory = state === "ready" && this.history.seed(data);
     if (!this.hasHistory || !this.feed.picture) return;
     this.history.add(this.feed.now(), this.devices);
@@ -117,8 +116,8 @@ class Page {
     location.hash = writeHash(criteria);
   }
 
-  // A choice is a step in the browser's history, and so are words as a whole, not each letter. The address is written a
-  // moment later: that is slow in some browsers.
+  // Each choice, and each completed filter text, is one step in the browser's history. The address is written a moment
+  // later, because that is slow in some browsers.
   change(changed, isTyping = false) {
     if (this.writing && !(isTyping && this.isTyping)) this.writeAddress();
     this.criteria = { ...this.criteria, ...changed };
@@ -162,7 +161,7 @@ class Page {
     else if (placeOf(before) !== placeOf(criteria)) trail.push(writeHash(before));
   }
 
-  // Returns to the view from which one came.
+  // Returns to the previous view.
   escape() {
     const field = byId("q");
     if (this.card.hide()) return;

@@ -112,7 +112,7 @@ function linkOf(row, by) {
 function columnsOf(by, rows, currency) {
   const number = (name, title, write, isWarm) => ({ name, title, value: (row) => row[name], write, isWarm });
   const price = (name, title, isWarm) => number(name, title, (value) => money(value, currency), isWarm);
-  const isSome = (value) => value > 0;
+  const isSome = (value) => value >= 0.005; // less is shown as 0.00
   const title = by.startsWith("label:") ? by.slice("label:".length) : GROUP_TITLES[by];
   const idlePart = (row) => (row.allocated_hours ? Math.min(1, (row.idle_hours ?? 0) / row.allocated_hours) : undefined);
   const columns = [

@@ -1,0 +1,168 @@
+"""Scale: 100,000 GPUs (12,500 nodes of 8) as series in a real VictoriaMetrics, read by `podgpu cluster --prometheus`.
+
+Every GPU has a pod. The series of the last minutes and the recorded hours of 30 days are imported. Only the series that
+the totals and the Waste view need are imported, not the complete output of 12,500 exporters.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bench.figures import Figure
+
+GPUS, GPUS_PER_NODE, OWNERS, NAMESPACES, DAYS = 100_000, 8, 2000, 100, 30
+MAX_HEAD_SECONDS, MAX_WASTE_SECONDS, MAX_MIB = 2.0, 5.0, 200
+HOUR, STEP = 3600, 300
+_MODEL = "NVIDIA H100 80GB HBM3"
+_KINDS = {"allocated": 1.0, "busy": 0.5, "idle": 0.25, "energy": 400.0}  # per GPU second
+_LINES_PER_IMPORT = 20_000
+_PATIENCE = 120.0
+
+
+def device_series(gpus: int, owners: int, now: int) -> Iterator[dict[str, Any]]:
+    """Yields the series of each GPU."""
+    times = _times_around(now)
+    for number in range(gpus):
+        place = {"job": "podgpu", "instance": f"10.{number // 8 // 250}.{number // 8 % 250}:9400"}
+        gpu = {**place, "UUID": f"GPU-{number:08x}", "modelName": _MODEL, "Hostname": f"node-{number // GPUS_PER_NODE}"}
+        owner = number % owners
+        pod = {"namespace": f"team-{owner % NAMESPACES}", "pod": f"job-{owner}-{number // owners}", "container": "main"}
+        for name, labels, values in (
+            ("DCGM_FI_DEV_GPU_TEMP", gpu, [60] * len(times)),
+            ("DCGM_FI_DEV_POWER_USAGE", gpu, [400] * len(times)),
+            ("podgpu_allocation_info", {**gpu, **pod}, [1] * len(times)),
+            ("podgpu_container_gpu_allocated_seconds_total", {**gpu, **pod}, [STEP * n for n in range(len(times))]),
+            ("podgpu_container_gpu_idle_seconds_total", {**gpu, **pod}, [STEP / 4 * n for n in range(len(times))]),
+        ):
+            yield {"metric": {"__name__": name, **labels}, "values": values, "timestamps": times}
+
+
+def _times_around(now: int) -> list[int]:
+    """Returns milliseconds from 10 minutes ago until 20 minutes from now, because the import takes minutes."""
+    return [at * 1000 for at in range(now - 2 * STEP, now + 4 * STEP + 1, STEP)]
+
+
+def recorded_series(gpus: int, owners: int, now: int) -> Iterator[dict[str, Any]]:
+    """Yields what the recording rules would have stored: hours of 30 days, and the last 5 minutes."""
+    hours = [at * 1000 for at in range(now // HOUR * HOUR - (DAYS * 24 - 1) * HOUR, now + 1, HOUR)]
+    gpus_of_owner = gpus / owners
+    rows = [({"kind": "gpu_seconds"}, float(gpus)), ({"kind": "broken_seconds"}, gpus / 1000)]
+    for number in range(owners):
+        owner = {"namespace": f"team-{number % NAMESPACES}", "owner_kind": "Job", "owner_name": f"job-{number}"}
+        rows += [({**owner, "kind": kind}, gpus_of_owner * amount) for kind, amount in _KINDS.items()]
+    for labels, per_second in rows:
+        metric = {"modelName": _MODEL, **labels}
+        values = [per_second * HOUR] * len(hours)
+        yield {"metric": {"__name__": "podgpu:usage:sum1h", **metric}, "values": values, "timestamps": hours}
+        name = "podgpu:usage:increase5m"
+        times = _times_around(now)
+        yield {"metric": {"__name__": name, **metric}, "values": [per_second * STEP] * len(times), "timestamps": times}
+
+
+def import_series(url: str, series: Iterator[dict[str, Any]]) -> None:
+    lines: list[str] = []
+    for one in series:
+        lines.append(json.dumps(one))
+        if len(lines) == _LINES_PER_IMPORT:
+            _request(f"{url}/api/v1/import", "\n".join(lines).encode())
+            lines.clear()
+    _request(f"{url}/api/v1/import", "\n".join(lines).encode())
+    _request(f"{url}/internal/force_flush")
+
+
+def _request(url: str, body: bytes | None = None) -> bytes:
+    with urllib.request.urlopen(url, body, timeout=_PATIENCE) as answer:
+        content: bytes = answer.read()
+        return content
+
+
+@contextmanager
+def running(command: list[str], url: str, is_ready: str) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            deadline = time.monotonic() + _PATIENCE
+            while True:
+                try:
+                    _request(url + is_ready)
+                    break
+                except OSError:
+                    if process.poll() is not None or time.monotonic() > deadline:
+                        raise RuntimeError(f"{command[0]} does not start") from None
+                    time.sleep(0.2)
+            yield process
+        finally:
+            process.kill()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def _resident_mib(process: subprocess.Popen[bytes]) -> float:
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
+
+def measure(gpus: int = GPUS, owners: int = OWNERS) -> list[Figure]:
+    if shutil.which("victoria-metrics") is None:
+        raise RuntimeError("victoria-metrics is not installed")
+    engine_port, port = _free_port(), _free_port()
+    engine, cluster = f"http://127.0.0.1:{engine_port}", f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryDirectory(prefix="podgpu-bench-") as folder:
+        command = ["victoria-metrics", f"-storageDataPath={folder}", f"-httpListenAddr=127.0.0.1:{engine_port}"]
+        command += ["-retentionPeriod=1y", "-search.maxUniqueTimeseries=2000000"]
+        with running(command, engine, "/health") as server:
+            now = int(time.time()) // STEP * STEP
+            started = time.monotonic()
+            import_series(engine, recorded_series(gpus, owners, now))
+            import_series(engine, device_series(gpus, owners, now))
+            imported = time.monotonic() - started
+            command = [sys.executable, "-m", "podgpu", "cluster", "--prometheus", engine, "-a", f"127.0.0.1:{port}"]
+            with running([*command, "--prices", "example", "--owners", "none"], cluster, "/ready") as podgpu:
+                view = json.loads(_request(f"{cluster}/api/v1/view"))
+                head = _read_round_seconds(cluster)
+                seconds, waste = _measure_waste(cluster)
+                memory = _resident_mib(podgpu)
+            engine_memory = _resident_mib(server)
+    _check(gpus, owners, view, waste)
+    return [
+        Figure(f"{gpus:,} GPUs: totals of the page", head, "s", at_most=MAX_HEAD_SECONDS),
+        Figure(f"waste of {DAYS} days by owner ({owners:,} owners)", seconds, "s", at_most=MAX_WASTE_SECONDS),
+        Figure("podgpu cluster: peak memory", memory, "MiB", at_most=MAX_MIB),
+        Figure("  VictoriaMetrics: peak memory", engine_memory, "MiB"),
+        Figure("  import", imported, "s"),
+    ]
+
+
+def _read_round_seconds(cluster: str) -> float:
+    """Returns the duration of the last round."""
+    lines = _request(f"{cluster}/metrics").decode().splitlines()
+    return max(float(line.split()[-1]) for line in lines if line.startswith("podgpu_cluster_target_duration_seconds{"))
+
+
+def _measure_waste(cluster: str) -> tuple[float, dict[str, Any]]:
+    started = time.monotonic()
+    answer: dict[str, Any] = json.loads(_request(f"{cluster}/api/v1/waste?range={DAYS}d&by=owner"))
+    return time.monotonic() - started, answer
+
+
+def _check(gpus: int, owners: int, view: dict[str, Any], waste: dict[str, Any]) -> None:
+    totals = view["totals"]
+    idle_hours = gpus * _KINDS["idle"] * DAYS * 24
+    if totals["gpus"] != gpus or abs(totals["idle"] - gpus / 4) > 1 or waste["source"] != "podgpu:usage:sum1h":
+        raise RuntimeError(f"wrong totals: {totals}, {view['notes']}, {waste['source']}, {waste['notes']}")
+    if len(waste["rows"]) != owners or abs(waste["totals"]["idle_hours"] / idle_hours - 1) > 0.005:
+        raise RuntimeError(f"wrong waste: {waste['totals']}")
