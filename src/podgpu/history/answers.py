@@ -14,7 +14,7 @@ from podgpu.errors import UsageError
 MAX_POINTS = 500
 SPARKLINE_STEP, SPARKLINE_POINTS = 60, 60
 NO_DATA = 255
-"""The byte for a sparkline point without data."""
+"""Byte of a sparkline point without data."""
 _UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 JSON = dict[str, Any]
 Values = Sequence[float | None]  # one per step; None if there is no data
@@ -22,7 +22,7 @@ _DIGITS = {"utilization_ratio": 4, "memory_used_bytes": None, "power_watts": 1, 
 
 
 class HolderSpan(msgspec.Struct, omit_defaults=True):
-    """The time in which a container held a GPU. `to` is None if it still does."""
+    """The time when a container held a GPU. `to` is None if the container still holds it."""
 
     from_: float = msgspec.field(name="from")
     to: float | None = None
@@ -35,7 +35,7 @@ class HolderSpan(msgspec.Struct, omit_defaults=True):
 
 
 class Mark(msgspec.Struct, omit_defaults=True):
-    """The time in which a GPU had a condition. `until` is None if it still has."""
+    """The time when a GPU had a condition. `until` is None if the GPU still has it."""
 
     at: float
     until: float | None = None
@@ -88,7 +88,7 @@ class HistorySource(Protocol):
 
 
 def parse_range(text: str) -> int:
-    """Returns the length of the range in seconds. Raises UsageError."""
+    """Returns the length of the range in seconds."""
     found = re.fullmatch(r"([1-9]\d{0,3})([mhdw])", text, re.ASCII)
     if found is None:
         raise UsageError(f"range={text[:40]!a}: write a length of time, such as 30m, 1h, 24h, 7d or 12w")
@@ -124,7 +124,7 @@ def round_series(series: Mapping[str, Values]) -> dict[str, Values]:
 
 
 def make_pod_history(namespace: str, pod: str, gpus: Iterable[GpuHistory]) -> PodHistory | None:
-    """Combines the histories of the GPUs that the pod held. Conditions count only while the pod held the GPU."""
+    """Combines the histories of the pod's GPUs. Includes only conditions from the time when the pod held the GPU."""
     devices: list[DeviceHistory] = []
     marks: list[Mark] = []
     for gpu in gpus:

@@ -1,4 +1,4 @@
-"""Stores a round of history every 15 s in a thread, and reads `/api/v1/history` from SQLite."""
+"""Stores the state of all GPUs (a *round*) every 15 s in a thread, and reads `/api/v1/history` from SQLite."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from podgpu.history.store import FINE, HistoryError, HistoryRound, HistoryStore
 
 FILE_NAME = "history.db"
 _REOPEN_SECONDS = 60.0
-_EMPTY_RETRY_SECONDS = 2.0  # interval until the first figures are available
+_EMPTY_RETRY_SECONDS = 2.0  # interval until the first values are available
 _STOP_SECONDS = 2.0
 _log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class HistoryRecorder:
     def __init__(
         self, read_round: Callable[[], HistoryRound | None], clock: Clock | None = None, directory: str = ""
     ) -> None:
-        """`read_round` returns the present state, or None if there is no current state. Raises UsageError."""
+        """`read_round`: returns the current state, or None if it is not available."""
         if directory and Path(directory).exists() and not Path(directory).is_dir():
             raise UsageError(f"--history-dir {directory}: not a directory; give a directory that podgpu may write to")
         self.fatal: StartError | None = None
@@ -77,7 +77,6 @@ class HistoryRecorder:
 
     @contextmanager
     def reader(self) -> Iterator[Connection]:
-        """Raises SourceError."""
         try:
             with self._store.reader() as db:
                 yield db
@@ -144,7 +143,7 @@ class HistoryRecorder:
         return await asyncio.to_thread(self._read_pod, namespace, pod, seconds)
 
     def _read_sparklines(self) -> JSON:
-        """Caches points that have ended, because every open page requests them repeatedly."""
+        """Caches points of the past, because every open page requests them repeatedly."""
         now = self._clock.wall()
         start = sparkline_start(now)
         points = {}
