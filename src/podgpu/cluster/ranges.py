@@ -357,9 +357,10 @@ def _make_cells(answer: RangeAnswer, row: RangeRow) -> dict[str, Any]:
     return {
         **dict.fromkeys(("BilledCost", "EffectiveCost", "ListCost", "ContractedCost"), row.cost),
         "BillingCurrency": answer.currency,
-        "ChargePeriodStart": utc_text(answer.from_),
-        "ChargePeriodEnd": utc_text(answer.to),
+        **dict.fromkeys(("BillingPeriodStart", "ChargePeriodStart"), utc_text(answer.from_)),
+        **dict.fromkeys(("BillingPeriodEnd", "ChargePeriodEnd"), utc_text(answer.to)),
         "ChargeCategory": "Usage",
+        "ChargeClass": "",
         "ChargeDescription": f"GPU hours: {describe_row(row)}",
         **dict.fromkeys(("PricingQuantity", "ConsumedQuantity"), row.gpu_hours),
         **dict.fromkeys(("PricingUnit", "ConsumedUnit"), "GPU-Hours"),
