@@ -73,7 +73,7 @@ class UsageTurn:
         self._charged_at: float | None = None
         self._gpus: frozenset[str] = frozenset()
         self._shared: frozenset[str] = frozenset()  # keys of devices with processes of several containers
-        self._lacking: frozenset[tuple[str, str, str]] = frozenset()  # unsupported: (worker, figure, reason)
+        self._lacking: frozenset[tuple[str, str, str]] = frozenset()  # unsupported: (worker, value, reason)
 
     def collect(self, telemetry: TelemetryResult, result: AllocationResult) -> UsageResult:
         gpus = [device for device in telemetry.listed if not device.is_instance]
@@ -116,7 +116,7 @@ class UsageTurn:
             reasons += [*answer.errors, *("bad_value" for _ in answer.dropped)]
             for reason in answer.switches.errors if answer.switches is not None else ():
                 self._errors.add(SWITCHES, reason)
-        # An unsupported figure is counted as an error once per GPU, not in every turn.
+        # An unsupported value is counted as an error once per GPU, not in every turn.
         kept = {lack for lack in self._lacking if lack[0] in results.keys() - answers.keys()}
         lacking = kept | {(worker, *lack) for worker, answer in answers.items() for lack in answer.lacks}
         reasons += [reason for _, _, reason in lacking - self._lacking]

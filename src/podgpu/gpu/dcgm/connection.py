@@ -59,7 +59,7 @@ def _load(path: str) -> ctypes.CDLL:
     problem = f"{path or ' or '.join(SONAMES)} was not found"
     for name in names:
         try:
-            # RTLD_GLOBAL, because the embedded engine loads modules later that need DCGM's symbols.
+            # RTLD_GLOBAL, because the embedded engine later loads modules that need DCGM's symbols.
             return ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
         except OSError as e:
             if "/" in name and Path(name).exists():
