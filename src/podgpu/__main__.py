@@ -2,7 +2,7 @@
 
 import signal
 
-# Until main() runs, Ctrl-C ends the process without a traceback. Python's own handler would raise in an import.
+# Until main() runs, Ctrl-C ends the process without a traceback. Python's default handler would raise inside an import.
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from podgpu.cli import main  # noqa: E402

@@ -1,4 +1,4 @@
-"""Time as a dependency, so that tests can set it, durations, and limits for repeated log lines."""
+"""Clocks that tests can replace, parsing of durations, and limits for repeated log lines."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class FaultLog(Generic[K]):
         return True
 
     def recover(self, key: K) -> bool:
-        """Records a success. Returns True if it should be logged, which is the case if the failure was logged."""
+        """Records a success. Returns True if it should be logged, because the failure was logged too."""
         fault = self._faults.get(key)
         if fault is None:
             return False

@@ -20,8 +20,8 @@ _lock = threading.Lock()
 def find_decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
     """Returns the decoder of a type.
 
-    msgspec can crash if two threads use a type for the first time together. So types are decoded only by this function
-    and `convert`, or by a decoder that is made when its module is imported.
+    msgspec can crash if two threads use a type for the first time at the same moment. So types are decoded only by this
+    function and `convert`, or by a decoder that is made when its module is imported.
     """
     with _lock:
         if kind not in _decoders:
@@ -30,7 +30,7 @@ def find_decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
 
 
 def convert(value: Any, kind: type[T], *, strict: bool = True) -> T:
-    """Converts JSON or YAML that is already parsed. Raises msgspec.ValidationError."""
+    """Converts JSON or YAML that is already parsed. Raises msgspec.ValidationError if it does not match the type."""
     find_decoder(kind)
     return msgspec.convert(value, kind, strict=strict)
 
@@ -72,7 +72,7 @@ class _TextLoader(yaml.CSafeLoader):
 
 
 def decode_yaml(content: bytes, file: str, kind: type[T]) -> T:
-    """Decodes a mapping; an empty file is an empty mapping. Raises UsageError.
+    """Decodes a mapping; an empty file is an empty mapping. Raises UsageError if the file is invalid.
 
     Messages quote no value, because it may be a secret.
     """

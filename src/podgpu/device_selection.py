@@ -38,7 +38,7 @@ class Selection:
         return frozenset(d.key for d in (*whole, *shown)) | frozenset(d.uuid for d in shown)
 
     def without_numbered_instances(self) -> Selection:
-        """Returns the selection for devices that disappeared. Instance numbers apply only to present instances."""
+        """Returns the selection to use for missing devices. Instances are numbered only while they are present."""
         return replace(self, instances=None) if self.instances else self
 
     def check(self, devices: Sequence[Device]) -> None:

@@ -33,7 +33,7 @@ class FileIdentity(NamedTuple):
 
 
 def look_at(path: str) -> FileIdentity:
-    """Returns the identity of a regular file. Raises SourceError."""
+    """Returns the identity of a regular file. Raises SourceError if there is none."""
     try:
         status = os.stat(path)
     except (OSError, ValueError) as error:
@@ -43,7 +43,7 @@ def look_at(path: str) -> FileIdentity:
 
 
 def read_bounded(path: str, limit: int) -> bytes:
-    """Reads a regular file of at most `limit` bytes. Raises SourceError."""
+    """Reads a regular file. Raises SourceError if it cannot be read, or is larger than `limit` bytes."""
     if look_at(path).size > limit:  # checked first, because opening a device or a FIFO has side effects
         raise _too_large(path, limit)
     try:
@@ -98,7 +98,7 @@ class ReadOnChange(Generic[T]):
         self._cached: tuple[str, FileIdentity, T] | None = None
 
     def read(self, path: str) -> T:
-        """Returns the result of `parse`, which receives the content and the path. Raises SourceError."""
+        """Returns the result of `parse(content, path)`. Raises SourceError if the file cannot be read."""
         now, identity = time.time_ns(), look_at(path)
         if self._cached is not None and self._cached[:2] == (path, identity):
             return self._cached[2]
@@ -169,7 +169,6 @@ class AtomicFile:
             return None
 
     def write(self, content: bytes) -> None:
-        """Raises OutputError."""
         try:
             try:
                 self._temporary.unlink(missing_ok=True)  # a killed process may have left it
@@ -185,7 +184,6 @@ class AtomicFile:
             raise OutputError(f"{self.path} was not written ({e.strerror}); the previous file is unchanged") from e
 
     def remove(self) -> None:
-        """Raises OutputError."""
         try:
             self.path.unlink(missing_ok=True)
         except OSError as e:

@@ -30,7 +30,7 @@ from podgpu.tls import Pem, make_client_context
 
 DEFAULT_TIMEOUT = 4.0
 MAX_METRICS_BYTES = 16 * 1024 * 1024
-"""Three times the metrics of 16 GPUs with seven MIG instances each and all fields."""
+"""Three times the size of the metrics of 16 GPUs with seven MIG instances each and all fields."""
 METRICS_TYPES = "text/plain;version=0.0.4,text/plain;q=0.5"
 _KEEP_ALIVE_SECONDS = 70.0
 """Longer than most scrape intervals, shorter than the 75 s after which aiohttp servers close idle connections."""
@@ -58,7 +58,7 @@ class Access:
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], prefix: str, **headers: str) -> Access:
-        """Uses the options --PREFIX-ca-file, --PREFIX-username and so on. Raises UsageError if they contradict."""
+        """Reads --PREFIX-ca-file, --PREFIX-username and so on. Raises UsageError if they contradict each other."""
         names = ("ca_file", "insecure_skip_verify", "username", "password_file", "token_file")
         ca_file, insecure, username, password_file, token_file = (options.get(f"{prefix}_{name}") for name in names)
         if token_file and username:
@@ -91,13 +91,13 @@ class Access:
         return headers
 
     def tls_context(self) -> ssl.SSLContext:
-        """Raises SourceError."""
+        """Raises SourceError if the CA file cannot be used."""
         return _cached_context(self.ca_file, look_at(self.ca_file) if self.ca_file else None, self.insecure)
 
 
 @lru_cache(maxsize=8)
 def _cached_context(ca_file: str, _identity: FileIdentity | None, insecure: bool) -> ssl.SSLContext:
-    """Cached, because loading authorities takes milliseconds and a megabyte. A replaced file has another identity."""
+    """Cached, because loading authorities takes milliseconds and a megabyte. `_identity` changes with the file."""
     return make_client_context(Pem(ca_file).read() if ca_file else None, ca_file, not insecure)
 
 
@@ -169,7 +169,7 @@ def open_session() -> aiohttp.ClientSession:
 async def send_request(
     session: aiohttp.ClientSession, method: str, url: str | URL, **options: Any
 ) -> AsyncIterator[aiohttp.ClientResponse]:
-    """Sends a request and yields the response. Aborts the connection if its body was not read completely.
+    """Sends a request and yields the response. Aborts the connection if the body was not read completely.
 
     A normal close of a TLS connection waits for the peer. The event loop may end first and leave the socket open.
     """
@@ -233,7 +233,7 @@ class HttpClient:
         accept: str = "*/*",
     ) -> HttpResponse:
         """Returns the response, whatever its status. `path` is appended to the URL's path. `form` is the query of a GET
-        and the body of a POST. Raises SourceError: timeout, tls, truncated, unreachable, too_large, unauthorized."""
+        and the body of a POST. Raises SourceError (timeout, tls, truncated, unreachable, too_large or unauthorized)."""
         with explain_errors(self._explain):
             async with asyncio.timeout(self.timeout):
                 try:
@@ -354,5 +354,5 @@ def _explain(error: Exception) -> tuple[str, str]:
 
 
 def _first_line(text: str) -> str:
-    """Drops the other lines, in which aiohttp quotes the request."""
+    """Returns the first line of an error. In the other lines, aiohttp quotes the request."""
     return "".join(letter if letter.isprintable() else " " for letter in text.partition("\n")[0])[:200]

@@ -52,7 +52,7 @@ class Device:
     profile: str = ""
     mig_uuids: tuple[str, ...] = ()  # UUIDs of its compute instances, as the kubelet reports them
     maker: str = "nvidia"  # prefix of `name`
-    memory_bytes: float | None = field(default=None, compare=False)  # set only for allocation sources, if known
+    memory_bytes: float | None = field(default=None, compare=False)  # set only for use in allocation sources
 
     @property
     def name(self) -> str:
@@ -122,7 +122,7 @@ class Workload(Document, frozen=True):
 
     @property
     def job_or_user(self) -> str:
-        """Identifies a workload without pod and container in history and waste."""
+        """Identifies a workload that has neither pod nor container, in history and waste."""
         return self.job or (f"user {self.user}" if self.user and not self.container_id else "")
 
     @property
@@ -154,13 +154,13 @@ parts_of = attrgetter(*WORKLOAD_PARTS)
 
 
 class WaitPart(Workload, frozen=True, kw_only=True):
-    """A workload that had the GPU while another one waited. Without names: processes outside pods."""
+    """A workload that another one waited for. If its names are empty, it stands for all processes outside pods."""
 
     ratio: Ratio = 0.0  # part of the last usage window
 
 
 class HolderUsage(Document, frozen=True):
-    """Usage of one device by one workload. Counters start at 0 with the exporter (`NodeState.exporter_id`)."""
+    """Usage of one device by one workload. Counters start at 0 when the exporter starts."""
 
     utilization_ratio: Ratio | None = None
     memory_used_bytes: Amount | None = None
@@ -170,7 +170,7 @@ class HolderUsage(Document, frozen=True):
     busy_min_ns: Amount | None = None
     busy_max_ns: Amount | None = None
     idle_ns: Amount | None = None
-    wait_ns: Amount | None = None  # it had work, and another workload had the GPU; None if unknown
+    wait_ns: Amount | None = None  # time in which it had work, but another workload had the GPU
     wait_min_ns: Amount | None = None
     wait_max_ns: Amount | None = None
     wait_ratio: Ratio | None = None  # in the last usage window
@@ -185,7 +185,7 @@ class RunningProcess(Document, frozen=True):
     pid: Amount
     memory_used_bytes: Amount | None = None
     utilization_ratio: Ratio | None = None
-    owner: Workload | None = None  # not set in documents, where the holder is known
+    owner: Workload | None = None  # not set in documents, where processes are listed by holder
     command: Name = ""  # the program's name without arguments; set only on a node without Kubernetes
 
 
@@ -233,7 +233,7 @@ class XidCount(Document, frozen=True):
 class SlotUsage(Document, frozen=True):
     """Total usage of a device. Each value is the sum over its holders plus the unattributed remainder.
 
-    Use by users without a job or pod has no series, and is part of the unattributed remainder.
+    The usage of users without a job or pod has no series of its own. It is part of the unattributed remainder.
     """
 
     utilization_ratio: Ratio | None = None  # over the same time window as the holders' ratios
@@ -345,7 +345,7 @@ class NodeState(Document, frozen=True, kw_only=True):
     producer: Name  # podgpu, dcgm-exporter or prometheus; for the last two, a missing value may mean "not reported"
     version: Name = ""
     node: Name = ""  # if empty, the collector uses the address
-    exporter_id: Name = ""  # random, new at each start, when counters start again at 0
+    exporter_id: Name = ""  # random; changes at each start, when counters restart at 0
     interval_seconds: float | None = None
     taken_at: float | None = None  # end of the last telemetry turn; None if no GPU has been read yet
     holders_at: float | None = None
@@ -394,7 +394,7 @@ class Assignment:
     replica: str = ""  # number of the time slice or vGPU, if the device id names one
     share: float | None = None  # part of the device, if known
     attributes: tuple[tuple[str, str], ...] = ()  # labels for the device's series, such as dra_claim_name
-    is_shared: bool = False  # other workloads may get the rest, so an unknown share of a sole holder is not 1
+    is_shared: bool = False  # others may get the rest, so the unknown share of a sole holder is not assumed to be 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,7 +458,7 @@ class ProcessUsage:
 
 @dataclass(frozen=True, slots=True)
 class ProcessWaits:
-    """How long processes waited for one device in one window. Waiting and residency do not exceed the window."""
+    """How long processes waited for one device in one window. Waiting plus residency never exceeds the window."""
 
     processes: Mapping[int, tuple[int, int, int]]  # pid -> nanoseconds: estimate, minimum, maximum
     pairs: Mapping[tuple[int, int], int]  # pids of the waiting and of the running process -> part of the estimate
@@ -480,6 +480,6 @@ class DeviceUsage:
     resident_ns: Mapping[int, int] | None = None  # by pid: time for which its context was on the engine, busy or not
     switching_ns: int = 0  # busy time spent on context switches; attributed to no process
     saving_ns: Mapping[int, int] = field(default_factory=dict)  # by pid: residency that may be switching time
-    waits: ProcessWaits | None = None  # None without context switches
-    bounded: bool = False  # True if bounds of the busy time are needed
+    waits: ProcessWaits | None = None  # None if context switches are not read
+    bounded: bool = False  # True if lower and upper bounds of the busy time are needed
     power_mw: int | None = None  # at the end of the window; used to estimate energy between readings of the counter

@@ -33,7 +33,7 @@ class Pem:
         return self.file or self.origin
 
     def read(self) -> bytes:
-        """Raises SourceError."""
+        """Raises SourceError if the file cannot be read."""
         return read_bounded(self.file, _MAX_PEM_BYTES) if self.file else self.text.encode()
 
 
@@ -54,7 +54,7 @@ class ContextCache(Generic[T]):
 
 
 def make_client_context(authorities: bytes | None, name: str, verify: bool = True) -> ssl.SSLContext:
-    """Trusts `authorities` (PEM), or the system's if None. `name` is their file, for messages. Raises SourceError."""
+    """Trusts `authorities` (PEM, from the file `name`), or the system's if None. Raises SourceError if invalid."""
     text = None if authorities is None else authorities.decode("ascii", "ignore")
     if text is not None and not text.strip():  # ssl would then load the system's authorities
         raise SourceError("tls", f"{name} contains no certificates: it is empty")
@@ -71,7 +71,7 @@ def make_client_context(authorities: bytes | None, name: str, verify: bool = Tru
 
 
 def load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes, names: str) -> None:
-    """Loads a certificate and its key. `names` describes both in messages. Raises SourceError."""
+    """Loads a certificate and its key. `names` describes both in messages. Raises SourceError if they are invalid."""
     try:
         with _as_file(certificate) as certificate_file, _as_file(key) as key_file:
             # Without this callback, OpenSSL would prompt for a password on the terminal.

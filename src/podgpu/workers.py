@@ -41,7 +41,7 @@ class ErrorCounts:
             self._counts[source, reason] += count
 
     def make_status(self, source: str, result: Result[Any], device: str = "") -> SourceStatus:
-        """Returns the status of a source after a call, and counts the error. Raises a StartError of the call."""
+        """Returns the status of a source after a call, and counts the error. Raises the error if it is a StartError."""
         if isinstance(result.error, StartError):
             raise result.error
         if result.error is None:
@@ -169,8 +169,7 @@ class _Worker:
     def start(self, job: Callable[[], T], wants_late: bool = False) -> _Call[T] | float:
         """Returns the new call, or the age in seconds of an earlier call that has not returned.
 
-        With `wants_late`, returns an unfinished earlier call instead of starting a new one, until its result has been
-        read.
+        With `wants_late`, returns an earlier call whose result has not been read yet, instead of starting a new one.
         """
         current = self._current
         if current is not None and wants_late and not current.taken:
@@ -252,8 +251,8 @@ class DriverLock:
     def hold(self, gives_way: bool = False) -> Iterator[None]:
         """Encloses a group of calls. Raises DriverGone if the library is closed.
 
-        With `gives_way`, waits for pending closers first. Use it in callers that re-enter immediately, or `close` would
-        never get a gap.
+        With `gives_way`, waits for pending closers first. Use it in callers that begin the next group immediately;
+        otherwise `close` would time out.
         """
         with self._idle:
             if gives_way:

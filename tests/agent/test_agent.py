@@ -155,4 +155,4 @@ def test_a_bug_in_a_loop_ends_the_process_instead_of_leaving_old_figures(node: N
     node.agent.start(on_fatal=ended.set)
     assert ended.wait(30)
     assert node.agent.fatal is not None
-    assert "allocation loop ended by a bug" in str(node.agent.fatal)
+    assert "allocation loop stopped because of a bug" in str(node.agent.fatal)

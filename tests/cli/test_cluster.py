@@ -23,7 +23,7 @@ from tests.web.server import Client
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ([], "needs a source: give exactly one of --prometheus HOST:9090, --scrape HOST:9400,… and"),
+        ([], "needs a source: give exactly one of --prometheus HOST:9090, --scrape HOST:9400,… or"),
         (["--scrape", "http://a", "--prometheus", "http://b"], "--prometheus and --scrape cannot be combined"),
         (["--scrape", "htp://a"], "--scrape 'htp://a': not the URL of an HTTP server; write HOST:PORT"),
         (["--scrape", ","], "--scrape names no exporter"),

@@ -64,6 +64,15 @@ def rounds(double: PrometheusDouble) -> Iterator[Rounds]:
     made.close()
 
 
+def test_nodes_of_the_same_name_in_two_clusters_stay_two_nodes(double: PrometheusDouble, rounds: Rounds) -> None:
+    for cluster in ("east", "west"):
+        labels = {"cluster": cluster, "job": "dcgm", "instance": "10.0.0.9:9400", "Hostname": "node-9", "gpu": "0"}
+        double.put("DCGM_FI_DEV_GPU_UTIL", 40, UUID=f"GPU-{cluster}", **labels)
+    reading = rounds.run()
+    assert {node.state.node for node in reading.nodes} == {"node-0", "node-1", "east/node-9", "west/node-9"}
+    assert [node.named for node in reading.nodes] == [True] * 4
+
+
 def test_a_round(double: PrometheusDouble, rounds: Rounds) -> None:
     """The clock of the server is decades apart from ours: only differences of its own times count."""
     reading = rounds.run()

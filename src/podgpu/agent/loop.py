@@ -246,7 +246,7 @@ class Agent:
         except Exception as e:  # noqa: BLE001 - top level of a thread
             _log.exception("unexpected error in the %s loop, please report it", name)
             self.fatal = StartError(
-                f"the {name} loop ended by a bug ({type(e).__name__}: {e}); exiting, so that podgpu is restarted"
+                f"the {name} loop stopped because of a bug ({type(e).__name__}: {e}); exiting for a restart"
             )
         if self.fatal is not None:
             on_fatal()

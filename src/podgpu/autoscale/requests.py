@@ -241,7 +241,7 @@ def _parse_trigger_pods(namespace: str, values: Mapping[str, str]) -> PodSelecto
     keys = [key for key in ("owner", "selector", "scope") if values.get(key)]
     if len(keys) != 1:
         raise bad_request(
-            "the trigger's metadata must have exactly one of owner, selector and scope, such as owner:"
+            "the trigger's metadata must have exactly one of owner, selector or scope, such as owner:"
             f" Deployment/inference, selector: app=inference, or scope: namespace; found {' and '.join(keys) or 'none'}"
         )
     text = values[keys[0]]

@@ -53,7 +53,7 @@ _log = logging.getLogger("podgpu")
 def command(ctx: click.Context, /, **options: Any) -> None:
     """Provide GPU metrics to KEDA (external scaler) and to the HPA (custom metrics API).
 
-    Give exactly one of --prometheus, --scrape and --discover-kubernetes. Running pods are read from the API server.
+    Give exactly one of --prometheus, --scrape or --discover-kubernetes. Running pods are read from the API server.
     """
     configure_logging(options["log_format"], options["debug"])
     settings = _make_settings(options, *choose_ages(ctx, options))

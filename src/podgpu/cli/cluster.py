@@ -65,7 +65,7 @@ _SHARED = (
 def command(ctx: click.Context, /, **options: Any) -> None:
     """Show all nodes on one page: which pod is on which GPU, what is idle or broken, and what it costs.
 
-    Give exactly one of --prometheus, --scrape and --discover-kubernetes.
+    Give exactly one of --prometheus, --scrape or --discover-kubernetes.
     """
     configure_logging(options["log_format"], options["debug"])
     stale_after, drop_after = choose_ages(ctx, options)
@@ -129,7 +129,7 @@ def check_backend(ctx: click.Context, options: dict[str, Any]) -> None:
         flags = " and ".join(f"--{name.replace('_', '-')}" for name in chosen)
         problem = f"{flags} cannot be combined" if chosen else f"podgpu {ctx.command.name} needs a source"
         raise UsageError(
-            f"{problem}: give exactly one of --prometheus HOST:9090, --scrape HOST:9400,… and "
+            f"{problem}: give exactly one of --prometheus HOST:9090, --scrape HOST:9400,… or "
             "--discover-kubernetes SELECTOR"
         )
     for name in options:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from msgspec.structs import replace as replace_members
+
 from podgpu.clock import Clock
 from podgpu.cluster.collect import ClusterReading, FleetCounts, NodeReading, Owners, TargetOutcome, ViewSettings
 from podgpu.cluster.promql import (
@@ -42,7 +44,6 @@ from podgpu.model import WorkloadOwner
 
 UTIL, GR_ENGINE, TEMPERATURE, POWER = 203, 1001, 150, 155
 FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED = 250, 251, 252, 253
-_SERIES_LABELS = ("__name__", *TARGET_LABELS, *REPLICA_LABELS, *GPU_LABELS, "GPU_I_ID", *WORKLOAD_LABELS)
 _OWNER_RETRY_SECONDS = 60.0  # kube-state-metrics may report a new pod later than the exporter
 _PODS_PER_QUERY = 500
 _IDLE_SECONDS = 600.0  # interval of the query for idle devices
@@ -121,15 +122,20 @@ class PrometheusCollector:
             )
             self._reading = replace(self._reading, nodes=(), fleet=fleet, notes=(note, *self._client.notes))
             return failures
-        queries = series_queries(self._match, self._node_labels, self._settings.keep_fields)
+        queries = series_queries(self._match, self._node_labels, self._settings.keep_fields, self._cluster_label)
         vectors = await asyncio.gather(*(query(part.what, part.text) for part in queries))
         required = {part.what for part in queries if part.required}
         for what, error in failures:
             if what in required:
                 raise error
         targets, errors = nodes_from_vectors(
-            vectors, keep_fields=self._settings.keep_fields, node_labels=self._node_labels
+            vectors,
+            keep_fields=self._settings.keep_fields,
+            node_labels=self._node_labels,
+            cluster_label=self._cluster_label,
         )
+        if len({target.cluster for target in targets}) > 1:
+            targets = [_name_cluster(target) for target in targets]
         nodes = [self._make_reading(target, now, monotonic) for target in targets]
         self._reading = replace(self._reading, nodes=tuple(nodes))
         for what, work in (
@@ -176,7 +182,15 @@ class PrometheusCollector:
         if number <= self._settings.max_gpus:
             return FleetCounts(number, 0, None, ())
         counter = select(_own_names("container_gpu_allocated_seconds_total"), self._match)
-        holder = by(*TARGET_LABELS, *UUID_LABELS, *WORKLOAD_LABELS, "GPU_I_ID", "GPU_I_PROFILE", "modelName")
+        holder = by(
+            self._cluster_label,
+            *TARGET_LABELS,
+            *UUID_LABELS,
+            *WORKLOAD_LABELS,
+            "GPU_I_ID",
+            "GPU_I_PROFILE",
+            "modelName",
+        )
         query = f"sum {by('modelName', 'GPU_I_PROFILE')} (max {holder} (rate({counter}[5m])))"
         allocated = {_billed_model(sample.labels): sample.value for sample in await self._client.query(query, now)}
         self._client.notes.append(
@@ -192,7 +206,7 @@ class PrometheusCollector:
             state=target.state,
             read_at=monotonic - max(0.0, now - sampled_at),
             skew_seconds=None if taken_at is None else taken_at - sampled_at,
-            named=target.state.node != target.instance,
+            named=not target.state.node.endswith(target.instance),
         )
 
     def _describe_failures(self, failures: Sequence[tuple[str, SourceError]]) -> list[str]:
@@ -205,6 +219,12 @@ class PrometheusCollector:
             and_match = " and that --match is right" if self._match else ""
             notes.append(f"Prometheus has no GPU metrics: check that it scrapes the exporters{and_match}")
         return notes
+
+
+def _name_cluster(target: TargetState) -> TargetState:
+    """Adds the cluster to the name of the node, because several clusters may have a node of this name."""
+    name = "/".join(filter(None, (target.cluster, target.state.node)))
+    return target._replace(state=replace_members(target.state, node=name))
 
 
 def _billed_model(labels: Mapping[str, str]) -> str:
@@ -221,23 +241,27 @@ class SeriesQuery(NamedTuple):
     required: bool = False  # if missing, GPUs would seem free, or the exporter's pod would seem to hold GPUs
 
 
-def series_queries(match: str, node_labels: Sequence[str], keep_fields: Iterable[str] = ()) -> list[SeriesQuery]:
+def series_queries(
+    match: str, node_labels: Sequence[str], keep_fields: Iterable[str] = (), cluster_label: str = "cluster"
+) -> list[SeriesQuery]:
     """Returns the queries for `nodes_from_vectors`. `max by` drops all other labels, to keep the responses small."""
     kept = [spec.field.id for name in sorted(keep_fields) if (spec := meaning(name))]
     identity = (*IDENTITY, *node_labels)
+    target_labels = (cluster_label, *TARGET_LABELS, *REPLICA_LABELS)
+    series_labels = ("__name__", *target_labels, *GPU_LABELS, "GPU_I_ID", *WORKLOAD_LABELS)
 
     def query(
         what: str, names: Sequence[str], *labels: str, condition: str = "", required: bool = False
     ) -> SeriesQuery:
         series = f"{select(names, match)}{condition}"
-        return SeriesQuery(what, f"max {by(*_SERIES_LABELS, *labels)} ({series})", required)
+        return SeriesQuery(what, f"max {by(*series_labels, *labels)} ({series})", required)
 
     gpus = _field_names(UTIL, GR_ENGINE, TEMPERATURE, *kept)
     timed = (
         *_field_names(UTIL, GR_ENGINE, TEMPERATURE),
         *_own_names("device_condition_since_timestamp_seconds"),
     )
-    target = by(*TARGET_LABELS, *REPLICA_LABELS)
+    target = by(*target_labels)
     own_pods = by("__name__", "job", "instance", "namespace", "pod")
     return [
         query("GPUs", gpus, *identity, required=True),

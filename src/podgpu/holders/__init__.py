@@ -14,7 +14,7 @@ class AllocationSource(Protocol):
     name: str  # value of the `source` label in podgpu's own metrics
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
-        """Reads the source once. Raises SourceError."""
+        """Reads the source once. Raises SourceError if it cannot be read."""
         ...
 
     def close(self) -> None:

@@ -121,7 +121,7 @@ def _workload(pod: PodRecord, container: ContainerRecord) -> Workload:
     return Workload(pod.namespace, pod.name, container.name, pod.uid, container.container_id)
 
 
-# Formats: one function per scheduler, from a pod to the ids that its containers hold
+# Formats: one function per scheduler, which returns the ids that the containers of a pod hold
 
 
 class BadAnnotation(SourceError):
@@ -250,7 +250,7 @@ def _read_positional(pod: PodRecord, key: str, orders: Sequence[Sequence[Contain
     text = pod.annotation(key)
     if not text:
         return []
-    # Empty places are kept, because the position in the list identifies the container.
+    # Empty entries are kept, because the position in the list identifies the container.
     places = text.strip().removesuffix(";").split(";")
     slots = [[_parse_slice(part) for part in place.split(":") if part] for place in places]
     mig_text = pod.annotation(HAMI_MIG_DEVICES) if key == HAMI_DEVICES else ""
@@ -279,11 +279,11 @@ def _parse_slice(text: str) -> _Slice | None:
 def _choose_order(
     slots: Sequence[_ContainerSlices], orders: Sequence[Sequence[ContainerRecord]]
 ) -> Sequence[ContainerRecord]:
-    """Returns the containers in the order of the positions.
+    """Returns the containers in the order in which the annotation lists them.
 
-    Versions differ in the containers they list, and HAMi 2.10 omits positions by mistake (HAMi#2899, HAMi#3079). The
-    right order gives GPUs to exactly the containers that request one. Resource names can be configured, so the
-    fallback is the order of the same length, or the longest.
+    Versions list different containers, and HAMi 2.10 omits some by mistake (HAMi#2899, HAMi#3079). In the right order,
+    exactly the containers that request a GPU get one. If no order is right, because resource names can be configured,
+    uses the order with as many containers as the annotation, or the longest one.
     """
     filled = [number for number, slot in enumerate(slots) if any(slot)]
     needed = max(filled, default=-1) + 1
@@ -311,7 +311,7 @@ def _replace_by_mig(slots: list[_ContainerSlices], mig: _HamiMigDevice) -> None:
 
 
 def gpu_manager_grants(pod: PodRecord) -> list[HeldId]:
-    """Reads one annotation per container. They are only the scheduler's proposal until gpu-assigned is true."""
+    """Reads one annotation per container. They are only a proposal of the scheduler until gpu-assigned is true."""
     if pod.annotation(GPU_MANAGER_ASSIGNED) != "true":
         return []
     return [

@@ -38,7 +38,7 @@ class NoApi(UsageError):
 
 
 def open_if_api(option: str, open_feed: Callable[[], T]) -> T | None:
-    """Opens an optional feed. Logs a warning if there is no API server, because dcgm-exporter's manifests must work."""
+    """Opens an optional feed. Without an API server, only logs a warning, so that dcgm-exporter's manifests work."""
     try:
         return open_feed()
     except NoApi as e:
@@ -137,7 +137,7 @@ def _csv_text(configmap: Mapping[str, Any]) -> str | None:
 
 
 class ApiHealth:
-    """Reports failures of the watches in logs and metrics, as an allocation source without assignments."""
+    """An allocation source without assignments. It reports failures of the watches in logs and metrics."""
 
     name = "api-server"
 
@@ -162,7 +162,8 @@ class LabelFilter:
             self._patterns = [re.compile(p) for p in (part.strip() for part in patterns.split(",")) if p]
         except re.error as e:
             raise UsageError(
-                f"--kubernetes-pod-label-allowlist-regex {patterns!r}: not a regular expression: {ascii(str(e))[1:-1]}"
+                f"--kubernetes-pod-label-allowlist-regex {patterns!r}: not a valid regular expression "
+                f"({ascii(str(e))[1:-1]})"
             ) from e
 
     def select(self, pods: Iterable[PodRecord]) -> PodLabels:

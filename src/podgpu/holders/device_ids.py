@@ -74,7 +74,7 @@ def parse_device_id(text: str) -> DeviceId | None:
 
 
 def parse_id_or_minor(text: str) -> DeviceId | None:
-    """Also accepts a plain minor number, which koordinator's hook writes."""
+    """Like `parse_device_id`, but also accepts a plain minor number, which koordinator's hook writes."""
     return DeviceId(minor=int(text)) if _MINOR.fullmatch(text) else parse_device_id(text)
 
 
@@ -217,7 +217,7 @@ def _count_replicas(held: Iterable[HeldId], registered: Mapping[SharedDevice, Se
     return {shared: len(numbers) for shared, numbers in replicas.items()}
 
 
-# gpu-manager: ids count hundredths of a card and blocks of 256 MiB over the whole node, and do not name the card
+# gpu-manager: an id stands for a hundredth of a card or a block of 256 MiB. It does not name the card.
 
 
 def count_vcuda(held: Iterable[HeldId]) -> tuple[VcudaRequest, ...]:

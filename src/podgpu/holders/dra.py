@@ -1,8 +1,8 @@
 """Finds the GPUs held through ResourceClaims (DRA).
 
 The kubelet reports the holders of each claim. ResourceSlices map device names to GPUs. The driver's checkpoint and the
-API server supply the allocation of each claim (`adminAccess`, consumed capacity), and the checkpoint the UUIDs of MIG
-devices that were created for a claim.
+API server supply the allocation of each claim (`adminAccess`, consumed capacity). The checkpoint also supplies the
+UUIDs of MIG devices that were created for a claim.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class ClaimResult(Struct):
     pool: str = ""
     device: str = ""
     admin: bool | None = field(name="adminAccess", default=None)
-    share_id: str | None = field(name="shareID", default=None)  # set if the device has other claims, or can have
+    share_id: str | None = field(name="shareID", default=None)  # set if several claims can share the device
     consumed: dict[str, str | int | float] | None = field(name="consumedCapacity", default=None)
 
 
@@ -301,7 +301,7 @@ class _Identity(Struct):
 
 
 class _PreparedDevice(Struct):
-    """The driver's versions have the UUID of a MIG device in different places."""
+    """Versions of the driver store the UUID of a MIG device in different members."""
 
     device: _Reference | None = None
     info: _Identity | None = None
@@ -361,7 +361,7 @@ class DriverCheckpoint:
 
 
 def parse_driver_checkpoint(content: bytes, path: str = "the driver's checkpoint") -> PreparedClaims:
-    """Parses version 2. Raises SourceError."""
+    """Parses version 2 of the file. Raises SourceError if it is malformed."""
     version = decode_json(content, path, _CheckpointFile).v2 or _CheckpointVersion()
     uuids: dict[DeviceName, str] = {}
     results: dict[ClaimName, tuple[ClaimResult, ...]] = {}

@@ -50,11 +50,11 @@ class Identities:
     """Known identities, used to complete workloads. Immutable."""
 
     logged: frozenset[Workload] = frozenset()
-    """Pods with uids and containers with ids, by names of logs. A pod's name can have two uids, because logs of a
-    recreated pod stay for a while. A container's name can have two ids after a restart."""
+    """Pods with uids and containers with ids, from the names of logs. A pod's name can have two uids, because the logs
+    of a replaced pod stay for a while. A container's name can have two ids after a restart."""
     pods: tuple[PodRecord, ...] = ()  # pods of the API server, if it is watched
     problems: tuple[SourceError, ...] = ()  # errors while reading
-    current: frozenset[Workload] = frozenset()  # pods and containers of the API server
+    current: frozenset[Workload] = frozenset()  # pods and containers that the API server lists
 
     def __post_init__(self) -> None:
         self.current |= {workload for record in self.pods for workload in _to_workloads(record)}
@@ -88,7 +88,7 @@ class Identities:
     def is_alive(self, workload: Workload, containers: Collection[Workload]) -> bool | None:
         """Returns whether the container runs, or None if unknown.
 
-        `containers` have the uids and container ids of all processes. It is empty if processes are not visible.
+        `containers`: uids and container ids of all processes. Empty if processes are not visible.
         """
         logs = self._find_logs(workload)
         if not self.logged.issuperset(logs):  # the kubelet removes a pod's logs some time after the pod
@@ -100,11 +100,11 @@ class Identities:
             return True
         if workload.uid and workload.uid not in uids:
             return False
-        # With a known container id, the pod runs but this container does not: it has ended or will restart.
+        # If the container id is known, the pod runs but this container does not: it has ended or will restart.
         return True if workload.uid and not workload.container_id else None
 
     def _find_logs(self, workload: Workload) -> list[Workload]:
-        """Returns the logs that a running container has. Empty if the directories of logs are not readable."""
+        """Returns the logs that must exist if the container runs. Empty if the log directories cannot be read."""
         namespace, pod, container, uid, container_id = parts_of(workload)[:5]
         names = f"{namespace}_{pod}_{uid}", f"{pod}_{namespace}_{container}-{container_id}.log"
         logs = [parse_log_name(name) for name in names if len(name) <= _MAX_FILE_NAME]

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 SOURCE = "kubelet"
 OPTION = "--pod-resources-kubelet-socket"
 DEADLINE = 30.0
-"""Deadline of one List call, in seconds. A turn waits less; a late answer is used in a later turn."""
+"""Deadline of one List call, in seconds. A turn does not wait that long: a late answer is used in a later turn."""
 _ALLOCATABLE_SECONDS = 60.0
 """Interval of GetAllocatableResources. Its answer changes only with the device plugin's configuration."""
 _ALLOCATABLE_DEADLINE = 1.0
@@ -111,7 +111,7 @@ class KubeletAllocation(AllocationSource):
         return by_id if self.claims is None else _unite(by_id, self.claims.held(response, devices))
 
     def _update_allocatable(self, response: Any) -> None:
-        """Reads the offered GPUs and the replicas of shared ones, immediately if a held replica is not known yet.
+        """Reads the offered GPUs and the replicas of shared GPUs. Does so at once if a held replica is unknown.
 
         The kubelet reports healthy devices only, and none while the device plugin is unavailable. Replicas of a device
         that is held, or was held at the last call, are therefore never removed.
@@ -169,7 +169,7 @@ def _held_ids(response: Any) -> Iterator[HeldId]:
 
 
 def _unite(by_id: Allocation, by_claim: Allocation) -> Allocation:
-    """Keeps one assignment, with the labels, of a GPU that the kubelet lists both ways (gate DRAExtendedResource)."""
+    """Merges both assignments of a GPU that the kubelet lists as id and as claim (gate DRAExtendedResource)."""
     held = {(assignment.device, assignment.holder): assignment for assignment in by_claim.assignments}
     for assignment in by_id.assignments:
         key = assignment.device, assignment.holder
@@ -178,7 +178,7 @@ def _unite(by_id: Allocation, by_claim: Allocation) -> Allocation:
 
 
 def decode_list(answer: bytes, path: str = "its socket") -> Any:
-    """Raises SourceError."""
+    """Raises SourceError if the answer cannot be decoded."""
     try:
         return podresources_pb2.ListPodResourcesResponse.FromString(answer)
     except (DecodeError, ValueError) as error:  # ValueError: text that is not UTF-8, in pure-Python protobuf

@@ -165,8 +165,8 @@ def describe(unmapped: Unmapped) -> str:
 
 
 def find_lost_gpus(offered: Iterable[str], unmapped: Iterable[Unmapped], some_lost: bool) -> set[str]:
-    """Returns UUIDs of GPUs that must exist: those offered by the kubelet and, if the driver misses GPUs on the bus,
-    those that are held. Otherwise a held id may belong to a GPU that was replaced."""
+    """Returns UUIDs of GPUs that must exist: those offered by the kubelet and, if the driver lists fewer GPUs than the
+    bus, those that are held. Otherwise, a held id may belong to a GPU that was replaced."""
     uuids = set(offered)
     if some_lost:
         ids = (

@@ -208,7 +208,7 @@ def parse_jobs(content: bytes) -> list[str]:
 
 
 # Processes: containers with processes on a device, for devices without a holder in other sources. Idle holders are not
-# found, and shares only of KAI Scheduler.
+# found. Shares are known only with KAI Scheduler.
 
 
 class ProcessHolders(AllocationSource):

@@ -40,7 +40,7 @@ class HolderSources:
 
     sources: Sequence[AllocationSource] = ()
     read_identities: Callable[[], Identities] = Identities
-    read_containers: Callable[[], Collection[Workload] | None] = lambda: None  # of all processes; None if not visible
+    read_containers: Callable[[], Collection[Workload] | None] = lambda: None  # None if processes are not visible
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class AllocationReader:
         clock: Clock,
         on_late: Callable[[], object] = lambda: None,
     ) -> None:
-        """`on_late` is called in another thread if a source answers after its deadline. The next reading uses it."""
+        """`on_late` is called in another thread if a source answers late. The next reading uses that answer."""
         self.sources = holders.sources
         self._holders = holders
         self._workers = workers

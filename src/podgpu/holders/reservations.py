@@ -1,7 +1,7 @@
 """Replaces the reservation pods of KAI Scheduler and Run:ai by the pods that share their GPUs.
 
 A pod with a fraction of a GPU requests no device. The scheduler reserves a whole GPU with a pod of its own, and the
-kubelet lists only that one. The pods of one GPU have the name of a group in their labels.
+kubelet lists only that pod. All pods that share the GPU have the name of the same group in their labels.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _read_groups(pod: PodRecord) -> set[str]:
 def _find_groups(
     pods: Sequence[PodRecord], reserved: Mapping[PodRecord, set[str]], index: DeviceIndex
 ) -> dict[str, set[str]]:
-    """Returns the devices of each group: those that a source lists for its reservation pod, else its annotation."""
+    """Returns the devices of each group, from the assignments of its reservation pod, else from its annotation."""
     groups: dict[str, set[str]] = defaultdict(set)
     for pod in pods:
         if not _is_reservation(pod) or pod.is_finished:
@@ -129,7 +129,7 @@ def _find_container(pod: PodRecord) -> ContainerRecord | None:
 
 
 def _compute_share(pod: PodRecord, device: Device | None) -> float | None:
-    """Returns the part of each GPU. Rounds a part of the memory as KAI does."""
+    """Returns the fraction of each GPU that the pod holds. Computes it from memory as KAI does."""
     with suppress(ValueError):
         fraction = float(pod.annotation(FRACTION))
         return fraction if 0 < fraction <= 1 else None

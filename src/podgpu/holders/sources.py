@@ -69,7 +69,7 @@ def _create_kubelet(argument: str, settings: SourceSettings) -> AllocationSource
 
 
 def _create_claims(settings: SourceSettings) -> DraClaims | None:
-    """Uses only the DRA driver's checkpoint, if it is mounted, when no API server is configured."""
+    """Without an API server, uses only the DRA driver's checkpoint, if it is mounted."""
     from podgpu.holders.dra import DRIVER_CHECKPOINT, ClaimReader, DraClaims, DriverCheckpoint
 
     path = os.path.join(settings.kubelet_directory, DRIVER_CHECKPOINT)
@@ -127,7 +127,7 @@ def describe_sources() -> str:
 
 
 def create_sources(text: str, settings: SourceSettings, kubernetes: bool) -> list[AllocationSource]:
-    """Creates the sources of `--allocation`. Without -k, `auto` creates only `hpc`. Raises UsageError."""
+    """Creates the sources of `--allocation`, or raises UsageError. Without -k, `auto` creates only `hpc`."""
     if text != "auto":
         return [_create(entry.strip(), settings) for entry in text.split(",")]
     names = [name for name in (SOURCES if kubernetes else ["hpc"]) if SOURCES[name].is_present(settings)]

@@ -15,7 +15,7 @@ _COUNTERS = [spec for spec in families_in("hook").values() if spec.type == "coun
 
 
 class HookCounters:
-    """Thread-safe."""
+    """Counters of the hook's own metrics. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -27,7 +27,7 @@ _NVIDIA_MAJOR = 195
 _FIRST_CONTROL_MINOR = 254
 """254 is nvidia-modeset and 255 is nvidiactl. Every GPU container has them."""
 _DEFAULT_DEVICES = {(1, 3), (1, 5), (1, 8)}
-"""/dev/null, /dev/zero and /dev/random. Only privileged containers list them, because they list the host's /dev."""
+"""/dev/null, /dev/zero and /dev/random. Only privileged containers list them, together with the rest of /dev."""
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,5}", re.ASCII)
 _CDI_NAME = re.compile(r"[a-z0-9.-]+/[a-z0-9-]+=(.+)", re.IGNORECASE | re.ASCII)
 _MANAGEMENT = "management.nvidia.com/"
@@ -61,7 +61,7 @@ class Cards:
         return next((card.uuid for card in self.cards if card.minor == minor and card.uuid), str(minor))
 
     def find_by_index(self, index: int) -> str:
-        """Returns the UUID, or the index if the UUID is unknown. On most nodes it equals the minor."""
+        """Returns the UUID, or the index if the UUID is unknown. On most nodes, index and minor are equal."""
         uuid = self.cards[index].uuid if index < len(self.cards) else ""
         return uuid or str(index)
 
@@ -103,7 +103,7 @@ def _parse_card(text: str) -> Card:
 
 
 class Sandbox(NamedTuple):
-    """NRI's PodSandbox and Containers. They are not changed, so that other threads can read them."""
+    """NRI's PodSandbox and Containers. Never modified, so that other threads can read them."""
 
     pod: Any
     containers: tuple[Any, ...] = ()
@@ -153,7 +153,7 @@ def _find_own(container: Any, cards: Cards) -> tuple[str, ...]:
 
 
 def _read_minors(devices: Sequence[Any]) -> list[int]:
-    """Returns the minors of the device nodes. A privileged container has all nodes of the host and holds none."""
+    """Returns the minors of the device nodes. A privileged container has all device nodes and holds no GPU."""
     if any((device.major, device.minor) in _DEFAULT_DEVICES for device in devices):
         return []
     minors = {device.minor for device in devices if device.major == _NVIDIA_MAJOR}

@@ -1,7 +1,7 @@
 """Handles one NRI connection: multiplexing, ttrpc frames, registration, and answers to the runtime's requests.
 
 Two byte streams share the connection: one for requests of the runtime, one for requests of the plugin. If the plugin
-fails, the runtime gets an answer without an adjustment, because with an error it would not start the container.
+fails, it answers without an adjustment, because the runtime does not start a container after an error.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ _FAILURES = {
     "bad_url": ("bad_kubeconfig", "check clusters[].cluster.server"),
     "not_http": ("bad_answer", "check the address of the API server"),
 }
-"""Reason of a failure -> reason of the error, and advice. All others are `unreachable`."""
+"""Reason of a failed request -> reason of the SourceError, and advice. Other failures are `unreachable`."""
 _STATUSES = {401: "unauthorized", 403: "forbidden", 404: "not_found", 410: "gone", 429: "throttled"}
 
 

@@ -92,7 +92,7 @@ def load_config(
 
 
 def require_config(kubeconfig: str) -> ApiConfig:
-    """Loads the configuration for commands that need the API server. Raises UsageError."""
+    """Loads the configuration for commands that need the API server. Raises UsageError if there is none."""
     try:
         return load_config(kubeconfig or None)
     except SourceError as error:
@@ -242,7 +242,7 @@ def parse_kubeconfig(contents: Mapping[str, bytes]) -> ApiConfig:
 
 
 def _find_entry(files: Mapping[str, _Kubeconfig], section: str, name: str | None, kind: type[T]) -> _Entry[T]:
-    """Returns the first entry with this name. Two files are never mixed in one entry."""
+    """Returns the first entry with this name. Entries of different files are never merged."""
     key = section.removesuffix("s")
     for file, content in files.items():
         for named in getattr(content, section) or ():

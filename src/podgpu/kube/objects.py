@@ -28,7 +28,7 @@ Pairs = tuple[tuple[str, str], ...]
 
 PODS_PATH = "/api/v1/pods"
 _MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
-"""Contains the uid of a static pod in cgroups, logs and checkpoints. The API server assigns another one."""
+"""Contains the uid that a static pod has in cgroups, logs and checkpoints. The API server assigns another uid."""
 _HASH_LABEL = "pod-template-hash"
 
 
@@ -113,7 +113,7 @@ def _read_containers(
 
 
 def parse_owner(body: KubeObject) -> tuple[tuple[str, str], WorkloadOwner] | None:
-    """Returns the namespace and name of a Pod, and its owner. Needs only the metadata. None without an owner."""
+    """Returns the namespace and name of a Pod, and its owner; None if it has no owner. Needs only metadata."""
     metadata = body["metadata"]
     controller = next((owner for owner in metadata.get("ownerReferences") or () if owner.get("controller")), None)
     if controller is None:
@@ -146,7 +146,7 @@ def parse_quantity(text: str) -> Fraction:
 SERVICE_LABEL = "kubernetes.io/service-name"
 """Label of an EndpointSlice. Slices made by Kubernetes have all labels of their Service, others may have only this."""
 METRICS_PORT = "metrics"
-"""Name of the metrics port. The only port of a Service may have any name."""
+"""Name of the metrics port. If a Service has only one port, the port may have any name."""
 
 
 class EndpointSliceRecord(NamedTuple):
@@ -154,7 +154,7 @@ class EndpointSliceRecord(NamedTuple):
 
     service: tuple[str, str]  # namespace and name
     urls: tuple[tuple[str, str], ...] = ()  # the pod's uid (may be empty) and the URL
-    problem: str = ""  # message about a Service without the port
+    problem: str = ""  # message if the Service has no such port
 
 
 def services_path(namespace: str = "") -> str:
@@ -187,7 +187,7 @@ def parse_endpoint_slice(body: KubeObject, https: bool = False) -> EndpointSlice
 
 
 def merge_urls(slices: Iterable[EndpointSliceRecord]) -> tuple[str, ...]:
-    """Returns one URL per pod, sorted, IPv4 first: a pod with both families is in two slices and is scraped once."""
+    """Returns one URL per pod, sorted, IPv4 first. A pod with IPv4 and IPv6 is in two slices, but is scraped once."""
     urls: dict[str, str] = {}
     every = [each for record in slices for each in record.urls]
     for uid, url in sorted(every, key=lambda each: ("[" in each[1], each[1])):
@@ -200,7 +200,7 @@ def merge_urls(slices: Iterable[EndpointSliceRecord]) -> tuple[str, ...]:
 NVIDIA_DRIVER = "gpu.nvidia.com"
 RESOURCE_GROUP = "/apis/resource.k8s.io"
 RESOURCE_VERSIONS = ("v1", "v1beta2", "v1beta1", "v1alpha3")
-"""API versions of Kubernetes 1.34, 1.33, 1.32 and 1.31. Older ones have no device names."""
+"""API versions of Kubernetes 1.34, 1.33, 1.32 and 1.31. Older versions have no device names."""
 
 
 class SliceDevice(NamedTuple):
@@ -274,7 +274,7 @@ def _parse_slice_device(body: KubeObject) -> SliceDevice:
 
 
 def strip_domains(members: KubeObject | None) -> dict[str, Any]:
-    """Removes the driver's domain, which attribute and capacity names may have or not."""
+    """Removes the driver's domain, which is optional in names of attributes and capacities."""
     return {name.removeprefix(f"{NVIDIA_DRIVER}/"): value for name, value in (members or {}).items()}
 
 

@@ -1,6 +1,6 @@
 """Maintains a local copy of one collection of the API server: lists it, watches it, and recovers from failures.
 
-The names come from client-go.
+The names of the classes come from client-go.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REFUSALS = frozenset({"forbidden", "unauthorized", "not_found", "no_token", "bad
 """Reasons of errors that persist until somebody changes the cluster or the configuration."""
 _CLOSE_SECONDS = 2.0
 FindPath = Callable[[ApiClient], Awaitable[str]]
-"""Returns the path of a collection, if it depends on the versions that the server has."""
+"""Returns the path of a collection. Used if the path depends on the versions that the server supports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +94,8 @@ class Informer(Generic[T]):
         self._find_path = find_path
         self._page_size = page_size
         self._retries: Counter[str] = Counter()  # reason -> retries since the last event
-        self._resume_version = ""  # the watch resumes after this version; if empty, it lists first
-        self._reads_etcd = False  # a list is read from etcd, not from the API server's cache
+        self._resume_version = ""  # the watch resumes after this version; if empty, the collection is listed first
+        self._reads_etcd = False  # True if the next list must come from etcd, not from the API server's cache
         self._logged_conversion = False
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
@@ -113,7 +113,7 @@ class Informer(Generic[T]):
         """Closes the connection and ends the thread. The objects stay readable. Can be called twice."""
         with suppress(RuntimeError):  # the loop is already closed
             self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(_CLOSE_SECONDS)  # a DNS lookup cannot be cancelled; then the daemon thread continues
+        self._thread.join(_CLOSE_SECONDS)  # a DNS lookup cannot be cancelled; the daemon thread then stays
 
     def items(self) -> tuple[T, ...]:
         with self._lock:
@@ -131,7 +131,7 @@ class Informer(Generic[T]):
         self._answered.set()
 
     def _set(self, key: str, value: T | None) -> None:
-        """Adds, changes or (None) removes one object."""
+        """Adds or changes one object, or removes it if the value is None."""
         with self._lock:
             if value is None:
                 self._objects.pop(key, None)
@@ -173,7 +173,7 @@ class Informer(Generic[T]):
         if error.reason in ("gone", "not_found", "bad_answer"):
             self._resume_version = ""
         if self.error is None or self.error.reason != error.reason:
-            # Every long outage ends with "gone", so it is not a warning.
+            # After a long outage the server always answers "gone", so it is not a warning.
             _log.log(logging.INFO if error.reason == "gone" else logging.WARNING, "watch of %s: %s", self._path, error)
         self.error = error
         if error.reason in REFUSALS:
@@ -207,7 +207,8 @@ class Informer(Generic[T]):
             if not token:
                 break
             if not page.items:
-                raise SourceError("bad_answer", f"the API server returned an empty page of {self._path}")
+                message = f"the API server returned an empty page of {self._path}, although it announced more"
+                raise SourceError("bad_answer", message)
             query = {"limit": str(self._page_size), "continue": token}
         self._replace(objects)
         self._resume_version = page.metadata["resourceVersion"]

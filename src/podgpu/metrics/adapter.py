@@ -36,7 +36,7 @@ POD_LABEL_VARIANTS = (  # (namespace, pod, container); the first row whose pod l
     OLD_POD_LABELS,
 )
 WORKLOAD_LABELS = (*(label for row in POD_LABEL_VARIANTS for label in row), JOB_LABEL, *NAMELESS_LABELS, "vgpu")
-TARGET_LABELS = ("cluster", "job", "instance")
+TARGET_LABELS = ("job", "instance")
 REPLICA_LABELS = ("prometheus_replica", "replica")  # distinguish the two Prometheus servers of an HA pair
 MAX_LINES = 250_000  # ten times the lines of 16 GPUs with 112 MIG instances
 _MAX_AMOUNT = 2**63 - 1024  # largest float within the limit of `Amount`
@@ -86,7 +86,7 @@ class _SlotBuilder:
     """A GPU or a MIG instance."""
 
     identity: dict[str, str] = field(default_factory=dict)
-    values: dict[str, dict[WorkloadKey, float]] = field(default_factory=dict)  # field -> value by holder, or by ()
+    values: dict[str, dict[WorkloadKey, float]] = field(default_factory=dict)  # field -> holder or () -> value
     texts: dict[str, str] = field(default_factory=dict)  # label-type fields
     usage: dict[str, Any] = field(default_factory=dict)
     holders: dict[WorkloadKey, dict[str, Any]] = field(default_factory=dict)
@@ -353,6 +353,7 @@ def node_from_text(
 class TargetState(NamedTuple):
     """A document built from the Prometheus series of one target."""
 
+    cluster: str
     instance: str
     scraped_at: float | None
     state: NodeState
@@ -363,13 +364,15 @@ def nodes_from_vectors(
     *,
     keep_fields: frozenset[str] | None = None,
     node_labels: Sequence[str] = NODE_LABELS,
+    cluster_label: str = "cluster",
 ) -> tuple[list[TargetState], dict[str, str]]:
     """Builds the documents of all targets from results of instant queries. For an HA pair, the newest copy is used.
 
     The second result maps instances to the reason why no document could be built.
     Samples of `up` identify the exporters' own pods. Samples without a name are results of `timestamp()` by target.
     """
-    # By job and instance, because `up` may lack the label `cluster`.
+    # By job and instance, because `up` may lack the label of the cluster.
+    target_labels = (cluster_label, *TARGET_LABELS)
     own_pods: dict[tuple[str, str], set[PodName]] = defaultdict(set)
     copies: dict[tuple[tuple[str, ...], tuple[str, ...]], list[ParsedSample]] = defaultdict(list)
     times: dict[tuple[tuple[str, ...], tuple[str, ...]], float] = {}
@@ -378,7 +381,7 @@ def nodes_from_vectors(
         get = labels.get
         if "pod" in labels and (name == "up" or "exported_pod" in labels or name.startswith("podgpu_exporter_")):
             own_pods[get("job", ""), get("instance", "")].add((get("namespace", ""), labels["pod"]))
-        copy = tuple([get(n, "") for n in TARGET_LABELS]), tuple([get(n, "") for n in REPLICA_LABELS])
+        copy = tuple([get(n, "") for n in target_labels]), tuple([get(n, "") for n in REPLICA_LABELS])
         if not name:
             times[copy] = sample.value
         elif name != "up":
@@ -386,7 +389,7 @@ def nodes_from_vectors(
     newest: dict[tuple[tuple[str, ...], str], TargetState] = {}
     errors: dict[str, str] = {}
     for copy in sorted(copies, key=lambda copy: (times.get(copy, 0.0), copy)):
-        (_, job, instance), scraped_at = (target := copy[0]), times.get(copy)
+        (cluster, job, instance), scraped_at = (target := copy[0]), times.get(copy)
         try:
             states = node_from_samples(
                 copies[copy],
@@ -399,5 +402,5 @@ def nodes_from_vectors(
         except msgspec.ValidationError as error:
             errors[instance] = str(error)
             continue
-        newest |= {(target, state.node): TargetState(instance, scraped_at, state) for state in states}
+        newest |= {(target, state.node): TargetState(cluster, instance, scraped_at, state) for state in states}
     return list(newest.values()), errors

@@ -63,7 +63,7 @@ def words_for(condition: str, detail: str = "") -> tuple[str, str]:
 
 
 def conditions_from_fields(values: Mapping[int, object]) -> dict[str, bool]:
-    """Returns for each condition whose field has a value whether it is present."""
+    """Returns whether each condition is present. Omits conditions whose field has no value."""
     read = ((condition, values.get(field)) for field, condition in FIELD_CONDITIONS.items())
     return {condition: value > 0 for condition, value in read if isinstance(value, int | float)}
 

@@ -84,7 +84,7 @@ def _parse_row(cells: list[str]) -> CounterSpec:
 
 
 def make_counter(name: str, kind: str, help_text: str) -> CounterSpec:
-    """Raises UsageError."""
+    """Raises UsageError if the row is invalid."""
     field = field_named(name)
     if field is None:
         near = nearest_names(name[:100])

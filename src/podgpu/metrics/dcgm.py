@@ -42,7 +42,7 @@ _ACTIVITY = frozenset(
     for field in fields().values()
     if field.name.startswith("DCGM_FI_PROF_") or field.unit in ("ratio 0-1", "% (0-100)", "B/s", "KB/s", "MB/s")
 ) - {"DCGM_FI_DEV_FAN_SPEED"}
-"""Ratios and rates of what runs on the device. On a shared device, they cannot be divided among the holders."""
+"""Ratios and rates that measure activity. On a shared device, they cannot be divided among the holders."""
 XID_COUNT_FIELD, XID_TOTAL_FIELD = 9001, 9005
 CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD = 9002, 9006
 
@@ -193,7 +193,7 @@ _COLLECTORS = {
 
 
 def _attributed_values(device: Values, usage: HolderUsage | None) -> dict[str, Value]:
-    """Replaces the values of the fields in `ATTRIBUTED` by the holder's own use. They are absent if it is unknown.
+    """Replaces the values of the fields in `ATTRIBUTED` by the holder's own use. Values that are unknown are absent.
 
     dcgm-exporter instead copies the device's values to every holder.
     """

@@ -67,7 +67,7 @@ class FamilySpec:
     part: str = ""
     """Part of the document that contains the value, if each sample is one member of that part."""
     member: str = ""
-    """`{label}` in it stands for the text of that label."""
+    """Name of the member. `{label}` in the name stands for the text of that label."""
     factor: int = 0
     """If not 0, the sample times this factor is the member, an integer. If 0, both are the same float."""
     is_text: bool = False

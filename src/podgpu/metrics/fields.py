@@ -314,7 +314,7 @@ _TOO_MUCH_FOR_64_BITS = 2.0**63
 
 
 def value_of(field: Field, raw: Any, is_converted: bool = False) -> Value:
-    """Converts and checks a value of NVML. A value of DCGM is already converted, and only checked. Raises Blank."""
+    """Converts and checks a value of NVML. Values of DCGM are only checked. Raises Blank if the value is invalid."""
     if field.type != "text" and isinstance(raw, bytes) and len(raw) == 1:
         raw = raw[0]  # pynvml returns single-byte numbers as bytes
     try:
@@ -332,7 +332,7 @@ def value_of(field: Field, raw: Any, is_converted: bool = False) -> Value:
 
 
 def value_printed(field: Field, number: float) -> int | float:
-    """Checks a number that an exporter printed. Raises Blank.
+    """Checks a number that an exporter printed. Raises Blank if it is invalid.
 
     dcgm-exporter 2.x prints DCGM's blanks. The 64-bit ones are parsed as 2**63.
     """

@@ -16,7 +16,7 @@ POD_LABELS = ("namespace", "pod", "container")
 OLD_POD_LABELS = ("pod_namespace", "pod_name", "container_name")
 """Pod labels of dcgm-exporter 1.x, used with `-o`."""
 EXPORTED = tuple(f"exported_{name}" for name in POD_LABELS)
-"""Prometheus renames a label that the scrape target also has (honor_labels: false)."""
+"""Names that Prometheus gives to pod labels if the scrape target has the same ones (honor_labels: false)."""
 JOB_LABEL = "hpc_job"
 NAMELESS_LABELS = ("pod_uid", "container_id")
 """Labels that identify a holder whose pod name is unknown."""

@@ -320,7 +320,7 @@ def _rewrite_template(value: str) -> RewriteResult:
     return RewriteResult(_BLOCKS.sub(rewrite_block, value), tuple(left))
 
 
-# Back into the file
+# Writing the changes back into the file
 
 
 def _make_change(

@@ -118,7 +118,7 @@ def tokenize(text: str) -> list[Word]:
 
 
 def parse_promql(text: str) -> Node:
-    """Raises PromqlError."""
+    """Raises PromqlError if the text cannot be parsed."""
     parser = _PromqlParser(tokenize(text))
     try:
         tree = parser.parse_binary(0)

@@ -186,7 +186,7 @@ class _Rewriter:
         self.is_compared = was_compared
 
     def _check_labels(self, node: Node, words: Iterable[Word], operands: Sequence[Node]) -> None:
-        """Reports labels that other exporters set, because the operands do not have the exporter's labels."""
+        """Reports labels that may belong to another exporter, because an operand lacks the exporter's labels."""
         for word in words:
             if word.text in renamed_labels() and not all(self._has_label(o, word.text) for o in operands):
                 self._fail(node, f"has the label {word.text}, which may belong to another exporter")

@@ -311,7 +311,7 @@ _PERCENT: dict[int, tuple[float, float, float]] = {
     12: (0.2, -0.2, 0.0),  # FP32: only while the tensor cores are idle
     13: (0.05, -0.05, 0.0),  # FP16
 }
-"""Metric -> weights of busy, tensor and memory time, whose weighted sum is the metric."""
+"""Metric -> weights of busy, tensor and memory time. The metric is the weighted sum of these times."""
 
 
 class GpmSample(NamedTuple):

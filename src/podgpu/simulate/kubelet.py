@@ -85,7 +85,7 @@ class SimulatedKubelet:
         return bytes(answer.SerializeToString())
 
     def list_devices(self) -> bytes:
-        """Lists the devices of all pods, as if there were no others."""
+        """Lists the devices that pods hold, but no free devices."""
         containers = [resources for pod in self.pods for resources in pod.containers.values()]
         devices = [device for resources in containers for device in encode_devices(resources)]
         return bytes(podresources_pb2.AllocatableResourcesResponse(devices=devices).SerializeToString())

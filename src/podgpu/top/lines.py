@@ -34,7 +34,7 @@ class Line:
     kind: Kind
     row: Row
     gpu: GpuView
-    slot: SlotOfView  # the line's GPU or MIG instance (or its parent); has no figures if it could not be read
+    slot: SlotOfView  # GPU or MIG instance of this line, or of a line above; without figures if unreadable
     holder: Workload | None = None
     remark: str = ""  # shown if the line has no holder
     utilization: float | None = None

@@ -202,7 +202,7 @@ class ExporterSource:
         self._state: ClusterState | None = None
 
     def read(self, selected: str = "") -> Reading:
-        """Reads the view. If there is none, or it has no GPUs, reads the metrics, which may have GPUs or a reason."""
+        """Reads the view. If there is none, or it has no GPUs, reads the metrics, which may show GPUs or the cause."""
         if self._is_podgpu:
             with suppress(SourceError):
                 reading = self._api.read(selected)

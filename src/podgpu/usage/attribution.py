@@ -1,6 +1,6 @@
 """Divides the usage of one device in one turn among workloads.
 
-The parts of the workloads and the unattributed rest always add up exactly to the figure of the device.
+The parts of the workloads and the unattributed rest always add up exactly to the value of the device.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ProcessSample:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """A figure of a device, divided among workloads. The part of a missing workload is unknown, not 0."""
+    """A value of a device, divided among workloads. If a workload is not listed, its part is unknown, not 0."""
 
     total: int | None = None  # None if not reported
     parts: Mapping[Workload, int] | None = None  # None if nothing is known about any workload
@@ -77,7 +77,8 @@ class DeviceTurn:
     usage: DeviceUsage  # the window is 0 if the device did not answer
     holders: Mapping[Workload, float | None] = field(default_factory=dict)  # share of each holder; None if unknown
     processes: tuple[ProcessSample, ...] | None = None  # None if not visible, for example without hostPID
-    mps_busy_ns: int | None = None  # busy time of all MPS clients; None if there are none, or if it has one owner
+    # busy time shared by MPS clients of several owners; None if there are no clients or they all belong to one owner
+    mps_busy_ns: int | None = None
 
     @property
     def device(self) -> Device:
@@ -289,7 +290,7 @@ def make_turns(
 
 
 def make_turn(usage: DeviceUsage, assignments: Iterable[Assignment], owners: Owners) -> DeviceTurn:
-    """Finds the holders and the processes of one device. Each workload key has one `Workload`.
+    """Finds the holders and the processes of one device. Uses one `Workload` for each workload key.
 
     A recreated pod has the same name and another UID. Processes of the previous pod that still run are left
     unattributed.
@@ -321,7 +322,8 @@ def make_turn(usage: DeviceUsage, assignments: Iterable[Assignment], owners: Own
         name = names[user.key]
         return "host" if user.uid and name.uid and user.uid != name.uid else name
 
-    # The driver reports the busy time of all MPS clients for the MPS server. It is attributed if they have one owner.
+    # The driver reports the busy time of all MPS clients for the MPS server. It is attributed if all clients have one
+    # owner.
     servers = owners.mps_servers.intersection(pids)
     clients = {pid for pid, process in listed.items() if process.mps and pid not in busy}
     client_owners = {find_owner(pid) for pid in clients} if servers else set[Owner]()

@@ -60,7 +60,7 @@ class ContainerFinder:
         self.proc = proc
         self.finds_users = finds_users
         self._clock = clock
-        self._cache: dict[int, tuple[int, float, ContainerLookup]] = {}  # by pid: its start, time of the lookup
+        self._cache: dict[int, tuple[int, float, ContainerLookup]] = {}  # pid -> start, time of the lookup, result
 
     def find_all(self, pids: Collection[int]) -> dict[int, ContainerLookup]:
         """Looks up these processes, and evicts all others from the cache."""
@@ -277,7 +277,7 @@ def _find_user(folder: int, cgroup: str, container_id: str) -> Workload:
 
 @lru_cache(maxsize=1024)
 def _find_user_name(uid: int) -> str:
-    """Returns the number of a user without a name."""
+    """Returns the user's number if there is no name."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -285,7 +285,7 @@ def _find_user_name(uid: int) -> str:
 
 
 def _find_command(folder: int, stat: bytes) -> str:
-    """Returns the name of the program, never its arguments. Some programs write those into argv[0]."""
+    """Returns the name of the program, never its arguments. Some programs write their arguments into argv[0]."""
     words: list[bytes] = []
     with suppress(OSError):
         words = _read(folder, "cmdline").partition(b"\0")[0].split()
@@ -309,7 +309,7 @@ _MONITOR = "conmon"  # crio-conmon-<id> and libpod-conmon-<id> contain the conta
 def parse_cgroup(text: str) -> Workload | None:
     """Parses /proc/<pid>/cgroup. Returns `uid` and `container_id`, or None outside containers.
 
-    Of nested containers, returns the outermost one of Kubernetes, else the outermost one.
+    If containers are nested, returns the outermost one with a pod's UID, else the outermost one.
     """
     # splitlines() would also split at other characters. The kernel escapes only line feeds.
     lines = [parts for line in text.split("\n") if len(parts := line.split(":", 2)) == 3]

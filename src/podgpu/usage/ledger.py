@@ -25,7 +25,7 @@ from podgpu.model import (
 )
 from podgpu.usage.attribution import SHARE_UNITS, DeviceTurn, Division, GpuTurn, Owner, Waiting, divide_exactly
 
-MAX_CLOSED_ACCOUNTS = 1_000  # kept, because counters continue if a workload returns after a source lost it
+MAX_CLOSED_ACCOUNTS = 1_000  # kept, so that counters continue if a workload returns after a failure of its source
 MAX_NAMESPACES = 5_000  # combinations of namespace and GPU model; the least recently used is evicted
 _MEASURED = ("busy_ns", "busy_min_ns", "busy_max_ns", "idle_ns", "energy_mj")
 _WAITS = ("wait_ns", "wait_min_ns", "wait_max_ns")
@@ -129,7 +129,8 @@ class Ledger:
         }
 
     def list_devices(self) -> dict[str, SlotUsage]:
-        """Returns the usage by device key. In MIG mode, the GPU has the energy, and its instances have the rest.
+        """Returns the usage by device key. In MIG mode, the GPU has the energy, and its instances have all other
+        values.
 
         The unattributed rest is unknown until processes are visible.
         """

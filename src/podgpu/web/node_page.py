@@ -74,7 +74,7 @@ class NodePage:
 
 
 def node_recorder(agent: Agent, directory: str = "", prices: ReadPrices = no_prices) -> HistoryRecorder:
-    """Raises UsageError."""
+    """Raises UsageError if `directory` is not a directory."""
 
     def read_state() -> ClusterState | None:
         return build_state(agent, prices) if agent.is_fresh(agent.published) else None

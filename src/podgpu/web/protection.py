@@ -182,7 +182,7 @@ class TlsMaterial(NamedTuple):
 
 
 def make_server_context(material: TlsMaterial) -> ssl.SSLContext:
-    """Raises UsageError and SourceError."""
+    """Raises UsageError if OpenSSL lacks a setting, SourceError if a certificate is invalid."""
     config = material.config
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])

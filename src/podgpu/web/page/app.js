@@ -117,8 +117,8 @@ class Page {
     location.hash = writeHash(criteria);
   }
 
-  // A choice is a step in the browser's history, and so are words as a whole, not each letter. The address is written a
-  // moment later: that is slow in some browsers.
+  // Each choice, and each completed filter text, is one step in the browser's history. The address is written a moment
+  // later, because that is slow in some browsers.
   change(changed, isTyping = false) {
     if (this.writing && !(isTyping && this.isTyping)) this.writeAddress();
     this.criteria = { ...this.criteria, ...changed };
@@ -162,7 +162,7 @@ class Page {
     else if (placeOf(before) !== placeOf(criteria)) trail.push(writeHash(before));
   }
 
-  // Returns to the view from which one came.
+  // Returns to the previous view.
   escape() {
     const field = byId("q");
     if (this.card.hide()) return;

@@ -21,8 +21,8 @@ export class Question {
     this.askedAt = -Infinity;
   }
 
-  // The answer as far as it is there: `state` is waiting, ready (with `data`), missing (the server does not have it) or
-  // failed, the latter two with `message`. What was had before stays while newer is on its way.
+  // Returns the current answer. Its `state` is waiting, ready (with `data`), missing (the server does not have it) or
+  // failed; the latter two have a `message`. The previous answer is returned until a newer one arrives.
   want(url, everySeconds) {
     if (url !== this.url) {
       this.forget();

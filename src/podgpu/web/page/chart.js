@@ -22,8 +22,8 @@ export class Chart {
     this.element = h("figure", { class: "chart" }, head, h("div", { class: "chart-body" }, scale, this.svg));
   }
 
-  // `axis`: from, to and step in seconds. `lines`: name and values, a number or null for each step from `from` on. `top`:
-  // all that there can be, where that is known.
+  // `axis`: from, to and step in seconds. `lines`: name and values, a number or null for each step from `from` on.
+  // `top`: the maximum, if it is known.
   show(axis, lines, marks, ticks, top) {
     this.lines = lines;
     const known = lines.flatMap(({ values }) => values.filter((value) => Number.isFinite(value)));

@@ -1,5 +1,5 @@
-// What may be wrong with a GPU or its node, in words. The names are the closed list of podgpu_device_health; one that a newer server
-// adds is shown by its name.
+// Titles for conditions of a GPU or its node. The names are those of podgpu_device_health. An unknown condition of a
+// newer server is shown by its name.
 
 import { duration, plural } from "./format.js";
 

@@ -86,8 +86,8 @@ export class Feed {
     this.fault = `Page error (${error.message}): not all figures are shown, reload the page`;
   }
 
-  // Ages are judged by the clock that wrote the timestamps. A Date header is cut to whole seconds and comes late, so
-  // the largest difference seen is the nearest to the truth; one far off means that a clock was set.
+  // Ages are computed with the server's clock. A Date header has whole seconds and arrives late, so the largest
+  // difference is the most accurate. If a difference is far off, a clock was set.
   compareClocks(date) {
     const theirs = Date.parse(date ?? "") / 1000;
     if (Number.isNaN(theirs)) return;
@@ -100,7 +100,7 @@ export class Feed {
     return Date.now() / 1000 + (this.offset ?? 0);
   }
 
-  // When the newest figures were true: a view may be new and all it has be old. undefined: there are none yet.
+  // Time of the newest figures, undefined if there are none yet. All figures of a new view may be old.
   get figuresAt() {
     const { taken_at: taken, nodes } = this.picture ?? {};
     if (!taken || !this.isAllOld) return taken || undefined;

@@ -37,8 +37,8 @@ export class HeatMap {
     });
   }
 
-  // `place`: width, and top in the window, as they were before anything of this turn was changed. Measuring later would
-  // make the browser lay the page out twice.
+  // `place`: width, and top in the window, measured before this update changed anything. Measuring later would make the
+  // browser lay the page out twice.
   show(devices, nodes, anew, place) {
     this.nodes = nodes;
     this.groups = [...groupedByNode(devices)];
@@ -66,8 +66,8 @@ export class HeatMap {
     return { perLine, columns, square, height: NAME_HEIGHT + lines * (square + SQUARE_GAP) + GAP };
   }
 
-  // After a scroll nodes keep their cells, and only what came into sight is drawn. `anew`: the first node shown gets the
-  // first cell there is, and so on, since moving elements costs more than filling them.
+  // After scrolling, nodes keep their cells, and only newly visible ones are drawn. `anew`: assigns cells to nodes
+  // again in order, because moving elements costs more than filling them.
   render({ width, top: from } = this.measure(), anew = false) {
     const { perLine, columns, square, height } = this.layout(width);
     const rows = Math.ceil(this.groups.length / columns);

@@ -1,5 +1,5 @@
-// The last stretch of every device's utilisation, a byte for each step of time, and the lines drawn of it. It begins with
-// what the server kept (api/v1/history); where it keeps nothing, with the moment the page was opened.
+// The recent utilisation of every device, one byte per time step, and its sparklines. Starts with the server's history
+// (api/v1/history) or, if there is none, when the page is opened.
 
 import { svg } from "./dom.js";
 
@@ -9,8 +9,8 @@ const OWN_SLOTS = 120;
 const OWN_STEP = 5;
 const MOST_SLOTS = 1000;
 const FEWEST_STEPS = 5; // with fewer steps, the server's history is not used
-const SHORTEST_LINE = 24; // steps: until there are more, a line begins where something is known
-const LOOKED_AT = 200; // devices that say since when anything is kept
+const SHORTEST_LINE = 24; // a line has at least this many steps
+const LOOKED_AT = 200; // number of devices that are searched for the oldest value
 const WIDTH = 120;
 const HEIGHT = 28;
 
@@ -29,7 +29,7 @@ export class History {
     this.first = undefined; // the oldest step of which anything is known
   }
 
-  // `kept`: the answer of api/v1/history. Everything begins anew with it; false: there is next to nothing in it.
+  // Starts again with `kept`, the answer of api/v1/history. Returns false if it has almost no values.
   seed(kept) {
     const step = Number(kept.step_seconds);
     const slots = Number(kept.points);
@@ -87,7 +87,8 @@ export class History {
     ring.values[this.number % this.slots] = Math.min(SCALE, Math.round((ring.sum / ring.count) * SCALE));
   }
 
-  // Oldest first: a ratio, or undefined, for each step. `interval`: how often there is news; till then a value holds.
+  // Returns a ratio or undefined for each step, oldest first. A value is valid for `interval`, the time between
+  // readings.
   ofDevice(device, interval) {
     const kept = this.kept(device.uuid) ?? this.keptOfParts(device);
     return this.drawn(this.rings.get(device.key), interval, kept);

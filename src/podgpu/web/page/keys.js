@@ -10,8 +10,8 @@ const MOVES = {
 const SELECTOR = ".tile[data-key], .square";
 
 export class Keys {
-  // `escape`: gets out of the innermost thing that is open. `reach`: called before the first or the last is looked for,
-  // with whether it is the last; brings it into the page.
+  // `escape` closes the innermost open element. `reach(isLast)` brings the first or last GPU into the page, before it
+  // is focused.
   constructor(main, filter, help, escape, reach) {
     this.reach = reach;
     this.main = main;

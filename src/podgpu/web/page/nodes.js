@@ -97,7 +97,7 @@ export class NodeView {
     this.commands = new Commands();
     this.forget = forgetButton("Forget this node", () => this.uuids);
     this.tiles = new Tiles(context);
-    this.none = h("p", { class: "message" }, "This node is not there now.");
+    this.none = h("p", { class: "message" }, "This node is not listed now.");
     this.table = new Table("Pods of this node", onOrder);
     this.pods = h("section", {}, h("h2", {}, "Pods"), this.table.element);
     this.element = h("div", { class: "pod node-view" }, this.back, title, this.notes, this.commands.element, this.forget, this.facts, this.none, this.tiles.element, this.pods, this.events.element);

@@ -11,7 +11,7 @@ const COLOURS = [
   ["u1", "20\u201340"],
   ["u0", "0\u201320\u202f%"],
   ["idle", "idle"],
-  ["resting", "idle, not for long"],
+  ["resting", "idle for a short time"],
   ["unknown", "not known"],
   ["free", "free"],
   ["broken", "broken"],

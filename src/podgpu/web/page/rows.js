@@ -14,7 +14,7 @@ export class Rows {
     this.list = [];
   }
 
-  // `chosen`: of a pod's own view, whose rows it is about. `cost`: the currency, where costs are wanted.
+  // `chosen`: in the view of a pod, that pod. `cost`: the currency, if costs are shown.
   // `waits`: whether to show how long each holder waited.
   show(device, { chosen, now, cost, waits }) {
     const rows = rowsOf(device, chosen);

@@ -5,8 +5,8 @@ import { plural, UNKNOWN } from "./format.js";
 
 const AT_ONCE = 200;
 
-// Columns: name, title, value(row) and, for all but texts, write(value). The first is the row's name. `link(row)` is
-// where a value leads. `isWarm(value)`: worth a colour.
+// A column has name, title, value(row) and, except for texts, write(value). The first column is the name of the row.
+// `link(row)` is the target of a link. `isWarm(value)` returns true for a coloured value.
 export class Table {
   // `onOrder` is called with the new order: the column name, prefixed with - if the smallest values come first.
   constructor(label, onOrder) {

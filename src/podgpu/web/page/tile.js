@@ -8,7 +8,7 @@ import { ownUtilization, Sparkline } from "./history.js";
 import { holderText, Rows, showText, TINTS } from "./rows.js";
 
 export class Tile {
-  // `context`: history, now(), interval(), currency(). `chosen` of a pod's own view: whose line and rows it is about.
+  // `context`: history, now(), interval(), currency(). `chosen`: in the view of a pod, that pod.
   constructor(context, chosen) {
     this.context = context;
     this.chosen = chosen;

@@ -1,5 +1,5 @@
-// Charts below each other with one time axis, who held the GPU when, and what went wrong when. Pointing at it, or the arrow
-// keys, read the values of a moment.
+// Charts with a common time axis, the holders of the GPU, and its problems. The pointer and the arrow keys show the
+// values at one time.
 
 import { Chart } from "./chart.js";
 import { severityOf } from "./conditions.js";
@@ -34,17 +34,14 @@ export class Timeline {
     this.cursor = h("div", { class: "cursor", hidden: true }, this.time);
     const area = h("div", { class: "cursor-area", "aria-hidden": "true" }, this.cursor);
     const charts = Object.values(this.charts).map((chart) => chart.element);
-    const keys = { tabindex: "0", role: "group", "aria-label": "History. The arrow keys read the values of a moment." };
-    this.plot = h("div", { class: "plot", ...keys }, ...charts, this.holderSection, this.axis, area);
-    this.area = area;
-    this.spoken = h("p", { class: "announced", "aria-live": "polite" });
-    const head = h("div", { class: "timeline-head" }, h("h2", {}, "History"), h("nav", { class: "tabs", "aria-label": "Range" }, ...this.ways), this.about);
-    this.element = h("section", { class: "timeline" }, head, this.plot, this.spoken);
-    this.plot.addEventListener("pointermove", (event) => this.point(event));
-    this.plot.addEventListener("pointerleave", () => this.read(undefined));
-    this.plot.addEventListener("keydown", (event) => this.step(event));
-    this.plot.addEventListener("blur", () => this.read(undefined));
-  }
+    const keys = { tabindex: "0", role: "group", "aria-label": "History. Use the arrow keys to show the values at one
+    time." }; this.plot = h("div", { class: "plot", ...keys }, ...charts, this.holderSection, this.axis, area);
+    this.area = area; this.spoken = h("p", { class: "announced", "aria-live": "polite" }); const head = h("div", {
+    class: "timeline-head" }, h("h2", {}, "History"), h("nav", { class: "tabs", "aria-label": "Range" }, ...this.ways),
+    this.about); this.element = h("section", { class: "timeline" }, head, this.plot, this.spoken);
+    this.plot.addEventListener("pointermove", (event) => this.point(event)); this.plot.addEventListener("pointerleave",
+    () => this.read(undefined)); this.plot.addEventListener("keydown", (event) => this.step(event));
+    this.plot.addEventListener("blur", () => this.read(undefined)); }
 
   showRange(range, criteria) {
     RANGES.forEach((way, i) => {
@@ -60,8 +57,8 @@ export class Timeline {
     this.answer = undefined;
   }
 
-  // `answer`: from, to, step_seconds, marks and maybe holders. `answered`: name and series of each device. `memoryTotal`:
-  // all that there is, where that is one GPU.
+  // `answer`: from, to, step_seconds, marks and maybe holders. `answered`: name and series of each device.
+  // `memoryTotal`: total memory, if there is only one GPU.
   show(answer, answered, memoryTotal) {
     if (answer === this.answer) return;
     this.answer = answer;
