@@ -23,6 +23,7 @@ from podgpu.history.store import (
     HolderSample,
     UsageAccount,
 )
+from podgpu.model import WorkloadOwner
 from podgpu.simulate.gpu import SimulatedGpu
 from podgpu.simulate.node import StageNode, Tenant
 
