@@ -38,7 +38,7 @@ def exporter_options() -> Iterator[str]:
 def other_commands() -> Iterator[str]:
     for name in COMMANDS:
         if name != "exporter":
-            yield from ("", f"## podgpu {name}", "", prose(COMMANDS[name]), "")
+            yield from ("", f"## podgpu {name}", "")
             yield from _options_table(name)
     yield ""
 

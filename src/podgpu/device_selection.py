@@ -69,7 +69,7 @@ class Selection:
 
 
 def parse_selection(text: str, option: str = "-d") -> Selection:
-    """Parses the value of `-d`, or of `-s` and `-p`, which have the same syntax. Raises UsageError."""
+    """Parses the value of `-d`, or of `-s` and `-p`, which have the same syntax. Raises UsageError if it is invalid."""
     quoted = f"{option} {text!r}"
     parts = [_parse_part(part, option, quoted) for part in text.split("+")]
     kinds = [kind for kind, _ in parts]

@@ -207,7 +207,7 @@ class HttpClient:
         max_bytes: int = _MAX_BODY_BYTES,
         default_path: str = "",
     ) -> None:
-        """`url` may be HOST:PORT. `default_path` is used if the URL has no path. Raises UsageError."""
+        """`url` may be HOST:PORT. `default_path` is used if it has no path. Raises UsageError if it is invalid."""
         self._access = access or Access()
         parsed = _parse_url(url, self._access)
         if parsed.path in ("", "/") and default_path:

@@ -156,7 +156,7 @@ parts_of = attrgetter(*WORKLOAD_PARTS)
 class WaitPart(Workload, frozen=True, kw_only=True):
     """A workload that another one waited for. If its names are empty, it stands for all processes outside pods."""
 
-    ratio: Ratio = 0.0  # part of the last usage window
+    ratio: Ratio = 0.0  # part of the last usage window in which the other one waited
 
 
 class HolderUsage(Document, frozen=True):

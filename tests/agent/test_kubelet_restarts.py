@@ -20,7 +20,7 @@ from podgpu.simulate.kubelet import SimulatedPod
 from podgpu.workers import ErrorCounts, Workers
 from tests.nodes.clock import FakeClock
 from tests.nodes.node import Description, Node, node_of
-from tests.simulated_kubelet import FaultyKubelet
+from tests.simulated_kubelet import RATE_LIMITED, FaultyKubelet
 
 GPUS = [f"GPU-0000000{number}-1111-2222-3333-444444444444" for number in range(2)]
 UIDS = {"train": "0f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a10", "serve": "1f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a11"}
@@ -102,6 +102,20 @@ def test_holders_stay_while_their_containers_are_plainly_there(folder: Path, cap
         assert kubelet.turn() == ["serve", "train"]
         (said,) = (message for message in caplog.messages if "restarted and no longer lists" in message)
         assert "no longer lists 2 GPU containers" in said
+
+
+@pytest.mark.fault(
+    "all containers on the GPUs end while the kubelet does not answer",
+    "they are removed from the metrics when their log files are removed, and do not return",
+)
+def test_ended_holders_do_not_return_while_the_kubelet_does_not_answer(folder: Path) -> None:
+    with held(folder) as kubelet:
+        kubelet.node.kubelet.refusal = RATE_LIMITED
+        assert kubelet.turn() == ["serve", "train"]
+        (folder / "log" / "pods" / "ns_other_2f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a12").mkdir()  # a pod without GPU
+        for pod in UIDS:
+            kubelet.remove_logs(pod)
+        assert [kubelet.turn() for _ in range(3)] == [[], [], []]
 
 
 @pytest.mark.fault(

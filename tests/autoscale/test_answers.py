@@ -259,7 +259,7 @@ def test_values_of_a_pods_former_node_are_ignored(caplog: pytest.LogCaptureFixtu
     stage = Stage([pod("a", node="n2"), pod("web", node="n1", asks=False)])
     stage.turns(3, n1=(busy("a", 0.0, 0),), n2=(busy("a", 0.6, 0, uuid="GPU-b"),))
     assert figure(stage) == pytest.approx(60)
-    assert caplog.text.count("the exporter of n1 reports the pod serving/a, which runs on n2") == 1
+    assert caplog.text.count("the exporter on n1 reports the pod serving/a, but that pod runs on n2") == 1
     stage.turns(4, n1=(busy("a", 0.0, 0),))
     assert "a on n2" in str(refused(stage))
 

@@ -129,7 +129,7 @@ def test_the_whole_process_answers_and_has_a_reason_when_the_exporter_is_gone(
                 process.send_signal(signal.SIGTERM)
                 assert process.wait(30) == 0
     assert "Traceback" not in log.read_text()
-    assert log.read_text().count("the exporter of n0 reports the pod serving/a, which runs on n1") == 1
+    assert log.read_text().count("the exporter on n0 reports the pod serving/a, but that pod runs on n1") == 1
 
 
 def get_pod_values(api: str, certificates: Certificates) -> dict[str, str]:

@@ -334,7 +334,7 @@ def test_a_month_with_restarts_ended_pods_and_gaps_is_billed_within_half_a_perce
 
 def test_a_failing_query_is_named_and_the_rest_is_shown() -> None:
     def misbehave(asked: Asked) -> Reply | None:
-        is_large = "busy" in asked.query or "count_over_time" in asked.query
+        is_large = "busy" in asked.query or "count_over_time" in asked.query or asked.query.startswith("group(")
         return error(422, "query processing would load too many samples") if is_large else None
 
     with running_double() as double:
@@ -343,6 +343,8 @@ def test_a_failing_query_is_named_and_the_rest_is_shown() -> None:
         found = ask(double.url, start=double.now - 4 * HOUR, end=double.now)
     assert any("missing: used hours" in note and "too many samples" in note for note in found.notes)
     assert any("missing: hours of unallocated GPUs" in note for note in found.notes)
+    assert any("missing: GPUs at" in note for note in found.notes)
+    assert not any("has no GPU metrics" in note for note in found.notes), "that is not known"
     (row,) = found.rows
     assert (row.pod, row.gpu_hours, row.unknown_hours, row.cost) == ("train", 2.0, 2.0, 20.0)
     with pytest.raises(SourceError):

@@ -109,7 +109,7 @@ class Reader:
         return _as_json(self._runner.run(self._history.pod(namespace, pod, parse_range(length))))
 
     def sparklines(self) -> JSON:
-        return self._runner.run(self._history.sparklines(60))
+        return self._runner.run(self._history.sparklines())
 
     def round(self, **options: Any) -> ClusterReading:
         collector = PrometheusCollector(PrometheusServer(self._url, **options), ViewSettings(idle_after=IDLE_AFTER))
@@ -322,10 +322,10 @@ def test_failures_are_not_cached() -> None:
         history = PrometheusHistory(PrometheusServer(double.url, timeout=2.0))
         double.misbehave = lambda asked: Reply(b"busy", 503)
         with pytest.raises(SourceError, match="503"):
-            await history.sparklines(60)
+            await history.sparklines()
         before = len(double.asked)
         with pytest.raises(SourceError, match="503"):
-            await history.sparklines(60)
+            await history.sparklines()
         assert len(double.asked) > before
 
     with running_double() as double:
@@ -340,11 +340,11 @@ def test_equal_requests_share_one_answer() -> None:
         history = PrometheusHistory(PrometheusServer(double.url), clock=lambda: now)
         double.misbehave = lambda asked: Reply(empty) if asked.path.endswith("query_range") else None
         for _ in range(2):
-            await asyncio.gather(*(history.sparklines(60) for _ in range(50)))
+            await asyncio.gather(*(history.sparklines() for _ in range(50)))
         queries = len([one for one in double.asked if one.path.endswith("query_range")])
         assert queries <= 2, "as many as run at a time"
         now = CACHE_SECONDS + 1
-        await history.sparklines(60)
+        await history.sparklines()
         assert len([one for one in double.asked if one.path.endswith("query_range")]) == queries + 1
 
     with running_double() as double:

@@ -24,6 +24,7 @@ from podgpu.cluster.ranges import (
     encode_range_csv,
     escape_cell,
     parse_range_query,
+    utc_text,
 )
 from podgpu.cluster.record import RoundReader
 from podgpu.cluster.state import ClusterState
@@ -227,6 +228,7 @@ def test_csv_has_the_columns_of_focus() -> None:
     first, *_, last = csv.DictReader(io.StringIO(encode_range_csv(answer).decode()))
     assert (first["BilledCost"], first["BillingCurrency"], first["ConsumedUnit"]) == ("10.0", "EUR", "GPU-Hours")
     assert (first["Tags"], first["x_UsedGpuHours"], first["x_UsageMethod"]) == ('{"team": "nlp"}', "0.25", "samples")
+    assert (first["BillingPeriodStart"], first["BillingPeriodEnd"]) == (utc_text(answer.from_), utc_text(answer.to))
     assert (last["ChargeDescription"], last["PricingQuantity"]) == ("GPU hours: unallocated", "1.5")
     empty = encode_range_csv(cluster.range(start=0.0, end=DAY)).decode()
     assert empty.startswith("BilledCost,")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from podgpu.cluster.collect import ViewSettings
+from podgpu.cluster.loop import Cluster, PublishedState
 from podgpu.cluster.prices import Price, Prices
-from podgpu.cluster.record import RoundReader
+from podgpu.cluster.record import RoundReader, cluster_recorder
 from podgpu.cluster.state import ClusterState
 from podgpu.history.store import Amounts, Figures
 from podgpu.model import DeviceState, WorkloadOwner
-from tests.cluster.states import H100, World, gpu, holder, lost, mig, node
+from tests.cluster.states import H100, World, gpu, holder, lost, mig, node, state_of
 
 PRICES = Prices("EUR", {H100: Price(7.0)})
 
@@ -73,3 +75,16 @@ def test_amounts_since_the_last_round() -> None:
     late = recorded.read()
     assert late is not None
     assert late.gpus[0].holders[0].amounts == Amounts(), "the gap is too long"
+
+
+def test_the_page_says_that_sqlite_is_made_for_fewer_gpus() -> None:
+    def cluster_of(gpus: int) -> Cluster:
+        cluster = Cluster(lambda: pytest.fail("no round is run"), ViewSettings())
+        cluster_recorder(cluster)
+        cluster.published = PublishedState(state_of(node("n1", *(gpu(number) for number in range(gpus)))))
+        return cluster
+
+    assert cluster_of(8000).notes_beside() == ()
+    (note,) = cluster_of(8001).notes_beside()
+    assert "8,001 GPUs" in note
+    assert "--prometheus" in note

@@ -14,7 +14,6 @@ import pytest
 
 from podgpu.history.answers import MAX_POINTS
 from podgpu.history.queries import UsageSum, read_gpu, read_pod, read_range, read_usage_start
-from podgpu.history.recorder import HistoryRecorder
 from podgpu.history.store import (
     Amounts,
     Figures,
@@ -298,13 +297,3 @@ def test_after_the_clock_was_set_back_new_rounds_replace_old_ones(store: History
         history = read_gpu(db, "GPU-1", START, START + 2 * HOUR)
     assert history is not None
     assert [value for value in history.series["utilization_ratio"] if value is not None] == [0.25, 0.75]
-
-
-def test_files_of_the_previous_release_are_named_and_left_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    old = tmp_path / "node.history"
-    old.write_bytes(b"0.2")
-    HistoryRecorder(lambda: None, directory=str(tmp_path))
-    assert str(old) in caplog.text
-    assert old.read_bytes() == b"0.2"

@@ -1,6 +1,6 @@
-"""Reads the configured counters, and schedules the reading of their fields.
+"""Reads the list of configured counters, and schedules when their fields are read.
 
-A lane is a set of fields with the same interval, such as a collection of dcgm-exporter's configuration file.
+A lane is a set of fields with the same interval, such as a collection in dcgm-exporter's configuration file.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _MAX_BYTES = 1 << 20
 ALWAYS_READ = (203, 155, 150, 250, 252)  # utilisation, power, temperature, memory
 _THROTTLE_INTERVAL = 5.0  # shortest interval for the throttling counters; one reading costs 1.5 ms of CPU (H200)
 _TOGETHER_SECONDS = 0.02  # lanes that are due within this time are read together
-WARM_UP_SECONDS = 1.0  # longest time between the first two readings, which rates need
+WARM_UP_SECONDS = 1.0  # maximum interval between the first two readings; a rate needs two
 CounterSpecs = tuple[CounterSpec, ...]
 ReadCounters = Callable[[], CounterSpecs]
 """Returns the current counters. Raises SourceError if they are invalid; the caller then keeps the previous ones."""
 
 
 def read_counters(chosen: str, names: NameSet = "4.8") -> tuple[CounterSpecs, ReadCounters | None]:
-    """Returns the counters of `-f`, which is the name of a shipped set, `none` or a file."""
+    """Returns the counters for the value of `-f`: the name of a built-in set, `none` or a file."""
     if chosen == "none":
         return (), None
     if not chosen:
@@ -110,7 +110,7 @@ def collection_of_fields(
 ) -> Mapping[int, Collection]:
     """Maps field ids to their collections. Fields without a collection are read at the common interval.
 
-    Patterns match the names in the counter file, else any name of the same field (DCGM 4.8 or 4.9). Raises UsageError
+    Patterns match the names in the counter file, or another name of the same field (DCGM 4.8 or 4.9). Raises UsageError
     if a field is in two collections, or if a collection is empty and `skip_empty` is not set.
     """
     collection_of: dict[int, Collection] = {}
@@ -149,7 +149,7 @@ def make_lanes(
 ) -> tuple[Lane, ...]:
     """Makes one lane for each collection and one for all other fields, including those of podgpu's own metrics.
 
-    Throttling counters that are not in the counter file have a slower lane. Raises UsageError for an empty collection,
+    Throttling counters that are not in the counter file get a slower lane. Raises UsageError for an empty collection,
     unless `skip_empty` is set.
     """
     collection_of = collection_of_fields(counters, collections, skip_empty)

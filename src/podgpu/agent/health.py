@@ -35,13 +35,13 @@ from podgpu.model import Assignment, Condition, Device, Value, Workload, XidCoun
 E = TypeVar("E", int, str)
 XID_SECONDS = 86_400.0  # a GPU is reported as broken for a day after its last XID that needs action
 THROTTLE_SECONDS = 60.0  # shorter throttling is normal operation
-THROTTLE_BEGINS, THROTTLE_ENDS = 0.5, 0.1  # fraction of THROTTLE_SECONDS in which the GPU was throttled
+THROTTLE_BEGINS, THROTTLE_ENDS = 0.5, 0.1  # fraction of THROTTLE_SECONDS for which the GPU was throttled
 _xid_log = logging.getLogger(f"{__name__}.xid")
 _xid_log.addFilter(RepeatFilter())
 _SAMPLE_SECONDS = 5.0  # minimum interval between two samples of the throttling counters
 _ENERGY = 156
 _DRIVER_REASONS = frozenset({"driver_not_loaded", "library_not_found", "stale_handle"})
-_MONOTONIC_FIELDS = (*THROTTLE_REASONS, _ENERGY)  # they decrease only after a GPU reset or driver reload
+_MONOTONIC_FIELDS = (*THROTTLE_REASONS, _ENERGY)  # these fields decrease only after a GPU reset or driver reload
 _COUNTER_OF = {reason: number for number, reason in THROTTLE_REASONS.items()}
 _THROTTLE_COUNTERS = {  # the highest value is used; older drivers have only the last one
     THERMAL: [_COUNTER_OF[reason] for reason in ("sw_thermal", "hw_thermal", "thermal")],
@@ -103,14 +103,14 @@ class HealthReport:
     last_xids: Mapping[str, int] = field(default_factory=dict)  # newest XID by device key
     clock_events: Mapping[str, Mapping[str, tuple[int, int]]] = field(
         default_factory=dict
-    )  # by device key and event: samples in the window, and how often it began since the start
+    )  # by device key and event: samples in the window, and how often the event began since the start
 
 
 class HealthWatch:
     """Tracks the conditions of all GPUs. Not thread-safe."""
 
     def __init__(self, clock: Clock, xid_window: float, clock_window: float) -> None:
-        """The windows (in seconds) are for dcgm-exporter's counts of XIDs and clock events."""
+        """The windows (in seconds) are those of dcgm-exporter's XID and clock event counts."""
         self._clock = clock.monotonic
         self._to_unix = UnixTime(clock).convert
         self._gpus: dict[str, _Gpu] = {}
@@ -155,7 +155,7 @@ class HealthWatch:
                 gpu.xids[event.code] = first, now
 
     def forget_xids(self, uuid: str) -> bool:
-        """Removes the XIDs of a GPU at an operator's request. Returns False if it has none."""
+        """Removes the XIDs of a GPU (`podgpu forget`). Returns False if it has none."""
         gpu = self._gpus.get(uuid) or _Gpu()
         had_xids = bool(gpu.xids)
         gpu.xids.clear()
@@ -169,7 +169,7 @@ class HealthWatch:
         self._checked.pop(uuid, None)
 
     def report(self, assignments: Sequence[Assignment], absent: Collection[str]) -> HealthReport:
-        """Returns the current state. Lost GPUs, and those that disappeared (`absent`, by UUID), keep their holders."""
+        """Returns the current state. GPUs that are lost or disappeared (`absent`, by UUID) keep their last holders."""
         now = self._clock()
         held: defaultdict[str, dict[Workload, None]] = defaultdict(dict)
         for assignment in assignments:
@@ -278,7 +278,7 @@ def _usual_links(gpus: Sequence[Device], answers: Mapping[str, GpuAnswer]) -> di
 
 
 class EventLog(Generic[E]):
-    """Counts events by device key and event: since the start (`totals`), and within a window of time.
+    """Counts events by device key and event: since the start (`totals`), and within a time window.
 
     The window consists of buckets of one second, which limits memory when a GPU reports many XIDs.
     """

@@ -28,9 +28,9 @@ from podgpu.usage.containers import ContainerFinder
 from podgpu.workers import ErrorCounts, Workers
 
 _log = logging.getLogger(__name__)
-Forgotten = Literal["gpu", "xids", "nothing"]  # what was removed at an operator's request
+Forgotten = Literal["gpu", "xids", "nothing"]  # what `podgpu forget` removed
 _UNALLOCATED_READINGS = (
-    12  # number of allocation readings before use without an allocation is reported; usually a minute
+    12  # use without an allocation is reported after this many allocation readings; usually a minute
 )
 
 
@@ -52,7 +52,7 @@ class Settings:
 
     @property
     def stale_after(self) -> float:
-        """Maximum age of the figures that are served. Allows for one turn that waits for a hung source."""
+        """Maximum age of the values that are served. Long enough for one turn that waits for a hung source."""
         return max(3 * self.interval, self.interval + self.deadline)
 
 
@@ -68,7 +68,7 @@ class Agent:
         read_counters: ReadCounters | None = None,
         containers: ContainerFinder | None = None,
     ) -> None:
-        """Without `containers`, usage is not read."""
+        """If `containers` is None, usage is not read."""
         self.settings = settings or Settings()
         self.clock = clock or Clock()
         self.fatal: StartError | None = None
@@ -110,7 +110,7 @@ class Agent:
     # -- turns ---------------------------------------------------------------------------------------------------
 
     def read_telemetry(self, *, only_due: bool = False) -> None:
-        """Reads the GPUs once, all fields or those that are due, and publishes the result.
+        """Reads all fields of the GPUs, or those that are due, and publishes the result.
 
         Raises StartError if the process cannot continue.
         """
@@ -185,7 +185,7 @@ class Agent:
 
     def _publish(self) -> None:
         if self._stopping:
-            return  # workers reject calls now, which would look like failures
+            return  # from here on workers reject calls, which would look like failures
         with self._publishing:
             self._health.add_xids(self._telemetry.error_events())
             self.published = self._make_published()
@@ -238,7 +238,7 @@ class Agent:
             threading.Thread(target=self._guard, args=(name, loop, on_fatal), name=name, daemon=True).start()
 
     def _guard(self, name: str, loop: Callable[[], None], on_fatal: Callable[[], object]) -> None:
-        """Ends the process if a loop fails unexpectedly, because its figures would not be updated any more."""
+        """Ends the process if a loop fails unexpectedly, because its values would not be updated any more."""
         try:
             loop()
         except StartError as e:
@@ -267,7 +267,7 @@ class Agent:
                 self.read_allocation(counters_first=True)
 
     def _usage_loop(self) -> None:
-        """Reads at fixed times, however long a turn takes, so that counters have the same age in every scrape."""
+        """Reads at fixed times, no matter how long a turn takes, so that counters have the same age in every scrape."""
         due, interval = self.clock.monotonic(), self.settings.usage_interval
         while not self._stopping:
             self.read_usage()
@@ -299,7 +299,7 @@ class Agent:
         return self._usage_result.processes
 
     def forget(self, uuid: str) -> Forgotten | None:
-        """Removes a GPU that disappeared, or the XIDs of a present one, at an operator's request.
+        """Removes a GPU that disappeared, or the XIDs of a present GPU (`podgpu forget`).
 
         Returns None if there is no such GPU.
         """
@@ -323,11 +323,11 @@ class Agent:
 
     @property
     def turns(self) -> bool:
-        """Whether the telemetry loop is alive, that is, finished a turn recently."""
+        """Returns True if the telemetry loop finished a turn recently."""
         return self.clock.monotonic() - self._read_at <= self.settings.stale_after
 
     def is_fresh(self, published: Published) -> bool:
-        """Whether the figures are recent enough to be served."""
+        """Returns True if the values are recent enough to be served."""
         return self.clock.monotonic() - published.read_at <= self.settings.stale_after
 
     def stop(self) -> None:

@@ -54,14 +54,14 @@ from podgpu.model import (
 )
 
 _log = logging.getLogger("podgpu")
-Text = Literal["fresh", "stale", "gpu_manager", "fresh_json", "stale_json"]
-"""Metrics text, or JSON. The stale ones have no figures; they are served when the figures are too old."""
+RenderedText = Literal["fresh", "stale", "gpu_manager", "fresh_json", "stale_json"]
+"""Metrics text, or JSON. The stale variants have no values; they are served when the values are too old."""
 COUNTERS = "counters"  # name of the counter file, as a source
 _STARTED_AT = time.time()
 SIMULATED = "simulated"  # name of the telemetry source of the demo
 _IDENTITY = ("uuid", "index", "model", "pci_bus_id", "minor", "maker", "mig_enabled")
 _NO_FIGURES = (*_IDENTITY, "hidden", "conditions", "last_holders")
-MAX_LINES = 5  # log lines per source and reason in one round; the rest is summarised
+MAX_LINES = 5  # maximum log lines per source and reason in one turn; the rest is summarised
 FAULT_SECONDS = 60.0  # minimum interval between two log lines about the same fault of a source
 _SAME_FAULT = {"hung": "deadline"}  # a slow call is reported as `deadline` in its own turn and as `hung` in later turns
 
@@ -80,7 +80,7 @@ def build_node_state(
 ) -> NodeState:
     """Builds the document from the latest results of the three loops.
 
-    `configured` are the ids of the fields in the counter file. `members` are other members of the document.
+    `configured`: ids of the fields in the counter file. `members`: other members of the document.
     """
     names = fields()
     return NodeState(
@@ -199,7 +199,7 @@ def _build_gpus(
 
 
 def _find_devices(telemetry: TelemetryResult, used: Iterable[str]) -> dict[str, Device]:
-    """Returns by key: the shown devices, hidden ones with holders, usage or XIDs, and the GPUs of MIG instances."""
+    """Returns devices by key: shown ones, hidden ones with holders, usage or XIDs, and the GPUs of MIG instances."""
     known = {device.key: device for device in telemetry.devices}
     devices: dict[str, Device] = {}
     for key in (*(device.key for device in telemetry.selected), *used):
@@ -225,13 +225,13 @@ def _read_figures(reading: Reading | None) -> dict[str, float]:
 
 
 def add_memory(devices: Iterable[Device], readings: Iterable[Reading]) -> tuple[Device, ...]:
-    """Adds the total memory, from which allocation sources compute shares."""
+    """Adds the total memory of each device, which allocation sources need to compute shares."""
     totals = {reading.device.key: slot_figures(_read_figures(reading))["memory_total_bytes"] for reading in readings}
     return tuple(replace(device, memory_bytes=totals.get(device.key)) for device in devices)
 
 
 def remove_figures(state: NodeState) -> NodeState:
-    """Keeps only identity, conditions and sources. Served when the figures are too old."""
+    """Keeps only identities, conditions and sources. The result is served when the values are too old."""
     return msgspec.structs.replace(
         state, stale=True, devices=tuple(map(_remove_device_figures, state.devices)), namespaces=(), entities=()
     )
@@ -254,7 +254,7 @@ class Published:
     def __init__(self, state: NodeState, policy: Policy, read_at: float) -> None:
         self.state = state
         self.read_at = read_at  # monotonic time of the last telemetry turn
-        self.rendered: dict[Text, Body] = {}
+        self.rendered: dict[RenderedText, Body] = {}
         self._policy = policy
         self._lock = threading.Lock()
 
@@ -262,13 +262,13 @@ class Published:
     def fresh(self) -> Body:
         return self.render("fresh")
 
-    def render(self, text: Text) -> Body:
+    def render(self, text: RenderedText) -> Body:
         with self._lock:
             if text not in self.rendered:
                 self.rendered[text] = Body(self._encode(text))
             return self.rendered[text]
 
-    def _encode(self, text: Text) -> bytes:
+    def _encode(self, text: RenderedText) -> bytes:
         state, policy = self.state, self._policy
         process = process_families() if policy.process_metrics else ()
         match text:
@@ -305,7 +305,7 @@ def process_families() -> tuple[Family, ...]:
 
 
 class ChangeLog:
-    """Logs changes since the last publication, each once."""
+    """Logs each change since the last publication once."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._faults: FaultLog[tuple[str, str]] = FaultLog(clock, FAULT_SECONDS)  # by source and GPU UUID
@@ -332,7 +332,7 @@ class ChangeLog:
                 message = source.message.removeprefix(f"{source.name}: ")
                 _log.warning("%s: %s; podgpu continues and retries", name, message)
         present = {(source.name, source.device) for source in sources}
-        if any(device for _, device in present):  # without a driver no GPU is listed, so keep their faults
+        if any(device for _, device in present):  # without a driver no GPU is listed, so keep the faults of all GPUs
             self._faults.remove(lambda key: key not in present and key[0].startswith("gpu"))
 
     def _report_devices(self, slots: Mapping[str, Slot]) -> None:

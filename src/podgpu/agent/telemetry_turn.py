@@ -1,4 +1,4 @@
-"""One turn of the telemetry loop: reads the inventory, then every GPU in its own worker, both with a deadline.
+"""One turn of the telemetry loop: reads the list of GPUs, then each GPU in its own worker, with a deadline.
 
 Fields that are not due keep their last value while the device answers. After a failure all fields are read again.
 """
@@ -17,7 +17,7 @@ from podgpu.metrics.fields import CLOCK_EVENTS_FIELD, Field
 from podgpu.model import Device, OtherReading, Reading, SourceStatus, Value
 from podgpu.workers import ErrorCounts, Workers
 
-OTHERS = "others"  # reading of switches and CPUs
+OTHERS = "others"  # name of the worker that reads switches and CPUs
 _Read = Callable[[Sequence[Field]], GpuAnswer]
 
 
@@ -25,8 +25,8 @@ _Read = Callable[[Sequence[Field]], GpuAnswer]
 class TelemetryResult:
     devices: tuple[Device, ...] = ()  # all devices of the node, including GPUs that disappeared
     selected: tuple[Device, ...] = ()  # devices selected by -d
-    answers: Mapping[str, GpuAnswer] = field(default_factory=dict)  # by UUID, or OTHERS; without those that failed
-    sources: tuple[SourceStatus, ...] = ()  # the first one is the inventory
+    answers: Mapping[str, GpuAnswer] = field(default_factory=dict)  # by UUID, or OTHERS; failed readings are missing
+    sources: tuple[SourceStatus, ...] = ()  # the first is that of the inventory (the list of GPUs)
     gpus_expected: int | None = None  # number of GPUs on the PCI bus
     gpus_visible: int = 0
     gpus_lost: int = 0
@@ -56,7 +56,7 @@ class TelemetryResult:
         return tuple(entry for answer in self.answers.values() for entry in answer.unsupported if entry[0] in shown)
 
     def without(self, uuids: Collection[str]) -> TelemetryResult:
-        """Returns a copy without these GPUs. They must not be in `answers`."""
+        """Returns a copy without these GPUs, which must not be in `answers`."""
         return replace(
             self,
             devices=tuple(d for d in self.devices if d.uuid not in uuids),
@@ -138,7 +138,7 @@ class TelemetryTurn:
         for worker, result in self._workers.run(jobs, self._deadline).items():
             name, uuid = (f"gpu{gpus[worker].index}", gpus[worker].uuid) if worker in gpus else (OTHERS, "")
             answer = self._merge_with_earlier(worker, result.value)
-            if uuid or answer is None or answer.others:  # a node without switches needs no status of them
+            if uuid or answer is None or answer.others:  # a node without switches needs no status for them
                 sources.append(self._errors.make_status(name, result, uuid))
             if answer is not None:
                 answers[uuid or OTHERS] = answer
@@ -179,16 +179,16 @@ class TelemetryTurn:
         self._most_seen = max(self._most_seen, len(inventory.gpus) + len(inventory.unreachable))
 
     def _find_devices(self, gpu: Device) -> tuple[Device, ...]:
-        """Returns the GPU and its instances as last read. A GPU that returns keeps its instances until it answers."""
+        """Returns the GPU and its instances as last read. A GPU that is back keeps its instances until it is read."""
         last = self._known.get(gpu.uuid) or self._absent.get(gpu.uuid) or (gpu,)
         return tuple(replace(device, index=gpu.index) for device in last) if last[0].model else (gpu,)
 
     # -- GPUs that disappeared -----------------------------------------------------------------------------------
 
     def _add_lost(self, uuids: Iterable[str]) -> None:
-        """Adds GPUs that no inventory has listed to the absent ones.
+        """Adds GPUs that were never in an inventory to the absent GPUs.
 
-        Does nothing before the first inventory, or while a GPU is hung, because it may be one of these.
+        Does nothing before the first inventory, or while a GPU is hung, because the hung GPU may be one of `lost`.
         """
         if self._inventory.hung or not (self._inventory.gpus or self._inventory.unreachable):
             return
@@ -196,9 +196,9 @@ class TelemetryTurn:
         self._absent |= {uuid: (Device(None, uuid, "", ""),) for uuid in sorted(uuids) if uuid.lower() not in known}
 
     def forget(self, result: TelemetryResult, uuid: str, lost: bool) -> TelemetryResult | None:
-        """Returns `result` without a GPU that disappeared, or that is `lost` and still listed.
+        """Returns `result` without the given GPU, if it disappeared, or if it is `lost` but still listed.
 
-        The GPU stays removed until it answers, even if an allocation source lists it. Returns None for other GPUs.
+        The GPU stays removed until it answers, even if an allocation source lists it. Otherwise returns None.
         """
         if uuid not in self._absent and not (lost and uuid in self._known):
             return None
@@ -210,7 +210,7 @@ class TelemetryTurn:
         expected = self._telemetry.expected
         baseline = expected if expected is not None else self._most_seen
         lost = max(0, baseline - visible)
-        # The PCI bus may still list a forgotten GPU, which is not lost. Other GPUs that do not answer are lost.
+        # The PCI bus may still list a forgotten GPU, which must not be counted as lost.
         # Absent, forgotten and unidentified GPUs overlap, so each is counted once.
         listed = {g.uuid for g in self._inventory.gpus}
         unlisted = max(len(self._absent), len(self._inventory.unreachable) - len(self._forgotten - listed))
@@ -220,7 +220,7 @@ class TelemetryTurn:
     # -- result ----------------------------------------------------------------------------------------------------
 
     def _choose_gpus(self) -> list[Device]:
-        """Returns the GPUs to read. All of them if `-d` names MIG instances, which are known only after a reading."""
+        """Returns the GPUs to read: all if `-d` names MIG instances, which are known only after a reading."""
         shown = self._selection.select(self._listed())
         every = self._selection.instances is not None
         return [g for g in self._inventory.gpus if every or g.uuid in shown]
@@ -269,7 +269,7 @@ def _read_lanes(read: _Read, lanes: Sequence[Lane]) -> dict[Lane, GpuAnswer]:
 
 
 def merge_answers(newest: Sequence[GpuAnswer], every: Iterable[GpuAnswer]) -> GpuAnswer:
-    """Merges the values of `every` answer for the devices of the last one. Uses the errors of `newest` only."""
+    """Merges the values of `every` answer for the devices in the last one. Uses only the errors of `newest`."""
     answers = list(every)
     if len(answers) == 1:
         return answers[0]

@@ -26,7 +26,7 @@ from podgpu.model import (
     WorkloadKey,
 )
 from podgpu.usage.attribution import GpuTurn, make_turns
-from podgpu.usage.containers import ContainerFinder, NameSource, Owners, ProcessOwners
+from podgpu.usage.containers import ContainerFinder, NameSource, OwnersByPid, ProcessOwners
 from podgpu.usage.ledger import Ledger
 from podgpu.workers import ErrorCounts, Result, Workers
 
@@ -39,7 +39,7 @@ Results = Mapping[str, Result[UsageAnswer]]
 
 @dataclass(frozen=True, slots=True)
 class UsageResult:
-    """In MIG mode, energy is recorded for the GPU and everything else for its instances."""
+    """Usage by device. In MIG mode, energy belongs to the GPU, and everything else to its instances."""
 
     holders: Mapping[str, Mapping[WorkloadKey, tuple[Workload, HolderUsage]]] = field(
         default_factory=dict
@@ -73,7 +73,7 @@ class UsageTurn:
         self._charged_at: float | None = None
         self._gpus: frozenset[str] = frozenset()
         self._shared: frozenset[str] = frozenset()  # keys of devices with processes of several containers
-        self._lacking: frozenset[tuple[str, str, str]] = frozenset()  # (worker, figure, reason): figures not supported
+        self._lacking: frozenset[tuple[str, str, str]] = frozenset()  # unsupported: (worker, figure, reason)
 
     def collect(self, telemetry: TelemetryResult, result: AllocationResult) -> UsageResult:
         gpus = [device for device in telemetry.listed if not device.is_instance]
@@ -124,12 +124,12 @@ class UsageTurn:
         for reason in reasons:
             self._errors.add(SOURCE, reason)
 
-    def _make_status(self, seconds: float, owners: Owners, failed: Mapping[str, Exception]) -> SourceStatus:
-        """Outside the host's PID namespace the driver lists no processes, so the status is an error."""
+    def _make_status(self, seconds: float, owners: OwnersByPid, failed: Mapping[str, Exception]) -> SourceStatus:
+        """Returns an error if podgpu is not in the host's PID namespace, because the driver then lists no processes."""
         try:
             self._processes.require_permission()
         except SourceError as e:
-            if e.reason not in owners.unknown.values():  # otherwise already counted for each process
+            if e.reason not in owners.unknown.values():  # other errors are already counted for each process
                 self._errors.add(SOURCE, e.reason)
             return SourceStatus(SOURCE, False, seconds, e.reason, str(e))
         for uuid, error in failed.items():
@@ -142,7 +142,7 @@ class UsageTurn:
 def _find_unallocated(gpus: Iterable[GpuTurn], result: AllocationResult) -> set[tuple[str, WorkloadKey]]:
     """Returns device and workload of each pod that uses a device without an allocation.
 
-    Empty while the kubelet does not answer, and on a node without a device plugin. Omits pods with an
+    Returns nothing while the kubelet does not answer, or if the node has no device plugin. Omits pods with an
     unmapped allocation, and devices that are reserved for unknown pods.
     """
     allocation = result.allocation
@@ -166,7 +166,7 @@ def _find_unallocated(gpus: Iterable[GpuTurn], result: AllocationResult) -> set[
     }
 
 
-def _list_processes(usage: DeviceUsage, owners: Owners) -> list[RunningProcess]:
+def _list_processes(usage: DeviceUsage, owners: OwnersByPid) -> list[RunningProcess]:
     named = {**owners.nameless, **owners.workloads}
     processes = []
     for process in usage.processes or ():
@@ -182,7 +182,7 @@ def _pids_of(usages: Iterable[DeviceUsage]) -> set[int]:
     return listed.union(*(usage.process_busy_ns or () for usage in usages))
 
 
-def _is_shared(usage: DeviceUsage, owners: Owners) -> bool:
+def _is_shared(usage: DeviceUsage, owners: OwnersByPid) -> bool:
     pids = {process.pid for process in usage.processes or () if process.device == usage.device.key}
     return len({owners.workloads.get(pid, pid) for pid in pids}) > 1
 

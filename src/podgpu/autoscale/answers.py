@@ -1,7 +1,7 @@
 """Computes the values of workloads and pods for autoscalers, and whether a workload is active.
 
 A pod's value is the mean over the window. A workload's value aggregates the values of its running pods with a GPU. If
-a pod requests a GPU but has no values, the request fails, unless the caller skips such pods.
+a pod should have a GPU but has no values, the request fails, unless it skips such pods (`missing: leave-out`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def select_pods(snapshot: MetricsSnapshot, selector: PodSelector) -> Sequence[Po
 def _compute_mean(
     snapshot: MetricsSnapshot, keys: Sequence[SampleKey], metric: ScalingMetric, window: float
 ) -> MetricValue | None:
-    """Returns the mean over the rounds in the window. Only USED supports several keys.
+    """Returns the mean over the rounds (readings of all nodes) in the window. Only USED supports several keys.
 
     Returns None if the last round or more than half of the rounds have no value. One more round may be missing, because
     the first round after a start has no rates.
@@ -58,12 +58,12 @@ def _compute_mean(
 
 
 def _compute_pod(snapshot: MetricsSnapshot, pod: PodSeen, metric: ScalingMetric, window: float) -> MetricValue | None:
-    """Ignores samples from before the pod's start: they belong to a previous pod of the same name."""
+    """Ignores samples from before the pod's start, because they belong to an earlier pod of the same name."""
     return _compute_mean(snapshot, [pod.key], metric, min(window, snapshot.age(pod)))
 
 
 def compute_value(snapshot: MetricsSnapshot, request: MetricRequest) -> MetricValue:
-    """Returns one value for all selected pods. Raises Refusal."""
+    """Returns one value for all selected pods. Raises Refusal if values are missing."""
     metric, window = request.metric, request.window
     if metric is USED and request.aggregate != "mean":
         raise bad_request(
@@ -139,7 +139,7 @@ def _is_idle(snapshot: MetricsSnapshot, pod: PodSeen, idle_for: float) -> bool:
 def is_active(snapshot: MetricsSnapshot, request: MetricRequest) -> bool:
     """Returns False only if every pod with a GPU has been idle for `request.idle_for` seconds.
 
-    Raises Refusal if values are missing, or if there is no pod, because podgpu cannot decide whether one is needed.
+    Raises Refusal if values are missing, or if there is no pod, because podgpu then cannot tell whether one is needed.
     """
     selected = select_pods(snapshot, request.pods)
     pods = [pod for pod in selected if snapshot.needs_gpu(pod)]

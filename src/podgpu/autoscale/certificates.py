@@ -1,7 +1,7 @@
-"""podgpu's own certificate for the metrics API, and the caBundle of its APIServices.
+"""Creates podgpu's own certificate for the metrics API, and adds it to the caBundle of the APIServices.
 
-Every replica creates a self-signed certificate at start and keeps the key only in memory. A bundle contains the
-certificates of all replicas: each replica replaces the certificate from before its restart.
+Every replica creates a self-signed certificate at start and keeps the key only in memory. The
+bundle contains the certificates of all replicas. After a restart, a replica replaces its earlier certificate.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ServiceName:
 
 
 def issue(host: str, replica: str, now: datetime | None = None) -> tuple[x509.Certificate, Pem, Pem]:
-    """Returns a self-signed certificate, its PEM and its key. `replica` must be the same after a restart."""
+    """Returns a self-signed certificate, its PEM text and its key. `replica` must stay the same after a restart."""
     now = now or datetime.now(UTC)
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"podgpu autoscale {replica[-_MAX_NAME:]}")])
@@ -85,7 +85,7 @@ def parse_bundle(bundle: str) -> list[x509.Certificate]:
 
 
 def merge_bundle(bundle: str, own: x509.Certificate) -> str:
-    """Adds `own`. Removes the earlier certificate of this replica, and the oldest ones above the limit."""
+    """Adds `own`. Removes the earlier certificate of this replica, and the oldest ones if there are too many."""
     others = [certificate for certificate in parse_bundle(bundle) if certificate.subject != own.subject]
     others.sort(key=lambda certificate: certificate.not_valid_before_utc, reverse=True)
     return "".join(map(_to_pem, (own, *others[: MAX_CERTIFICATES - 1])))
@@ -108,7 +108,7 @@ class CaBundleUpdater:
         self._service = service
         self._faults: FaultLog[str] = FaultLog((clock or Clock()).monotonic, _LOG_AGAIN_SECONDS)
         self.ready = False
-        """True once all our APIServices have contained our certificate."""
+        """True after all our APIServices have contained our certificate at least once."""
 
     async def run(self) -> None:
         while True:

@@ -35,15 +35,15 @@ _STATUS = {
 _MAX_CALLS = 4000
 _OPTIONS = (
     ("grpc.max_receive_message_length", 64 * 1024),
-    ("grpc.so_reuseport", 0),  # makes it an error to start a second podgpu on the same address
-    # KEDA opens one connection per replica. The others are for clients that never finish the handshake.
+    ("grpc.so_reuseport", 0),  # so that a second podgpu on the same address fails to start
+    # KEDA opens one connection per replica. The rest allows for clients that never finish the handshake.
     ("grpc.max_allowed_incoming_connections", 1024),
     ("grpc.server_handshake_timeout_ms", 3_000),  # gRPC's default is two minutes
     ("grpc.max_concurrent_streams", 10),  # further calls wait; an oversized header of one stream costs 0.5 MB
     ("grpc.max_metadata_size", 4096),  # protects against decompression bombs in headers
     ("grpc.absolute_max_metadata_size", 8192),
     ("grpc.max_connection_idle_ms", 600_000),
-    ("grpc.max_connection_age_ms", 3_600_000),  # after that, clients must reconnect and present their certificate again
+    ("grpc.max_connection_age_ms", 3_600_000),  # then clients must reconnect and present their certificate again
     ("grpc.max_connection_age_grace_ms", 10_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 
 class ExternalScaler:
-    """Responds to KEDA's calls from the stored samples, without input or output."""
+    """Answers KEDA's calls from the stored samples."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class ExternalScaler:
         tls: KedaTls | None = None,
         client_names: frozenset[str] = frozenset(),
     ) -> None:
-        """`client_names` are accepted in client certificates; empty to accept any name."""
+        """`client_names`: accepted names in client certificates; if empty, any name is accepted."""
         self._store = store
         self._address = address
         self._tls = tls
@@ -70,7 +70,7 @@ class ExternalScaler:
         self.calls: Counter[tuple[str, str]] = Counter()  # (method, status)
 
     async def start(self) -> Address:
-        """Starts the gRPC server and returns its address. Raises StartError."""
+        """Starts the gRPC server and returns its address. Raises StartError if it cannot listen."""
         self._server = server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MAX_CALLS)
         server.add_generic_rpc_handlers((self._make_handler(),))
         host = self._address.host
@@ -116,7 +116,7 @@ class ExternalScaler:
         )
 
     def _check_client(self, context: Any) -> None:
-        """Compares the common name and the alternative names of the client's verified certificate. Raises Refusal."""
+        """Raises Refusal if the client's verified certificate has none of the accepted names."""
         values = context.auth_context()
         names = (*values.get("x509_common_name", ()), *values.get("x509_subject_alternative_name", ()))
         texts = {name.decode("utf-8", "replace") for name in names}
@@ -134,7 +134,7 @@ class ExternalScaler:
         return pb.IsActiveResponse(result=is_active(self._store.snapshot(), query))
 
     def _get_metric_spec(self, scaled: Any) -> Any:
-        """Does not need samples, because KEDA calls this to create its HPA."""
+        """Works without samples, because KEDA calls this before there are any, to create its HPA."""
         query, target = self._parse_trigger(scaled)
         spec = pb.MetricSpec(metricName=query.metric.name, targetSize=_round_up(target), targetSizeFloat=target)
         return pb.GetMetricSpecResponse(metricSpecs=[spec])
@@ -157,7 +157,6 @@ class KedaTls:
     """Reads the certificate files at every handshake. If they are invalid, uses the last valid ones."""
 
     def __init__(self, certificate: Pem, key: Pem, client_ca: Pem) -> None:
-        """Raises UsageError."""
         self._certificate = certificate
         self._key = key
         self._client_ca = client_ca
@@ -180,7 +179,6 @@ class KedaTls:
         return _make_configuration(content)
 
     def _read(self) -> tuple[bytes, bytes, bytes]:
-        """Raises SourceError."""
         certificate, key, client_ca = self._certificate.read(), self._key.read(), self._client_ca.read()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         load_pair(context, certificate, key, f"{self._certificate.name} and {self._key.name}")

@@ -1,7 +1,7 @@
 """The metrics for scaling workloads.
 
 A pod's value is computed over the devices it holds: utilisation and activity are means, memory is used over total,
-power is the sum. If one device does not report a value, the pod has none.
+power is the sum. If one device does not report a value, the pod has no value.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ def _profiling_metric(name: str, column: int, text: str, field: str) -> ScalingM
 
 
 UTILIZATION = ScalingMetric(
-    "gpu_utilization", "%", 0, "time in which the pod ran on its GPUs, as sampled by the driver", _USAGE
+    "gpu_utilization", "%", 0, "share of time the pod ran on its GPUs, as sampled by the driver", _USAGE
 )
-MEMORY = ScalingMetric("gpu_memory_utilization", "%", 1, "GPU memory used by the pod, of its GPUs' total", _USAGE)
+MEMORY = ScalingMetric(
+    "gpu_memory_utilization", "%", 1, "GPU memory used by the pod, relative to the total of its GPUs", _USAGE
+)
 BUSY = ScalingMetric(
     "gpu_busy",
     "%",
     2,
-    "time in which the pod ran on its GPUs, from counters",
+    "share of time the pod ran on its GPUs, from counters",
     "the exporter must count busy seconds (docs/usage.md), and a rate needs two rounds",
 )
 POWER = ScalingMetric(
     "gpu_power",
     "W",
     3,
-    "power of the pod's GPUs; of shared GPUs its part",
+    "power of the pod's GPUs; on shared GPUs only the pod's part",
     "the exporter must provide power or energy (docs/usage.md)",
 )
 SM = _profiling_metric("gpu_sm_activity", 4, "fraction of multiprocessors with work", "DCGM_FI_PROF_SM_ACTIVE")
 TENSOR = _profiling_metric(
-    "gpu_tensor_activity", 5, "fraction of time in which tensor cores work", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"
+    "gpu_tensor_activity", 5, "share of time with active tensor cores", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"
 )
-DRAM = _profiling_metric(
-    "gpu_dram_activity", 6, "fraction of time in which GPU memory transfers data", "DCGM_FI_PROF_DRAM_ACTIVE"
-)
+DRAM = _profiling_metric("gpu_dram_activity", 6, "share of time with GPU memory transfers", "DCGM_FI_PROF_DRAM_ACTIVE")
 USED = ScalingMetric(
     "avg_GPU_utilization",
     "%",
@@ -62,7 +62,7 @@ WAIT = ScalingMetric(
     "gpu_wait",
     "%",
     10,
-    "time in which the pod had work and another one had its GPUs",
+    "share of time the pod had work but another pod ran on its GPUs",
     "the exporter must read context switches (--usage-from switches or exact), and a rate needs two rounds",
 )
 METRICS = (UTILIZATION, MEMORY, BUSY, WAIT, POWER, SM, TENSOR, DRAM, USED)

@@ -1,7 +1,7 @@
 """Serves the custom metrics API (HTTPS): discovery, values, and errors in Kubernetes' format.
 
 Only the API server can connect, with its front proxy's certificate. It authenticates and authorizes every request
-before it forwards the request, so podgpu does not do this again.
+before it forwards the request, so podgpu does not authenticate users itself.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def parse_front_proxy(configmap: Mapping[str, Any]) -> FrontProxy | None:
 
 
 def _make_api_tls(certificate: Pem, key: Pem, find_proxy: Callable[[], FrontProxy | None]) -> MakeTlsContext:
-    """Returns a function that builds the current TLS context. It requires a client certificate. Raises UsageError."""
+    """Returns a function that builds the current TLS context. It requires a client certificate."""
     names = f"{certificate.name} and {key.name}"
 
     def make(material: tuple[bytes, bytes, str]) -> ssl.SSLContext:
@@ -100,7 +100,7 @@ class MetricsApi:
     def __init__(
         self, store: SampleStore, certificate: Pem, key: Pem, find_proxy: Callable[[], FrontProxy | None]
     ) -> None:
-        """`find_proxy` returns None until the ConfigMap has been read. Raises UsageError."""
+        """`find_proxy` returns None until the ConfigMap of the front proxy has been read."""
         self._store = store
         self.find_proxy = find_proxy
         self.tls = _make_api_tls(certificate, key, find_proxy)
@@ -154,7 +154,7 @@ def _respond_status(code: int, reason: str, message: str) -> web.Response:
 
 
 def answer(snapshot: MetricsSnapshot, version: str, query: MetricRequest) -> KubeObject:
-    """Returns a MetricValueList. Raises Refusal."""
+    """Returns a MetricValueList. Raises Refusal if the request is invalid or values are missing."""
     if query.resource == "pods":
         values = compute_pod_values(snapshot, query)
     else:
@@ -206,7 +206,7 @@ def make_discovery() -> dict[str, KubeObject]:
     documents: dict[str, KubeObject] = {
         "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": [group]},
         f"/apis/{CUSTOM_GROUP}": {"kind": "APIGroup", "apiVersion": "v1", **group},
-        # The API server logs errors without the following two documents.
+        # If the following two documents are missing, the API server logs errors.
         "/openapi/v2": {"swagger": "2.0", "info": {"title": "podgpu autoscale", "version": __version__}, "paths": {}},
         "/openapi/v3": {"paths": {}},
     }

@@ -18,7 +18,7 @@ from podgpu.kube.reflector import Informer, ReflectorSettings
 _PAGE_SIZE = 500
 _RUNNING = {"fieldSelector": "status.phase=Running"}
 _TRUST_SECONDS = 60.0  # while the watch fails, the last list of pods is used for this time
-_GPU_WORDS = ("gpu", "mig-", "cuda", "vgpu")  # in resource names such as nvidia.com/mig-1g.10gb, tencent.com/vcuda-core
+_GPU_WORDS = ("gpu", "mig-", "cuda", "vgpu")  # parts of resource names such as nvidia.com/gpu, tencent.com/vcuda-core
 
 
 class PodSeen(NamedTuple):
@@ -59,7 +59,7 @@ def parse_running_pod(body: KubeObject) -> PodSeen | None:
 
 class RunningPods(NamedTuple):
     by_key: Mapping[tuple[str, str], PodSeen] = {}  # (namespace, name)
-    trouble: str = ""  # why the pods are not available; if set, there are no pods
+    trouble: str = ""  # why the pods are not available; empty if they are
 
 
 class PodWatcher:

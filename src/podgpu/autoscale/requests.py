@@ -1,4 +1,4 @@
-"""Parses KEDA triggers and paths of the custom metrics API: which metric, of which pods, over which window.
+"""Parses KEDA triggers and custom metrics API paths. Both name a metric, the pods and a window.
 
 Unknown keys are errors, so that a misspelt key does not scale a workload by the wrong value.
 """
@@ -86,11 +86,10 @@ class LabelRequirement(NamedTuple):
 
 
 Selector = tuple[LabelRequirement, ...]
-"""Matches if all requirements match, so an empty selector matches everything."""
+"""A selector matches if all its requirements match, so an empty selector matches everything."""
 
 
 def parse_selector(text: str) -> Selector:
-    """Raises Refusal."""
     if not text.strip():
         return ()
     return tuple(_parse_requirement(part.strip(), text) for part in _COMMA.split(text))
@@ -121,7 +120,7 @@ class PodSelector:
     namespace: str
     owner: tuple[str, str] | None = None  # kind and name
     labels: Selector = ()
-    name: str = ""  # of a single pod
+    name: str = ""  # name of a single pod
 
     @property
     def is_scope(self) -> bool:
@@ -153,7 +152,7 @@ class MetricRequest:
     metric: ScalingMetric
     pods: PodSelector
     window: float = DEFAULT_WINDOW
-    aggregate: str = "mean"  # of the values of several pods: mean, max, sum, or a quantile such as p90
+    aggregate: str = "mean"  # how the values of several pods are combined: mean, max, sum, or a quantile such as p90
     skip_missing: bool = False  # skip pods without values instead of failing
     idle_for: float = DEFAULT_IDLE
     resource: str = ""  # in the custom metrics API: pods, namespaces, or one of WORKLOADS
@@ -191,7 +190,6 @@ def _make_request(
 
 
 def find_metric(name: str) -> ScalingMetric:
-    """Raises Refusal."""
     by_name = {metric.name: metric for metric in METRICS}
     if name not in by_name:
         raise not_found(f"there is no metric {quote(name)}{did_you_mean(name, by_name)}")
@@ -199,7 +197,7 @@ def find_metric(name: str) -> ScalingMetric:
 
 
 def _parse_window(text: str, key: str, longest: float) -> float:
-    """Parses `90s`, `5m`, or a plain number of seconds. Raises Refusal."""
+    """Parses `90s`, `5m`, or a plain number of seconds. Raises Refusal for other texts."""
     seconds = parse_duration(f"{text}s" if text.isdecimal() else text) or 0.0
     if not 1 <= seconds <= longest:
         raise bad_request(f"{key} {quote(text)}: must be a duration such as 90s or 5m, at most {longest:g}s")
@@ -214,7 +212,7 @@ _OWNER_KINDS = ("Deployment", "StatefulSet", "ReplicaSet", "DaemonSet", "Job", "
 
 
 def parse_trigger(namespace: str, metadata: Mapping[str, str], max_window: float) -> tuple[MetricRequest, float]:
-    """Returns the request and the target. `metadata` is the trigger's in the ScaledObject. Raises Refusal."""
+    """Returns the request and the target value from the trigger's `metadata`. Raises Refusal if it is invalid."""
     values: dict[str, str] = {}
     for written, value in metadata.items():
         key = written.removesuffix("FromEnv")  # KEDA has already resolved the environment variable
@@ -274,7 +272,7 @@ _ALL_PODS = "*"
 
 
 def parse_path(path: str, query: Mapping[str, str], max_window: float) -> MetricRequest:
-    """Parses the path after /apis/custom.metrics.k8s.io/VERSION/namespaces/. Raises Refusal."""
+    """Parses the path after /apis/custom.metrics.k8s.io/VERSION/namespaces/. Raises Refusal for other paths."""
     match path.split("/"):
         case [namespace, "metrics", metric] if namespace:
             resource, name = "namespaces", ""

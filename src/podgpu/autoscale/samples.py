@@ -1,6 +1,7 @@
-"""Turns each round into samples, one row for each pod with a GPU, each namespace, and the cluster, and stores them.
+"""Stores the samples of each round: one row for each pod with a GPU, for each namespace, and for the cluster.
 
-A pod on a shared GPU has values only if the exporter reports usage per pod. Stale nodes have no samples.
+A round is one reading of all nodes. A pod on a shared GPU has values only if the exporter reports usage per
+pod. Stale nodes have no samples.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ _MIN_SECONDS = 0.5  # minimum time between two different readings
 
 
 class RoundSamples(NamedTuple):
-    """The samples of one round. Rows are indexed by column; NaN means unknown."""
+    """The samples of one round. Each row has one value per column; NaN means unknown."""
 
     at: float  # monotonic time
-    rows: dict[SampleKey, Sequence[float]]  # those of pods belong to pods that hold a GPU
+    rows: dict[SampleKey, Sequence[float]]  # for pods with a GPU, namespaces and the cluster
     ignored: dict[SampleKey, tuple[str, ...]]  # nodes whose exporters report a pod that does not run there
     mps: set[SampleKey]  # pods whose use is not known under MPS
 
@@ -68,7 +69,7 @@ class UsageRates:
         self._now: dict[tuple[str, SlotKey, WorkloadKey], _UsageRate] = {}
 
     def next_round(self) -> None:
-        """Starts the next round. Removes holders that were not in the last one."""
+        """Starts the next round. Removes holders that were not in the previous round."""
         self._before, self._now = self._now, {}
 
     def update(self, node: NodeEntry, part: HeldPart) -> _UsageRate:
@@ -94,11 +95,11 @@ class UsageRates:
         return rate
 
     def _has_gap(self, before: _UsageRate, rate: _UsageRate) -> bool:
-        """Returns whether the exporter's clock was changed, or it stopped counting for some time."""
+        """Returns True if the exporter's clock was changed, or if the exporter stopped counting for some time."""
         return abs((rate.at - before.at) - (rate.read_at - before.read_at)) > self._stale_after
 
     def _count_idle(self, before: _UsageRate, rate: _UsageRate) -> float | None:
-        """Returns the idle time according to the counters. A gauge of 0 would miss work between scrapes."""
+        """Returns the idle time from counters, because a utilisation gauge would miss work between scrapes."""
         busy = _growth(before.usage.busy_ns, rate.usage.busy_ns, NS)
         idle = _growth(before.usage.idle_ns, rate.usage.idle_ns, NS)
         if busy is None or idle is None:
@@ -166,7 +167,7 @@ def sample_round(state: ClusterState, rates: UsageRates, pods: RunningPods, at: 
 
 
 def _find_node(pod: PodSeen | None, reporting: Collection[str], node_names: Collection[str]) -> str | None:
-    """Returns the node whose values are used for the pod, because a former node may report the pod for some time.
+    """Chooses the node whose values are used for the pod. A former node may still report the pod for some time.
 
     An exporter may use a node name that differs from Kubernetes'. Its values are used if no other node reports the pod.
     """
@@ -252,7 +253,7 @@ class MetricsSnapshot:
     rounds: tuple[RoundSamples, ...]  # the rounds of the longest window, oldest first
     ends_at: float  # end of the last round and of all windows, as Unix time
     interval: float
-    held_before: frozenset[SampleKey]  # running pods that have ever held a GPU and may still hold it
+    held_before: frozenset[SampleKey]  # running pods that have held a GPU and may still hold it
     pods: RunningPods
     stale_nodes: Mapping[str, float]  # seconds since the last reading, by node
     notes: tuple[str, ...]
@@ -276,7 +277,7 @@ class MetricsSnapshot:
         return pod.key in self.last.rows or pod.requests_gpu or pod.key in self.held_before
 
     def is_starting(self, pod: PodSeen) -> bool:
-        """Returns whether the pod started so recently that its node's exporter may not report it yet."""
+        """Returns True if the pod started so recently that its node's exporter may not report it yet."""
         return self.age(pod) < 2 * self.interval + _STARTING_SECONDS
 
 
@@ -320,7 +321,7 @@ class SampleStore:
             pod = pods.by_key.get(key)
             if pod is not None and key not in self._ignored:
                 _log.warning(
-                    "the exporter of %s reports the pod %s/%s, which runs on %s: its values are ignored",
+                    "the exporter on %s reports the pod %s/%s, but that pod runs on %s: these values are ignored",
                     *(", ".join(nodes), *key, pod.node or "no node"),
                 )
         self._ignored = frozenset(ignored)

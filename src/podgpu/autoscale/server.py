@@ -1,4 +1,4 @@
-"""The listeners of `podgpu autoscale`: KEDA's, the metrics API, and plain HTTP for probes and podgpu's own metrics."""
+"""The servers of `podgpu autoscale`: KEDA's scaler, the metrics API, and HTTP for probes and podgpu's own metrics."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class AutoscaleServer:
     cluster: Cluster
     scaler: ExternalScaler | None = None
     api: MetricsApi | None = None
-    updater: CaBundleUpdater | None = None  # None if the certificate of the metrics API is given
+    updater: CaBundleUpdater | None = None  # None if the certificate of the metrics API comes from files
 
     def listeners(self, probe_address: Address, api_address: Address | None) -> list[Listener]:
         routes = [web.get("/metrics", self._get_metrics), *probe_routes(self._check_live, self._check_ready)]
@@ -47,7 +47,7 @@ class AutoscaleServer:
         return listeners
 
     async def _run_services(self, _app: web.Application) -> AsyncIterator[None]:
-        """Runs KEDA's server and the updater of CA bundles while the plain listener is open."""
+        """Runs the external scaler for KEDA and the CA bundle updater while the plain HTTP listener is open."""
         async with AsyncExitStack() as stack:
             if self.updater is not None:
                 stack.push_async_callback(self.updater.client.close)

@@ -65,7 +65,6 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
 
 def _make_settings(options: Mapping[str, Any], stale_after: float, drop_after: float) -> ViewSettings:
-    """Raises UsageError."""
     interval, longest = options["interval"], options["longest_window"]
     if longest / interval > MAX_ROUNDS:
         raise UsageError(
@@ -87,7 +86,6 @@ def _make_settings(options: Mapping[str, Any], stale_after: float, drop_after: f
 def make_server(
     options: Mapping[str, Any], settings: ViewSettings, make_collector: MakeCollector, stack: ExitStack
 ) -> AutoscaleServer:
-    """Raises UsageError."""
     keda_address, api_address = options["keda_address"], options["api_address"]
     if keda_address is None and api_address is None:
         raise UsageError(f"{KEDA_OPTION} and {API_OPTION} are both none: there is nothing to serve")
@@ -120,7 +118,7 @@ def _split_names(text: str) -> frozenset[str]:
 
 
 def _make_keda_tls(options: Mapping[str, Any], address: Address) -> KedaTls | None:
-    """Returns None to serve without TLS, which is allowed only on a loopback address."""
+    """Returns None for a server without TLS, which is allowed only on a loopback address."""
     files = [options[name] for name in ("keda_cert_file", "keda_key_file", "keda_client_ca_file")]
     if all(files):
         certificate, key, client_ca = (Pem(file=file) for file in files)

@@ -22,7 +22,7 @@ from podgpu.cluster.prometheus_history import PrometheusHistory
 from podgpu.cluster.prometheus_ranges import PrometheusRanges
 from podgpu.cluster.promql import PrometheusServer
 from podgpu.cluster.ranges import UsageAnswers
-from podgpu.cluster.record import cluster_recorder, cluster_usage
+from podgpu.cluster.record import MAX_GPUS, cluster_recorder, cluster_usage
 from podgpu.cluster.scrape import FixedTargets, ScrapeCollector, Targets
 from podgpu.errors import UsageError
 from podgpu.history.answers import HistorySource
@@ -63,7 +63,7 @@ _SHARED = (
 )
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
-    """Show all nodes on one page: which pod is on which GPU, what is idle or broken, and what it costs.
+    """Show all nodes on one page: which pod uses which GPU, which GPUs are idle or broken, and the cost.
 
     Give exactly one of --prometheus, --scrape or --discover-kubernetes.
     """
@@ -95,6 +95,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         else:
             history = recorder = cluster_recorder(cluster, options["history_dir"])
             usage = cluster_usage(cluster, recorder)
+            where = options["history_dir"] or "memory; --history-dir keeps it through restarts"
+            _log.info("history of up to %d GPUs is stored in %s; for more, use --prometheus", MAX_GPUS, where)
             services.append(recorder)
         protection = load_protection(options["web_config_file"])
         listeners = cluster_listeners(
@@ -114,13 +116,13 @@ def _announce(bound: Sequence[Address]) -> None:
 
 
 def choose_ages(ctx: click.Context, options: dict[str, Any]) -> tuple[float, float]:
-    """Returns the ages in seconds after which a node is stale, and after which it is removed."""
+    """Returns two ages of a reading in seconds: when the node is stale, and when it is removed."""
     stale_after = options["stale_after"] if is_set(ctx, "stale_after") else _INTERVALS_FRESH * options["interval"]
     return stale_after, max(_DROP_AFTER, 2 * stale_after)
 
 
 def check_backend(ctx: click.Context, options: dict[str, Any]) -> None:
-    """Checks that exactly one backend is chosen, and that no flags of other backends are set. Raises UsageError.
+    """Raises UsageError unless exactly one backend is chosen and no flags of the others are set.
 
     Environment variables of other backends are ignored, because they may be meant for another command.
     """
@@ -143,7 +145,7 @@ def check_backend(ctx: click.Context, options: dict[str, Any]) -> None:
 
 
 def choose_collector(options: Mapping[str, Any], settings: ViewSettings, stack: ExitStack) -> MakeCollector:
-    """Returns a function that creates the collector. Raises UsageError."""
+    """Returns a function that creates the collector."""
     owners = _owners(options, stack)
     if options["prometheus"]:
         return _prometheus_collector(options, settings, owners)
@@ -159,7 +161,7 @@ def _prometheus_collector(
         return PrometheusCollector(server, settings, owners=owners.all if owners else dict)
 
     with _naming_option("--prometheus"):
-        make()  # raises errors in the options at start
+        make()  # so that errors in the options are raised at start
     return make
 
 
@@ -181,11 +183,11 @@ def _scrape_collector(
     access = Access.from_options(options, "exporter")
     node_labels = _names(options["node_label"])
     targets, wait = _targets(options, access, stack)
-    # With auto, missing owners are not reported.
+    # With --owners auto, missing owners are not reported.
     notes = owners.notes if owners and options["owners"] == "api" else tuple
 
     def make() -> Collector:
-        """Runs in the thread of the rounds, so that probes are answered while it waits for the API server."""
+        """Runs in the cluster loop's thread, so that probes are answered while it waits for the API server."""
         wait()
         return ScrapeCollector(
             targets,
@@ -218,7 +220,7 @@ def _targets(options: Mapping[str, Any], access: Access, stack: ExitStack) -> tu
 
 
 def _owners(options: Mapping[str, Any], stack: ExitStack) -> ApiOwners | None:
-    """With auto, ~/.kube/config is not used, because it may belong to another cluster."""
+    """With --owners auto, ~/.kube/config is not used, because it may belong to another cluster."""
     uses_api = options["discover_kubernetes"] or options["kubeconfig"] or "KUBERNETES_SERVICE_HOST" in os.environ
     if options["owners"] == "none" or (options["owners"] == "auto" and not uses_api):
         return None
@@ -229,7 +231,7 @@ def _owners(options: Mapping[str, Any], stack: ExitStack) -> ApiOwners | None:
 
 @contextmanager
 def _naming_option(option: str) -> Iterator[None]:
-    """Adds the option to a UsageError whose message does not begin with an option."""
+    """Puts the option in front of a UsageError's message, unless the message begins with an option."""
     try:
         yield
     except UsageError as e:

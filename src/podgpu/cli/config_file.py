@@ -33,13 +33,13 @@ class ConfigFile:
     counters: tuple[CounterSpec, ...] | None = None
     exporter_metrics: bool | None = None
     interval: float | None = None
-    collections: tuple[Collection, ...] = ()  # excludes the collection that matches all fields
+    collections: tuple[Collection, ...] = ()  # without the collection that matches all fields
     ignored: tuple[str, ...] = ()  # warnings about entries without effect
     max_concurrent_scrapes: int | None = None
 
 
 def merge_config_file(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """Returns the options merged with the file. Entries without an option are in `config`. Raises UsageError."""
+    """Returns the options merged with the file. Entries without a matching option are in `config`."""
     path = options["config_file"]
     config = _read(path) if path else ConfigFile()
     values = {
@@ -91,7 +91,7 @@ class _BindUnbind(_ConfigSection):
 
 
 class _Watch(_ConfigSection):
-    """How long DCGM keeps samples. Has no effect, because podgpu uses the newest sample only."""
+    """How long DCGM keeps samples. No effect, because podgpu uses only the newest sample."""
 
     max_keep_age: str | None = None
     max_keep_samples: _Count | None = None

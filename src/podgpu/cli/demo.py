@@ -81,16 +81,16 @@ _TEAMS = {"research": "nlp", "serving": "chat", "batch": "search"}
     options_of("demo"),
     ("podgpu demo", "open http://localhost:9401/ in a browser"),
     ("podgpu demo --calm", "the same without faults"),
-    ("podgpu top --cluster localhost:9401", "in a second terminal: the demo as a table"),
+    ("podgpu top --cluster localhost:9401", "in a second terminal: show the demo as a table"),
 )
 def command(address: Address, cluster_address: Address, gpus: str, calm: bool, prices: str) -> None:
     """Run three exporters on SIMULATED GPUs with simulated kubelets, and the cluster view.
 
-    Needs no GPU and no cluster. Unless --calm is given, a job ends, a GPU reports an XID, another falls off the bus
-    and a node goes down within a minute; all of it recovers after two.
+    Needs no GPU and no cluster. Within a minute, a job ends, a GPU reports an XID error, another falls off the bus and
+    a node goes down. After two minutes everything is well again. --calm turns this off.
     """
     configure_logging("text", debug=False)
-    # The ports after the cluster view's, so that Prometheus can scrape the other nodes too.
+    # The other nodes use the ports after the cluster view's, so that Prometheus can scrape them.
     others = [Address(address.host, address.port and address.port + 2 + number) for number in range(len(OTHER_GPUS))]
     addresses = [address, *others]
     run_demo([gpus, *OTHER_GPUS], addresses, cluster_address, calm, read_prices(prices))
@@ -100,7 +100,7 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
 def run_demo(
     gpus: Sequence[str], addresses: Sequence[Address], cluster_address: Address, calm: bool, prices: ReadPrices
 ) -> None:
-    """Runs until SIGINT or SIGTERM. Raises UsageError and StartError."""
+    """Runs until SIGINT or SIGTERM."""
     with ExitStack() as stack:
         nodes = []
         for number, spec in enumerate(gpus):
@@ -109,7 +109,7 @@ def run_demo(
             nodes.append(stack.enter_context(node))
             click.echo(f"SIMULATED {node.name}: {spec}, {len(node.kubelet.pods)} pods")
         exporters = [make_exporter(node, prices) for node in nodes]
-        # In parallel, because each waits a second between its first two readings.
+        # In parallel, because each exporter waits a second between its first two readings.
         with ThreadPoolExecutor(len(exporters)) as pool:
             list(pool.map(lambda exporter: exporter.agent.warm_up(), exporters))
         targets: list[str] = []
@@ -203,7 +203,7 @@ def make_script(nodes: Sequence[StageNode]) -> list[Act]:
 
 
 def schedule(script: Sequence[Act]) -> Iterator[tuple[float, Act]]:
-    """Yields each act with its time since the start, cycle after cycle."""
+    """Yields each event with its time since the start, cycle after cycle."""
     for cycle in itertools.count() if script else ():
         for act in script:
             yield cycle * CYCLE_SECONDS + act.at, act
@@ -295,7 +295,7 @@ def make_exporter(node: StageNode, prices: ReadPrices, clock: Clock | None = Non
 
 
 def find_owners(nodes: Sequence[StageNode]) -> dict[tuple[str, str], WorkloadOwner]:
-    """Returns the simulated owners of pods. In a cluster, they are read from the API server."""
+    """Returns simulated owners of pods. In a real cluster, owners are read from the API server."""
     return owners_of([tenant for node in nodes for tenant in node.tenants])
 
 

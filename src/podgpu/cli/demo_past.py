@@ -1,14 +1,15 @@
-"""The simulated day before the demo started, as rounds of history: figures, usage, cost, earlier jobs and faults."""
+"""Simulates the history of the day before the demo started: values, usage, cost, earlier jobs and faults."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
+from podgpu.cluster.collect import Owners
 from podgpu.cluster.prices import Prices
 from podgpu.history.store import (
     COARSE,
@@ -29,19 +30,18 @@ from podgpu.simulate.node import StageNode, Tenant
 _MINUTE = 60
 _JOB_HOURS = 4.0
 _PAUSE_HOURS = 0.2
-_NIGHT = 0.6  # services have this part of their load at night
-_GONE_HOURS = (8.0, 7.8)  # hours ago: the third node did not answer
-_FAULTS = (  # node, GPU, hours ago: from, to, condition, message
+_NIGHT = 0.6  # load of services at night, relative to the day
+_GONE_HOURS = (8.0, 7.8)  # the third node did not answer; hours ago, from and to
+_FAULTS = (  # node, GPU, from and to (hours ago), condition, message
     (0, 6, 5.0, 4.6, "xid", "it reported XID 48 (double-bit ECC error)"),
     (1, 3, 11.0, 10.3, "lost", "the driver no longer lists it: it fell off the bus or was removed"),
     (1, 0, 3.0, 2.6, "thermal", "thermal throttling for most of the last minute"),
     (0, 5, 19.0, 2.0, "idle", "notebooks/jupyter-ada-0/notebook holds it and does not use it"),
 )
-Owners = Mapping[tuple[str, str], WorkloadOwner]
 
 
 class _Stay(NamedTuple):
-    """A container that held a device, from and to hours ago."""
+    """The time when a container held a device. Begin and end are hours before now."""
 
     tenant: Tenant
     begin: float = math.inf
@@ -88,7 +88,7 @@ def _divide(gpu: SimulatedGpu) -> list[tuple[int | None, float]]:
 
 
 def _stays(number: int, node: StageNode) -> Iterator[_Stay]:
-    """The pods of the demo, and on the GPUs of the third node's training job the jobs before it."""
+    """Returns the pods of the demo, and the earlier jobs on the GPUs of the third node's training job."""
     jobs = [tenant for tenant in node.tenants if tenant.pod.startswith("llm-train-")] if number == 2 else []
     for tenant in node.tenants:
         yield _Stay(tenant, 1.5 if tenant in jobs else math.inf)
@@ -102,13 +102,13 @@ def _stays(number: int, node: StageNode) -> Iterator[_Stay]:
 class _Device(NamedTuple):
     """A GPU or MIG instance with its holders at one time."""
 
-    number: int  # of the node
+    number: int  # index on the node
     node: str
     gpu: SimulatedGpu
     instance: int | None
     size: float  # part of the GPU
     tenants: list[Tenant]
-    users: list[Tenant]  # includes those of the GPU's MIG instances
+    users: list[Tenant]  # also contains the conditions of the GPU's MIG instances
 
     def sample(
         self,

@@ -69,10 +69,10 @@ def command(ctx: click.Context, /, **options: Any) -> int:
 
 
 class NodeExamination:
-    """Examines this node with the exporter's options. Errors that keep the exporter from starting are findings."""
+    """Examines this node with the exporter's options. Errors that would stop the exporter are reported as findings."""
 
     def __init__(self, options: Options, kubernetes: bool, telemetry: Telemetry | None = None) -> None:
-        """If `kubernetes` is set, the allocation sources are checked. Raises UsageError."""
+        """If `kubernetes` is set, the allocation sources are checked."""
         self._options = options
         self._kubernetes = kubernetes
         self._selection = parse_selection(options["devices"])
@@ -139,7 +139,7 @@ class NodeExamination:
             return [], [*findings, wrong("allocation", f"--allocation {options['allocation']}: {error}")]
         for source in sources:
             if isinstance(source, KubeletAllocation):
-                source.deadline = 0.8 * deadline  # the client's message is clearer than the worker's
+                source.deadline = 0.8 * deadline  # the API client's own message is clearer than the worker's
                 if options["kubernetes_enable_dra"] and source.claims is None:
                     findings.append(self._explain_no_claims())
         return sources, findings

@@ -109,14 +109,13 @@ def _run_once(enricher: Enricher) -> None:
         raise StartError(str(e)) from e
     if sources and not any(source.up for source in sources):
         reasons = "; ".join(f"{source.name}: {source.message}" for source in sources)
-        raise StartError(f"written without pod labels, because no source of holders could be read: {reasons}")
+        raise StartError(f"written without pod labels, because no source of pod labels could be read: {reasons}")
 
 
 @contextmanager
 def _open_enricher(
     source: ExpositionSource, textfile: AtomicFile, settings: EnrichSettings, options: Mapping[str, Any]
 ) -> Iterator[Enricher]:
-    """Raises UsageError."""
     with ExitStack() as stack:
         api = ApiAccess(options["kubeconfig"])
         stack.callback(api.close)

@@ -89,7 +89,7 @@ def resolve_options(ctx: click.Context, options: dict[str, Any]) -> dict[str, An
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Checks options that depend on each other. Raises UsageError."""
+    """Checks options that depend on each other."""
     if options["gpu_manager_address"] and not options["gpu_manager_metrics"]:
         raise UsageError("--gpu-manager-address needs --gpu-manager-metrics")
     if options["kubernetes_virtual_gpus"] and not options["dcgm_holder_labels"]:

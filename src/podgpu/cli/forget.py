@@ -1,4 +1,4 @@
-"""`podgpu forget`: removes a GPU that was taken out of the machine from the list of lost GPUs."""
+"""`podgpu forget`: removes a lost GPU from the page and the metrics, or clears the XIDs of a repaired GPU."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from podgpu.http_client import Access, HttpClient, HttpResponse, open_session
 @make_command(
     "forget",
     options_of("forget"),
-    ("podgpu forget GPU-5d1c…", "on the node: remove the GPU from its exporter"),
+    ("podgpu forget GPU-5d1c…", "on the node: remove the GPU from the exporter's page and metrics"),
     ("podgpu forget GPU-5d1c… --url localhost:9401", "remove it from the page of podgpu cluster"),
-    ("kubectl exec ds/podgpu -- podgpu forget GPU-5d1c…", "the same in a pod"),
+    ("kubectl -n NAMESPACE exec POD-ON-THAT-NODE -- podgpu forget GPU-5d1c…", "the first example, in Kubernetes"),
 )
 @click.argument("uuid", metavar="GPU-UUID")
 def command(uuid: str, url: str) -> None:
-    """Remove a lost GPU, or the XIDs of a GPU that was repaired.
+    """Stop showing a lost GPU, or clear the XID errors of a repaired one.
 
-    Run it where podgpu runs, because only requests from the same machine are accepted.
+    Run this command on the machine (or in the pod) of that podgpu, because it accepts only local requests.
     """
     access = Access(headers=(("X-Podgpu-Request", "forget"),))
     client = HttpClient(f"{url.rstrip('/')}/?gpu={quote(uuid, safe='')}", access)

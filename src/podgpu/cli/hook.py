@@ -34,8 +34,8 @@ _log = logging.getLogger("podgpu")
 def command(**options: Any) -> None:
     """Maintain podlist.json: which container has which GPU, as reported by the container runtime (NRI).
 
-    Connects to the runtime's NRI socket. If the runtime started the hook, its connection is used (NRI_PLUGIN_SOCKET).
-    Containers are not changed, unless --inject is given.
+    Connects to the runtime's NRI socket, or uses the runtime's connection if the runtime started the hook
+    (NRI_PLUGIN_SOCKET). Changes containers only if --inject is given.
     """
     configure_logging(options["log_format"], options["debug"])
     file = _podlist(options["podlist"])
@@ -93,7 +93,7 @@ def _run_with_port(hook: Hook, address: Address) -> None:
 
 
 def _run_without_port(hook: Hook) -> None:
-    """Starts three times as fast without the web server. Runtimes give the plugins that they start 5 seconds."""
+    """Skips the web server, so that the hook starts three times as fast. Runtimes wait only 5 seconds for a plugin."""
     stopping = stop_on_signal()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     hook.start(on_fatal=stopping.set)

@@ -17,20 +17,20 @@ from podgpu.errors import PodgpuError, UsageError, one_line
 
 MAIN_COMMANDS = {
     "exporter": "Export this node's GPUs to Prometheus (replaces dcgm-exporter).",
-    "cluster": "Show all nodes on one page: holders, idle and broken GPUs, cost.",
-    "top": "Show GPUs and their holders in the terminal.",
-    "doctor": "Check driver, permissions, kubelet and mapping, and print what to fix.",
+    "cluster": "Show all nodes on one page: which pod uses which GPU, idle and broken GPUs, cost.",
+    "top": "Show in the terminal which pod uses which GPU.",
+    "doctor": "Check the driver, permissions, the kubelet and pod labels, and print what to fix.",
     "demo": "Run everything on simulated GPUs.",
 }
 OTHER_COMMANDS = {
-    "report": "Print the cost and waste of a day, a week or a month, to send it.",
-    "forget": "Remove a lost GPU that was taken out of the machine.",
+    "report": "Print cost and waste of a day, week or month as a report to share.",
+    "forget": "Stop showing a lost GPU, or clear the XID errors of a repaired one.",
     "autoscale": "Provide GPU metrics to KEDA and the HPA.",
     "enrich": "Add pod labels to an existing dcgm-exporter's metrics, for node_exporter.",
     "hook": "Maintain koordinator's podlist.json as an NRI plugin.",
     "migrate": "Convert dashboards, rules and queries to the names of dcgm-exporter 4.9.",
-    "trace": "Record when each container had a GPU and waited for it, for ui.perfetto.dev.",
-    "fields": "List the DCGM fields, their sources and their names in 4.9.",
+    "trace": "Record when each container ran on a GPU or waited for it, for ui.perfetto.dev.",
+    "fields": "List the DCGM fields, where podgpu reads them, and their names in dcgm-exporter 4.9.",
 }
 COMMANDS = MAIN_COMMANDS | OTHER_COMMANDS
 _EXAMPLES = (
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = run(list(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:
         code = 130
-    for number in (signal.SIGINT, signal.SIGTERM):  # at exit, Python resets handlers, and a signal would kill it
+    for number in (signal.SIGINT, signal.SIGTERM):  # else a signal at exit would kill the process
         signal.signal(number, signal.SIG_IGN)
     sys.exit(code)
 

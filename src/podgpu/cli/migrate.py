@@ -34,8 +34,8 @@ _EXAMPLES = (
 def command(files: tuple[str, ...], **options: Any) -> int:
     """Convert a Grafana dashboard (JSON), Prometheus rules (YAML) or a query to dcgm-exporter 4.9's names.
 
-    If the unit of a metric changed, the query converts the value, so panels and thresholds stay correct. If a query
-    cannot be converted, it is listed, nothing is written, and the exit code is 1. --force writes the other queries.
+    If the unit of a metric changed, the query converts the value, so panels and thresholds stay correct. Queries
+    that cannot be converted are listed. Then nothing is written (except with --force), and the exit code is 1.
     """
     _check(files, options)
     if options["expr"]:

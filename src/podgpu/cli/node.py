@@ -1,4 +1,4 @@
-"""Builds what a node's commands need from the options: telemetry, sources of holders, and the exporter's agent.
+"""Builds the parts of the commands for one node from the options: telemetry, allocation sources and the agent.
 
 DCGM and the simulated driver are imported when they are selected, because few nodes need them.
 """
@@ -43,14 +43,14 @@ Options = Mapping[str, Any]
 
 
 def node_name(default: str = "") -> str:
-    """Returns the variable NODE_NAME if it is set, otherwise `default`, or the host name if that is empty."""
+    """Returns the variable NODE_NAME, else `default`, else the host name."""
     return os.environ.get("NODE_NAME") or default or socket.gethostname()
 
 
 def build_exporter_agent(
     options: Options, api: ApiAccess, telemetry: Telemetry | None = None, clock: Clock | None = None
 ) -> Agent:
-    """Builds the exporter's agent. Tests pass their own telemetry and clock. Raises UsageError."""
+    """Builds the exporter's agent. Tests pass their own telemetry and clock."""
     names: NameSet = options["dcgm_names"]
     counters, read_again = choose_counters(options, names)
     selection = parse_selection(options["devices"])
@@ -85,7 +85,7 @@ def build_exporter_agent(
             clock_window_ms=round(options["clock_events_count_window_size"] * 1000),
         ),
     )
-    pod_labels = _make_label_reader(options, api)  # opens a watch, so it comes before the holders
+    pod_labels = _make_label_reader(options, api)  # opens a watch, so it must come before the allocation sources
     agent = Agent(
         telemetry,
         make_holders(options, api, telemetry),
@@ -125,7 +125,7 @@ def _make_label_reader(options: Options, api: ApiAccess) -> Callable[[], PodLabe
 
 def make_holders(options: Options, api: ApiAccess, telemetry: Telemetry) -> HolderSources:
     """Creates the allocation sources. Call this after all watches are opened, because it adds a source that reports
-    their health. Raises UsageError."""
+    their health."""
     sources = make_allocations(options, api, telemetry)
     if api.feeds:
         sources.append(ApiHealth(api.feeds))
@@ -146,9 +146,9 @@ def make_allocations(options: Options, api: ApiAccess, telemetry: Telemetry) -> 
 
 
 def make_finder(options: Options) -> ContainerFinder:
-    """Users and jobs are found only if no option names another source of holders."""
+    """Finds users and jobs only if no option chooses another source."""
     is_plain = not options["kubernetes"] and options["allocation"] == "auto"
-    is_simulated = options["telemetry"].partition(":")[0] == "simulated"  # its processes are not in the real /proc
+    is_simulated = options["telemetry"].partition(":")[0] == "simulated"  # its processes are not in /proc
     return ContainerFinder(
         options["path_proc"], finds_users=is_plain and not (is_simulated and options["path_proc"] == "/proc")
     )
@@ -178,7 +178,7 @@ def _make_pci_counter(options: Options) -> Callable[[], int | None]:
 
 
 def _make_switch_logs(options: Options, **parts: Any) -> SwitchLogFactory | None:
-    """Returns None if context switches are not read. `parts`: members of the factory."""
+    """Returns None if context switches are not read. `parts`: arguments of the factory."""
     wanted = options.get("usage_from", "samples")
     return None if wanted in ("none", "samples") else SwitchLogFactory(wanted, **parts)
 
@@ -219,8 +219,8 @@ def _open_dcgm(argument: str, options: Options) -> Telemetry:
 
 
 def open_exposition(place: str, options: Options) -> ExpositionSource:
-    """Opens the metrics of another exporter, from a URL or a file. Raises UsageError."""
-    # Shorter than the deadline of the turn, because the error of a timeout is more specific.
+    """Opens the metrics of another exporter, from a URL or a file."""
+    # Shorter than the deadline of the whole reading, because the error of a timeout is more specific.
     timeout = min(DEFAULT_TIMEOUT, 0.8 * max(1.0, float(options.get("collect_interval", DEFAULT_TIMEOUT))))
     return open_exposition_source(place, Access.from_options(options, "exporter"), timeout=timeout)
 
@@ -242,7 +242,7 @@ TELEMETRIES: Mapping[str, Callable[[str, Options], Telemetry]] = {
 
 
 def open_telemetry(chosen: str, options: Options | None = None) -> Telemetry:
-    """Opens `--telemetry NAME[:ARGUMENT]`. Raises UsageError."""
+    """Opens `--telemetry NAME[:ARGUMENT]`."""
     name, _, argument = chosen.partition(":")
     if name not in TELEMETRIES:
         raise UsageError(f"--telemetry {redact_url(chosen)}: unknown source; valid are {', '.join(TELEMETRIES)}")

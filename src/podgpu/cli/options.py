@@ -33,14 +33,14 @@ GROUPS = {
     "no effect": "Options of dcgm-exporter that are accepted without effect",
 }
 FROM_FILE = "podgpu.from_file"
-"""Key in `Context.meta` of a dict: parameter -> file that contains its value."""
+"""Key in `Context.meta`. The value is a dict: parameter -> file that sets it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
     flag: str
     short: str = ""
-    """A letter, or a second long name."""
+    """Short name: a letter, or a second long name."""
     env: str = ""
     default: str = ""
     help: str = ""
@@ -93,7 +93,7 @@ EXPORTER_ACCESS_FLAGS = tuple(option.flag for option in EXPORTER_OPTIONS if opti
 
 
 def options_of(command: str, shared: Iterable[str] = (), *, hidden: bool = False) -> tuple[Option, ...]:
-    """Returns the options of a command, and those of the exporter's that it also has. Its own rows override them.
+    """Returns the options of a command, including those that it shares with the exporter. Its own rows override these.
 
     If `hidden` is set, only --help-all shows the exporter's options.
     """
@@ -196,7 +196,7 @@ _NAMES_WIDTH = 30
 
 
 class _Option(click.Option):
-    """A click option with its `Option`, which contains the group and the visibility."""
+    """A click option that also has its row of options.csv, for the group and the visibility."""
 
     def __init__(self, *arguments: Any, row: Option, **named: Any) -> None:
         super().__init__(*arguments, **named)

@@ -1,4 +1,4 @@
-"""`podgpu report`: prints cost, waste and broken GPUs of a range of time, from the API of `podgpu cluster`."""
+"""`podgpu report`: prints cost, waste and broken GPUs for a period, from the API of `podgpu cluster`."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class _Table(NamedTuple):
     "report",
     options_of("report"),
     ("podgpu report --url localhost:9401 --range 30d --by label:team", "the cost of each team in the last 30 days"),
-    ("podgpu report --range 7d --by namespace --format html > report.html", "a page to send"),
+    ("podgpu report --range 7d --by namespace --format html > report.html", "an HTML page to share"),
 )
 def command(url: str, range: str, by: str, format: str) -> int:
-    """Print GPU-hours, energy, cost and waste of a range of time, the most idle owners, and broken GPUs.
+    """Print GPU-hours, energy, cost and waste for a period, the owners with the most idle time, and broken GPUs.
 
-    Reads the API of `podgpu cluster` or of an exporter with history.
+    Reads the API of `podgpu cluster`, or of an exporter with --history-dir.
     """
     query = {"range": range, "by": by}
     try:

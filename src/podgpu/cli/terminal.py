@@ -44,7 +44,7 @@ def wants_colour() -> bool:
 
 @contextmanager
 def quiet_logs(debug: bool = False) -> Iterator[None]:
-    """Suppresses log lines, which would disturb the screen, unless `debug` is set."""
+    """Suppresses log lines, because they would disturb the screen. With `debug` they are printed."""
     before = logging.root.manager.disable
     if debug:
         configure_logging("text", debug)
@@ -80,7 +80,7 @@ class _Json(logging.Formatter):
 
 
 def _is_our_error(record: logging.LogRecord) -> bool:
-    """Filters out errors about malformed requests, because a port scanner would fill the log with tracebacks."""
+    """Returns False for errors about malformed requests, because a port scanner would fill the log with tracebacks."""
     error = record.exc_info[1] if record.exc_info else None
     return type(error).__module__ != "aiohttp.http_exceptions"
 

@@ -1,4 +1,4 @@
-"""`podgpu top`: shows GPUs and their holders in a terminal."""
+"""`podgpu top`: shows in a terminal which pod uses which GPU."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _LOCAL = (
 )
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> int:
-    """Show a live table of the GPUs of this node, another node or a cluster, and of the pods that hold them.
+    """Show a live table of GPUs and the pods that use them, on this node, another node or a cluster.
 
     Keys: q quits, Enter shows details, h shows help. If standard output is not a terminal, one plain table is printed.
     For this node, many options of the exporter are accepted (see --help-all).
@@ -92,7 +92,6 @@ def _is_given(ctx: click.Context, flag: str) -> bool:
 
 
 def _open_source(options: Options, at_exit: ExitStack) -> Source:
-    """Raises UsageError."""
     if options["url"]:
         return ExporterSource(options["url"])
     if options["cluster"]:
@@ -117,7 +116,7 @@ def _run(feed: Feed, screen: Screen) -> int:
 
     feed.read()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # the encoding may not contain all letters of a name
+        sys.stdout.reconfigure(errors="replace")  # the terminal's encoding may lack letters of a name
     return show_live(feed, screen, wants_colour(), sys.stdin.fileno(), sys.stdout)
 
 
@@ -127,7 +126,7 @@ def _print_once(feed: Feed, order: Order, wanted: str) -> int:
     lines = arrange(seen.lines, order, wanted)
     table = Table(lines, order, size.columns if size else None)
     printed = [table.header(), *table.body]
-    if size:  # the totals are not printed for scripts
+    if size:  # scripts get no totals
         printed.append(render_totals(seen.view.totals, seen.view.currency, size.columns))
     if size and wants_colour():
         from podgpu.top.live import Painter  # imports rich's console, which is needed only on a terminal

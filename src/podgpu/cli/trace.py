@@ -41,7 +41,7 @@ _STEP_SECONDS = 0.5
     ("podgpu trace --gpu 4 --telemetry simulated", "try it without a GPU"),
 )
 def command(**options: Any) -> None:
-    """Record when each container had a GPU and when it waited for it, as a trace for ui.perfetto.dev.
+    """Record when each container was running on a GPU and when it waited for it, as a trace for ui.perfetto.dev.
 
     Needs root on the GPU's node and driver 550 or later. Containers are not restarted or changed. Ctrl-C ends the
     recording early.
@@ -72,8 +72,7 @@ def command(**options: Any) -> None:
 
 @contextmanager
 def _with_simulated_files(options: Options) -> Iterator[Options]:
-    """Creates /proc and /var/log of the simulated containers if the driver is simulated. Yields `options` with the
-    paths."""
+    """If the driver is simulated, creates its containers' /proc and /var/log. Yields `options` with the paths."""
     name, _, argument = options["telemetry"].partition(":")
     if name != "simulated":
         yield options
@@ -99,7 +98,7 @@ class Recording:
     """Reads the context-switch log, busy samples, XIDs and clock events of one GPU."""
 
     def __init__(self, telemetry: NvmlTelemetry, gpu: Device, paths: Options) -> None:
-        """Opens the log. `paths`: the options `path_proc` and `path_varlog`. Raises StartError."""
+        """Opens the log. `paths`: the options `path_proc` and `path_varlog`. Raises StartError if this fails."""
         self._telemetry = telemetry
         self._gpu = gpu
         self._finder = ContainerFinder(paths["path_proc"], finds_users=True)
@@ -112,7 +111,7 @@ class Recording:
         self._clock_events = ""
         if any(process.mps for process in telemetry.processes(gpu)):
             raise StartError(f"GPU {gpu.index} is shared by MPS: all clients use one context, which is never switched")
-        telemetry.usage(gpu)  # the busy time of the first window begins here
+        telemetry.usage(gpu)  # the first window begins here
         try:
             self._listener = telemetry.open_switch_log(gpu)
         except SwitchLogError as error:
@@ -181,7 +180,7 @@ class Recording:
                 marks.append((self._listener.to_gpu_time(event.at), f"XID {event.code}"))
 
     def _find_names(self, pids: set[int]) -> None:
-        """Finds the containers of new processes. Called often, because a process may end."""
+        """Finds the containers of new processes. Called often, because a process may end soon."""
         new = pids - self._names.keys()
         identities = self._identities.read() if new else Identities()
         for pid in new:

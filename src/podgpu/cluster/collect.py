@@ -14,7 +14,7 @@ from podgpu.metrics.fields import nearest_names
 from podgpu.metrics.names import meaning
 from podgpu.model import NodeState, WorkloadOwner
 
-MAX_ROUNDS = 1000  # per window, because each scope keeps one value per round
+MAX_ROUNDS = 1000  # in one window, because each scope keeps one value per round
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1))
 
 
@@ -23,7 +23,7 @@ class ViewSettings:
     """All times are in seconds."""
 
     interval: float = 15.0
-    stale_after: float = 45.0  # a node whose last reading is older than this is stale: not part of means and counts
+    stale_after: float = 45.0  # a node with an older last reading is stale: means and counts do not include it
     drop_after: float = 300.0  # a node whose last reading is older than this is dropped
     used_field: str = "DCGM_FI_DEV_MEM_COPY_UTIL"
     extra_fields: tuple[str, ...] = ()  # fields that autoscale needs
@@ -136,7 +136,7 @@ class ClusterReading:
     nodes: tuple[NodeReading, ...] = ()
     outcomes: tuple[TargetOutcome, ...] = ()
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (target, reason) -> failures since the start
-    notes: tuple[str, ...] = ()  # warnings that belong to no node
+    notes: tuple[str, ...] = ()  # warnings that do not belong to a node
     owners: Owners = field(default_factory=dict)
     idle_for: Mapping[tuple[str, str], float] = field(default_factory=dict)  # (UUID, MIG instance) -> idle seconds
     fleet: FleetCounts | None = None
@@ -144,7 +144,7 @@ class ClusterReading:
 
 class Collector(Protocol):
     async def run_round(self) -> None:
-        """Reads all targets once, within deadlines. `reading()` reports failures; only a bug raises an exception."""
+        """Reads all targets once, within deadlines. `reading()` contains failures; only a bug raises an exception."""
 
     def reading(self) -> ClusterReading:
         """Returns the results of the last round."""
@@ -152,7 +152,7 @@ class Collector(Protocol):
     async def fetch(self, target: str, path: str) -> bytes:
         """Requests `path` (such as `api/v1/gpus/GPU-…`) from an exporter and returns the body. Raises SourceError.
 
-        The event loop of the web server calls it, not that of the rounds.
+        Called in the event loop of the web server, not in that of the rounds.
         """
 
     async def close(self) -> None: ...

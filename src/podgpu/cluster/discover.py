@@ -34,8 +34,8 @@ class ServiceSelector(NamedTuple):
     def parse(cls, text: str) -> ServiceSelector:
         """Parses `[NAMESPACE/]SELECTOR`. Raises UsageError.
 
-        The name of a label may contain a slash. The part before the first slash is a namespace if it has no dot.
-        A leading slash means all namespaces.
+        The text before the first slash is a namespace if it has no dot, because label names may also contain a
+        slash. A leading slash means all namespaces.
         """
         before, slash, after = text.strip().partition("/")
         is_namespace = bool(slash) and (not before or _NAMESPACE.fullmatch(before) is not None)
@@ -64,7 +64,7 @@ class KubernetesTargets:
         https: bool = False,
         settings: ReflectorSettings | None = None,
     ) -> None:
-        """`https` enables TLS for all ports, not only for those declared as https."""
+        """`https`: use TLS for all ports, not only for those declared as https."""
         self._config = config
         self._selector = selector
         self._https = https

@@ -1,7 +1,7 @@
 """Runs the rounds of `podgpu cluster` in a thread with its own event loop, and publishes their results.
 
-Request handlers read one reference, which each round replaces. Rounds start at multiples of the interval, so that the
-rolling mean equals `avg_over_time` in Prometheus.
+Each round replaces one object, from which request handlers read. Rounds start at multiples of the interval, so that
+the rolling mean equals `avg_over_time` in Prometheus.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from podgpu.metrics.encode import Body, encode, etag_of
 
 LATE_ROUNDS = 3.0
 _CLOSE_SECONDS = 3.0
-_MAX_LOG_LINES = 10  # per round, because a rack that loses power has many nodes
+_MAX_LOG_LINES = 10  # per round; many nodes can fail together, for example in a rack that loses power
 _REPEAT_SECONDS = 600.0
 _log = logging.getLogger(__name__)
 MakeCollector = Callable[[], Collector]
@@ -56,7 +56,7 @@ class PublishedState:
 
     @cached_property
     def stale(self) -> Body:
-        """The metrics of podgpu itself, without GPU figures. Served while rounds are overdue."""
+        """The metrics of podgpu itself, without GPU values. Served while rounds are overdue."""
         return Body(encode(self_families(self.state)))
 
     @cached_property
@@ -99,7 +99,7 @@ class Cluster:
         clock: Clock | None = None,
         on_round: Callable[[ClusterState], None] | None = None,
     ) -> None:
-        """If `on_round` is set, it receives the state of every round, and texts are not computed."""
+        """If `on_round` is set, it receives the state of every round, and metrics and JSON are not rendered."""
         self.settings = settings
         self.clock = clock or Clock()
         self.fatal: StartError | None = None
@@ -110,7 +110,7 @@ class Cluster:
         self._on_round = on_round
         self._previous: ClusterState | None = None
         self._rolling = RollingAverage()
-        self._removed_gpus: set[str] = set()  # UUIDs of missing GPUs that an operator removed
+        self._removed_gpus: set[str] = set()  # UUIDs of lost GPUs that were removed with `podgpu forget`
         self._changes = _ChangeLog(self.clock.monotonic)
         self._collector: Collector | None = None
         self._round_at = float("-inf")
@@ -172,7 +172,7 @@ class Cluster:
     # Removal of missing GPUs
 
     def forget(self, uuid: str) -> GpuPresence:
-        """Hides a GPU that is lost or whose node is gone, until it is readable again."""
+        """Hides a lost GPU, or a GPU of a node that is gone, until the GPU is readable again."""
         presence = self._look_up(self.published.state, uuid)
         if presence == "missing":
             self._removed_gpus.add(uuid)
@@ -199,7 +199,7 @@ class Cluster:
         self._thread.start()
 
     def _run(self, on_fatal: Callable[[], object]) -> None:
-        """Runs the loop. A bug in the loop ends the process, because it would otherwise serve old figures forever."""
+        """Runs the loop. A bug in it ends the process, because podgpu would otherwise serve old values forever."""
         try:
             asyncio.run(self._rounds())
         except asyncio.CancelledError:

@@ -1,4 +1,4 @@
-"""Builds the metric families of `podgpu cluster`: pod map, used GPUs, idle holders, counts, costs, podgpu itself."""
+"""Builds the metric families of `podgpu cluster`: pod map, GPUs in use, idle holders, counts, costs, own state."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def node_families(state: ClusterState) -> list[Family]:
 
 
 def self_families(state: ClusterState) -> list[Family]:
-    """Builds the families that remain valid when the figures are too old to be served."""
+    """Builds the families that remain valid when the values of GPUs are too old to be served."""
     taken_at = state.taken_at or 0.0
     versions = Labels([("version", __version__), ("python_version", "{}.{}.{}".format(*sys.version_info))])
     targets = [(Labels([("target", outcome.target)]), outcome) for outcome in state.outcomes]
@@ -179,7 +179,7 @@ def _holder_labels(holder: Workload) -> Iterator[tuple[str, str]]:
     return ((name, text) for name, text in holder_names(holder).items() if text or holder.pod)
 
 
-# Counts. In MIG mode the instances are counted instead of the GPU, under a model name of their own.
+# Counts. In MIG mode the instances are counted instead of the GPU. They have their own model names.
 
 
 class _DeviceCount(NamedTuple):
@@ -267,7 +267,7 @@ def _cost_families(state: ClusterState) -> list[Family]:
 
 
 def _health_samples(state: ClusterState) -> list[Sample]:
-    """Returns the condition `node_gone` of every GPU. The exporters report the other conditions."""
+    """Returns the condition `node_gone` of every GPU. All other conditions are reported by the exporters."""
     return [
         Sample(_labels((*_PLACE_LABELS, "condition"), (*_place(node, gpu, None), NODE_GONE)), int(node.gone))
         for node in state.nodes

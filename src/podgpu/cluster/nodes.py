@@ -1,4 +1,4 @@
-"""Chooses the exporter of each node and the node of each GPU, keeps GPUs that disappeared, and describes problems."""
+"""Chooses the exporter for each node and the node for each GPU, keeps GPUs that disappeared, and describes problems."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from podgpu.errors import few_of
 from podgpu.metrics.conditions import DRIVER_AWAY, LOST, NODE_GONE, UNREADABLE, conditions, words_for
 from podgpu.model import Condition, DeviceState, MigInstance, NodeState, SourceStatus, Workload, parts_of
 
-CLOCK_AHEAD, _CLOCK_BEHIND = 5.0, 60.0  # tolerated skew; larger behind, because figures are some seconds old
-_CLOCK_UNSET = 86_400.0  # with a larger skew, the clock is not set; a wrong time zone causes less than a day
+CLOCK_AHEAD, _CLOCK_BEHIND = 5.0, 60.0  # tolerated clock skew; old values look like a clock that is behind
+_CLOCK_UNSET = 86_400.0  # a larger skew means that the clock is not set; a wrong time zone causes less than a day
 MAX_ALERTS = 200
 _NOT_ANSWERING = {LOST, UNREADABLE, DRIVER_AWAY}
 _DRIVER_SOURCES = {"nvml", "dcgm", "exporter", "simulated", "usage", "switches"}
@@ -67,10 +67,10 @@ def choose_nodes(
     settings: ViewSettings,
     now: float,
 ) -> tuple[list[NodeEntry], list[Alert]]:
-    """Returns one entry per node, without `held`, and alerts about exporters that report the same GPUs.
+    """Returns one entry per node (`held` is not set), and alerts about exporters that report the same GPUs.
 
-    If several exporters report a node or a GPU, prefers one that is current and names holders, then the one that was
-    used in the last round. A node that no exporter reports any more keeps its last reading for a while.
+    If several exporters report a node or a GPU, prefers a current one that names holders, then the one of the last
+    round. A node that no exporter reports any more keeps its last reading for a while.
     """
     by_name: dict[str, list[NodeReading]] = defaultdict(list)
     reported = {reading.state.node for reading in readings}
@@ -89,7 +89,7 @@ def choose_nodes(
         others = {copy.target for copy in copies if _is_another(copy, best) and _is_current(copy, settings, now)}
         if others:
             alerts.append(_describe_conflict(name, best.target, others, "this node"))
-    hidden: dict[str, set[str]] = defaultdict(set)  # name of a node -> UUIDs that are shown on another node
+    hidden: dict[str, set[str]] = defaultdict(set)  # node name -> UUIDs that are shown on another node
     for (name, other), uuids in _find_claims(chosen, before, settings, now).items():
         hidden[other] |= uuids
         if not _is_another(chosen[other], chosen[name]):
@@ -186,7 +186,7 @@ def _describe_conflict(node: str, used: str, others: Collection[str], what: str)
 def _find_claims(
     chosen: Mapping[str, NodeReading], before: Mapping[str, NodeEntry], settings: ViewSettings, now: float
 ) -> dict[tuple[str, str], set[str]]:
-    """Returns the UUIDs that two nodes report, by the name of the node that shows them and the name of the other."""
+    """Returns the UUIDs that two nodes report. Keys: name of the node that shows the GPUs, name of the other node."""
     nodes_of: dict[str, list[str]] = defaultdict(list)
     for name, reading in chosen.items():
         for uuid in {gpu.uuid for gpu in reading.state.devices if gpu.uuid}:
@@ -229,7 +229,7 @@ def _remove_gpus(state: NodeState, uuids: Collection[str]) -> NodeState:
 
 
 def add_lost_gpus(state: NodeState, earlier: NodeState, reported: Collection[str], wall: float) -> NodeState:
-    """Adds the GPUs that no node reports any more as lost, because dcgm-exporter silently omits lost GPUs."""
+    """Adds GPUs that no node reports any more as lost, because dcgm-exporter silently omits lost GPUs."""
     lost = [_make_lost(gpu, wall) for gpu in earlier.devices if gpu.uuid and gpu.uuid not in reported]
     if not lost:
         return state
@@ -252,7 +252,10 @@ def _make_lost(gpu: DeviceState, wall: float) -> DeviceState:
 
 
 def hide_missing_gpus(node: NodeEntry, uuids: Collection[str]) -> NodeEntry | None:
-    """Hides GPUs that an operator removed, while they are missing. Returns None if a gone node has no other GPU."""
+    """Hides the GPUs in `uuids` (removed with `podgpu forget`) for as long as they are lost.
+
+    Returns None if the node is gone and has no other GPU.
+    """
     missing = {gpu.uuid for gpu in node.state.devices if gpu.uuid in uuids and (node.gone or is_lost(gpu))}
     state = _remove_gpus(node.state, missing)
     return None if node.gone and missing and not state.devices else replace(node, state=state)
@@ -275,7 +278,7 @@ def sort_alerts(alerts: Iterable[Alert]) -> tuple[Alert, ...]:
 
 
 def describe_node(name: str, state: NodeState, gone: bool = False) -> Iterator[Alert]:
-    """Yields one alert per condition of a GPU, and one alert for a problem that all GPUs of the node share."""
+    """Yields one alert per condition of a GPU, or one alert for the node if all its GPUs share the problem."""
     broken = [gpu for gpu in state.devices if gpu.conditions and is_shown(gpu)]
     silent = sum(any(c.name in _NOT_ANSWERING for c in gpu.conditions) for gpu in broken)
     lost = state.gpus_lost or 0
@@ -324,7 +327,7 @@ def describe_condition(condition: Condition) -> tuple[str, str]:
 def _describe_sources(
     node: str, sources: Iterable[SourceStatus], broken: Sequence[DeviceState], driver_away: bool
 ) -> Iterator[Alert]:
-    """Reports failing sources, unless a condition of a GPU already reports the failure."""
+    """Yields an alert about failing sources, unless a condition of a GPU already reports the failure."""
     named = {f"gpu{gpu.index}" for gpu in broken}
     uuids = {gpu.uuid for gpu in broken}
     failing = [

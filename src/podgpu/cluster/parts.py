@@ -1,4 +1,4 @@
-"""Divides GPUs among their holders, classifies each part as used or idle, and sums the parts."""
+"""Divides GPUs among their holders, classifies each holder's part as used or idle, and sums the parts."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class HeldPart(msgspec.Struct, frozen=True, gc=False):
     instance: MigInstance | None
     holder: Holder
     part: float  # fraction of the physical GPU; the parts of a GPU add up to at most 1
-    share: float  # fraction of the GPU or MIG instance that it holds
+    share: float  # fraction of the GPU or MIG instance that the holder has
     use: Use
-    last_idle_since: float | None = None  # Unix time; kept while the GPU cannot be read
+    last_idle_since: float | None = None  # Unix time; not changed while the GPU cannot be read
     owner: WorkloadOwner | None = None
     cost_per_hour: float | None = None
 
@@ -80,7 +80,7 @@ def is_shown(gpu: DeviceState) -> bool:
 
 
 def holders_of(gpu: DeviceState, slot: Slot) -> Sequence[Holder]:
-    """Returns the unique holders. Holders of a lost GPU must also be known from an allocation source.
+    """Returns the unique holders. For a lost GPU, only those that an allocation source reports.
 
     Holders without identity are omitted, unless a scheduler reserved the device for them.
     """
@@ -96,7 +96,7 @@ def holders_of(gpu: DeviceState, slot: Slot) -> Sequence[Holder]:
 
 
 def divide(wanted: Sequence[float | None], whole: float) -> list[float]:
-    """Divides `whole` into the wanted amounts, or scales them down to fit. Each None gets an equal part of the rest."""
+    """Divides `whole` into the wanted amounts, scaled down if needed. Each None gets an equal part of the rest."""
     total = sum(part for part in wanted if part is not None)
     scale = whole / total if total > whole else 1.0
     unspecified = wanted.count(None)
@@ -136,7 +136,7 @@ def measure_use(slot: Slot, holder: Holder) -> Use:
     if is_mps_client(slot, holder):
         return "unknown"
     if own == 0 and usage.processes and device:
-        return "unknown"  # driver samples credit only the busiest process, so 0 does not mean idle
+        return "unknown"  # driver samples count only for the busiest process, so 0 does not mean idle
     ratio = device if own is None else own
     if ratio is None:
         return "idle" if usage.processes == 0 else "unknown"
@@ -144,7 +144,7 @@ def measure_use(slot: Slot, holder: Holder) -> Use:
 
 
 def classify_use(slot: Slot, holder: Holder, idle_since: float | None, is_tracked: bool) -> Use:
-    """Classifies a holder's part of a readable GPU. If `is_tracked`, the holder's earlier rounds are known."""
+    """Classifies a holder's part of a readable GPU. `is_tracked`: the holder was also seen in earlier rounds."""
     if idle_since is not None:
         return "idle"
     use = measure_use(slot, holder)
@@ -165,9 +165,9 @@ def slot_memory(slot: Slot) -> int | None:
 
 
 def _whole(latest: N | None, window: N | None, of_holders: Sequence[N | None]) -> N | None:
-    """Returns the device's figure for the same time window as its holders' figures, so that the parts add up.
+    """Returns the device's value for the time window of its holders' values, so that the parts add up to it.
 
-    If there is no figure for the window, as in metrics text, returns the latest figure, but at least the holders' sum.
+    Without a value for that window, as in metrics text, returns the latest value, but at least the holders' sum.
     """
     parts = [part for part in of_holders if part is not None]
     if not parts:
@@ -177,7 +177,7 @@ def _whole(latest: N | None, window: N | None, of_holders: Sequence[N | None]) -
 
 
 def gpu_utilization(gpu: DeviceState) -> float | None:
-    """Returns the utilisation. In MIG mode the driver reports none, so it is the mean over the instances, by size."""
+    """Returns the utilisation. In MIG mode, it is the mean over the instances, weighted by size."""
     weighted = [
         (ratio, slices_of_profile(instance.profile) or 1)
         for instance in gpu.instances
@@ -226,9 +226,9 @@ class Totals(HeldSums, kw_only=True):
 
 
 def sum_held(parts: Iterable[HeldPart], currency: str = "", by_device: bool = False) -> HeldSums:
-    """Sums the parts in physical GPUs, or `by_device`: a MIG instance counts as one.
+    """Sums the parts in physical GPUs. With `by_device`, a MIG instance counts as one GPU.
 
-    With a currency, the costs of no parts are 0.
+    If there are no parts, the costs are 0 with a currency, otherwise None.
     """
     uses: dict[Use, float] = {"used": 0.0, "idle": 0.0, "unknown": 0.0}
     costs, wasted = [], []

@@ -52,7 +52,7 @@ class _PriceFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Prices:
-    """Prices by model, of the time before the first change. An empty currency means that there are none."""
+    """Prices by model until the first of `changes`. If there are no prices, the currency is empty."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Prices:
         return next(prices for start, prices in reversed([(-math.inf, self), *self.changes]) if start <= time)
 
     def of(self, model: str) -> Price:
-        """Returns the price of `<model>` or `<model> MIG <profile>`. Spaces in names match dashes.
+        """Returns the price of `<model>` or `<model> MIG <profile>`. A dash in a name matches a space.
 
         A MIG instance without its own price costs its share of the GPU's compute slices.
         """
@@ -122,7 +122,7 @@ def describe_unpriced(models: Iterable[str], prices: Prices) -> tuple[str, ...]:
 
 
 def parse_prices(content: bytes, file: str, source: PriceSource = "file") -> Prices:
-    """Parses the file. Raises UsageError with the file and the path inside it."""
+    """Parses the file. Raises UsageError that names the file and the invalid entry."""
     from podgpu.decode import decode_yaml  # an exporter without prices does not load YAML
 
     parsed = decode_yaml(content, file, _PriceFile)
@@ -138,7 +138,6 @@ class PriceReader:
     """Rereads the file when it changes. If the new content is invalid, the last valid prices are used."""
 
     def __init__(self, path: str) -> None:
-        """Raises UsageError."""
         self._path = path
         self._file = ReadOnChange(parse_prices, _MAX_FILE_BYTES)
         try:
@@ -155,7 +154,7 @@ class PriceReader:
 
 
 def read_prices(option: str) -> ReadPrices:
-    """Returns a reader for the value of `--prices`: empty, `example`, or a file. Raises UsageError."""
+    """Returns a reader for the value of `--prices`: empty, `example`, or a file."""
     if not option:
         return no_prices
     if option == EXAMPLE:

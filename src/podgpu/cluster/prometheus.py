@@ -1,6 +1,6 @@
 """Collector that reads Prometheus or a compatible server, with instant queries evaluated at the server's time.
 
-Idle times and owners of pods also come from the server, so a restart of podgpu loses nothing.
+Idle times and pod owners also come from the server, so a restart of podgpu loses no data.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED = 250, 251, 252, 253
 _OWNER_RETRY_SECONDS = 60.0  # kube-state-metrics may report a new pod later than the exporter
 _PODS_PER_QUERY = 500
 _IDLE_SECONDS = 600.0  # interval of the query for idle devices
-_IDLE_CHECKS = 30  # number of times in the idle window at which samples must exist
+_IDLE_CHECKS = 30  # samples must exist at this many times in the idle window
 
 RULE_LABELS = ("kind", "namespace", "owner_kind", "owner_name", "hpc_job", "modelName", "GPU_I_PROFILE")
 USAGE_RULE = "podgpu:usage:increase5m"
@@ -64,7 +64,7 @@ class PrometheusCollector:
         owners: Callable[[], Owners] = dict,
         clock: Clock | None = None,
     ) -> None:
-        """`owners` returns the owners of pods that kube-state-metrics does not report. Raises UsageError."""
+        """`owners`: returns pod owners that kube-state-metrics does not report."""
         self._match = server.match
         self._node_labels = server.node_labels
         self._cluster_label = server.cluster_label
@@ -102,7 +102,7 @@ class PrometheusCollector:
         self._reading = replace(self._reading, outcomes=(outcome,), errors=dict(self._errors))
 
     async def _read_all(self) -> list[tuple[str, SourceError]]:
-        """Runs all queries. Returns the failed optional ones. Raises SourceError if a required query fails."""
+        """Runs all queries. Returns the optional queries that failed. Raises SourceError if a required query fails."""
         now = await self._client.query_time()
         monotonic = self._clock.monotonic()
         failures: list[tuple[str, SourceError]] = []
@@ -238,7 +238,7 @@ def _billed_model(labels: Mapping[str, str]) -> str:
 class SeriesQuery(NamedTuple):
     what: str
     text: str
-    required: bool = False  # if missing, GPUs would seem free, or the exporter's pod would seem to hold GPUs
+    required: bool = False  # without these, GPUs would seem free, or the exporter's pod would seem to hold GPUs
 
 
 def series_queries(
@@ -315,7 +315,7 @@ class IdleDevices:
         self._client = client
         self._window = window or 0.0
         self._query = idle_query(match, window) if window else ""
-        self._since: dict[tuple[str, str], float] = {}  # (UUID, MIG instance) -> idle since, in the server's Unix time
+        self._since: dict[tuple[str, str], float] = {}  # (UUID, MIG instance) -> Unix time when it became idle
         self._queried_at = -math.inf
 
     async def update(self, nodes: Iterable[NodeReading], now: float) -> None:
@@ -389,7 +389,7 @@ class PodOwners:
     async def read(
         self, pods: Sequence[PodName], window: str = "", at: float | None = None
     ) -> dict[PodName, WorkloadOwner]:
-        """Returns the owners, now, or with `window` (such as 3600s) the last ones before `at`. Raises SourceError."""
+        """Returns the current owners, or with `window` (such as 3600s) those before `at`. Raises SourceError."""
         owners: dict[PodName, WorkloadOwner] = {}
         for first in range(0, len(pods), _PODS_PER_QUERY):
             owners |= await self._query_owners(pods[first : first + _PODS_PER_QUERY], window, at)
@@ -419,7 +419,7 @@ class PodOwners:
 
 
 def _read_owners(samples: Iterable[ParsedSample], label: str) -> dict[PodName, WorkloadOwner]:
-    """Returns owners by namespace and name. If there are several, uses the first in alphabetical order."""
+    """Returns owners by namespace and name. Of several owners, uses the first in alphabetical order."""
     owners: dict[PodName, WorkloadOwner] = {}
     for labels in (sample.labels for sample in samples):
         name = labels.get(f"exported_{label}") or labels.get(label, "")

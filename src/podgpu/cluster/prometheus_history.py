@@ -15,13 +15,15 @@ from podgpu.cluster.promql import PrometheusClient, PrometheusServer, RangeSerie
 from podgpu.history.answers import (
     JSON,
     MAX_POINTS,
+    SPARKLINE_POINTS,
+    SPARKLINE_STEP,
     GpuHistory,
     HolderSpan,
     Mark,
     PodHistory,
     make_pod_history,
     round_series,
-    sparkline_window,
+    sparkline_start,
     sparklines_json,
     utilization_byte,
 )
@@ -34,8 +36,8 @@ from podgpu.model import MIB, Workload
 
 CACHE_SECONDS = 15.0
 _FINE, _COARSE = 15, 300  # steps in seconds, as in the SQLite store
-_MAX_SAMPLES = 20_000  # of a range; VictoriaMetrics allows 30,000
-_MAX_GAP_SECONDS = 300  # a holder or a condition continues over shorter gaps, in which nothing may have been scraped
+_MAX_SAMPLES = 20_000  # of a range query; VictoriaMetrics allows 30,000
+_MAX_GAP_SECONDS = 300  # shorter gaps do not end a holder or a condition, because a scrape may be missing
 _CONCURRENCY = 2
 _MAX_GPUS_OF_POD = 256
 _DCGM_BLANK = 0x7FFFFFF0
@@ -66,7 +68,7 @@ class Window(NamedTuple):
         return values
 
     def find_runs(self, steps: Iterable[int]) -> list[tuple[float, float | None]]:
-        """Returns start and end of each run of steps. The end is None if the run has not ended."""
+        """Returns start and end of each run of consecutive steps. The end is None if the run has not ended."""
         runs: list[list[int]] = []
         for step in sorted(steps):
             if runs and (step - runs[-1][1] - 1) * self.step <= _MAX_GAP_SECONDS:
@@ -82,15 +84,14 @@ class PrometheusHistory:
     """Implements `HistorySource`. Answers are cached for 15 s."""
 
     def __init__(self, server: PrometheusServer, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raises UsageError."""
         PrometheusClient(server)
         self._server = server
         self._clock = clock
         self._cache: dict[tuple[object, ...], tuple[float, Any]] = {}
         self._slots = asyncio.Semaphore(_CONCURRENCY)
 
-    async def sparklines(self, points: int) -> JSON:
-        return await self._read_cached(self._read_sparklines, points)
+    async def sparklines(self) -> JSON:
+        return await self._read_cached(self._read_sparklines)
 
     async def gpu(self, uuid: str, instance: str, seconds: int) -> GpuHistory | None:
         return await self._read_cached(self._read_gpu, (uuid, instance), seconds)
@@ -112,8 +113,8 @@ class PrometheusHistory:
             answer: T = self._cache[key][1]
             return answer
 
-    async def _read_sparklines(self, client: PrometheusClient, points: int) -> JSON:
-        window = Window(*sparkline_window(points, await client.query_time()))
+    async def _read_sparklines(self, client: PrometheusClient) -> JSON:
+        window = Window(sparkline_start(await client.query_time()), SPARKLINE_STEP, SPARKLINE_POINTS)
         reader = _HistoryReader(client, window, self._server)
         lines = {}
         for labels, values in await reader.read(reader.figures()["utilization_ratio"]):
@@ -121,7 +122,7 @@ class PrometheusHistory:
             if uuid:
                 ratios = (_check_ratio(value) for value in window.align(values))
                 lines[f"{uuid}/{instance}" if instance else uuid] = bytes(map(utilization_byte, ratios))
-        return sparklines_json(window.start, window.step, lines, window.steps)
+        return sparklines_json(window.start, lines)
 
     async def _read_gpu(self, client: PrometheusClient, device: Device, seconds: int) -> GpuHistory | None:
         reader = await self._make_reader(client, seconds)
@@ -154,12 +155,11 @@ class _HistoryReader:
         self._node_labels = server.node_labels
 
     async def read(self, query: str) -> list[RangeSeries]:
-        """Raises SourceError."""
         window = self._window
         return await self._client.query_range(query, window.start + window.step, window.end, window.step)
 
     async def read_devices(self, uuids: Sequence[str], pod: PodName | None = None) -> dict[Device, _DeviceLines]:
-        """With `pod`, reads the figures and conditions only of the time in which the pod held the devices.
+        """With `pod`, reads values and conditions only from the time when the pod held the devices.
 
         Raises SourceError.
         """
@@ -229,7 +229,7 @@ class _HistoryReader:
         return self._over_steps("max", self._while_held(f"max {by(*_KEYS, 'condition')} ({series})", pod))
 
     def _field(self, number: int, uuids: Sequence[str]) -> str:
-        """Returns a query in the unit of dcgm-exporter 4.8. GPU fields repeated on MIG instances count for the GPU."""
+        """Returns a query in the unit of dcgm-exporter 4.8. GPU fields that MIG instances repeat belong to the GPU."""
         labels = by(*_KEYS) if fields()[number].per_instance else by(*UUID_LABELS)
         old_names, new_names = generations(number)
         query = f"max {labels} (({self._select(old_names, uuids)}) < {_DCGM_BLANK})"
@@ -289,9 +289,9 @@ class _DeviceLines:
             self.holder_figures[holder, figure] = values
 
     def history_of_pod(self, pod: PodName) -> GpuHistory | None:
-        """Returns the figures of the time in which the pod held the device. None if it never did.
+        """Returns the values from the time when the pod held the device. None if it never did.
 
-        Uses the pod's own figures, or those of the device if no other pod held it.
+        Uses the pod's own values, or the device's values if no other pod held it.
         """
         own = {holder: steps for holder, steps in self.holders.items() if (holder.namespace, holder.pod) == pod}
         held = {step for steps in own.values() for step in steps}

@@ -1,7 +1,7 @@
 """Answers `/api/v1/range` and `/api/v1/waste` with queries to Prometheus or a compatible server.
 
-Nothing is kept in the process. If podgpu's recording rules cover the range, the hours of owners and namespaces are read
-from them, otherwise from the exporters' counters.
+Hours of owners and namespaces are read from podgpu's recording rules if they cover the range, otherwise from the
+exporters' counters. Nothing is stored in the process.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ Vectors = Mapping[str, Sequence[ParsedSample]]  # by kind of usage
 
 
 class _Part(NamedTuple):
-    """A holder's part of a GPU or MIG instance, or of all GPUs of a model if a recording rule added them up."""
+    """A holder's part of a GPU or MIG instance. In a recording rule, the sum over all GPUs of a model."""
 
     cluster: str
     gpu: str
@@ -78,13 +78,12 @@ class PrometheusRanges:
     """Implements `UsageAnswers`."""
 
     def __init__(self, server: PrometheusServer, prices: ReadPrices, read_state: Callable[[], ClusterState]) -> None:
-        """The state has the owners that kube-state-metrics does not report."""
+        """`read_state`: returns the state, which has the owners that kube-state-metrics does not report."""
         self._server = replace(server, timeout=_TIMEOUT)
         self._prices = prices
         self._read_state = read_state
 
     async def range(self, query: RangeQuery) -> RangeAnswer:
-        """Raises SourceError."""
         client = PrometheusClient(self._server)
         try:
             start, end = query.bounds(await client.query_time())
@@ -116,7 +115,7 @@ class _RangeReader:
         self._notes: list[str] = []
 
     async def read(self, start: float, end: float, step: int) -> RangeAnswer:
-        """Adds a note for each failed query. Raises SourceError without allocated hours."""
+        """Adds a note for each failed query. Raises SourceError if there are no allocated hours."""
         rule = await self._find_rule(start, end)
         usage: list[UsageSum] = []
         for first, last, prices in self._prices.periods(start, end):
@@ -126,7 +125,7 @@ class _RangeReader:
             else:
                 found = await self._read_counters(first, last, step)
             usage += await self._make_usage(found, first, last, prices)
-        if not await self._client.query(f"group({self._gpus})", start + step):
+        if not await self._may_have_gpus(start + step):
             self._notes.append(f"Prometheus has no GPU metrics at {utc_text(start)}, the start of the range")
         if not any(any(one.account) for one in usage):
             self._notes.append("Prometheus has no counters of podgpu's exporters in this range")
@@ -169,14 +168,22 @@ class _RangeReader:
             covered = sum(count.value for count in counts) * seconds
             if covered >= 0.99 * length:
                 return name
-            if covered and not await self._client.query(f"group({self._gpus})", end - covered - 2 * seconds):
+            if covered and not await self._may_have_gpus(end - covered - 2 * seconds):
                 return name  # the server has no older samples
             if covered:
                 self._notes.append(f"{name} covers only {covered / length:.0%} of the range, so it is not used")
         return ""
 
+    async def _may_have_gpus(self, at: float) -> bool:
+        """Returns False if the server certainly has no GPU metrics at this time."""
+        try:
+            return bool(await self._client.query(f"group({self._gpus})", at))
+        except SourceError as error:
+            self._notes.append(f"missing: GPUs at {utc_text(at)}: {error}")
+            return True
+
     async def _read_rule(self, name: str, function: str, end: float) -> Vectors:
-        """`function` has a pair of braces in the place of the series."""
+        """`function` contains `{}` in the place of the series."""
         series = function.format(select((name,), self._match))
         found: dict[str, list[ParsedSample]] = defaultdict(list)
         for sample in await self._client.query(f"max {by(self._cluster, *RULE_LABELS)} ({series})", end):
@@ -198,7 +205,7 @@ class _RangeReader:
         return dict(zip(queries, results, strict=True))
 
     def _increase(self, name: str, seconds: float) -> str:
-        """Counts copies from an HA pair of Prometheus servers once. Adds up series of an exporter that moved."""
+        """Counts the copies of an HA pair of Prometheus servers once. Adds up the series of an exporter that moved."""
         grown = f"increase({select((name,), self._match)}[{round(seconds)}s])"
         keys = (self._cluster, *_HOLDER_KEYS)
         return f"sum {by(*keys)} (max {by(*keys, 'job', 'instance')} ({grown}))"
@@ -208,7 +215,7 @@ class _RangeReader:
         return f"avg {by(self._cluster, *_HOLDER_KEYS)} (avg_over_time({shares}[{round(seconds)}s]))"
 
     async def _read_now(self, end: float, has_rules: bool) -> dict[RowName, dict[str, float | None]]:
-        """Returns the present values of rows: means of the last 5 minutes."""
+        """Returns the current values of rows: means over the last 5 minutes."""
         if has_rules:
             found = dict(await self._read_rule(USAGE_RULE, f"last_over_time({{}}[{2 * COARSE}s])", end))
             found.pop("gpu_seconds", None)
@@ -259,7 +266,7 @@ class _RangeReader:
         return accounts
 
     async def _read_labels(self, name: str, window: str, end: float) -> dict[tuple[str, PodName], str]:
-        """Returns the label of pods as JSON, from kube-state-metrics, else from the series of the exporters."""
+        """Returns each pod's label as JSON, from kube-state-metrics, else from the exporters' series."""
         found: dict[tuple[str, PodName], str] = {}
         for names, label in ((_GPU_NAMES, name), (("kube_pod_labels",), f"label_{name}")):
             matcher = f'{label}!=""'

@@ -17,7 +17,7 @@ from podgpu.http_client import Access, HttpClient, HttpResponse, open_session
 from podgpu.metrics.adapter import NODE_LABELS
 from podgpu.metrics.parse import ParsedSample
 
-MAX_ANSWER_BYTES = 32 * 1024 * 1024  # the response for 8,000 GPUs is half as large
+MAX_ANSWER_BYTES = 32 * 1024 * 1024  # twice the response for 8,000 GPUs
 MAX_NOTES = 5
 _CONCURRENCY = 5  # a quarter of the 20 queries that Prometheus runs at a time by default
 _MAX_TEXT = 300
@@ -41,7 +41,7 @@ def one_of(label: str, values: Iterable[str]) -> str:
 
 
 def select(names: Sequence[str], *matchers: str) -> str:
-    """Returns a selector of series with one of the names. Skips empty matchers."""
+    """Returns a selector for series with one of the names. Skips empty matchers."""
     name = (one_of("__name__", names),) if len(names) != 1 else ()
     return f"{names[0] if len(names) == 1 else ''}{{{','.join(filter(None, (*name, *matchers)))}}}"
 
@@ -65,7 +65,6 @@ class PrometheusServer:
     timeout: float = 10.0  # seconds for one query
 
     def __post_init__(self) -> None:
-        """Raises UsageError."""
         for option, names in (("--node-label", self.node_labels or ("",)), ("--cluster-label", (self.cluster_label,))):
             for name in names:
                 if not _LABEL.fullmatch(name):
@@ -104,10 +103,10 @@ _decode_answer = msgspec.json.Decoder(_Answer).decode
 
 class PrometheusClient:
     def __init__(self, server: PrometheusServer) -> None:
-        """The URL may contain a path, such as /prometheus for Mimir. Raises UsageError."""
+        """The URL may contain a path, such as /prometheus for Mimir."""
         self._http = HttpClient(server.url, server.access, timeout=server.timeout, max_bytes=MAX_ANSWER_BYTES)
         self.name = self._http.shown
-        self.notes: list[str] = []  # warnings from the server; the caller clears them
+        self.notes: list[str] = []  # warnings from the server, until the caller clears them
         self._options = {
             "timeout": f"{max(1, round(server.timeout * 1000))}ms",
             "nocache": "1",  # otherwise VictoriaMetrics omits the last 30 seconds
@@ -124,7 +123,6 @@ class PrometheusClient:
         return samples[0].value
 
     async def query(self, query: str, at: float | None = None) -> list[ParsedSample]:
-        """Raises SourceError."""
         elements = await self._read("api/v1/query", query, {} if at is None else {"time": f"{at:.3f}"}, "vector")
         samples = []
         for element in elements:
@@ -134,7 +132,6 @@ class PrometheusClient:
         return samples
 
     async def query_range(self, query: str, start: float, end: float, step: float) -> list[RangeSeries]:
-        """Raises SourceError."""
         form = {"start": f"{start:.3f}", "end": f"{end:.3f}", "step": f"{step:g}"}
         elements = await self._read("api/v1/query_range", query, form, "matrix")
         lines = []
@@ -166,7 +163,7 @@ class PrometheusClient:
         return answer.data.result
 
     async def _send(self, path: str, form: Mapping[str, str]) -> HttpResponse:
-        """Sends the query by POST, because it may be too long for a URL. Some proxies allow only GET."""
+        """Sends the query by POST, because it may be too long for a URL. If a proxy rejects POST, uses GET."""
         if self._session is None:
             self._session = open_session()
         response = await self._http.send(self._session, self._method, path, form, "application/json")

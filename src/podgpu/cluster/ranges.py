@@ -1,4 +1,4 @@
-"""GPU-hours, energy, cost and waste in a range of time, by pod, owner, namespace or pod label.
+"""GPU-hours, energy, cost and waste in a time range, by pod, owner, namespace or pod label.
 
 `/api/v1/range` and `/api/v1/waste` have the same rows in a different order.
 """
@@ -64,15 +64,15 @@ class RangeFigures(msgspec.Struct, omit_defaults=True, kw_only=True):
     used_hours_max: float = 0.0
     idle_hours: float = 0.0
     unknown_hours: float = 0.0  # the part of `allocated_hours` for which `used_hours` is not known
-    waited_hours: float | None = None  # for another workload on a shared GPU; None if it is 0 or not known
-    mean_use: float | None = None  # of the time for which the use is known
+    waited_hours: float | None = None  # waiting for another workload on a shared GPU; None if it is 0 or not known
+    mean_use: float | None = None  # mean over the time for which the use is known
     energy_kwh: float | None = None
     cost: float | None = None
     wasted: float | None = None
 
 
 class RangeRow(RangeFigures, kw_only=True):
-    """A row. The last members are present values, in ranges that end now."""
+    """A row. The last members are current values; they are set only if the range ends now."""
 
     unallocated: bool = False
     cluster: str = ""
@@ -87,7 +87,7 @@ class RangeRow(RangeFigures, kw_only=True):
     idle_gpus: float | None = None
     cost_per_hour: float | None = None
     idle_since: int | None = None
-    unknown_because: str = ""  # reason why the idle time of a part of its GPUs is not known
+    unknown_because: str = ""  # reason why the idle time of some of its GPUs is not known
 
 
 class RangeTotals(RangeFigures, kw_only=True):
@@ -144,7 +144,6 @@ class RecordedUsage:
 
 
 def parse_range_query(query: Mapping[str, str], order: Order = "cost") -> RangeQuery:
-    """Raises UsageError."""
     by, form, name = query.get("by", "pod"), query.get("format", "json"), query.get("range", "24h")
     if by not in ("pod", "owner", "namespace") and not (by.startswith(_LABEL) and by != _LABEL):
         raise UsageError(f"by={by[:60]!r}: use pod, owner, namespace or label:NAME")
@@ -184,7 +183,7 @@ def make_range(
     now: Mapping[RowName, Mapping[str, Any]] | None = None,
     source: str = "",
 ) -> RangeAnswer:
-    """Adds up the usage in rows. `now` has the present values of rows."""
+    """Adds up the usage in rows. `now`: the current values of rows."""
     groups: dict[RowName, list[UsageSum]] = defaultdict(list)
     for one in usage:
         groups[name_row(one, query)].append(one)
@@ -223,11 +222,11 @@ def make_range(
 
 
 def _group_held(state: ClusterState, usage: Iterable[UsageSum], query: RangeQuery) -> dict[RowName, dict[str, Any]]:
-    """Returns the present values of the rows. An ended pod has 0 GPUs."""
+    """Returns the current values of the rows. A pod that ended has 0 GPUs."""
     known = {one.account[:5]: one for one in usage}
     groups: dict[RowName, list[HeldPart]] = {name_row(one, query): [] for one in usage if one.account != UNALLOCATED}
     for part in (part for node in state.nodes for part in node.held):
-        if part.holder.key:  # a reservation for an unknown pod has none
+        if part.holder.key:  # a reservation for an unknown pod has no row
             account = account_of(part)
             one = known.get(account[:5]) or UsageSum(account, "", Amounts())
             groups.setdefault(name_row(one, query), []).append(part)
@@ -296,7 +295,7 @@ def _hours(seconds: float) -> float:
 
 
 def _add_up_now(held: Sequence[HeldPart]) -> dict[str, Any]:
-    """Returns the present values of a row."""
+    """Returns the current values of a row."""
     now = sum_held(held).rounded()
     since = [part.idle_since for part in held if part.idle_since is not None]
     return {
@@ -335,7 +334,7 @@ def utc_text(time: float) -> str:
 
 
 def encode_range_csv(answer: RangeAnswer) -> bytes:
-    """Writes CSV with the column names of FOCUS, and own columns that begin with `x_`. Unknown values are empty."""
+    """Writes CSV with the column names of FOCUS. Other columns begin with `x_`. Unknown values are empty."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(_make_cells(answer, RangeRow())), lineterminator="\r\n")
     writer.writeheader()
@@ -358,9 +357,10 @@ def _make_cells(answer: RangeAnswer, row: RangeRow) -> dict[str, Any]:
     return {
         **dict.fromkeys(("BilledCost", "EffectiveCost", "ListCost", "ContractedCost"), row.cost),
         "BillingCurrency": answer.currency,
-        "ChargePeriodStart": utc_text(answer.from_),
-        "ChargePeriodEnd": utc_text(answer.to),
+        **dict.fromkeys(("BillingPeriodStart", "ChargePeriodStart"), utc_text(answer.from_)),
+        **dict.fromkeys(("BillingPeriodEnd", "ChargePeriodEnd"), utc_text(answer.to)),
         "ChargeCategory": "Usage",
+        "ChargeClass": "",
         "ChargeDescription": f"GPU hours: {describe_row(row)}",
         **dict.fromkeys(("PricingQuantity", "ConsumedQuantity"), row.gpu_hours),
         **dict.fromkeys(("PricingUnit", "ConsumedUnit"), "GPU-Hours"),

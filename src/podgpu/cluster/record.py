@@ -24,13 +24,14 @@ from podgpu.history.recorder import HistoryRecorder
 from podgpu.history.store import Amounts, Figures, GpuSample, HistoryRound, HolderSample
 from podgpu.model import MJ, NS, DeviceState, HolderUsage, MigInstance, WorkloadKey
 
-_OWN_DIFFERENCE = 0.05  # a sole holder's own figures are stored if its utilisation differs more from the device's
-LONGEST_GAP = 60.0  # longest time between two rounds that is charged, in seconds
+_OWN_DIFFERENCE = 0.05  # a sole holder's own values are stored if its utilisation differs by more
+MAX_GPUS = 8000  # supported by the SQLite history; time and size were measured with 1,000 nodes of 8 GPUs
+LONGEST_GAP = 60.0  # seconds; a longer time between two rounds is not charged
 _PartKey = tuple[SlotKey, WorkloadKey]
 
 
 class _Counters(NamedTuple):
-    """Counters of a holder or a device, or their growth. None if the exporter does not count."""
+    """Counters of a holder or a device, or their growth. A value is None if the exporter does not count it."""
 
     busy_ns: int | None = None
     busy_min_ns: int | None = None
@@ -46,7 +47,7 @@ class _Read(NamedTuple):
 
 
 class RoundReader:
-    """Converts the present state to a `HistoryRound`, with the usage since the previous round."""
+    """Converts the current state to a `HistoryRound`, with the usage since the previous round."""
 
     def __init__(
         self,
@@ -54,11 +55,11 @@ class RoundReader:
         longest_gap: float,
         wall: Callable[[], float],
     ) -> None:
-        """`read_state` returns None if there is no current state. Gaps over `longest_gap` seconds are not charged."""
+        """`read_state`: returns None if there is no current state. Gaps over `longest_gap` seconds are not charged."""
         self._read_state = read_state
         self._wall = wall
         self._longest_gap = longest_gap
-        self._before: dict[_PartKey, _Read] = {}  # the last reading of each held part, and of each slot
+        self._before: dict[_PartKey, _Read] = {}  # last counters of each holder, and of each GPU or MIG instance
         self._now: dict[_PartKey, _Read] = {}
 
     def __call__(self) -> HistoryRound | None:
@@ -151,7 +152,7 @@ class RoundReader:
         holders: Iterable[HolderSample],
         users_joules: float,
     ) -> Amounts:
-        """Returns the time and energy of a GPU or MIG instance that are not charged to its holders.
+        """Returns the time and the energy of a GPU or MIG instance that are not charged to a holder.
 
         The exporter's unattributed energy includes `users_joules`, which are charged to users.
         """
@@ -195,7 +196,7 @@ def _idle_alarms(parts: Iterable[HeldPart], at: float, after: float | None) -> I
 
 
 def _idle_seconds(part: HeldPart, seconds: float, at: float) -> float:
-    """Returns the idle part of the last `seconds` before the Unix time `at`."""
+    """Returns the idle seconds within the last `seconds` before the Unix time `at`."""
     if part.use != "idle":
         return 0.0
     return seconds if part.idle_since is None else max(0.0, min(seconds, at - part.idle_since))
@@ -215,8 +216,16 @@ def _differs(part: HeldPart) -> bool:
     return own is not None and (whole is None or abs(whole - own) > _OWN_DIFFERENCE)
 
 
+def _describe_limit(state: ClusterState) -> Iterator[str]:
+    gpus = sum(len(node.state.devices) for node in state.nodes)
+    if gpus > MAX_GPUS:
+        yield (
+            f"history, waste and cost of {gpus:,} GPUs are stored in SQLite, which is made for {MAX_GPUS:,}:"
+            " read them from a Prometheus server with --prometheus"
+        )
+
+
 def cluster_recorder(cluster: Cluster, directory: str = "") -> HistoryRecorder:
-    """Raises UsageError."""
 
     def read_state() -> ClusterState | None:
         return cluster.published.state if cluster.turns and cluster.published.state.nodes else None
@@ -224,7 +233,7 @@ def cluster_recorder(cluster: Cluster, directory: str = "") -> HistoryRecorder:
     gap = max(LONGEST_GAP, cluster.settings.stale_after)
     read_round = RoundReader(read_state, gap, cluster.clock.wall)
     recorder = HistoryRecorder(read_round, cluster.clock, directory)
-    cluster.notes_beside = recorder.warnings
+    cluster.notes_beside = lambda: (*recorder.warnings(), *_describe_limit(cluster.published.state))
     return recorder
 
 

@@ -25,8 +25,8 @@ from podgpu.metrics.adapter import NODE_LABELS, keep_known_fields, node_from_tex
 from podgpu.metrics.parse import BadExposition
 from podgpu.model import DeviceState, MigInstance, NodeState, decode_node
 
-_CONCURRENCY = 256  # more than usually fail together, because each failed target waits for its timeout
-_ROUNDS_UNTIL_PROBE = 40  # then JSON is requested again from a target that returned text
+_CONCURRENCY = 256  # more targets than usually fail together, because each of these waits for its timeout
+_ROUNDS_UNTIL_PROBE = 40  # after this time, JSON is requested again from a target that returned text
 _MAX_FILES = 65_536
 S = TypeVar("S", DeviceState, MigInstance)
 _log = logging.getLogger(__name__)
@@ -46,7 +46,6 @@ class FixedTargets:
     """The targets of --scrape."""
 
     def __init__(self, urls: Sequence[str], access: Access | None = None) -> None:
-        """Raises UsageError."""
         by_name: dict[str, str] = {}
         for url in filter(None, (url.strip() for url in urls)):
             by_name.setdefault(HttpClient(url, access, default_path="/metrics").shown, url)
@@ -68,7 +67,6 @@ class ScrapeTarget:
     """One exporter and its last readings."""
 
     def __init__(self, url: str, access: Access | None, timeout: float) -> None:
-        """Raises UsageError."""
         self._metrics = HttpClient(url, access, timeout=timeout, max_bytes=MAX_METRICS_BYTES, default_path="/metrics")
         base = re.sub(r"(/metrics)?/*([?#].*)?$", "", url)
         self._api = HttpClient(base, access, timeout=timeout, max_bytes=MAX_METRICS_BYTES)
@@ -121,7 +119,6 @@ class ScrapeTarget:
         return state.node != self._api.host
 
     async def fetch(self, session: aiohttp.ClientSession, path: str) -> bytes:
-        """Raises SourceError."""
         return await self._api.get(session, path)
 
 
@@ -171,7 +168,7 @@ class ScrapeCollector:
         notes: Callable[[], Sequence[str]] = tuple,
         clock: Clock | None = None,
     ) -> None:
-        """`owners` returns the owners of pods, `notes` the problems in reading them."""
+        """`owners`: returns the owners of pods. `notes`: returns problems in reading the owners."""
         self._source = targets
         self._settings = settings
         self._access = access

@@ -1,7 +1,7 @@
 """Builds the `ClusterState` of each round from the collector's readings, or from one exporter for its own page.
 
-Each round depends only on its readings and the previous state, which carries the idle times of foreign exporters, the
-GPUs that disappeared, and the exporter chosen for each node.
+A state depends only on the readings of its round and on the previous state. The previous state has the idle times for
+exporters other than podgpu's, the GPUs that disappeared, and the exporter chosen for each node.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class UsedMean(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """All nodes after one round. An exporter's own page uses one with a single node."""
+    """All nodes after one round. An exporter's own page uses a state with a single node."""
 
     settings: ViewSettings
     taken_at: float | None
@@ -120,7 +120,7 @@ def build_cluster_state(
 ) -> ClusterState:
     """Builds the state of a round. `now` is monotonic, `wall` is Unix time.
 
-    `removed` contains UUIDs of GPUs that an operator removed. They are hidden while they are missing.
+    `removed`: UUIDs of GPUs that were removed with `podgpu forget`. They are hidden while they are lost.
     """
     prices = prices.at(wall)
     offset = wall - now
@@ -169,7 +169,7 @@ def build_single_node_state(
     prices: Prices = NO_PRICES,
     notes: Sequence[str] = (),
 ) -> ClusterState:
-    """Builds the state of an exporter's own page. Outdated figures are omitted; the first note is then the alert."""
+    """Builds the state of an exporter's own page. Omits outdated values; the first note is then an alert."""
     prices = prices.at(wall)
     shown = state if fresh else replace(state, devices=(), namespaces=())
     node = _complete(
@@ -248,7 +248,7 @@ def _hold(node: NodeEntry, idle: _IdleTimes | None, prices: Prices, owners: Owne
 
 
 class _IdleTimes:
-    """Determines since when each holder of a node has been idle.
+    """Determines how long each holder of a node has been idle.
 
     podgpu's exporter reports this time. For other exporters, a holder is idle if its utilisation (or its device's) is 0
     and its busy time has not increased since the last reading.
@@ -262,7 +262,7 @@ class _IdleTimes:
         clock_change: float,
         idle_for: Mapping[tuple[str, str], float],
     ) -> None:
-        """`offset` is Unix time minus monotonic time. `clock_change` is its change since the last round."""
+        """`offset`: Unix time minus monotonic time. `clock_change`: change of `offset` since the last round."""
         self._read_at = node.read_at + offset
         self._is_reported = bool(node.state.exporter_id)
         skew = node.reading.skew_seconds or 0.0
@@ -279,7 +279,7 @@ class _IdleTimes:
             self._before = {(part.slot_key, part.holder.key): part for part in earlier.held}
 
     def find(self, gpu: DeviceState, instance: MigInstance | None, holder: Holder) -> float | None:
-        """Returns the Unix time since which the holder is idle. None if it is busy or unknown."""
+        """Returns the Unix time when the holder became idle. None if the holder is busy or its use is unknown."""
         usage = holder.usage or _NO_USAGE
         key = (gpu_id(gpu), None if instance is None else instance.id), holder.key
         before = self._before.get(key)
@@ -314,8 +314,8 @@ def _has_worked(usage: HolderUsage, before: HolderUsage) -> bool:
     return usage.busy_ns is not None and before.busy_ns is not None and usage.busy_ns > before.busy_ns
 
 
-# Used-GPU utilisation, as in gpu-utilization-metric-exporter: the mean of one field over the devices in use.
-# A device is in use while the field is above 0. A scope with data and no device in use has the mean 0; a scope
+# Utilisation of GPUs in use, as in gpu-utilization-metric-exporter: the mean of one field over the devices in use.
+# A device is in use while the field is above 0. If no device of a scope is in use, the mean is 0; a scope
 # without data is absent.
 
 

@@ -20,9 +20,9 @@ from podgpu.model import DeviceState, WorkloadOwner
 _LONGEST = 8 * DAY  # how long figures are stored
 _SHORTEST = 900.0  # seconds: a hint needs at least this much history
 _THROTTLING = ("thermal", "power_brake")
-_MIG_PARTS = ((1, 1), (2, 2), (3, 4), (4, 4))  # sevenths of the compute and eighths of the memory of each profile
+_MIG_PARTS = ((1, 1), (2, 2), (3, 4), (4, 4))  # sevenths of compute and eighths of memory in each MIG profile
 _MIG_MODELS = ("A100", "H100", "H200", "GH200", "B200")
-_MAX_SHARE = 0.6  # more than this is not worth sharing
+_MAX_SHARE = 0.6  # a pod that needs more than this gets no hint
 _GIB = 1024**3
 _SPANS = """
 SELECT min(started), iif(count(*) = count(ended), max(ended), NULL), owner_kind, owner_name
@@ -53,7 +53,7 @@ class JobSummary(RangeFigures, kw_only=True):
 
 
 class RecordedJobs(RecordedUsage):
-    """Also provides `/api/v1/events` and `/api/v1/summary`. The methods raise SourceError if history cannot be read."""
+    """Adds `/api/v1/events` and `/api/v1/summary`. The methods raise SourceError if history cannot be read."""
 
     async def events(self, query: EventQuery) -> EventsAnswer:
         return await asyncio.to_thread(self._read_events, query)
@@ -127,14 +127,14 @@ def _p95(values: list[float]) -> float:
 
 
 def _overlap(mark: Mark, history: PodHistory, end: float) -> float:
-    """Returns the seconds in which the GPU had the condition and the pod held it."""
+    """Returns the seconds for which the GPU had the condition while the pod held the GPU."""
     spans = [span for device in history.devices if device.uuid == mark.uuid for span in device.holders]
     until = end if mark.until is None else mark.until
     return sum(max(0.0, min(until, span.to or end) - max(mark.at, span.from_)) for span in spans)
 
 
 def _hint(summary: JobSummary, p95: list[float], gpus: list[DeviceState]) -> str:
-    """Names a smaller part that fits the largest memory and 95 % of the use. Empty if the pod needs what it has."""
+    """Names a smaller part of a GPU that is enough for the peak memory and 95 % of the use. Empty if there is none."""
     peak, total = summary.peak_memory_bytes, min((gpu.memory_total_bytes or 0 for gpu in gpus), default=0)
     if not p95 or peak is None or not total:
         return ""

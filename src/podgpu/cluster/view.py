@@ -400,7 +400,7 @@ def _divided(value: int | None, by: int) -> float | None:
 
 
 def make_pod(state: ClusterState, view: View, namespace: str, pod: str) -> PodResponse | None:
-    """Returns the devices that the pod holds, with all their holders. None if it holds none."""
+    """Returns the devices that the pod holds, with all their holders. None if the pod holds no device."""
     nodes = []
     for node in view.nodes:
         gpus = [gpu for gpu in (_part_held_by(gpu, namespace, pod) for gpu in node.gpus) if gpu is not None]
@@ -491,7 +491,7 @@ def _make_fields(values: Mapping[str, Value], source: str, links_up: int | None)
 
 
 def _concerns(status: SourceStatus, gpu: DeviceState) -> bool:
-    """Returns False for the worker of another GPU."""
+    """Returns False if the source is the worker of another GPU."""
     if status.up is None:
         return False
     if status.device:
@@ -507,7 +507,6 @@ _Response = TypeVar("_Response", View, GpuDetails)
 
 
 def decode_view(body: bytes) -> View:
-    """Raises SourceError."""
     return _decode(body, View, "/api/v1/view")
 
 

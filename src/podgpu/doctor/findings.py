@@ -12,7 +12,7 @@ from podgpu.errors import one_line
 
 class Level(StrEnum):
     OK = "ok"
-    NOTE = "note"  # information; nothing fails because of it
+    NOTE = "note"  # information, not a problem
     WRONG = "wrong"
 
 

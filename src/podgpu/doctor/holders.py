@@ -25,7 +25,7 @@ from podgpu.model import Allocation, Device, Unmapped
 from podgpu.workers import Workers
 
 _WATCH_REFUSED_S = 0.5
-"""Longer than a round trip to the API server, which reports a rejected watch but does not confirm an accepted one."""
+"""Seconds to wait for the API server, which reports a rejected watch but does not confirm an accepted one."""
 
 
 def check_watches(watches: Sequence[Informer[Any]], timeout: float) -> list[Finding]:
@@ -127,7 +127,7 @@ def _check_kubelet(socket: str, answer: KubeletAnswer, api: ApiAccess) -> list[F
 
 
 def _explain_no_pods(responds: str, api_pods: int) -> Finding:
-    """A kubelet that was restarted lists no pods until it has read them from the API server."""
+    """Explains an empty list. After a restart, a kubelet lists no pods until it has read them from the API server."""
     advice = "run doctor again in a minute; if this persists, check the kubelet's log and the API server"
     if api_pods:
         text = f"{responds}, but lists no pods, and the API server has {plural(api_pods, 'pod')} on this node"
@@ -165,7 +165,7 @@ def _explain_kubelet_error(error: Exception | None, socket: str, required: bool)
 
 
 def _report_source_error(name: str, error: Exception | None) -> Finding:
-    """Reports the error without the worker's name in front. The messages of sources contain the advice."""
+    """Reports the error without the worker's name. The error messages of sources already contain advice."""
     return wrong(name, str(error).removeprefix(f"{name}: "))
 
 

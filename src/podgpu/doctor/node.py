@@ -92,7 +92,7 @@ def read_gpus(
 def check_gpus(
     readings: GpuReadings, telemetry: Telemetry, counters: Sequence[CounterSpec], proc: str, sysfs: str
 ) -> list[Finding]:
-    """Checks the source of GPU figures. Does not compare simulated GPUs and other exporters with the PCI bus."""
+    """Checks the source of GPU values. Compares only the driver's GPUs with the PCI bus."""
     if isinstance(telemetry, ExporterTelemetry):
         findings, provider = _check_exporter(telemetry, readings), "that exporter's counter file"
     elif isinstance(telemetry, DcgmTelemetry) and readings.inventory is None:
@@ -214,7 +214,7 @@ def _check_exporter(telemetry: ExporterTelemetry, readings: GpuReadings) -> list
 
 
 def _check_counters(readings: GpuReadings, counters: Sequence[CounterSpec], provider: str) -> list[Finding]:
-    """`provider` is the program that supplies the figures instead of the driver, if any."""
+    """`provider`: the program that supplies the values instead of the driver; empty for the driver."""
     unsupported: dict[str, set[int]] = defaultdict(set)
     for gpu, answer in readings.answers.items():
         in_mig_mode = any(reading.device.mig_enabled for reading in answer.readings)

@@ -41,8 +41,8 @@ def relabel(
 ) -> tuple[list[ParsedFamily], int]:
     """Adds pod labels to series of devices with exactly one holder. Existing pod labels are removed.
 
-    Copies of a series for several holders are merged into one series. podgpu's own families stay unchanged. Also
-    returns the number of series that are dropped because their copies have different values.
+    If a series has copies for several holders, they are merged, or dropped if their values differ. podgpu's own
+    families stay unchanged. Also returns the number of dropped series.
     """
     holders = _find_sole_holders(assignments)
     families: list[ParsedFamily] = []
@@ -74,7 +74,7 @@ def _select_copy(copies: Sequence[ParsedSample]) -> ParsedSample | None:
 
 
 def _find_sole_holders(assignments: Iterable[Assignment]) -> dict[str, Assignment]:
-    """Maps devices with exactly one workload to its assignment."""
+    """Maps each device with exactly one workload to the assignment of that workload."""
     held: dict[str, Assignment | None] = {}
     for assignment in assignments:
         first = held.setdefault(assignment.device, assignment)
@@ -125,13 +125,13 @@ class Enricher:
         self._errors = errors
         self._faults: FaultLog[str] = FaultLog(self._clock, _LOG_AGAIN_SECONDS)
         self._written_at = None if textfile.age is None else self._clock() - textfile.age
-        """Time at which the values in the file were read; None if it has none."""
+        """Time when the values in the file were read; None if the file has no values."""
         with suppress(SourceError):
             if read_bounded(str(textfile.path), _MAX_BYTES).startswith(_WITHOUT_VALUES):
                 self._written_at = None
 
     def turn(self) -> Sequence[SourceStatus]:
-        """Reads the metrics, adds the labels and writes the file. Returns the status of the holder sources.
+        """Reads the metrics, adds the labels and writes the file. Returns the status of the allocation sources.
 
         Raises SourceError if the metrics cannot be read, OutputError if the file cannot be written.
         """
@@ -223,7 +223,7 @@ class Enricher:
         return self._log_failure(source, reason, message)
 
     def _log_failure(self, source: str, reason: str, message: str) -> bool:
-        """Returns whether the failure is new, and therefore logged."""
+        """Logs the failure if it is new. Returns True in that case."""
         is_new = self._faults.fail(source, reason)
         if is_new:
             _log.warning("%s: %s", source, message)

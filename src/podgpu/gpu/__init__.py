@@ -1,1 +1,1 @@
-"""Sources of GPU figures: NVML, DCGM and the metrics of another exporter. They implement the interface in `source`."""
+"""Sources of GPU values: NVML, DCGM and the metrics of another exporter. They implement the interface in `source`."""

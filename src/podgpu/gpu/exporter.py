@@ -1,4 +1,4 @@
-"""Reads figures from the metrics of an existing dcgm-exporter (1.x or later), from a URL or a file.
+"""Reads values from the metrics of an existing dcgm-exporter (1.x or later), from a URL or a file.
 
 `inventory` fetches the text, and all readings until its next call use that text. Pod labels in the text are ignored.
 `podgpu enrich` reads its metrics with the functions of this module, too.
@@ -55,10 +55,7 @@ class ExpositionSource(Protocol):
 def open_exposition_source(
     place: str, access: Access | None = None, *, timeout: float = DEFAULT_TIMEOUT
 ) -> ExpositionSource:
-    """Opens a URL, HOST:PORT or a file. If a file name looks like HOST:PORT, `./` must precede it.
-
-    Raises UsageError.
-    """
+    """Opens a URL, HOST:PORT or a file. If a file name looks like HOST:PORT, `./` must precede it."""
     scheme, separator, _ = place.partition("://")
     if with_scheme(place) != place or (separator and scheme.lower() in ("http", "https")):
         return UrlExposition(place, access, timeout)
@@ -71,7 +68,7 @@ def open_exposition_source(
 
 class UrlExposition:
     def __init__(self, url: str, access: Access | None = None, timeout: float = DEFAULT_TIMEOUT) -> None:
-        """A URL without a path means /metrics. Raises UsageError."""
+        """A URL without a path means /metrics."""
         self._client = HttpClient(url, access, timeout=timeout, max_bytes=MAX_METRICS_BYTES, default_path="/metrics")
         self.shown = self._client.shown
 
@@ -121,9 +118,9 @@ def parse_exposition(content: bytes, shown: str) -> list[ParsedFamily]:
 def find_devices(
     samples: Iterable[ParsedSample], shown: str, by_name: bool = False
 ) -> list[tuple[Device, Mapping[str, Value]]]:
-    """Returns the devices with their values by name of the field in DCGM 4.8. A GPU precedes its MIG instances.
+    """Returns the devices, each with its values by field name of DCGM 4.8. A GPU comes before its MIG instances.
 
-    `by_name`: the kubelet identifies GPUs as nvidia<N>, as in the label `device` of the metrics. Raises SourceError.
+    `by_name`: the kubelet identifies GPUs as nvidia<N>, like the label `device` of the metrics. Raises SourceError.
     """
     try:
         states = node_from_samples(samples)
@@ -168,9 +165,9 @@ class ExporterTelemetry:
         self._slots: Mapping[str, tuple[Device, Mapping[str, Value]]] | None = None
         """Device key -> device and its values. None if the last fetch failed."""
         self._blank: set[tuple[str, int]] = set()
-        """(device key, field id in DCGM 4.8) of values that are a sentinel, NaN or impossible."""
+        """(device key, field id in DCGM 4.8) of values that are a special code, NaN or impossible."""
         self._copies: Counter[tuple[str, int]] = Counter()
-        """(device key, field id in DCGM 4.8) -> number of samples. There are several if the exporter lists holders."""
+        """(device key, field id in DCGM 4.8) -> number of samples; several if a value is repeated for each pod."""
         self._last_xid: dict[str, int] = {}
         self._events = ErrorEvents()
         self.error_events = self._events.drain
@@ -200,7 +197,7 @@ class ExporterTelemetry:
                 value_printed(field, sample.value)
             except Blank:
                 self._blank.add(key)
-                sample = sample._replace(value=math.nan)  # identifies its device, but has no value
+                sample = sample._replace(value=math.nan)  # a sample without a value still identifies its device
             kept.append(sample)
         return kept
 
@@ -249,7 +246,7 @@ class ExporterTelemetry:
 
 
 def _convert(field: Field, values: Mapping[str, Value]) -> Value | None:
-    """Converts the value of the field in DCGM 4.8 to the unit of this field. Returns None without a value."""
+    """Converts the value from the field of DCGM 4.8 to the unit of this field. Returns None if there is no value."""
     known = meaning(field.name)
     value = values.get(known.field.name) if known is not None else None
     if known is None or value is None or isinstance(value, str):

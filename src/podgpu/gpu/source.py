@@ -1,4 +1,4 @@
-"""The interface between the agent and a source of GPU figures, independent of library and vendor.
+"""The interface between the agent and a source of GPU values, independent of library and vendor.
 
 It consists of devices, fields, error numbers and processes. Features of a single vendor belong to the vendor's package.
 `CompanionDriver` adds the local driver's details to a source that is not the driver.
@@ -18,11 +18,11 @@ from podgpu.metrics.fields import Field
 from podgpu.model import Device, DeviceUsage, OtherReading, ProcessUsage, Reading, Value
 
 Lack = Literal["no_process_utilization", "no_energy", "no_memory", "no_instance_utilization", "no_process_list"]
-"""Reason word for a usage figure that a GPU does not provide."""
+"""Reason word for a usage value that a GPU does not provide."""
 _COMPANION_WAIT = 0.5
 
 
-@dataclass(frozen=True, slots=True, eq=False)  # compared by identity, because sources cache data per lane
+@dataclass(frozen=True, slots=True, eq=False)  # compared by identity, because sources use lanes as cache keys
 class Lane:
     """Fields that are read together, at their own interval."""
 
@@ -38,7 +38,7 @@ class GpuAnswer:
     unsupported: tuple[tuple[str, int], ...] = ()
     """(device key, field id) of fields that are not supported."""
     dropped: tuple[int, ...] = ()
-    """Ids of fields whose value was a sentinel, NaN or impossible, once per occurrence."""
+    """Ids of fields whose value was a special code, NaN or impossible, once per occurrence."""
     errors: tuple[str, ...] = ()
     """Reason words of calls that failed. The rest of the reading is valid."""
     others: tuple[OtherReading, ...] = ()
@@ -65,16 +65,16 @@ class SwitchStatus:
 
 @dataclass(frozen=True, slots=True)
 class UsageAnswer:
-    """Usage of one GPU since the last call. Names of parts are defined by the source."""
+    """Usage of one GPU since the last call. A *part* is a value or driver function; each source has its own names."""
 
     usages: tuple[DeviceUsage, ...]
     """The GPU, then each of its instances."""
     dropped: tuple[str, ...] = ()
-    """Parts whose value was a sentinel, NaN or impossible, once per occurrence."""
+    """Parts whose value was a special code, NaN or impossible, once per occurrence."""
     errors: tuple[str, ...] = ()
     """Reason words of calls that failed."""
     lacks: tuple[tuple[str, Lack], ...] = ()
-    """(part, missing figure) that the GPU does not support. Not read again until its MIG layout changes."""
+    """(part, missing value) that the GPU does not support. Not read again until its MIG layout changes."""
     switches: SwitchStatus | None = None
     """None if context switches are not used."""
 

@@ -1,1 +1,1 @@
-"""Stores figures of GPUs and pods in SQLite and builds the JSON of `/api/v1/history`."""
+"""Stores values of GPUs and pods in SQLite and builds the JSON of `/api/v1/history`."""

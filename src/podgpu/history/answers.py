@@ -12,10 +12,9 @@ import msgspec
 from podgpu.errors import UsageError
 
 MAX_POINTS = 500
-DEFAULT_SPARKLINE_POINTS = 60
-SPARKLINE_STEP, SPARKLINE_STEPS = 15, 240
+SPARKLINE_STEP, SPARKLINE_POINTS = 60, 60
 NO_DATA = 255
-"""The byte for a sparkline point without data."""
+"""Byte of a sparkline point without data."""
 _UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 JSON = dict[str, Any]
 Values = Sequence[float | None]  # one per step; None if there is no data
@@ -23,7 +22,7 @@ _DIGITS = {"utilization_ratio": 4, "memory_used_bytes": None, "power_watts": 1, 
 
 
 class HolderSpan(msgspec.Struct, omit_defaults=True):
-    """The time in which a container held a GPU. `to` is None if it still does."""
+    """The time when a container held a GPU. `to` is None if the container still holds it."""
 
     from_: float = msgspec.field(name="from")
     to: float | None = None
@@ -36,7 +35,7 @@ class HolderSpan(msgspec.Struct, omit_defaults=True):
 
 
 class Mark(msgspec.Struct, omit_defaults=True):
-    """The time in which a GPU had a condition. `until` is None if it still has."""
+    """The time when a GPU had a condition. `until` is None if the GPU still has it."""
 
     at: float
     until: float | None = None
@@ -79,7 +78,7 @@ class PodHistory(msgspec.Struct, kw_only=True):
 class HistorySource(Protocol):
     """Provides the JSON of `/api/v1/history`. The methods raise SourceError if history cannot be read."""
 
-    async def sparklines(self, points: int) -> JSON: ...
+    async def sparklines(self) -> JSON: ...
 
     async def gpu(self, uuid: str, instance: str, seconds: int) -> GpuHistory | None:
         """Returns None if the GPU is unknown."""
@@ -89,29 +88,16 @@ class HistorySource(Protocol):
 
 
 def parse_range(text: str) -> int:
-    """Returns the length of the range in seconds. Raises UsageError."""
+    """Returns the length of the range in seconds."""
     found = re.fullmatch(r"([1-9]\d{0,3})([mhdw])", text, re.ASCII)
     if found is None:
-        raise UsageError(f"range={_shorten(text)}: write a length of time, such as 30m, 1h, 24h, 7d or 12w")
+        raise UsageError(f"range={text[:40]!a}: write a length of time, such as 30m, 1h, 24h, 7d or 12w")
     return int(found[1]) * _UNITS[found[2]]
 
 
-def parse_points(text: str) -> int:
-    """Returns the number of points of a sparkline. Raises UsageError."""
-    if not (text.isascii() and text.isdecimal() and len(text) <= 4 and 1 <= int(text) <= SPARKLINE_STEPS):
-        raise UsageError(f"points={_shorten(text)}: write a number from 1 to {SPARKLINE_STEPS}")
-    return int(text)
-
-
-def _shorten(text: str) -> str:
-    return ascii(text if len(text) <= 40 else f"{text[:40]}…")
-
-
-def sparkline_window(points: int, now: float) -> tuple[int, int, int]:
-    """Returns start, step and number of points that cover the last hour. The step is a multiple of 15 s."""
-    step = SPARKLINE_STEP * -(-SPARKLINE_STEPS // points)
-    count = -(-SPARKLINE_STEP * SPARKLINE_STEPS // step)
-    return (int(now) // step + 1 - count) * step, step, count
+def sparkline_start(now: float) -> int:
+    """Returns the start of the last hour, in whole minutes."""
+    return (int(now) // SPARKLINE_STEP + 1 - SPARKLINE_POINTS) * SPARKLINE_STEP
 
 
 def utilization_byte(ratio: float | None) -> int:
@@ -121,10 +107,13 @@ def utilization_byte(ratio: float | None) -> int:
     return min(200, max(1, round(ratio * 200))) if ratio > 0 else 0
 
 
-def sparklines_json(start: float, step: int, lines: Mapping[str, bytes], points: int) -> JSON:
+def sparklines_json(start: float, lines: Mapping[str, bytes]) -> JSON:
     """Builds the JSON. `lines` maps `UUID` or `UUID/INSTANCE` to one byte per point. Skips devices without data."""
     devices = {name: b64encode(line).decode() for name, line in lines.items() if line.count(NO_DATA) < len(line)}
-    return {"api": "podgpu/v1", "from": start, "step_seconds": step, "points": points, "devices": devices}
+    return {
+        **{"api": "podgpu/v1", "from": start, "step_seconds": SPARKLINE_STEP, "points": SPARKLINE_POINTS},
+        "devices": devices,
+    }
 
 
 def round_series(series: Mapping[str, Values]) -> dict[str, Values]:
@@ -135,7 +124,7 @@ def round_series(series: Mapping[str, Values]) -> dict[str, Values]:
 
 
 def make_pod_history(namespace: str, pod: str, gpus: Iterable[GpuHistory]) -> PodHistory | None:
-    """Combines the histories of the GPUs that the pod held. Conditions count only while the pod held the GPU."""
+    """Combines the histories of the pod's GPUs. Includes only conditions from the time when the pod held the GPU."""
     devices: list[DeviceHistory] = []
     marks: list[Mark] = []
     for gpu in gpus:

@@ -23,7 +23,7 @@ SELECT started, ended, name, message, uuid, instance, gpu.node, gpu_index,
 FROM span JOIN gpu ON gpu.id = span.gpu LEFT JOIN account ON account.id = span.account
 WHERE (started >= :start OR ended >= :start) {{where}}
 ORDER BY max(started, ifnull(ended, 0)) DESC LIMIT {_MAX_SPANS}"""
-# A pod has its own spans, and the conditions of its GPUs in the time in which it held them.
+# The events of a pod: its own spans, and the conditions of its GPUs while it held them.
 _OF_POD = """
 AND (namespace || '/' || pod = :pod OR span.account = 0 AND EXISTS (
     SELECT * FROM span AS own JOIN account ON account.id = own.account
@@ -46,7 +46,7 @@ class Event(msgspec.Struct, omit_defaults=True, kw_only=True):
     at: float
     kind: str
     text: str
-    seconds: float | None = None  # duration of what ended
+    seconds: float | None = None  # duration of the condition or stay that ended
     node: str = ""
     uuid: str = ""  # empty if the event concerns several GPUs
     namespace: str = ""
@@ -83,7 +83,6 @@ class _Span(NamedTuple):
 
 
 def parse_events_query(query: Mapping[str, str]) -> EventQuery:
-    """Raises UsageError."""
     seconds = parse_range(query.get("range", "24h"))
     given = [name for name in _WHERE if name in query]
     if len(given) > 1:
@@ -96,11 +95,11 @@ def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> Events
     sql = _SPANS.format(where=_WHERE.get(query.selector, ""))
     parameters = {"start": start, query.selector: query.value} if query.selector else {"start": start}
     spans = [_Span(*row) for row in db.execute(sql, parameters)]
-    # Pods that were there when the history began did not start then.
+    # Pods that already ran when the history began did not start at that time.
     [(began,)] = db.execute("SELECT min(started) FROM span").fetchall()
     pods = [span for span in spans if span.account]
     conditions = [span for span in spans if not span.account]
-    # The pods of a node that does not answer did not end, and do not start again with it.
+    # While a node does not answer, its pods have not ended, and they do not start again with the node.
     gone = {(span.node, span.started): span.ended for span in conditions if span.name == "node_gone"}
     ends = [span for span in pods if span.ended is not None and (span.node, span.ended) not in gone]
     back = {(s.account, s.node, gone.get((s.node, s.ended))) for s in pods if s.ended is not None}
@@ -124,7 +123,7 @@ def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> Events
 def _group(
     spans: Iterable[_Span], time_of: Callable[[_Span], int | None], make: Callable[[int, list[_Span]], Event]
 ) -> list[Event]:
-    """Makes one event of the spans of a pod, or of a node's condition, that began or ended together on a node."""
+    """Makes one event from spans that began or ended together on a node: those of one pod, or of one node condition."""
 
     def key(span: _Span) -> tuple[Any, ...]:
         what = span.account or ((span.name, span.message) if span.name in _NODE_WIDE else (span.uuid, span.name))

@@ -15,8 +15,8 @@ _ROUNDS = """
 WITH rounds AS (
     SELECT * FROM round WHERE resolution = :resolution AND time >= :start AND time < :end
     UNION ALL SELECT * FROM round WHERE resolution = :fine AND time >= max(:start, :rolled_up) AND time < :end)"""
-# Account 0 selects the figures of the GPU. Another account selects its own figures while it held the GPU, or the
-# figures of the GPU if it has none. CROSS JOIN makes SQLite look up one sample per round instead of scanning all.
+# Account 0 selects the values of the GPU. Another account (a pod or job) selects its own values while it held the GPU,
+# or the values of the GPU if it has none. CROSS JOIN makes SQLite look up one sample per round instead of scanning all.
 _FIGURES = f"""{_ROUNDS}
 SELECT (time - :start) / :step AS point,
     avg(utilization) / 1e4, avg(memory) * 1048576, avg(power) / 10, avg(temperature)
@@ -43,7 +43,7 @@ _SPARKLINES = """
 SELECT iif(instance = '', uuid, uuid || '/' || instance), avg(utilization) / 1e4
 FROM sample JOIN gpu ON gpu.id = sample.gpu
 WHERE resolution = ? AND time >= ? AND time < ? AND account = 0 GROUP BY gpu"""
-# Sums each account before the join, because that is faster.
+# Each account is summed before the join, because that is faster.
 _RANGE = f"""
 SELECT namespace, pod, job, uid, container_id, owner_kind, owner_name, labels, currency,
     {", ".join(f"{name} / {unit}" for name, unit in AMOUNT_UNITS.items())}
@@ -91,7 +91,7 @@ def read_range(db: sqlite3.Connection, start: float, end: float) -> tuple[int, i
     rolled_up = {resolution: 0 if last is None else last + resolution for resolution, (_, last) in times.items()}
 
     def step(time: float) -> int:
-        """Returns the finest resolution that is stored for this time, or for all times."""
+        """Returns the finest resolution that is stored for this time, or that was stored since the beginning."""
         for finer, coarser in ((COARSE, HOUR), (HOUR, DAY)):
             if time >= oldest[finer] or not oldest[finer] // coarser * coarser > oldest[coarser]:
                 return finer

@@ -1,11 +1,11 @@
-"""Stores a round of history every 15 s in a thread, and reads `/api/v1/history` from SQLite."""
+"""Stores the state of all GPUs (a *round*) every 15 s in a thread, and reads `/api/v1/history` from SQLite."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from sqlite3 import Connection
@@ -14,10 +14,12 @@ from podgpu.clock import Clock
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.history.answers import (
     JSON,
+    SPARKLINE_POINTS,
+    SPARKLINE_STEP,
     GpuHistory,
     PodHistory,
     make_pod_history,
-    sparkline_window,
+    sparkline_start,
     sparklines_json,
     utilization_byte,
 )
@@ -25,9 +27,8 @@ from podgpu.history.queries import read_gpu, read_pod, read_utilization
 from podgpu.history.store import FINE, HistoryError, HistoryRound, HistoryStore
 
 FILE_NAME = "history.db"
-_OLD_FILES = ("*.history", "waste.json")
 _REOPEN_SECONDS = 60.0
-_EMPTY_RETRY_SECONDS = 2.0  # interval until the first figures are available
+_EMPTY_RETRY_SECONDS = 2.0  # interval until the first values are available
 _STOP_SECONDS = 2.0
 _log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class HistoryRecorder:
     def __init__(
         self, read_round: Callable[[], HistoryRound | None], clock: Clock | None = None, directory: str = ""
     ) -> None:
-        """`read_round` returns the present state, or None if there is no current state. Raises UsageError."""
+        """`read_round`: returns the current state, or None if it is not available."""
         if directory and Path(directory).exists() and not Path(directory).is_dir():
             raise UsageError(f"--history-dir {directory}: not a directory; give a directory that podgpu may write to")
         self.fatal: StartError | None = None
@@ -46,7 +47,7 @@ class HistoryRecorder:
         self._clock = clock or Clock()
         self._path = Path(directory) / FILE_NAME if directory else None
         self._problem = ""
-        self._points: dict[tuple[int, int], dict[str, float | None]] = {}
+        self._points: dict[int, Mapping[str, float | None]] = {}  # by the start of the minute
         self._store = HistoryStore()
         self._reopen_at = self._clock.monotonic() if self._path else float("inf")
         self._reopen()
@@ -76,7 +77,6 @@ class HistoryRecorder:
 
     @contextmanager
     def reader(self) -> Iterator[Connection]:
-        """Raises SourceError."""
         try:
             with self._store.reader() as db:
                 yield db
@@ -97,10 +97,6 @@ class HistoryRecorder:
         self._store.close()
         self._store = store
         self._report("")
-        if old := [path for pattern in _OLD_FILES for path in self._path.parent.glob(pattern)]:
-            _log.warning(
-                "%s and other history files of podgpu 0.1 or 0.2 are not read; a new history is started", old[0]
-            )
 
     def _report(self, problem: str) -> None:
         if problem and problem != self._problem:
@@ -137,8 +133,8 @@ class HistoryRecorder:
 
     # Answers
 
-    async def sparklines(self, points: int) -> JSON:
-        return await asyncio.to_thread(self._read_sparklines, points)
+    async def sparklines(self) -> JSON:
+        return await asyncio.to_thread(self._read_sparklines)
 
     async def gpu(self, uuid: str, instance: str, seconds: int) -> GpuHistory | None:
         return await asyncio.to_thread(self._read_gpu, uuid, instance, seconds)
@@ -146,20 +142,22 @@ class HistoryRecorder:
     async def pod(self, namespace: str, pod: str, seconds: int) -> PodHistory | None:
         return await asyncio.to_thread(self._read_pod, namespace, pod, seconds)
 
-    def _read_sparklines(self, points: int) -> JSON:
-        """Caches points that have ended, because every open page requests them repeatedly."""
+    def _read_sparklines(self) -> JSON:
+        """Caches points of the past, because every open page requests them repeatedly."""
         now = self._clock.wall()
-        start, step, count = sparkline_window(points, now)
-        starts = [start + number * step for number in range(count)]
+        start = sparkline_start(now)
+        points = {}
         with self.reader() as db:
-            for at in starts:
-                if (at, step) not in self._points or at + step > now - FINE:
-                    self._points[at, step] = dict(read_utilization(db, at, at + step))
-        self._points = {key: values for key, values in self._points.items() if key[0] >= start - step}
-        by_point = [self._points[at, step] for at in starts]
+            for number in range(SPARKLINE_POINTS):
+                at = start + number * SPARKLINE_STEP
+                points[at] = self._points.get(at, {})
+                if at not in self._points or at + SPARKLINE_STEP > now - FINE:
+                    points[at] = read_utilization(db, at, at + SPARKLINE_STEP)
+        self._points = points
+        by_point = points.values()
         names = sorted({name for values in by_point for name in values})
         lines = {name: bytes(utilization_byte(values.get(name)) for values in by_point) for name in names}
-        return sparklines_json(start, step, lines, count)
+        return sparklines_json(start, lines)
 
     def _read_gpu(self, uuid: str, instance: str, seconds: int) -> GpuHistory | None:
         end = self._clock.wall()

@@ -1,4 +1,4 @@
-"""Writes rounds of GPU figures to SQLite, in memory or in a file that belongs to one process."""
+"""Writes rounds of GPU values to SQLite, in memory or in a file that belongs to one process."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ CREATE TABLE sample (
     temperature INTEGER,         -- degrees Celsius
     PRIMARY KEY (resolution, time, gpu, account)
 ) WITHOUT ROWID;
-CREATE TABLE span (              -- the time in which a GPU had a holder or a condition
+CREATE TABLE span (              -- the time when a GPU had a holder or a condition
     gpu INTEGER, account INTEGER,    -- account is 0 for a condition
     name TEXT, message TEXT,         -- name of the container or the condition
     started INTEGER, ended INTEGER   -- ended is NULL if the span has not ended
@@ -119,8 +119,8 @@ INSERT OR REPLACE INTO usage SELECT :resolution, time / :resolution * :resolutio
     {", ".join(f"sum({name})" for name in AMOUNT_UNITS)}
 FROM usage WHERE resolution = :finer AND time >= :since AND time < :until GROUP BY start, account, currency"""
 _FIGURE_MEANS = "round(avg(utilization)), round(avg(memory)), round(avg(power)), round(avg(temperature))"
-# The mean of a GPU over the rounds in which a pod held it, if the pod held it for a part of the window only. Otherwise
-# the figures after the end of a pod would be part of its mean.
+# If a pod held a GPU for only a part of the window, stores the GPU's mean over the rounds when the pod held it.
+# Otherwise the values after the pod's end would be part of its mean.
 _ROLL_UP_ENDED = f"""
 WITH changed AS MATERIALIZED (
     SELECT * FROM span WHERE account > 0 AND (started > :since OR ended BETWEEN :since AND :until))
@@ -145,7 +145,7 @@ class HistoryError(PodgpuError):
 
 
 class Figures(NamedTuple):
-    """Figures of a GPU, or of one holder on a shared GPU. None if unknown."""
+    """Values of a GPU, or of one holder on a shared GPU. None if unknown."""
 
     utilization_ratio: float | None = None
     memory_used_bytes: float | None = None
@@ -165,7 +165,7 @@ class Amounts(NamedTuple):
     busy_min_seconds: float = 0.0
     busy_max_seconds: float = 0.0
     energy_joules: float = 0.0
-    waited_seconds: float = 0.0  # another workload had the GPU
+    waited_seconds: float = 0.0  # time when another workload had the GPU
 
     def plus(self, other: Amounts) -> Amounts:
         return Amounts(*map(add, self, other))
@@ -194,12 +194,12 @@ class HolderSample(NamedTuple):
     account: UsageAccount
     container: str = ""
     amounts: Amounts = Amounts()  # since the previous round
-    figures: Figures | None = None  # the holder's own figures on a shared GPU; None if those of the GPU apply
-    currency: str = ""  # of `amounts`; empty if the GPU has no price
+    figures: Figures | None = None  # the holder's own values on a shared GPU; None if the GPU's values apply
+    currency: str = ""  # currency of `amounts`; empty if the GPU has no price
 
 
 class GpuSample(NamedTuple):
-    """State of a GPU or MIG instance. `figures` is None if they could not be read."""
+    """State of a GPU or MIG instance. `figures` is None if the GPU could not be read."""
 
     uuid: str
     instance: str = ""
@@ -209,7 +209,7 @@ class GpuSample(NamedTuple):
     holders: Sequence[HolderSample] = ()
     conditions: Sequence[tuple[str, str]] = ()  # name and message, such as ("xid", "XID 79: fallen off the bus")
     unallocated: Amounts = Amounts()  # since the previous round
-    currency: str = ""  # of `unallocated`
+    currency: str = ""  # currency of `unallocated`
 
 
 class HistoryRound(NamedTuple):

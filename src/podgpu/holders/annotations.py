@@ -139,7 +139,7 @@ class BadAnnotation(SourceError):
 
 
 def read_grants(pod: PodRecord) -> list[HeldId]:
-    """Returns the ids in the first format for which the pod has annotations. Raises BadAnnotation."""
+    """Returns the ids in the first format for which the pod has annotations, or raises BadAnnotation."""
     for key, read in FORMATS.items():
         try:
             grants = read(pod)

@@ -68,7 +68,7 @@ class ApiAccess:
 
     @property
     def config(self) -> ApiConfig:
-        """Address and credentials of the API server. Raises NoApi."""
+        """Address and credentials of the API server. Raises NoApi if it is not configured."""
         if self._config is None:
             try:
                 self._config = load_config(self._kubeconfig)
@@ -78,7 +78,7 @@ class ApiAccess:
 
     @property
     def node(self) -> str:
-        """Name of this node. Raises NoApi."""
+        """Name of this node. Raises NoApi if NODE_NAME is not set."""
         node = os.environ.get("NODE_NAME")
         if not node:
             raise NoApi(

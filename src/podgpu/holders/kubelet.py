@@ -88,7 +88,7 @@ class KubeletAllocation(AllocationSource):
         return replace(self.map(response, devices), source_instance=self._source_instance, offered=self._offered)
 
     def list(self) -> Any:
-        """Returns a decoded List answer. Raises SourceError."""
+        """Returns a decoded List answer. Raises SourceError if the call fails."""
         self._check_identity()
         try:
             answer = self._grpc.call("/v1.PodResourcesLister/List", self.deadline)
@@ -267,7 +267,7 @@ class UnixGrpcClient:
         self._times_closed = 0
 
     def call(self, method: str, timeout: float) -> bytes:
-        """Sends an empty request and returns the encoded answer. Raises GrpcError."""
+        """Sends an empty request and returns the encoded answer. Raises GrpcError if the call fails."""
         deadline = time.monotonic() + timeout
         with self._lock:
             times_closed = self._times_closed

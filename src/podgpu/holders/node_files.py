@@ -90,7 +90,7 @@ def _find_podlist(paths: Sequence[str]) -> str:
 
 
 def parse_podlist(content: bytes, path: str = "podlist.json") -> tuple[HeldId, ...]:
-    """Parses the file. An empty list means that no GPU is held; an empty file is an error. Raises SourceError."""
+    """Parses the file. An empty list means that no GPU is held. Raises SourceError for an empty or malformed file."""
     entries: list[PodlistEntry] = decode_json(content, path, list[PodlistEntry] | None) or []  # type: ignore[arg-type]
     return tuple(
         HeldId(holder, "podlist", text, parse_id_or_minor(text))
@@ -145,7 +145,7 @@ class CheckpointAllocation(AllocationSource):
 def parse_checkpoint(
     content: bytes, path: str = "the checkpoint", resource_names: frozenset[str] = frozenset()
 ) -> tuple[list[HeldId], Mapping[SharedDevice, Set[str]]]:
-    """Returns the held ids of GPUs, and the registered replicas of shared GPUs. Raises SourceError."""
+    """Returns the held ids of GPUs, and the registered replicas of shared GPUs. Raises SourceError if malformed."""
     data = decode_json(content, path, _DeviceFile).data
     held = [held for entry in data.entries or () for held in entry.held_ids() if is_gpu(held, resource_names)]
     registered = (text for ids in (data.registered or {}).values() for text in ids or ())

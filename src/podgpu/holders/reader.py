@@ -112,8 +112,8 @@ class AllocationCache:
     def resolve(self, now: float, is_alive: Callable[[Workload], bool | None]) -> Allocation | None:
         """Returns the current allocation, or None if the source has not answered for too long."""
         is_recent = now - self._answered_at <= GRACE_SECONDS
-        if not self.needs_liveness:
-            return self._answer if is_recent else None
+        if not self.needs_liveness and self._answered_at == now:
+            return self._answer
         self._holders = {
             workload: holder for workload, holder in self._holders.items() if self._is_kept(holder, now, is_alive)
         }

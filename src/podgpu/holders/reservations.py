@@ -20,7 +20,7 @@ from podgpu.kube.objects import ContainerRecord, PodRecord
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 
 SOURCE = "annotations"
-RESERVED_GPU = "run.ai/reserve_for_gpu_index"  # despite its name, the UUID
+RESERVED_GPU = "run.ai/reserve_for_gpu_index"  # contains the UUID, despite its name
 FRACTION = "gpu-fraction"
 MEMORY = "gpu-memory"  # MiB
 CONTAINER = "gpu-fraction-container-name"

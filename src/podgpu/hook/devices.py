@@ -110,7 +110,7 @@ class Sandbox(NamedTuple):
 
 
 def find_gpus(sandbox: Sandbox, cards: Cards) -> list[PodlistEntry]:
-    """Returns the containers of the sandbox that have GPUs. Raises BadAnnotation."""
+    """Returns the containers of the sandbox that have GPUs. Raises BadAnnotation if it is malformed."""
     pod = sandbox.pod
     if not pod.namespace or not pod.name:  # readers reject a file with such an entry
         return []
@@ -120,7 +120,7 @@ def find_gpus(sandbox: Sandbox, cards: Cards) -> list[PodlistEntry]:
 
 
 def find_assigned(pod: Any, cards: Cards) -> tuple[str, ...]:
-    """Returns the GPUs that koordinator assigned to the pod. Raises BadAnnotation."""
+    """Returns the GPUs that koordinator assigned to the pod. Raises BadAnnotation if the annotation is malformed."""
     annotations = ((KOORDINATOR_DEVICES, pod.annotations.get(KOORDINATOR_DEVICES, "")),)
     held = read_grants(PodRecord(pod.namespace, pod.name, pod.uid, annotations=annotations))
     minors = ((entry.text, entry.device_id.minor if entry.device_id else None) for entry in held)

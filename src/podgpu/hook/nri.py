@@ -61,7 +61,7 @@ class Demuxer:
         self._streams = {PLUGIN_SERVICE: bytearray(), RUNTIME_SERVICE: bytearray()}
 
     def feed(self, received: bytes) -> Iterator[Message]:
-        """Yields complete messages. Raises BadFrame."""
+        """Yields complete messages. Raises BadFrame if the data is invalid."""
         self._frames += received
         while frame := _cut(self._frames, _FRAME_HEADER, 1, _MAX_FRAME):
             (service, _length), content = frame

@@ -127,7 +127,7 @@ class ApiClient:
     async def _open(
         self, method: str, path: str, silence: float, headers: Mapping[str, str], **content: Any
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Sends a request and yields a successful response. Raises SourceError."""
+        """Sends a request and yields a successful response. Raises SourceError for any other result."""
         token, tls = await self._credentials.current()
         # A server may buffer a compressed event until the next one.
         headers = {"Accept": "application/json", "Accept-Encoding": "identity", **headers}

@@ -18,7 +18,7 @@ from podgpu.metrics.names import NameSet, rename_of
 
 SHIPPED = {"default": "default-counters.csv", "dcp": "dcp-metrics-included.csv", "1.x": "1.x-compatibility-metrics.csv"}
 """Short name -> name of the file in dcgm-exporter."""
-_ADDED_IN_4_9 = "DCGM_FI_DEV_FB_CAPACITY_BYTES", "gauge", "Framebuffer memory in all (in bytes)."
+_ADDED_IN_4_9 = "DCGM_FI_DEV_FB_CAPACITY_BYTES", "gauge", "Total framebuffer memory (in bytes)."
 _PRINTED_AS = {"histogram": "gauge", "summary": "gauge"}
 _TYPES = ("gauge", "counter", "untyped", "label", *_PRINTED_AS)
 _UNIT = re.compile(r" ?\((?:in [^()]*|0 to 1)\)")
@@ -41,7 +41,8 @@ class CounterSpec:
 
 
 def parse_counters(text: str, origin: str, names: NameSet = "4.8") -> tuple[CounterSpec, ...]:
-    """Returns the counters in the order of a user's file. `origin` is its name in messages. Raises UsageError.
+    """Returns the counters in the order of a user's file. `origin` is its name in messages. Raises UsageError if it is
+    invalid.
 
     If several rows have the same field, the first one is used. Rows of type `histogram` and `summary`, which
     dcgm-exporter accepts, become gauges. A copy of a shipped file is treated as that file.
@@ -93,9 +94,9 @@ def make_counter(name: str, kind: str, help_text: str) -> CounterSpec:
     if kind not in _TYPES and not name.startswith("DCGM_EXP_"):  # dcgm-exporter ignores the type of these rows
         raise UsageError(f"{name} has the unknown type {kind[:80]!a}: use {', '.join(_TYPES[:-1])} or {_TYPES[-1]}")
     if field.type in ("blob", "time"):
-        raise UsageError(f"{name} cannot be exported, its values are not numbers or text: remove the row")
+        raise UsageError(f"{name} cannot be exported: its values are neither numbers nor text; remove the row")
     if field.type == "text" and kind != "label":
-        raise UsageError(f"{name} is a text and cannot be of type {kind}: use label as its type")
+        raise UsageError(f"{name} has text values and cannot be of type {kind}: use label as its type")
     return CounterSpec(field, name, _PRINTED_AS.get(kind, kind if kind in _TYPES else "gauge"), help_text)
 
 

@@ -89,7 +89,7 @@ def meaning(name: str) -> Meaning | None:
 
 
 def factor_1x(field: Field) -> float:
-    """Returns the factor from a field's value to its value in dcgm-exporter 1.x, which printed durations in µs."""
+    """Returns the factor by which dcgm-exporter 1.x multiplied a field's value. It printed durations in µs."""
     return 1e-3 if field.unit == "ns" else 1.0
 
 

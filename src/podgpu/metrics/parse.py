@@ -61,7 +61,7 @@ class ParsedFamily:
 
 
 def parse_text(text: str, max_lines: int | None = None) -> list[ParsedFamily]:
-    """Returns the families, ordered by their first line. Samples keep their order. Raises BadExposition."""
+    """Returns the families, ordered by their first line. Samples keep their order. May raise BadExposition."""
     lines = text.split("\n")
     if lines.pop():
         raise BadExposition(len(lines) + 1, "the text ends in the middle of this line")

@@ -112,7 +112,7 @@ def _usage(state: NodeState, policy: Policy) -> list[Family]:
 
 
 def _waits(state: NodeState, policy: Policy) -> Iterator[Row]:
-    """Renders the pairs of pods in which one waits for the other for at least `policy.wait_pairs` percent."""
+    """Renders the pairs of pods of which one waits for the other at least `policy.wait_pairs` percent of the time."""
     for gpu, slot in visible_slots(state) if policy.wait_pairs else ():
         names = device_names(gpu, slot, policy)
         waiters = [(holder, holder.usage) for holder in slot.holders if holder.usage is not None and holder.pod]

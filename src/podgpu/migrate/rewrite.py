@@ -119,7 +119,7 @@ def apply_edits(text: str, edits: Sequence[tuple[int, int, str]]) -> str:
 
 
 def rewrite_expression(text: str, recorded: frozenset[str] = frozenset()) -> RewriteResult:
-    """Rewrites an expression. `recorded` are recorded metrics with the exporter's labels. Raises PromqlError."""
+    """Rewrites an expression. `recorded` are recorded metrics with the exporter's labels. May raise PromqlError."""
     try:
         return _Rewriter(text, recorded).rewrite()
     except RecursionError:  # a long chain of operators is a deep tree

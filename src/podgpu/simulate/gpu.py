@@ -345,7 +345,7 @@ class SimulatedGpu:
         return [sample for sample in samples if sample.wall_us > since_us]
 
     def process_means(self, since_us: int) -> list[ProcessMean]:
-        """Returns means over the samples after `since_us`. Idle and ended processes are left out, as by the driver."""
+        """Returns means over the samples after `since_us`. Leaves out idle and ended processes, as the driver does."""
         samples = self.samples(since_us)
         means: dict[int, ProcessMean] = {}
         for sample in samples:

@@ -109,7 +109,7 @@ class GpuSpec:
 
 
 def parse_spec(text: str) -> tuple[GpuSpec, ...]:
-    """Parses a spec and returns one `GpuSpec` per GPU. Raises UsageError."""
+    """Parses a spec and returns one `GpuSpec` per GPU. Raises UsageError if the spec is invalid."""
     gpus: list[GpuSpec] = []
     for group in text.split(","):
         count, spec = _parse_group(group.strip())
@@ -120,7 +120,7 @@ def parse_spec(text: str) -> tuple[GpuSpec, ...]:
 
 
 def parse_profiles(model: GpuModel, names: Iterable[str]) -> tuple[MigProfile, ...]:
-    """Finds MIG profiles by name and checks that they fit into one GPU. Raises UsageError."""
+    """Finds MIG profiles by name and checks that they fit into one GPU. Raises UsageError otherwise."""
     profiles = tuple(_find_profile(model, name) for name in names)
     compute = sum(profile.compute_slices for profile in profiles)
     memory = sum(profile.memory_slices for profile in profiles)

@@ -73,7 +73,7 @@ class Painter:
 
 
 def show_live(feed: Feed, screen: Screen, colour: bool, keyboard: int, output: TextIO) -> int:
-    """Shows the table until the user quits. Raises StartError.
+    """Shows the table until the user quits. Raises StartError if retrying cannot help.
 
     Returns the exit code: 0, or 128 plus the number of the signal that ended the process.
     """

@@ -122,7 +122,7 @@ class ClusterSource:
     """Reads the JSON API of `podgpu cluster` or of a podgpu exporter (docs/api.md)."""
 
     def __init__(self, url: str, server: str = "podgpu cluster", timeout: float = CLUSTER_TIMEOUT) -> None:
-        """`server` names the expected server in error messages. Raises UsageError."""
+        """`server` names the expected server in error messages. Raises UsageError if the URL is invalid."""
         base = url.rstrip("/").removesuffix("/metrics")
         self._client = HttpClient(base, timeout=timeout)
         self._server = server
@@ -191,7 +191,7 @@ class ExporterSource:
     deadline = 3 * EXPORTER_TIMEOUT + 0.5  # longer than three requests, so that their more detailed errors are shown
 
     def __init__(self, url: str) -> None:
-        """If the URL has no path, /metrics is used. Raises UsageError."""
+        """If the URL has no path, /metrics is used. Raises UsageError if the URL is invalid."""
         try:
             self._metrics = UrlExposition(url, timeout=EXPORTER_TIMEOUT)
             self._api = ClusterSource(url, "a podgpu exporter", EXPORTER_TIMEOUT)

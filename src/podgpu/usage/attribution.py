@@ -22,7 +22,7 @@ from podgpu.model import (
     WorkloadKey,
     parts_of,
 )
-from podgpu.usage.containers import Owners
+from podgpu.usage.containers import OwnersByPid
 
 K = TypeVar("K")
 Owner = Workload | Literal["host", "unknown"]  # "host": not in a pod; "unknown": not determined
@@ -92,7 +92,7 @@ class DeviceTurn:
         """Divides the device's busy time.
 
         The driver reports nothing about a process that has ended. If all processes that ended since the last turn
-        belonged to `ended_owner`, the busy time that no running process accounts for is attributed to it.
+        belonged to `ended_owner`, the busy time that no running process accounts for is attributed to that owner.
         """
         usage = self.usage
         total = None if usage.busy_ns is None else min(usage.busy_ns, usage.window_ns)
@@ -181,7 +181,7 @@ class DeviceTurn:
     def attribute_waits(self, busy: Division) -> Waiting | None:
         """Adds up the waiting times of the processes of each workload. Returns None if they are unknown.
 
-        A process does not wait for its own workload. Waiting and busy time of a workload do not exceed the window.
+        A process does not wait for its own workload. Waiting plus busy time of a workload never exceeds the window.
         """
         waits, window_ns = self.usage.waits, self.usage.window_ns
         if waits is None or not window_ns:
@@ -228,10 +228,10 @@ class DeviceTurn:
         return divide_exactly(SHARE_UNITS, {**weights, None: max(0, SHARE_UNITS - sum(weights.values()))})
 
     def _sum_by_owner(self, amounts: Sequence[tuple[Owner, int | None]]) -> tuple[dict[Workload, int], int]:
-        """Returns the sum of each workload for which it is certain, and the sum of everything else.
+        """Returns the sum of each workload whose sum is certain, and the sum of everything else.
 
         A workload is omitted if one of its amounts is not reported. A holder without a process is omitted while there
-        is a process of unknown owner, which may belong to it.
+        is a process of unknown owner, because that process may belong to it.
         """
         workloads = {owner for owner, _ in amounts if isinstance(owner, Workload)}
         if not any(owner == "unknown" and amount != 0 for owner, amount in amounts):
@@ -263,7 +263,7 @@ class GpuTurn:
 
 
 def make_turns(
-    devices: Iterable[Device], usages: Iterable[DeviceUsage], assignments: Iterable[Assignment], owners: Owners
+    devices: Iterable[Device], usages: Iterable[DeviceUsage], assignments: Iterable[Assignment], owners: OwnersByPid
 ) -> list[GpuTurn]:
     """Combines the figures of the driver with the holders and the owners of processes.
 
@@ -289,7 +289,7 @@ def make_turns(
     return [GpuTurn(uuid, tuple(own), answers.get(uuid)) for uuid, own in turns.items()]
 
 
-def make_turn(usage: DeviceUsage, assignments: Iterable[Assignment], owners: Owners) -> DeviceTurn:
+def make_turn(usage: DeviceUsage, assignments: Iterable[Assignment], owners: OwnersByPid) -> DeviceTurn:
     """Finds the holders and the processes of one device. Uses one `Workload` for each workload key.
 
     A recreated pod has the same name and another UID. Processes of the previous pod that still run are left

@@ -42,7 +42,7 @@ class Account:
     is_holder: bool = False
     has_process: bool = False
     is_measured: bool = True  # False if the driver does not report busy times of its processes
-    is_mps_client: bool = False  # its busy time is not known, only that of the MPS server
+    is_mps_client: bool = False  # only the busy time of the MPS server is known
     idle_streak_ns: int | None = None  # idle time since it was last busy
     unallocated_ns: int = 0  # time for which it has used the device without an allocation
 

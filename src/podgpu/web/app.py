@@ -75,7 +75,7 @@ async def _add_security_headers(_request: web.Request, response: web.StreamRespo
 
 
 def load_protection(path: str) -> Protection | None:
-    """Reads the web config file. Returns None if the path is empty. Raises UsageError."""
+    """Reads the web config file. Returns None if the path is empty. Raises UsageError if the file is invalid."""
     if not path:
         return None
     from podgpu.web.protection import Protection  # imports bcrypt and YAML, which are needed only here

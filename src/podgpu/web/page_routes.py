@@ -20,7 +20,7 @@ from podgpu.cluster.ranges import Order, UsageAnswers, encode_range_csv, parse_r
 from podgpu.cluster.summary import RecordedJobs
 from podgpu.cluster.view import GpuResponse, make_gpu_answer, make_pod
 from podgpu.errors import SourceError, UsageError
-from podgpu.history.answers import DEFAULT_SPARKLINE_POINTS, HistorySource, parse_points, parse_range
+from podgpu.history.answers import HistorySource, parse_range
 from podgpu.history.events import parse_events_query
 from podgpu.metrics.encode import Body, etag_of
 from podgpu.web.responses import JSON_HEADERS, PAGE_HEADERS, Handler, body_response, json_error
@@ -146,7 +146,7 @@ def _history(
 
 
 async def _sparklines(request: web.Request, history: HistorySource) -> JsonObject:
-    return await history.sparklines(parse_points(request.query.get("points", str(DEFAULT_SPARKLINE_POINTS))))
+    return await history.sparklines()
 
 
 async def _history_of_gpu(request: web.Request, history: HistorySource) -> msgspec.Struct | str:

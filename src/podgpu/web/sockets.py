@@ -34,7 +34,7 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """Parses `:9400`, `127.0.0.1:9400`, `[::1]:9400` and `name:9400`. Raises UsageError."""
+    """Parses `:9400`, `127.0.0.1:9400`, `[::1]:9400` and `name:9400`. Raises UsageError for other texts."""
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if bracketed else host
@@ -45,7 +45,7 @@ def parse_address(text: str) -> Address:
 
 
 async def bind(address: Address, option: str) -> list[socket.socket]:
-    """Listens on every IP address of the host name. Raises StartError."""
+    """Listens on every IP address of the host name. Raises StartError if that fails."""
     loop = asyncio.get_running_loop()
     try:
         # Used only to resolve and bind: LimitedServer accepts the connections.

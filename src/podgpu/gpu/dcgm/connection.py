@@ -50,11 +50,11 @@ _REASONS = {
     -24: "max_limit",
     -49: "insufficient_resources",
 }
-"""Words for the codes that are common or handled. Other codes are shown as numbers."""
+"""Names of the codes that are common or handled. Other codes are shown as numbers."""
 
 
 def _load(path: str) -> ctypes.CDLL:
-    """Loads this library, or the newest libdcgm. The loader's own search path comes before `_FOLDERS`."""
+    """Loads the library at `path`, or the newest libdcgm. Searches the loader's own path before `_FOLDERS`."""
     names = [path] if path else [f"{folder}{name}" for name in SONAMES for folder in ("", *_FOLDERS)]
     problem = f"{path or ' or '.join(SONAMES)} was not found"
     for name in names:
@@ -117,10 +117,7 @@ class EngineAddress:
 
 
 def parse_address(text: str) -> EngineAddress:
-    """Parses HOST, HOST:PORT or [IPV6]:PORT (with or without tcp://), unix:///path or vsock://CID:PORT.
-
-    Raises UsageError.
-    """
+    """Parses HOST, HOST:PORT or [IPV6]:PORT (with or without tcp://), unix:///path or vsock://CID:PORT."""
     if text.startswith("unix:///"):
         return EngineAddress(text.removeprefix("unix://"))
     if _VSOCK.fullmatch(text):
@@ -138,7 +135,7 @@ class DcgmConnection:
     """Connection to a DCGM engine through libdcgm."""
 
     def __init__(self, address: EngineAddress | None = None, library_path: str = "", log_level: str = "") -> None:
-        """Without `address`, the engine runs inside this process. Without `log_level`, DCGM logs nothing."""
+        """If `address` is None, the engine runs inside this process. If `log_level` is empty, DCGM logs nothing."""
         self._address = address
         self._library_path = library_path
         self._log_level = log_level
@@ -147,7 +144,7 @@ class DcgmConnection:
         self.engine_version: Version = ()
         self._handle = s.Handle()
         self.lost = False
-        """True if a call failed because the connection was lost. It must be closed and opened again."""
+        """True if a call failed because the connection was lost. The connection must then be reopened."""
         self._lock = DriverLock("DCGM")
         self.hold = self._lock.hold
         """Context manager around every group of calls, so that `close` does not disconnect during a call."""
@@ -163,7 +160,7 @@ class DcgmConnection:
 
     @property
     def version(self) -> Version:
-        """The older version of library and engine. Empty if one of them is unknown."""
+        """The version of the library or of the engine, whichever is older. Empty if one of them is unknown."""
         return min(self.library_version, self.engine_version)
 
     def open(self) -> None:
@@ -254,9 +251,9 @@ class DcgmConnection:
         return handle
 
     def _check_versions(self) -> None:
-        """Raises DriverGone if the major versions differ, because then the structures differ, too.
+        """Raises DriverGone if the major versions differ, because their structures differ, too.
 
-        A library with the same major version that is older than the engine only lacks new fields.
+        An older library with the same major version is allowed. It only lacks new fields.
         """
         info = s.make_struct(s.VersionInfo)
         self._call("dcgmHostengineVersionInfo", self._handle, byref(info))

@@ -34,10 +34,10 @@ SWITCH_LINK = "SWITCH_LINK"
 @dataclass(frozen=True, slots=True)
 class DcgmEntity:
     kind: str
-    """A value of `Field.level`, or SWITCH_LINK, because links of a switch have other fields than links of a GPU."""
+    """A value of `Field.level`, or SWITCH_LINK, because links of switches and links of GPUs have different fields."""
     entity: Entity
     device: Device | None = None
-    """The GPU or the GPU instance. For a compute instance its GPU instance, for a link its GPU."""
+    """The GPU or GPU instance that the entity belongs to. For a link, the GPU."""
     labels: tuple[tuple[str, str], ...] = ()
     """Labels of a link, switch, CPU or core."""
 
@@ -45,7 +45,7 @@ class DcgmEntity:
 @dataclass(frozen=True, slots=True)
 class NodeLayout:
     entities: tuple[DcgmEntity, ...] = ()
-    """Each GPU is followed by its instances and its links that are up."""
+    """Each GPU is followed by its instances and its active links."""
     unreachable: Mapping[int, str] = field(default_factory=dict)
 
     @property
@@ -161,7 +161,7 @@ def _read_instances(
 
 
 def _make_gpu_link(gpu: Device, gpu_id: int, link: int) -> DcgmEntity:
-    """Numbers the links from 1 like dcgm-exporter, but counts links that are down, so that numbers do not change."""
+    """Numbers the links from 1 like dcgm-exporter. Also counts links that are down, so that numbers do not change."""
     labels = (
         ("nvlink", str(link + 1)),
         ("gpu", gpu.number),
@@ -178,7 +178,7 @@ def _link(owner: EntityGroup, owner_id: int, link: int) -> Entity:
 
 
 def _read_optional(connection: DcgmConnection, function: str, *arguments: object) -> bool:
-    """Makes a call and returns False if it fails. Most nodes do not support switches, links or CPUs."""
+    """Makes a call. Returns False if it fails, because most nodes do not support switches, links or CPUs."""
     try:
         connection.call(function, *arguments)
     except DriverGone:

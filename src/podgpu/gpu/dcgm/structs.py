@@ -86,7 +86,7 @@ def make_link_id(owner: EntityGroup, owner_id: int, index: int) -> int:
 _Text = c_char * 256
 EntityPair = _struct(group=c_int32, id=c_uint32)
 ConnectV2Params = _struct(2, persistAfterDisconnect=c_uint32, timeoutMs=c_uint32, addressIsUnixSocket=c_uint32)
-StartEmbeddedV2Params = _struct(  # version 1 is accepted by every library since 2.x
+StartEmbeddedV2Params = _struct(  # every library since 2.x accepts version 1
     1,
     opMode=c_int,
     dcgmHandle=Handle,
@@ -149,7 +149,7 @@ HealthResponseV4, HealthResponseV5 = (
 )
 GpuLinks = _struct(entityId=c_uint32, linkState=c_int32 * 18)
 SwitchLinks = _struct(entityId=c_uint32, linkState=c_int32 * 256)
-NvLinkStatus = _struct(  # version 4 is accepted by every DCGM 4; 4.6 also has a wider one
+NvLinkStatus = _struct(  # every DCGM 4 accepts version 4; 4.6 also has a wider one
     4, numGpus=c_uint32, gpus=GpuLinks * MAX_GPUS, numNvSwitches=c_uint32, nvSwitches=SwitchLinks * 12
 )
 GpuPeers = _struct(entityId=c_uint32, linkStatus=c_int32 * MAX_GPUS)

@@ -1,4 +1,4 @@
-"""Reads figures from DCGM: from an engine inside this process, or from a running host engine.
+"""Reads values from DCGM: from an engine inside this process, or from a running host engine.
 
 The engine reads the GPUs at its own interval, and podgpu reads the latest values from the engine. Processes and usage
 come from the local driver, if there is one.
@@ -28,7 +28,7 @@ from podgpu.model import Detail, Device, OtherReading, Reading
 
 _log = logging.getLogger(__name__)
 _LAYOUT_SECONDS = 60.0
-"""Interval of reading the whole layout, for changes that the outline does not contain, such as a link that came up."""
+"""How often the whole layout is read, because the outline does not show every change, such as a link that came up."""
 _CLOSE_WAIT = 2.0
 _EXPORTER_FIELDS = 9000
 """Fields with this id or a larger one are defined by dcgm-exporter, not by DCGM."""
@@ -94,7 +94,7 @@ class DcgmTelemetry:
         self._xid_lane = Lane((fields()[XID_FIELD],), self._settings.interval)
         self._watch_lock = threading.Lock()
         self._watches: dict[tuple[str, Lane], Watch] = {}
-        """By kind of entity and lane."""
+        """Watches by kind of entity and lane."""
         self._watched: tuple[NodeLayout, tuple[Lane, ...]] | None = None
         self._timestamps = Timestamps(clock)
         self._xids = XidReader()
@@ -110,7 +110,7 @@ class DcgmTelemetry:
         self._lanes = tuple(lanes)
 
     def _find_lane(self, fields: Sequence[Field]) -> Lane:
-        """Returns the lane of these fields. Creates one if there is no schedule."""
+        """Returns the lane with these fields. Creates a lane if there is no schedule."""
         for lane in self._lanes:
             if lane.fields is fields:
                 return lane
@@ -241,7 +241,7 @@ class DcgmTelemetry:
             if HEALTH_FIELD in _field_ids(lanes):
                 start_health(self._connection, self._find_gpu_groups())
             self._watched = layout, lanes
-            # Read now, because the first reading of XIDs skips all earlier ones, and new ones must not be skipped.
+            # Read now, because the first reading skips all earlier XIDs, and later XIDs must not be skipped.
             self._read_xids(layout)
 
     def _stop_watches(self) -> None:
@@ -334,7 +334,7 @@ def _select_fields(fields: Sequence[Field], kind: str) -> tuple[Field, ...]:
 
 
 def check_health(connection: DcgmConnection, groups: Sequence[s.Handle], gpu_ids: Sequence[int]) -> Details:
-    """Returns one detail per watch and GPU, with the worst incident if there are several."""
+    """Returns one detail per health watch and GPU: the worst incident if there are several."""
     worst: dict[tuple[int, int], tuple[int, int]] = {}
     for group in groups:
         response = s.make_struct(s.HealthResponseV5 if connection.major >= 4 else s.HealthResponseV4)

@@ -54,7 +54,7 @@ class LatestValues:
 
 
 class Timestamps:
-    """Remembers when the timestamp of each value changed. They are kept when the connection is opened again."""
+    """Remembers when the timestamp of each value last changed, even if the connection is opened again."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -96,12 +96,12 @@ class Watch:
         """Groups of entities."""
         self.field_groups: list[s.Handle] = []
         self.rejected: dict[int, str] = {}
-        """Id of a field that the engine does not watch -> reason word."""
+        """Id of a field that the engine rejected -> reason word."""
 
     def start(self) -> None:
         """Raises SourceError. Fields that the engine rejects are only added to `rejected`."""
         self.groups = [self._create_group(entities) for entities in _chunks(self._entities, s.MAX_ENTITIES)]
-        # Profiling fields are separate, because the profiling module may reject all of them.
+        # Profiling fields are watched separately, because the profiling module may reject all of them.
         plain = [i for i in self._wanted if i not in _PROFILING]
         profiling = [i for i in self._wanted if i in _PROFILING]
         for ids in (*_chunks(plain, s.MAX_FIELDS), *_chunks(profiling, s.MAX_FIELDS)):
@@ -197,10 +197,9 @@ def _make_name() -> bytes:
 
 
 def _read_as(wanted: Field, version: Version) -> Field:
-    """Returns the field to read: the older one in another unit if this version of DCGM does not have the wanted field.
+    """Returns the field to read: if this version of DCGM lacks the wanted field, the older field in another unit.
 
-    DCGM 4.6.1 added the fields 1600 to 1612, and 4.7 the fields from 1613 on. Fields that the version has are not
-    replaced, because the older counterpart may be less exact.
+    DCGM 4.6.1 added the fields 1600 to 1612, and 4.7 the fields from 1613 on. The older fields may be less exact.
     """
     first_version = (4, 7) if wanted.id >= _FIRST_FIELD_OF_4_7 else (4, 6, 1)
     return wanted if wanted.legacy is None or version >= first_version else fields()[wanted.legacy]
@@ -233,7 +232,7 @@ def _read_raw(
 
 
 def decode(wanted: Field, raw: Any) -> Value:
-    """Returns the value. Raises Blank if there is none, and Unsupported or SourceError if DCGM reports an error."""
+    """Returns the value. Raises Blank if there is no value, and Unsupported or SourceError if DCGM reports an error."""
     if raw.status:
         raise translate(raw.status, wanted.name)
     value: Any

@@ -23,7 +23,7 @@ Key = TypeVar("Key", bound=Hashable)
 _UNSUPPORTED = {
     pynvml.NVML_ERROR_NOT_SUPPORTED: "not_supported",
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: "not_supported",
-    pynvml.NVML_ERROR_INVALID_ARGUMENT: "not_supported",  # for example for a fan that the GPU does not have
+    pynvml.NVML_ERROR_INVALID_ARGUMENT: "not_supported",  # returned, for example, for a missing fan
     pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: "not_supported",
     pynvml.NVML_ERROR_DEPRECATED: "not_supported",
     pynvml.NVML_ERROR_NO_PERMISSION: "no_permission",
@@ -83,7 +83,7 @@ class NvmlDriver:
 
         def stop() -> None:
             for step in (free, partial(self.call, "nvmlShutdown")):
-                with suppress(SourceError, StartError):  # the driver may be gone already
+                with suppress(SourceError, StartError):  # the driver may already be unloaded
                     step()
 
         return self._lock.close(wait, stop)
@@ -160,7 +160,7 @@ class CallGuard(Generic[Key]):
         self.errors: list[str] = []
         """Reason words of failed calls."""
         self.dropped: list[Key] = []
-        """Values that are a sentinel, NaN or impossible."""
+        """Values that are a special code, NaN or impossible."""
 
     def begin(self) -> None:
         """Starts a new reading."""
@@ -169,7 +169,7 @@ class CallGuard(Generic[Key]):
 
     @contextmanager
     def catch(self, *keys: Key) -> Iterator[None]:
-        """Records errors of the enclosed calls for these values. Raises DeviceLost and DriverGone."""
+        """Records errors of the enclosed calls for these values. Passes on DeviceLost and DriverGone."""
         try:
             yield
         except Unsupported:
@@ -181,7 +181,7 @@ class CallGuard(Generic[Key]):
 
 
 def handle_address(handle: Any) -> int | None:
-    """Returns the pointer in a handle. pynvml creates different objects for the same GPU."""
+    """Returns the pointer in a handle, because pynvml creates different handle objects for the same GPU."""
     return ctypes.cast(handle, ctypes.c_void_p).value
 
 
@@ -191,7 +191,7 @@ def parse_instance_id(gi_id: int) -> int | None:
 
 
 _WAIT_MS = 400
-"""Maximum duration of a wait for events. A wait costs 0.17 ms of CPU (H200), and the driver is closed after it ends."""
+"""Maximum duration of a wait for events. A wait costs 0.17 ms of CPU (H200). Closing the driver waits for its end."""
 
 
 class XidWatcher:

@@ -23,7 +23,7 @@ class DeviceHandle:
 
     device: Device
     handle: Any = field(compare=False, hash=False)
-    """For an instance the handle of one of its MIG devices. Memory figures read with it are of the whole instance."""
+    """For an instance, the handle of one of its MIG devices. It returns the memory of the whole instance."""
 
 
 def open_gpu(driver: NvmlDriver, index: int) -> DeviceHandle:
@@ -51,7 +51,7 @@ class MigLayout:
         self._clock = clock
         self._is_supported = True
         self._off_at = float("-inf")
-        """Time when MIG was last read as disabled."""
+        """Time of the last reading that found MIG disabled."""
 
     def read(self) -> tuple[DeviceHandle, ...]:
         """Returns the GPU, then each of its instances."""
@@ -82,7 +82,7 @@ class MigLayout:
             name = self._driver.call("nvmlDeviceGetName", mig)
             profile = _PROFILE.search(name)
             device = replace(gpu, gi_id=gi_id, profile=profile[1] if profile else name)
-            known = instances.get(gi_id, DeviceHandle(device, mig))  # may have several compute instances
+            known = instances.get(gi_id, DeviceHandle(device, mig))  # an instance may have several compute instances
             mig_uuids = (*known.device.mig_uuids, self._driver.call("nvmlDeviceGetUUID", mig))
             instances[gi_id] = replace(known, device=replace(known.device, mig_uuids=mig_uuids))
         return [instances[gi_id] for gi_id in sorted(instances)]
@@ -134,8 +134,8 @@ def _parse(gpu: str, key: str, entry: Any, mps: bool) -> ProcessUsage:
 
 
 def _deduplicate(usages: Iterable[ProcessUsage]) -> tuple[ProcessUsage, ...]:
-    """Merges entries of the same process. A process with compute and graphics, and an MPS client, is in two lists, each
-    time with all of its memory."""
+    """Merges entries of the same process. An MPS client, or a process with compute and graphics, is in two lists, and
+    each entry has all of its memory."""
     merged: dict[tuple[str, int], ProcessUsage] = {}
     for usage in usages:
         key = (usage.device, usage.pid)

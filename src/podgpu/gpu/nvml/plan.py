@@ -18,7 +18,7 @@ MIN_GPM_SECONDS = 0.1
 
 
 class GpmSampler:
-    """Reads the profiling metrics (GPM) of one GPU or GPU instance as means between two samples. Hopper and later."""
+    """Reads profiling metrics (GPM) of one GPU or GPU instance, as means between two samples. Needs Hopper or later."""
 
     def __init__(self, driver: NvmlDriver, gpu: Any, gi_id: int | None = None) -> None:
         """`gpu`: handle of the physical GPU."""
@@ -76,7 +76,7 @@ class EnergyCounter:
         self._last: tuple[float, Any] | None = None
 
     def read(self, max_age: float = 0.0) -> tuple[float, Any]:
-        """Returns time and value of a reading that is less than `max_age` seconds old. Raises SourceError."""
+        """Returns time and value of the last reading. Reads the counter again after `max_age` seconds."""
         last, now = self._last, self._clock()
         if last is None or now - last[0] >= max_age:
             last = self._last = now, self._driver.call(ENERGY, self._handle)
@@ -212,5 +212,6 @@ def _decode_field_value(entry: Any) -> Any:
     """Returns the number, or the error of this entry."""
     if entry.nvmlReturn:
         return translate(entry.nvmlReturn, f"NVML field {entry.fieldId}")
-    member = _VALUE_MEMBERS.get(entry.valueType)
-    return getattr(entry.value, member) if member else SourceError("bad_answer", f"value type {entry.valueType}")
+    if member := _VALUE_MEMBERS.get(entry.valueType):
+        return getattr(entry.value, member)
+    return SourceError("bad_answer", f"NVML field {entry.fieldId} has the unknown value type {entry.valueType}")

@@ -1,10 +1,10 @@
 """Decodes the driver's context-switch log and computes how long each process kept the GPU busy.
 
 A context stays resident after its work ends until another context has work. So a residency (a "stay") is work plus an
-idle tail. Two measurements separate them: the busy time of the whole device and, where permitted, samples of whether
-the engine is busy. The busy share depends on the age of a stay: a context is switched in because it has work, and it
-becomes idle later. The share per age is learnt from the samples for each process, separately for stays that are longer
-than a time slice. Residencies that are long enough to contain several samples are divided by those samples.
+idle tail. Two measurements separate work and tail: the busy time of the whole device and, where permitted, samples of
+whether the engine is busy. A context is switched in because it has work, and it becomes idle later. So the busy share
+depends on the age of a stay. It is learnt from the samples for each process, separately for stays that are longer than
+a time slice. A stay that is long enough to contain several samples is divided by those samples.
 
 All times are nanoseconds of the GPU's clock. This module does no input or output.
 """
@@ -32,11 +32,11 @@ KERNEL_PID = 0xFFFFFFFF
 WHOLE_GPU = 255
 _NUMBERS = 1 << 16
 _MAX_SWITCH_NS = 1_000_000
-"""A switch takes 80 to 90 µs on an H200. During a longer pause no context was resident."""
+"""A switch takes 80 to 90 µs on an H200. In a longer pause, no context was resident."""
 
 
 class SwitchLogError(Exception):
-    """The log is missing, broken or inconsistent. `reason` is the label value in metrics."""
+    """The log is missing, broken or inconsistent. `reason` becomes the label value in metrics."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -57,7 +57,7 @@ class RecordDecoder:
         self._next: int | None = None
 
     def decode(self, chunk: bytes) -> Iterator[Switch]:
-        """Yields the switches; the caller must consume all. Raises SwitchLogError for missing or unknown records."""
+        """Yields the switches; the caller must read them all. Raises SwitchLogError for missing or unknown records."""
         if len(chunk) % RECORD.size:
             raise SwitchLogError("bad_record", f"the context-switch log ends within a record ({len(chunk)} bytes)")
         expected = self._next
@@ -89,7 +89,7 @@ class SwitchCosts:
     """Durations in nanoseconds, measured for one architecture; 0 if not measured."""
 
     lead: int = 0
-    """Time in every stay for restoring and saving the context, in which no work is done."""
+    """Time in every stay for restoring and saving the context. No work is done in this time."""
     slice_work: int = 0
     """Work done in a stay that ended with its time slice."""
 
@@ -208,24 +208,23 @@ switch-in."""
 _WIDTHS = tuple(following - edge for edge, following in pairwise(AGE_EDGES))
 _CLASSES = len(AGE_EDGES)
 _LONG_NS = 2_400_000
-"""A stay longer than a time slice (2.1 ms on an H200) plus the save. It lasted so long because no other context had
-work."""
+"""Longer than a time slice (2.1 ms on an H200) plus the save. A stay lasts longer only if no other context has work."""
 MAX_SAVE_NS = 110_000
 """Upper bound: saving a context that was preempted takes 49 to 102 µs longer than saving an idle one (H200)."""
 _MEAN_SAVE_NS = 37_000
-"""Half of the mean extra time, for stays beyond their slice, where it is unknown whether the context was preempted or
+"""Half of the mean extra time. For stays beyond their slice, because it is unknown whether they were preempted or
 yielded."""
 _YOUNG_SHARE = 0.95
-"""Busy share that is assumed for the youngest age class without samples: a context is switched in because it has
+"""Busy share that is assumed for the youngest age class if it has no samples. A context is switched in because it has
 work."""
 _PRIOR_WEIGHT = 0.125
-"""Weight of the assumed busy share of an age class, relative to one sample."""
+"""Weight of the assumed busy share, relative to one sample."""
 _SAMPLED_STAY_NS = 250_000_000
-"""A longer stay has about four samples, which are more accurate than the learnt shares."""
+"""A stay of this length has about four samples, which are more accurate than the learnt shares."""
 _SAMPLE_REACH_NS = 60_000_000
 """A sample is used for at most this long before and after it, and only where no other sample is nearer."""
 _SAMPLE_UNCERTAINTY = 0.1
-"""Uncertainty of time covered by a sample. Corresponds to `share * (1 - share)` for learnt shares."""
+"""Uncertainty of time that is covered by a sample, like `share * (1 - share)` for learnt shares."""
 _HALF_LIFE_NS = 60 * 10**9
 """Half-life of the weight of past samples."""
 
@@ -312,7 +311,7 @@ class BusyShareModel:
                 history.busy[age_class] += busy
 
     def estimate(self, residency: Residency, busy: int, samples: Sequence[BusySample] = ()) -> dict[int, int]:
-        """Divides `busy` among the processes. None gets more than its residency; the rest is unattributed.
+        """Divides `busy` among the processes. No process gets more than its residency; the rest is unattributed.
 
         `samples`: samples of this window.
         """
@@ -355,7 +354,7 @@ def _find_stays(residency: Residency, samples: Iterable[BusySample]) -> Iterator
 def _sampled_parts(residency: Residency, samples: Iterable[BusySample]) -> Iterator[tuple[Stay, int, int, bool]]:
     """Divides long stays into parts, each with its nearest sample. Yields stay, begin, end and the sample's value.
 
-    A part reaches equally far before and after its sample, so that the mean is unbiased for any pattern of work.
+    A part extends equally far before and after its sample, so that the mean is unbiased for any pattern of work.
     """
     ordered = sorted(samples)
     middles = [(before + after) // 2 for (before, _), (after, _) in pairwise(ordered)]
@@ -367,10 +366,10 @@ def _sampled_parts(residency: Residency, samples: Iterable[BusySample]) -> Itera
 
 
 def estimate_without_samples(residency: Residency, busy: int) -> dict[int, int]:
-    """Divides `busy` among the processes if only residency is known.
+    """Divides `busy` among the processes if there are no samples, only residencies.
 
-    Assumes that all stays are busy for the same time from their start, or until their end if they are shorter. More
-    accurate than dividing in proportion to residency (H200 traces: 2.7 instead of 3.7 points of error).
+    Assumes that all stays are busy for the same time from their start, or until their end if they are shorter. This is
+    more accurate than dividing in proportion to residency (H200 traces: 2.7 instead of 3.7 points of error).
     """
     lengths = residency.lengths
     share = min(1.0, max(0, busy) / max(1, sum(lengths)))
@@ -388,7 +387,7 @@ def estimate_without_samples(residency: Residency, busy: int) -> dict[int, int]:
 
 
 def compute_max_saving(residency: Residency) -> dict[int, int]:
-    """Returns the time spent on saving contexts if every process worked until the end of its slice."""
+    """Returns the time for saving contexts if every process had worked until the end of its slice."""
     return _compute_saving(residency, lambda _pid, _age: 1.0, MAX_SAVE_NS)
 
 

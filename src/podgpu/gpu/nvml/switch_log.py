@@ -1,8 +1,8 @@
 """Reads the context-switch log of one GPU through ioctls of the kernel driver's resource manager.
 
 All ioctls of podgpu are in this module. Parameters that could harm the kernel are constants. Sizes are defined next to
-their layouts. The only register access is a read. A log is always created with its subdevice and without a notification
-handle. The layouts are from NVIDIA's open kernel modules 550 to 595.
+the layouts that they belong to. Registers are only read. A log is always created with its subdevice and without a
+notification handle. The layouts are from NVIDIA's open kernel modules 550 to 595.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _RECORDS: Final = 32768
 """Capacity of the log: enough for 3 seconds at 5,000 switches per second. Needs 1 MiB of contiguous memory."""
 _HEADER_BYTES: Final = 4096
 _HEADER = struct.Struct("<IIQQQ")
-"""Members: get, put, count, records dropped since the last update of get, variable data dropped."""
+"""Members: get, put, count, number of records dropped since the last update of get, dropped variable data."""
 _PAYLOAD_BYTES: Final = 24
 _PADDING: Final = 512
-"""Zero bytes after the parameters, because the kernel copies as many bytes as its own, maybe larger structure has."""
+"""Zero bytes after the parameters, because the kernel's structure may be larger, and it copies all of that size."""
 _WRITE_BACK: Final = 5 << 29
 _USER_READ_ONLY: Final = 1 << 22
 _KEEP_OLDEST: Final = 1
@@ -61,7 +61,7 @@ _MEMORY_BYTES: Final = 128
 
 
 def check_driver(version: str) -> None:
-    """Raises SwitchLogError if the layouts of this module do not fit the driver. Newer branches are expected to fit."""
+    """Raises SwitchLogError if the driver is too old for the layouts of this module. Newer drivers should work."""
     major = version.split(".", 1)[0]
     if not (major.isascii() and major.isdigit() and int(major) >= _OLDEST_BRANCH):
         raise SwitchLogError(
@@ -124,7 +124,7 @@ class ContextSwitchLog:
         return chunk
 
     def now(self) -> int:
-        """Returns the time of the GPU's clock in nanoseconds. The records have timestamps of the same clock."""
+        """Returns the time of the GPU's clock in nanoseconds, which is also used in the records."""
         (now,) = struct.unpack("<Q", self._control(self._subdevice, _GPU_TIME, bytes(8)))
         return int(now)
 

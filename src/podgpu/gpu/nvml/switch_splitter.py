@@ -1,7 +1,7 @@
-"""Splits the busy time of a shared GPU among its processes by the driver's context-switch log.
+"""Splits the busy time of a shared GPU among its processes with the driver's context-switch log.
 
 `SwitchLogFactory` opens the log, `SwitchListener` reads it, and `BusyTimeSplitter` uses it while processes of several
-containers run on a device. Without a consistent log, the driver's utilization samples are used.
+containers run on a device. If there is no consistent log, the driver's utilization samples are used.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class SwitchLog(Protocol):
 
 
 _SAMPLE_SECONDS = 0.06
-"""Mean interval of busy samples. A sample costs 0.5 ms of CPU in the driver. Over half a minute, 17 samples per second
-are as accurate as 20."""
+"""Mean interval of busy samples. A sample costs 0.5 ms of CPU in the driver. Over half a minute, more samples are not
+more accurate."""
 _DRAIN_SECONDS = 2.0
 """Interval of reading the log. At 5,000 switches per second, the log is full after 3 seconds."""
 _TICK_SECONDS = 0.001
@@ -78,7 +78,7 @@ class SwitchListener:
         clock: Callable[[], float] = time.monotonic,
         in_background: bool = True,
     ) -> None:
-        """`unsampled`: reason why no busy samples are taken. Without `in_background` the caller calls `step`."""
+        """`unsampled`: reason why no busy samples are taken. If not `in_background`, the caller must call `step`."""
         self.unsampled = unsampled
         self.pauses_sampling = False
         """True while samples are not needed, because resident contexts are always busy."""
@@ -101,7 +101,7 @@ class SwitchListener:
             threading.Thread(target=self._run, name="switches", daemon=True).start()
 
     def take_window(self, until: float, instance: int | None = None) -> tuple[Residency, list[BusySample]]:
-        """Returns residency and samples since the last window of that instance up to `until` (Unix time)."""
+        """Returns residency and samples of that instance from its last window up to `until` (Unix time)."""
         with self._lock:
             if self._error is not None:
                 raise self._error
@@ -275,8 +275,8 @@ class SwitchLogFactory:
 
 
 def _identify(driver: NvmlDriver, gpu: DeviceHandle) -> tuple[str, int | None]:
-    """Returns the driver's version and the GPU's architecture. The architecture is None if unknown, and in MIG mode,
-    for which there are no measurements."""
+    """Returns the driver's version and the GPU's architecture. The architecture is None if it is unknown, or in MIG
+    mode, for which there are no measurements."""
     architecture: int | None = None
     if not gpu.device.mig_enabled:
         with CallGuard[str]().catch():
@@ -292,9 +292,9 @@ _UNKNOWN_PART = 50
 _HIDDEN_PART = 100
 """At most 1/100 of a window may belong to hidden or unlisted processes."""
 _SATURATED_PART = 50
-"""If at most 1/50 of the residency was idle, stays have no idle tail."""
+"""If at most 1/50 of the residency was idle, the stays are taken to have no idle tail."""
 _SATURATED_NS = 30 * 10**9
-"""Sampling pauses after this long without an idle tail, because it is half of the cost."""
+"""Sampling pauses after this long without an idle tail, because sampling is half of the cost."""
 
 
 class _WindowError(SwitchLogError):

@@ -31,7 +31,7 @@ class EngineTrace:
         self.estimator = WaitEstimator()
 
     def add(self, residency: Residency, samples: Iterable[BusySample], busy_share: float) -> None:
-        """Adds a window. `busy_share`: part of it in which the device was busy."""
+        """Adds a window. `busy_share`: part of the window for which the device was busy."""
         self.samples += samples
         stays = list(residency.stays)
         if self.stays and stays and self.stays[-1][:2] == stays[0][:2]:  # continues from the last window

@@ -1,7 +1,7 @@
 """Lists the GPUs through NVML, reads each one, and reopens the driver when needed.
 
-NVML lists GPUs only when it is initialized, which interrupts all readers. So it is initialized again only if the number
-of GPUs on the PCI bus changes, if no GPU answers, and every 2 minutes while it lists fewer GPUs than the bus.
+NVML updates its list of GPUs only when it is initialized, which interrupts all readers. So it is initialized again only
+if the number of GPUs on the PCI bus changes, if no GPU answers, and every 2 minutes while GPUs of the bus are missing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from podgpu.model import Device, ProcessUsage, Reading, Value
 
 _log = logging.getLogger(__name__)
 _MAX_WAIT_SECONDS = 4.5
-"""Maximum wait for GPUs that are opened. Shorter than the usual deadline of an inventory."""
+"""Maximum wait until all GPUs are open. Shorter than the usual deadline of an inventory."""
 _QUIET_SECONDS = 0.5
 """Minimum wait for another GPU after one was opened. The wait is longer (1.5 times the time so far) if GPUs are slow:
 without persistence mode the driver needs one or two seconds per GPU."""
@@ -41,7 +41,7 @@ _CLOSE_WAIT = 0.45
 """Maximum wait for driver calls in progress, including the wait for XIDs. Shorter than the shortest deadline of an
 inventory."""
 _RESTART_SECONDS = 10.0
-"""Minimum interval of restarts after the bus changed, if no GPU answers, or if a call in progress prevented one."""
+"""Minimum interval of restarts: after the bus changed, if no GPU answers, or if a call prevented the last restart."""
 SEARCH_SECONDS = 120.0
 """Interval of restarts while the driver lists fewer GPUs than the PCI bus."""
 
@@ -98,7 +98,7 @@ class NvmlTelemetry:
         self._replaced: list[NvmlGpu] = []
         """GPUs whose handle became invalid. They are freed when the driver is closed, because workers may use them."""
         self._previous: dict[str, NvmlGpu] = {}
-        """UUID -> GPU from before the driver was reopened. If it is found again, its usage continues."""
+        """UUID -> GPU from before the driver was reopened. If the GPU is found again, its usage continues."""
         self.expected: int | None = None
         self._bus_read_at = float("-inf")
         self._bus_changed = False
@@ -125,8 +125,8 @@ class NvmlTelemetry:
     def _open_gpus(self) -> None:
         """Opens each GPU in its own thread, so that a GPU that hangs does not delay the others.
 
-        Waits until all new ones are open, or until no more was opened for a while. Later results are read by the next
-        call.
+        Waits until all new GPUs are open, or until no further GPU was opened for a while. The next call reads the
+        results of slower GPUs.
         """
         known = {*self._pending, *(gpu.device.index for gpu in self._gpus.values())}
         new = [index for index in range(self._listed) if index not in known]
@@ -151,7 +151,7 @@ class NvmlTelemetry:
                 self._errors[index] = result
 
     def _raise_common_error(self) -> None:
-        """Raises a StartError of any GPU. Raises DriverGone if all GPUs failed with it."""
+        """Raises StartError if any GPU failed with it, and DriverGone if all GPUs failed with it."""
         for error in self._errors.values():
             if isinstance(error, StartError):
                 raise error
@@ -203,7 +203,7 @@ class NvmlTelemetry:
         try:
             if not self._close(wait):
                 return False
-            self._previous = {}  # the driver may be unloaded after its release, which resets counters
+            self._previous = {}  # after its release the driver may be unloaded, which resets counters
             return True
         finally:
             self._opening.release()
@@ -264,8 +264,8 @@ class NvmlTelemetry:
     def _check_handle(self, gpu: NvmlGpu) -> NvmlGpu:
         """Opens the GPU again if its handle is invalid, for example after a reset.
 
-        Errors of an invalid handle cannot be distinguished from "not supported". So this reads the UUID, which every
-        GPU supports. Raises DeviceLost, or DriverGone if the driver may have been restarted.
+        The errors of an invalid handle look like "not supported". So this reads the UUID, which every GPU supports.
+        Raises DeviceLost, or DriverGone if the driver may have been restarted.
         """
         device = gpu.device
         with gpu.handle_lock:
@@ -287,7 +287,7 @@ class NvmlTelemetry:
                     f"{gpu.name} does not answer at PCI slot {device.pci_bus_id}, or another GPU has replaced it"
                 )
             if handle_address(handle) == handle_address(gpu.handle):
-                return gpu  # only a single call failed
+                return gpu  # the handle is valid; only a single call failed
             _log.info("%s was found again at %s", gpu.name, device.pci_bus_id)
             self._replaced.append(gpu)
             self._gpus[device.uuid] = NvmlGpu(self._driver, DeviceHandle(device, handle), self._settings, self._xids)
@@ -321,7 +321,7 @@ class NvmlGpu:
         # State of `read`
         self._xids = xids
         self._xids_registered: bool | None = None
-        """None until the registration succeeded or the GPU rejected it."""
+        """None until the registration succeeded or the GPU rejected the registration."""
         self._xids_failed = False
         self._plans: dict[tuple[tuple[int, ...], str], DevicePlan] = {}
         """(field ids, device key) -> plan."""

@@ -38,7 +38,7 @@ _LACKS: Mapping[str, Lack] = {
     _GPM: "no_instance_utilization",
     _PROCESS_LIST: "no_process_list",
 }
-"""Function -> the figure that is missing if it is not supported. Other functions have a substitute."""
+"""Function -> value that is missing if the function is not supported. Other functions have a substitute."""
 
 _SECOND_US = 1_000_000
 _MAX_WINDOW_US = 60 * _SECOND_US
@@ -63,7 +63,7 @@ _COUNTER_STEP_SECONDS = 1.0  # the counter may lag by this much and then catch u
 @dataclass(frozen=True, slots=True)
 class UsageSettings:
     sees_processes: bool = True
-    """False if podgpu is not in the host's PID namespace. Then no processes are read."""
+    """False if podgpu is not in the host's PID namespace, so that no processes can be read."""
     switch_logs: SwitchLogFactory = field(default_factory=SwitchLogFactory)
     clock: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
@@ -95,7 +95,7 @@ class UsageReader:
         self._energy_at: tuple[float, int] | None = None
         """Time and value of the last reading of the energy counter."""
         self._energy_is_known = False
-        """True if the last reading gave the energy since the one before it."""
+        """True if the last reading returned the energy since the reading before it."""
         self._pids: Collection[int] | None = None
         self._splitter: BusyTimeSplitter | None = None
         if settings.switch_logs.wanted != "samples":
@@ -107,7 +107,7 @@ class UsageReader:
         self._energy_at = previous._energy_at
 
     def read(self, layout: tuple[DeviceHandle, ...], shared: Collection[str] = ()) -> UsageAnswer:
-        """Reads the GPU and its instances. Raises DeviceLost or DriverGone; other errors affect only their figures."""
+        """Reads the GPU and its instances. Raises DeviceLost or DriverGone; other errors affect only single values."""
         self._guard.begin()
         self._follow_layout(layout)
         device = layout[0].device
@@ -150,7 +150,7 @@ class UsageReader:
             self._window_start = None
 
     def _list_lacks(self) -> tuple[tuple[str, Lack], ...]:
-        """Returns the unsupported functions without a substitute. A suffix names the GPU instance."""
+        """Returns the unsupported functions that have no substitute. A suffix names the GPU instance."""
         unsupported = sorted(self._guard.unsupported)
         return tuple((part, _LACKS[name]) for part in unsupported if (name := part.partition(" gi")[0]) in _LACKS)
 
@@ -205,7 +205,7 @@ class UsageReader:
         return self._make_usage(device, busy, memory, running)
 
     def _read_instance_busy(self, gpm: GpmSampler, part: str) -> BusyTime:
-        """Reads GPM's graphics activity. NVML has no figures per process in MIG mode."""
+        """Reads GPM's graphics activity. NVML has no values per process in MIG mode."""
         now = self._clock()
         before = gpm.last_at
         if before is not None and now - before < MIN_GPM_SECONDS:
@@ -310,9 +310,8 @@ class UsageReader:
     def _read_energy(self, pids: Collection[int] | None, power: int | None) -> int | None:
         """Returns the energy since the last reading of the counter. None if unknown or not read in this turn.
 
-        The counter is read every 5 s and when processes change. Without power
-        readings it is read in every turn, because its energy cannot be divided among turns.
-        The first reading, and the first after a reset, return 0: earlier use has no part in the energy that follows.
+        The counter is read every 5 s and when processes change. Without power readings it is read in every turn,
+        because its energy cannot be divided among turns. The first reading, and the first after a reset, return 0.
         """
         changed, self._pids = pids != self._pids, pids
         if changed or power is None or not self._energy_is_known or self._energy_at is None:

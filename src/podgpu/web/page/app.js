@@ -24,7 +24,6 @@ import { totalsOf } from "./totals.js";
 
 const MOST_TILES = 400; // more GPUs are shown as a heat map
 const WRITE_AFTER_MS = 150;
-const HISTORY_POINTS = 60;
 const AWAY_STEPS = 2; // if the page was hidden for longer, in steps of a sparkline, the gap is filled from the server
 const YOUNG_SECONDS = 600;
 const TABLES = ["pods", "nodes", "cost", "events"];
@@ -79,7 +78,7 @@ class Page {
   // If the server has a history, sparklines are complete from the start.
   async fillHistory() {
     this.filledAt = this.feed.now();
-    const { state, data } = await answerOf(`api/v1/history?points=${HISTORY_POINTS}`, AbortSignal.timeout(20_000));
+    const { state, data } = await answerOf("api/v1/history", AbortSignal.timeout(20_000));
     this.hasHistory = state === "ready" && this.history.seed(data);
     if (!this.hasHistory || !this.feed.picture) return;
     this.history.add(this.feed.now(), this.devices);
