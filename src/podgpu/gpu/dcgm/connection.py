@@ -87,7 +87,7 @@ def translate(code: int, what: str) -> SourceError:
         reason = _UNSUPPORTED[code]
         return Unsupported(f"{what}: {reason.replace('_', ' ')} (DCGM {code})", reason)
     if code in _LOST:
-        return DeviceLost(f"{what}: the GPU is lost (DCGM {code}); it needs a reset or the node a reboot (see dmesg)")
+        return DeviceLost(f"{what}: the GPU is lost (DCGM {code}); reset the GPU or reboot the node (see dmesg)")
     if code in _GONE:
         reason, text = _GONE[code]
         return DriverGone(text, reason)
