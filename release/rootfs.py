@@ -13,6 +13,7 @@ import hashlib
 import io
 import os
 import py_compile
+import re
 import shutil
 import subprocess
 import sys
@@ -98,6 +99,11 @@ def install_wheels(wheel: Path, architecture: str, variant: str, folder: Path) -
     shutil.rmtree(folder / "bin", ignore_errors=True)
     for record in folder.glob("*.dist-info/direct_url.json"):
         record.unlink()  # contains the path of the wheel
+    for record in folder.glob("*.dist-info/RECORD"):
+        # Checksums of the removed files depend on the path of the wheel and of this interpreter.
+        lines = record.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = (line for line in lines if not re.match(r"(\.\./)*bin/|[^/]+/direct_url\.json,", line))
+        record.write_text("".join(kept), encoding="utf-8")
     compile_python(folder, Path("/") / SITE_PACKAGES)
 
 

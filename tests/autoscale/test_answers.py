@@ -416,7 +416,7 @@ def answer(stage: Stage, later: float) -> tuple[float, float]:
 
 def test_there_is_no_answer_before_the_first_round_and_long_after_the_last() -> None:
     stage = Stage([pod("a")])
-    with pytest.raises(Refusal, match="first round"):
+    with pytest.raises(Refusal, match="not read the nodes yet"):
         stage.snapshot()
     stage.turn(n1=(busy("a", 0.5, 0),))
     assert stage.snapshot(60.0).rounds

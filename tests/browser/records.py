@@ -197,8 +197,8 @@ def summary(namespace: str, pod: str) -> dict[str, Any]:
         **{"namespace": namespace, "pod": pod, "from": now - 7200, "duration_seconds": 7200, "gpus": 1},
         **{"gpu_hours": 2.0, "mean_use": 0.07, "peak_use": 0.31, "peak_memory_bytes": 5 * GIB, "idle_hours": 1.5},
         **{"energy_kwh": 0.4, "cost": 5.0, "wasted": 3.75, "currency": "USD", "wait_seconds": 90, "errors": 1},
-        "hint": "A MIG instance 1g (10 GiB) or 10 % of a GPU would be enough, if it works as before: below 9 % for 95 %"
-        " of the time, at most 5.0 GiB of memory.",
+        "hint": "A MIG instance 1g (10 GiB) or 10 % of a GPU would be enough, if its use stays as before: below 9 % for"
+        " 95 % of the time, at most 5.0 GiB of memory.",
     }
 
 

@@ -69,7 +69,7 @@ def test_a_smaller_part_that_fits_is_named_with_its_assumption(
     use: float, memory: int, gpus: int, model: str, hint: str
 ) -> None:
     summary = summarize(use, memory, gpus, model)
-    assert summary.hint.partition(", if it works as before")[0] == hint
+    assert summary.hint.partition(", if its use stays as before")[0] == hint
     if hint:
         assert f"below {use * 100:.0f} % for 95 % of the time, at most {memory}.0 GiB" in summary.hint
 

@@ -15,9 +15,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def build_release(folder: Path) -> Path:
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    command = [sys.executable, "-m", "release", "--arch", "amd64", "--dist", str(folder)]
+def build_release(folder: Path, python: Path = Path(sys.executable)) -> Path:
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    command = [str(python), "-m", "release", "--arch", "amd64", "--dist", str(folder)]
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if "no longer available" in result.stderr or "URLError" in result.stderr:
         pytest.skip(f"the Debian mirror does not have the locked packages: {result.stderr.splitlines()[-1]}")

@@ -92,7 +92,9 @@ def test_checksums(dist: Path) -> None:
 
 
 def test_two_builds_are_identical(dist: Path, tmp_path: Path) -> None:
-    again = build_release(tmp_path / "dist")
+    """Also with an interpreter in another directory, as in another clone."""
+    run(sys.executable, "-m", "venv", tmp_path / "venv")
+    again = build_release(tmp_path / "dist", tmp_path / "venv/bin/python")
     assert (again / "SHA256SUMS").read_text() == (dist / "SHA256SUMS").read_text()
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from podgpu.clock import Clock
 from podgpu.cluster.summary import JobSummary
 from podgpu.cluster.view import GpuDetails
+from podgpu.model import Workload
 from podgpu.top.feed import Feed
 from podgpu.top.source import ClusterSource, ExporterSource, FetchedDetails
 from podgpu.top.text import NO_DATA
+from tests.nodes.clock import FakeClock
 from tests.top.scene import gpu, holder, node, view
-from tests.top.servers import EXPOSITION, HTML, answer, history, podgpu_server, serving
+from tests.top.servers import EXPOSITION, HTML, JSON_HEAD, NOT_FOUND, answer, history, podgpu_server, serving
 
 
 def test_the_last_table_stays_when_the_source_fails() -> None:
@@ -90,3 +94,37 @@ def test_an_unchanged_view_keeps_its_lines() -> None:
         answers["/api/v1/view"] = view(node(gpu(5)), taken_at=1.0)
         assert len(feed.read().lines) == 1
         feed.close()
+
+
+def test_usage_that_changes_between_two_telemetry_turns_is_shown() -> None:
+    """An exporter's `taken_at` is the time of its telemetry, which it reads less often than the usage."""
+    answers = {"/api/v1/view": view(node(gpu(0, holder(), utilization_ratio=0.1)))}
+    with podgpu_server(answers) as server:
+        feed = Feed(ExporterSource(server.url), 1.0)
+        feed.read()
+        answers["/api/v1/view"] = view(node(gpu(0, holder(), utilization_ratio=0.9)))
+        (line,) = feed.read().lines
+        assert (line.name, line.utilization) == ("research/train/main", 0.9)
+        answers["/api/v1/view"] = view(node(gpu(0, utilization_ratio=0.9)))
+        assert feed.read().lines[0].name == ""
+        feed.close()
+
+
+def test_a_slow_server_is_asked_for_less_in_one_reading() -> None:
+    """Every request ends within its timeout, so the reading ends within the deadline."""
+    clock, pods = FakeClock(), [holder(Workload("research", f"train-{n}", "main")) for n in range(4)]
+    replies = {b"/api/v1/view": view(node(gpu(0, *pods))), b"/api/v1/history": history(), b"/api/v1/gpus": GpuDetails()}
+
+    def reply(request: bytes) -> bytes:
+        clock.advance(9.0)
+        content = next((content for path, content in replies.items() if path in request), None)
+        return answer(msgspec.json.encode(content), JSON_HEAD if content is not None else NOT_FOUND)
+
+    with serving(reply) as server:
+        source = ClusterSource(server.address, timeout=10.0, clock=clock.monotonic)
+        for _ in range(3):
+            began = clock.monotonic()
+            reading = source.read("GPU-0")
+            assert clock.monotonic() - began < source.deadline
+    assert reading.history is not None
+    assert reading.fetched == FetchedDetails("GPU-0", GpuDetails(), jobs=[])

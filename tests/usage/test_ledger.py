@@ -26,7 +26,7 @@ from podgpu.model import (
     WorkloadKey,
 )
 from podgpu.usage.attribution import make_turns
-from podgpu.usage.containers import Owners
+from podgpu.usage.containers import OwnersByPid
 from podgpu.usage.ledger import Ledger
 
 SECOND = 10**9
@@ -59,7 +59,7 @@ class Snapshot(NamedTuple):
 class Turn:
     usages: Sequence[DeviceUsage]
     assignments: Sequence[Assignment] = ()
-    owners: Owners = Owners()  # noqa: RUF009 - immutable
+    owners: OwnersByPid = OwnersByPid()  # noqa: RUF009 - immutable
     devices: Sequence[Device] = (GPU,)
 
     def enter(self, ledger: Ledger) -> Snapshot:
@@ -115,7 +115,7 @@ ASSIGNMENTS = st.builds(
     share=st.none() | st.floats(-1, 2),
 )
 OWNERS = st.builds(
-    Owners,
+    OwnersByPid,
     st.dictionaries(PIDS, WORKLOADS),
     st.dictionaries(PIDS, st.just("unreadable"), max_size=1),
     st.frozensets(PIDS, max_size=1),
@@ -205,8 +205,8 @@ def charge(*turns: Turn) -> Snapshot:
     return [turn.enter(ledger) for turn in turns][-1]
 
 
-def turn(usage: DeviceUsage, *assignments: Assignment, owners: Owners | None = None) -> Turn:
-    return Turn([usage], assignments, owners or Owners(OF_PID))
+def turn(usage: DeviceUsage, *assignments: Assignment, owners: OwnersByPid | None = None) -> Turn:
+    return Turn([usage], assignments, owners or OwnersByPid(OF_PID))
 
 
 def all_holders(snapshot: Snapshot) -> list[tuple[Workload, HolderUsage]]:
@@ -322,7 +322,7 @@ def test_processes_of_an_earlier_pod_are_unattributed() -> None:
 
 
 def test_with_a_process_of_unknown_owner_holders_without_a_process_have_no_values() -> None:
-    owners = Owners({1: A}, {8: "unreadable"})
+    owners = OwnersByPid({1: A}, {8: "unreadable"})
     snapshot = charge(turn(second({1: 100, 8: 200}), *held(A, B), owners=owners))
     first, other = usage_of(snapshot, A), usage_of(snapshot, B)
     assert (first.busy_ns, other.busy_ns, other.idle_ns, other.memory_used_bytes) == (100, None, None, None)
@@ -340,7 +340,7 @@ def test_a_gpu_that_does_not_answer_stays_held() -> None:
 def mps(owners: Mapping[int, Workload], servers: set[int]) -> Turn:
     processes = [ProcessUsage(GPU.key, pid, 10, mps=pid != 9) for pid in (*owners, 9)]
     usage = second({9: 500}, processes=tuple(processes))
-    return turn(usage, *held(*set(owners.values())), owners=Owners(owners, mps_servers=frozenset(servers)))
+    return turn(usage, *held(*set(owners.values())), owners=OwnersByPid(owners, mps_servers=frozenset(servers)))
 
 
 def test_mps_clients_have_no_busy_time_unless_all_are_of_one_container() -> None:
@@ -378,7 +378,7 @@ def test_a_container_waits_for_other_containers_only() -> None:
         600,
     )
     usage = second({1: 10, 2: 20, 3: 30, 9: 5}, method="exact", waits=waits)
-    snapshot = charge(turn(usage, *held(A, B), owners=Owners({1: A, 2: B, 3: A})))
+    snapshot = charge(turn(usage, *held(A, B), owners=OwnersByPid({1: A, 2: B, 3: A})))
     a, b = usage_of(snapshot, A), usage_of(snapshot, B)
     assert (a.wait_ns, a.wait_min_ns, a.wait_max_ns) == (300, 150, 450)
     assert [(part.pod, round(part.ratio * SECOND)) for part in a.waits_for] == [("b", 300)]

@@ -147,7 +147,7 @@ def make_lanes(
     collections: Sequence[Collection] = (),
     skip_empty: bool = False,
 ) -> tuple[Lane, ...]:
-    """Makes one lane for each collection and one for all other fields, including those of podgpu's own metrics.
+    """Makes one lane for each collection and one for all other fields, including the fields of podgpu's own metrics.
 
     Throttling counters that are not in the counter file get a slower lane. Raises UsageError for an empty collection,
     unless `skip_empty` is set.

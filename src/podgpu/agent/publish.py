@@ -54,7 +54,7 @@ from podgpu.model import (
 )
 
 _log = logging.getLogger("podgpu")
-Text = Literal["fresh", "stale", "gpu_manager", "fresh_json", "stale_json"]
+RenderedText = Literal["fresh", "stale", "gpu_manager", "fresh_json", "stale_json"]
 """Metrics text, or JSON. The stale variants have no values; they are served when the values are too old."""
 COUNTERS = "counters"  # name of the counter file, as a source
 _STARTED_AT = time.time()
@@ -254,7 +254,7 @@ class Published:
     def __init__(self, state: NodeState, policy: Policy, read_at: float) -> None:
         self.state = state
         self.read_at = read_at  # monotonic time of the last telemetry turn
-        self.rendered: dict[Text, Body] = {}
+        self.rendered: dict[RenderedText, Body] = {}
         self._policy = policy
         self._lock = threading.Lock()
 
@@ -262,13 +262,13 @@ class Published:
     def fresh(self) -> Body:
         return self.render("fresh")
 
-    def render(self, text: Text) -> Body:
+    def render(self, text: RenderedText) -> Body:
         with self._lock:
             if text not in self.rendered:
                 self.rendered[text] = Body(self._encode(text))
             return self.rendered[text]
 
-    def _encode(self, text: Text) -> bytes:
+    def _encode(self, text: RenderedText) -> bytes:
         state, policy = self.state, self._policy
         process = process_families() if policy.process_metrics else ()
         match text:

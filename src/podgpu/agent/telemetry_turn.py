@@ -26,7 +26,7 @@ class TelemetryResult:
     devices: tuple[Device, ...] = ()  # all devices of the node, including GPUs that disappeared
     selected: tuple[Device, ...] = ()  # devices selected by -d
     answers: Mapping[str, GpuAnswer] = field(default_factory=dict)  # by UUID, or OTHERS; failed readings are missing
-    sources: tuple[SourceStatus, ...] = ()  # the first is that of the inventory (the list of GPUs)
+    sources: tuple[SourceStatus, ...] = ()  # the first one is the inventory (list of GPUs)
     gpus_expected: int | None = None  # number of GPUs on the PCI bus
     gpus_visible: int = 0
     gpus_lost: int = 0

@@ -26,7 +26,7 @@ from podgpu.model import (
     WorkloadKey,
 )
 from podgpu.usage.attribution import GpuTurn, make_turns
-from podgpu.usage.containers import ContainerFinder, NameSource, Owners, ProcessOwners
+from podgpu.usage.containers import ContainerFinder, NameSource, OwnersByPid, ProcessOwners
 from podgpu.usage.ledger import Ledger
 from podgpu.workers import ErrorCounts, Result, Workers
 
@@ -73,7 +73,7 @@ class UsageTurn:
         self._charged_at: float | None = None
         self._gpus: frozenset[str] = frozenset()
         self._shared: frozenset[str] = frozenset()  # keys of devices with processes of several containers
-        self._lacking: frozenset[tuple[str, str, str]] = frozenset()  # unsupported: (worker, figure, reason)
+        self._lacking: frozenset[tuple[str, str, str]] = frozenset()  # unsupported: (worker, value, reason)
 
     def collect(self, telemetry: TelemetryResult, result: AllocationResult) -> UsageResult:
         gpus = [device for device in telemetry.listed if not device.is_instance]
@@ -116,7 +116,7 @@ class UsageTurn:
             reasons += [*answer.errors, *("bad_value" for _ in answer.dropped)]
             for reason in answer.switches.errors if answer.switches is not None else ():
                 self._errors.add(SWITCHES, reason)
-        # An unsupported figure is counted as an error once per GPU, not in every turn.
+        # An unsupported value is counted as an error once per GPU, not in every turn.
         kept = {lack for lack in self._lacking if lack[0] in results.keys() - answers.keys()}
         lacking = kept | {(worker, *lack) for worker, answer in answers.items() for lack in answer.lacks}
         reasons += [reason for _, _, reason in lacking - self._lacking]
@@ -124,7 +124,7 @@ class UsageTurn:
         for reason in reasons:
             self._errors.add(SOURCE, reason)
 
-    def _make_status(self, seconds: float, owners: Owners, failed: Mapping[str, Exception]) -> SourceStatus:
+    def _make_status(self, seconds: float, owners: OwnersByPid, failed: Mapping[str, Exception]) -> SourceStatus:
         """Returns an error if podgpu is not in the host's PID namespace, because the driver then lists no processes."""
         try:
             self._processes.require_permission()
@@ -166,7 +166,7 @@ def _find_unallocated(gpus: Iterable[GpuTurn], result: AllocationResult) -> set[
     }
 
 
-def _list_processes(usage: DeviceUsage, owners: Owners) -> list[RunningProcess]:
+def _list_processes(usage: DeviceUsage, owners: OwnersByPid) -> list[RunningProcess]:
     named = {**owners.nameless, **owners.workloads}
     processes = []
     for process in usage.processes or ():
@@ -182,7 +182,7 @@ def _pids_of(usages: Iterable[DeviceUsage]) -> set[int]:
     return listed.union(*(usage.process_busy_ns or () for usage in usages))
 
 
-def _is_shared(usage: DeviceUsage, owners: Owners) -> bool:
+def _is_shared(usage: DeviceUsage, owners: OwnersByPid) -> bool:
     pids = {process.pid for process in usage.processes or () if process.device == usage.device.key}
     return len({owners.workloads.get(pid, pid) for pid in pids}) > 1
 

@@ -37,7 +37,7 @@ BUSY = ScalingMetric(
     "%",
     2,
     "share of time the pod ran on its GPUs, from counters",
-    "the exporter must count busy seconds (docs/usage.md), and a rate needs two rounds",
+    "the exporter must count busy seconds (docs/usage.md), and a rate needs two readings",
 )
 POWER = ScalingMetric(
     "gpu_power",
@@ -63,11 +63,11 @@ WAIT = ScalingMetric(
     "%",
     10,
     "share of time the pod had work but another pod ran on its GPUs",
-    "the exporter must read context switches (--usage-from switches or exact), and a rate needs two rounds",
+    "the exporter must read context switches (--usage-from switches or exact), and a rate needs two readings",
 )
 METRICS = (UTILIZATION, MEMORY, BUSY, WAIT, POWER, SM, TENSOR, DRAM, USED)
 PROFILING_METRICS = (SM, TENSOR, DRAM)
 RATIO_METRICS = (UTILIZATION, BUSY, WAIT, *PROFILING_METRICS)  # means over a pod's devices
 USED_COUNT = 8  # column with the number of devices in use; the sum of their values is in `USED.column`
-IDLE = 9  # column with the seconds for which the pod has verifiably been idle; NaN: busy or unknown
+IDLE = 9  # column with the idle seconds of the pod up to now; NaN if busy or unknown
 COLUMNS = 11

@@ -330,10 +330,8 @@ class SampleStore:
         """Raises Refusal if there is no snapshot yet, or if it is too old."""
         snapshot = self._snapshot
         if snapshot is None:
-            raise no_data("podgpu autoscale has not finished its first round yet: retry later")
+            raise no_data("podgpu autoscale has not read the nodes yet: retry later")
         late = self._clock.monotonic() - snapshot.last.at
         if late > self.settings.stale_after + 2 * self.settings.interval:
-            raise no_data(
-                f"podgpu autoscale's last round ended {late:.0f} s ago: it reads the nodes too slowly; see its log"
-            )
+            raise no_data(f"podgpu autoscale last read the nodes {late:.0f} s ago, which is too long: see its log")
         return snapshot

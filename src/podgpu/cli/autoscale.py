@@ -68,7 +68,7 @@ def _make_settings(options: Mapping[str, Any], stale_after: float, drop_after: f
     interval, longest = options["interval"], options["longest_window"]
     if longest / interval > MAX_ROUNDS:
         raise UsageError(
-            f"--longest-window {duration_text(longest)} holds more than {MAX_ROUNDS} rounds of --interval "
+            f"--longest-window {duration_text(longest)} holds more than {MAX_ROUNDS} readings of --interval "
             f"{duration_text(interval)}: make the window shorter or the interval longer"
         )
     return check_settings(

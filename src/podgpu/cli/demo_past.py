@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
+from podgpu.cluster.collect import Owners
 from podgpu.cluster.prices import Prices
 from podgpu.history.store import (
     COARSE,
@@ -37,7 +38,6 @@ _FAULTS = (  # node, GPU, from and to (hours ago), condition, message
     (1, 0, 3.0, 2.6, "thermal", "thermal throttling for most of the last minute"),
     (0, 5, 19.0, 2.0, "idle", "notebooks/jupyter-ada-0/notebook holds it and does not use it"),
 )
-Owners = Mapping[tuple[str, str], WorkloadOwner]
 
 
 class _Stay(NamedTuple):

@@ -54,7 +54,7 @@ def check_settings(settings: ViewSettings) -> ViewSettings:
     full_scale(settings.used_field)
     if settings.window / settings.interval > MAX_ROUNDS:
         raise UsageError(
-            f"--window {duration_text(settings.window)} holds more than {MAX_ROUNDS} rounds of --interval "
+            f"--window {duration_text(settings.window)} holds more than {MAX_ROUNDS} readings of --interval "
             f"{duration_text(settings.interval)}: make the window shorter or the interval longer"
         )
     return settings

@@ -1,6 +1,6 @@
 """Runs the rounds of `podgpu cluster` in a thread with its own event loop, and publishes their results.
 
-Each round replaces one object, from which request handlers read. Rounds start at multiples of the interval, so that
+Each round publishes a new object, which request handlers read. Rounds start at multiples of the interval, so that
 the rolling mean equals `avg_over_time` in Prometheus.
 """
 
@@ -152,7 +152,7 @@ class Cluster:
     async def fetch(self, target: str, path: str) -> bytes:
         """Requests a path from a node's exporter. Raises SourceError."""
         if self._collector is None:
-            raise SourceError("not_asked", "no round has started yet")
+            raise SourceError("not_asked", "the nodes have not been read yet")
         return await self._collector.fetch(target, path)
 
     async def _rounds(self) -> None:
@@ -249,7 +249,7 @@ class _ChangeLog:
 
     def report(self, state: ClusterState) -> None:
         faults = {o.target: (o.error, f"{o.text}; podgpu will retry") for o in state.outcomes if o.error}
-        faults |= {n.name: ("stale", f"{n.name}: stale, no current figures") for n in state.nodes if n.stale}
+        faults |= {n.name: ("stale", f"{n.name}: stale, no current values") for n in state.nodes if n.stale}
         described = {outcome.text for outcome in state.outcomes}
         faults |= {note: ("note", note) for note in state.notes if note not in described}
         names = {outcome.target for outcome in state.outcomes} | {node.name for node in state.nodes}

@@ -29,7 +29,7 @@ class NodeEntry(msgspec.Struct, frozen=True, gc=False):
     reading: NodeReading
     state: NodeState
     age_seconds: float | None = None
-    stale: bool = False  # the figures are too old
+    stale: bool = False  # the values are too old
     gone: bool = False  # its exporter has not answered for longer than --stale-after
     notes: tuple[str, ...] = ()
     held: tuple[HeldPart, ...] = ()

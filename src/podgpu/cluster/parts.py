@@ -15,7 +15,7 @@ K = TypeVar("K", bound=Hashable)
 N = TypeVar("N", int, float)
 SlotKey = tuple[str, int | None]  # `gpu_id`, MIG instance
 Use = Literal["used", "idle", "unknown"]
-BLIND = frozenset({LOST, UNREADABLE, DRIVER_AWAY, NODE_GONE})  # conditions under which all figures are outdated
+BLIND = frozenset({LOST, UNREADABLE, DRIVER_AWAY, NODE_GONE})  # with these conditions, all values are outdated
 MPS_REASON = "not known under MPS"
 _DIGITS = 4
 _NO_USAGE = HolderUsage()

@@ -61,7 +61,7 @@ class Prices:
         source: PriceSource = "file",
         changes: Sequence[tuple[float, Prices]] = (),
     ) -> None:
-        """`changes` are later prices of all models, with the Unix time of their start."""
+        """`changes`: the Unix time of each later change, and the prices of all models from then on."""
         self.changes = changes
         self.currency = currency
         self.models = models
@@ -70,7 +70,7 @@ class Prices:
         self._found: dict[str, Price] = {}
 
     def periods(self, start: float, end: float) -> Iterator[tuple[float, float, Prices]]:
-        """Yields the parts of a range that have different prices."""
+        """Yields start, end and prices of each part of the range with its own prices."""
         starts = [(-math.inf, self), *self.changes]
         for (first, prices), (last, _) in zip(starts, [*starts[1:], (math.inf, self)], strict=True):
             if first < end and last > start:

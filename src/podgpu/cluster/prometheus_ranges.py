@@ -37,7 +37,7 @@ from podgpu.metrics.parse import ParsedSample
 from podgpu.model import Workload, WorkloadOwner
 
 _TIMEOUT = 60.0
-_MAX_STEPS = 2880  # maximum number of times at which the GPUs are counted
+_MAX_STEPS = 2880  # the GPUs are counted at no more than this many points in time
 _COUNTERS = {
     "allocated": "podgpu_container_gpu_allocated_seconds_total",
     "busy": "podgpu_container_gpu_busy_seconds_total",

@@ -63,7 +63,7 @@ class RangeFigures(msgspec.Struct, omit_defaults=True, kw_only=True):
     used_hours_min: float = 0.0
     used_hours_max: float = 0.0
     idle_hours: float = 0.0
-    unknown_hours: float = 0.0  # the part of `allocated_hours` for which `used_hours` is not known
+    unknown_hours: float = 0.0  # part of `allocated_hours` without known use
     waited_hours: float | None = None  # waiting for another workload on a shared GPU; None if it is 0 or not known
     mean_use: float | None = None  # mean over the time for which the use is known
     energy_kwh: float | None = None
@@ -203,8 +203,8 @@ def make_range(
     missing = list(_describe_missing(query.label, prices, usage, rows))
     if "mps" in methods and totals.unknown_hours:
         missing.append(
-            f"the use of {totals.unknown_hours:.4g} GPU-hours is unknown and part of neither used, idle nor wasted:"
-            f" of containers that share a GPU by MPS it is {MPS_REASON}"
+            f"the use of {totals.unknown_hours:.4g} GPU-hours is unknown, because containers share GPUs by MPS"
+            f" ({MPS_REASON}): these hours count neither as used, nor as idle or wasted"
         )
     return RangeAnswer(
         from_=bounds[0],

@@ -70,7 +70,7 @@ class RoundReader:
         return HistoryRound(self._wall(), [sample for node in state.nodes for sample in self._read_node(node, state)])
 
     def _read_node(self, node: NodeEntry, state: ClusterState) -> Iterator[GpuSample]:
-        """Skips GPUs without a UUID, because they cannot be distinguished from those of other nodes.
+        """Skips GPUs without a UUID, because GPUs of other nodes may look the same.
 
         A node that is gone has no holders.
         """
@@ -163,7 +163,7 @@ class RoundReader:
         rest = max(0.0, slot_part * seconds - sum(holder.amounts.allocated_seconds for holder in holders))
         if gpu.usage is None:
             joules = (gpu.power_mw or 0) / 1000 * rest
-        # The price of a MIG instance is that of the whole instance.
+        # The price of a MIG instance is for the whole instance.
         charged = rest if instance is None else rest / slot_part if slot_part else 0.0
         return Amounts(rest, cost=(price or 0.0) * charged / 3600, energy_joules=max(0.0, joules - users_joules))
 

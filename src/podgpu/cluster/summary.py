@@ -1,4 +1,4 @@
-"""What a pod used from its start to its end (`/api/v1/summary`), and which smaller part of a GPU would be enough."""
+"""Total usage of a pod (`/api/v1/summary`), and a hint if a smaller part of a GPU would be enough."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from podgpu.history.queries import read_pod, read_range
 from podgpu.history.store import DAY, FINE
 from podgpu.model import DeviceState, WorkloadOwner
 
-_LONGEST = 8 * DAY  # how long figures are stored
+_LONGEST = 8 * DAY  # how long values are stored
 _SHORTEST = 900.0  # seconds: a hint needs at least this much history
 _THROTTLING = ("thermal", "power_brake")
 _MIG_PARTS = ((1, 1), (2, 2), (3, 4), (4, 4))  # sevenths of compute and eighths of memory in each MIG profile
@@ -30,7 +30,7 @@ FROM span JOIN account ON account.id = span.account WHERE namespace = ? AND pod 
 
 
 class JobSummary(RangeFigures, kw_only=True):
-    """Unknown members are omitted from the JSON. Peaks are the largest means of `step_seconds`."""
+    """Unknown members are omitted from the JSON. Peaks are maxima of means over `step_seconds`."""
 
     api: str = msgspec.field(default_factory=lambda: "podgpu/v1")
     namespace: str
@@ -144,7 +144,7 @@ def _hint(summary: JobSummary, p95: list[float], gpus: list[DeviceState]) -> str
     if not p95 or peak is None or not total:
         return ""
     usual = f"below {max(p95) * 100:.0f} % for 95 % of the time, at most {peak / _GIB:.1f} GiB of memory"
-    proviso = "if it works as before: " + usual
+    proviso = "if its use stays as before: " + usual
     if len(p95) > 1:
         needed = max(1, math.ceil(sum(p95)), math.ceil(peak * len(p95) / total))
         return f"{needed} of its {len(p95)} GPUs would be enough, {proviso} on each." if needed < len(p95) else ""

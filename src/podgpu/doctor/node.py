@@ -196,7 +196,7 @@ def _check_mig(readings: GpuReadings) -> list[Finding]:
     return findings
 
 
-# Other sources of figures
+# Other sources of values
 
 
 def _check_exporter(telemetry: ExporterTelemetry, readings: GpuReadings) -> list[Finding]:

@@ -95,8 +95,8 @@ class FileExposition:
             what = "ends in the middle of a line" if content else "is empty"
             raise SourceError(
                 "being_written",
-                f"{self.path} {what}. It is read again soon. If this does not end, the program that writes it must "
-                "write another file and rename it",
+                f"{self.path} {what}. It is read again soon. If this continues, the program that writes it must "
+                "write to a temporary file and then rename it",
             )
         return content
 

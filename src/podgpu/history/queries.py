@@ -71,7 +71,7 @@ def read_gpu(db: sqlite3.Connection, uuid: str, start: float, end: float, instan
 
 
 def read_pod(db: sqlite3.Connection, namespace: str, pod: str, start: float, end: float) -> list[GpuHistory]:
-    """Returns the GPUs that a running or ended pod held. On shared GPUs, the figures are the pod's own."""
+    """Returns the GPUs that a running or ended pod held. On shared GPUs, the values are the pod's own."""
     window = _choose_window(db, start, end)
     return [_read_history(db, row, window) for row in db.execute(_GPUS_OF_POD, (namespace, pod, end, start)).fetchall()]
 
@@ -82,7 +82,7 @@ def read_utilization(db: sqlite3.Connection, start: int, end: int) -> Mapping[st
 
 
 def read_range(db: sqlite3.Connection, start: float, end: float) -> tuple[int, int, list[UsageSum]]:
-    """Returns the usage in a range, and the range, extended to the steps that are stored: 5 minutes, hours or days."""
+    """Extends the range to whole stored steps (5 minutes, hours or days). Returns its start, its end and the usage."""
     times = {
         resolution: db.execute("SELECT min(time), max(time) FROM usage WHERE resolution = ?", (resolution,)).fetchone()
         for resolution in (COARSE, HOUR, DAY)
@@ -91,7 +91,7 @@ def read_range(db: sqlite3.Connection, start: float, end: float) -> tuple[int, i
     rolled_up = {resolution: 0 if last is None else last + resolution for resolution, (_, last) in times.items()}
 
     def step(time: float) -> int:
-        """Returns the finest resolution that is stored for this time, or that was stored since the beginning."""
+        """Returns the finest resolution that reaches back to this time, or as far back as the next coarser one."""
         for finer, coarser in ((COARSE, HOUR), (HOUR, DAY)):
             if time >= oldest[finer] or not oldest[finer] // coarser * coarser > oldest[coarser]:
                 return finer
@@ -116,7 +116,7 @@ def read_range(db: sqlite3.Connection, start: float, end: float) -> tuple[int, i
 
 
 def read_usage_start(db: sqlite3.Connection) -> int | None:
-    """Returns the Unix time at which stored usage starts, rounded down to a day if that time has no samples."""
+    """Returns the Unix time of the oldest stored usage, rounded down to a day if there are no samples of that time."""
     sql = "SELECT (SELECT min(time) FROM usage WHERE resolution = 86400), (SELECT min(time) FROM round)"
     first_day, first_round = db.execute(sql).fetchone()
     start: int | None = first_round if first_day is None or first_round < first_day + DAY else first_day

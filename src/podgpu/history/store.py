@@ -244,9 +244,9 @@ class HistoryStore:
                 raise
 
     def append(self, round_: HistoryRound) -> None:
-        """Stores a round in one transaction. A later round within the same 15 s replaces its figures.
+        """Stores a round in one transaction. A later round within the same 15 s replaces its values.
 
-        Raises HistoryError if the file cannot be written. Then the figures of this round are lost, but its usage is
+        Raises HistoryError if the file cannot be written. Then the values of this round are lost, but its usage is
         kept in memory and written with the next round.
         """
         self._add_pending_usage(round_)

@@ -67,7 +67,7 @@ class Feed:
         (view, processes, history, fetched), before = result.value, self.seen
         wall = view.taken_at or self._clock.wall()
         # A cluster's view changes every 15 s. In between, reuse the lines, because there may be thousands.
-        is_same = before is not None and view.taken_at is not None and view.taken_at == before.view.taken_at
+        is_same = before is not None and not processes and (view, wall) == (before.view, before.now)
         lines = before.lines if before and is_same else tuple(make_lines(view, wall, processes))
         self._add_points(lines)
         sparklines = history if history is not None and history.points else self._own_sparklines()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from base64 import b64decode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -121,32 +121,45 @@ class _HistoryAnswer(msgspec.Struct):
 class ClusterSource:
     """Reads the JSON API of `podgpu cluster` or of a podgpu exporter (docs/api.md)."""
 
-    def __init__(self, url: str, server: str = "podgpu cluster", timeout: float = CLUSTER_TIMEOUT) -> None:
+    def __init__(
+        self,
+        url: str,
+        server: str = "podgpu cluster",
+        timeout: float = CLUSTER_TIMEOUT,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`server` names the expected server in error messages. Raises UsageError if the URL is invalid."""
         base = url.rstrip("/").removesuffix("/metrics")
         self._client = HttpClient(base, timeout=timeout)
         self._server = server
+        self._clock = clock
         self.name = self._client.shown
         self.deadline = 2 * timeout + 1.0  # longer than the requests' timeouts, so that their errors are shown
         self._history: Sparklines | None = None
         self._fetched = FetchedDetails("")
         self._history_at = self._fetched_at = float("-inf")
+        self._last_start = float("inf")  # a request that begins later may end after the deadline
 
     def read(self, selected: str = "") -> Reading:
+        self._last_start = self._clock() + self._client.timeout
         body = self._client.get_blocking("api/v1/view")
         try:
             view = decode_view(body)
         except SourceError as error:
             raise SourceError(error.reason, f"{self.name} {error}: is it the address of {self._server}?") from error
-        now = time.monotonic()
-        if now >= self._history_at + _HISTORY_SECONDS:
+        now = self._clock()
+        if now >= self._history_at + _HISTORY_SECONDS and self._has_time():
             self._history_at = now
             with suppress(SourceError):  # not every server has a history
                 self._history = self.read_history(POINTS)
-        if selected and (selected != self._fetched.uuid or now >= self._fetched_at + _DETAILS_SECONDS):
+        is_due = selected != self._fetched.uuid or now >= self._fetched_at + _DETAILS_SECONDS
+        if selected and is_due and self._has_time():
             self._fetched_at = now
             self._fetched = self._fetch_details(selected, view)
         return Reading(view, history=self._history, fetched=self._fetched if selected else None)
+
+    def _has_time(self) -> bool:
+        return self._clock() <= self._last_start
 
     def read_history(self, points: int) -> Sparklines:
         body = self._client.get_blocking("api/v1/history", {"points": str(points)})
@@ -174,6 +187,8 @@ class ClusterSource:
         )
         jobs = []
         for pod in list(pods)[:_MAX_JOBS]:
+            if not self._has_time():
+                break
             with suppress(SourceError, msgspec.DecodeError):  # not every server has summaries
                 path = "/".join(quote(name, safe="") for name in pod)
                 jobs.append(find_decoder(JobSummary).decode(self._client.get_blocking(f"api/v1/summary/{path}")))

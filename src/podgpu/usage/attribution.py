@@ -22,7 +22,7 @@ from podgpu.model import (
     WorkloadKey,
     parts_of,
 )
-from podgpu.usage.containers import Owners
+from podgpu.usage.containers import OwnersByPid
 
 K = TypeVar("K")
 Owner = Workload | Literal["host", "unknown"]  # "host": not in a pod; "unknown": not determined
@@ -263,7 +263,7 @@ class GpuTurn:
 
 
 def make_turns(
-    devices: Iterable[Device], usages: Iterable[DeviceUsage], assignments: Iterable[Assignment], owners: Owners
+    devices: Iterable[Device], usages: Iterable[DeviceUsage], assignments: Iterable[Assignment], owners: OwnersByPid
 ) -> list[GpuTurn]:
     """Combines the figures of the driver with the holders and the owners of processes.
 
@@ -289,7 +289,7 @@ def make_turns(
     return [GpuTurn(uuid, tuple(own), answers.get(uuid)) for uuid, own in turns.items()]
 
 
-def make_turn(usage: DeviceUsage, assignments: Iterable[Assignment], owners: Owners) -> DeviceTurn:
+def make_turn(usage: DeviceUsage, assignments: Iterable[Assignment], owners: OwnersByPid) -> DeviceTurn:
     """Finds the holders and the processes of one device. Uses one `Workload` for each workload key.
 
     A recreated pod has the same name and another UID. Processes of the previous pod that still run are left

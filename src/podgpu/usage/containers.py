@@ -176,7 +176,7 @@ def _read(folder: int, name: str) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Owners:
+class OwnersByPid:
     """Owners of processes by pid. A process that is neither in `workloads` nor in `unknown` is not in a pod."""
 
     workloads: Mapping[int, Workload] = field(default_factory=dict)
@@ -199,10 +199,10 @@ class ProcessOwners:
         self._finder = finder
         self._names = names
         self._lookups: Mapping[int, ContainerLookup] = {}
-        self._last = Owners()
+        self._last = OwnersByPid()
         self._nameless: frozenset[Workload] = frozenset()
 
-    def find(self, pids: Collection[int]) -> Owners:
+    def find(self, pids: Collection[int]) -> OwnersByPid:
         before, self._lookups = self._lookups, self._finder.find_all(pids)
         lookups = {pid: self._correct(pid, lookup) for pid, lookup in self._lookups.items()}
         users = {pid: lookup.workload for pid, lookup in lookups.items() if lookup.workload.user}
@@ -221,7 +221,7 @@ class ProcessOwners:
         unknown |= {pid: NO_NAME for pid, workload in nameless.items() if workload.uid}  # no UID: not in a pod
         servers = frozenset(pid for pid, lookup in self._lookups.items() if lookup.is_mps_server)
         commands = {pid: lookup.command for pid, lookup in self._lookups.items() if lookup.command}
-        self._last = Owners(named | users, unknown, servers, nameless, commands)
+        self._last = OwnersByPid(named | users, unknown, servers, nameless, commands)
         return self._last
 
     def require_permission(self) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from podgpu.agent.loop import Agent
-from podgpu.agent.publish import Published, Text
+from podgpu.agent.publish import Published, RenderedText
 from podgpu.cluster.view import GpuResponse, add_details, make_details
 from podgpu.metrics.encode import NO_METRICS, Body
 from podgpu.model import has_readings
@@ -147,7 +147,7 @@ def _gpu_manager_metrics(agent: Agent) -> Handler:
     return handle
 
 
-async def _render(published: Published, text: Text) -> Body:
+async def _render(published: Published, text: RenderedText) -> Body:
     """Renders in a thread, once for all concurrent requests, so that probes do not wait."""
     if text in published.rendered:
         return published.rendered[text]

@@ -59,7 +59,7 @@ def _load(path: str) -> ctypes.CDLL:
     problem = f"{path or ' or '.join(SONAMES)} was not found"
     for name in names:
         try:
-            # RTLD_GLOBAL, because the embedded engine loads modules later that need DCGM's symbols.
+            # RTLD_GLOBAL, because the embedded engine later loads modules that need DCGM's symbols.
             return ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
         except OSError as e:
             if "/" in name and Path(name).exists():
@@ -87,7 +87,7 @@ def translate(code: int, what: str) -> SourceError:
         reason = _UNSUPPORTED[code]
         return Unsupported(f"{what}: {reason.replace('_', ' ')} (DCGM {code})", reason)
     if code in _LOST:
-        return DeviceLost(f"{what}: the GPU is lost (DCGM {code}); it needs a reset or the node a reboot (see dmesg)")
+        return DeviceLost(f"{what}: the GPU is lost (DCGM {code}); reset the GPU or reboot the node (see dmesg)")
     if code in _GONE:
         reason, text = _GONE[code]
         return DriverGone(text, reason)

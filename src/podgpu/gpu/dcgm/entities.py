@@ -21,7 +21,7 @@ from podgpu.model import Device
 _log = logging.getLogger(__name__)
 _NAME, _UUID, _MINOR = 50, 54, 55
 _LOST_STATES = {
-    4: "lost: it needs a reset or the node a reboot (see dmesg)",
+    4: "lost: reset it or reboot the node (see dmesg)",
     6: "disabled",
     7: "detached from the host engine",
 }

@@ -136,7 +136,7 @@ def translate(code: int, function: str) -> SourceError | StartError:
     if code in _UNSUPPORTED:
         return Unsupported(f"{function}: {text}", _UNSUPPORTED[code])
     if code in _LOST:
-        return DeviceLost(f"{function}: {text}; the GPU needs a reset or the node a reboot (see dmesg)")
+        return DeviceLost(f"{function}: {text}; reset the GPU or reboot the node (see dmesg)")
     if code in _GONE:
         reason, advice = _GONE[code]
         return DriverGone(advice, reason)

@@ -126,7 +126,7 @@ class Residency:
         return sorted(until - since for _, _, since, until in self.stays)
 
     def measure_up_to(self, duration: float) -> float:
-        """Returns the total duration of the stays if none were longer than this."""
+        """Returns the total duration of the stays, each counted up to this length."""
         place = bisect_right(self.lengths, duration)
         return sum(self.lengths[:place]) + duration * (len(self.lengths) - place)
 

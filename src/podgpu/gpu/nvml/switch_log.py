@@ -45,7 +45,7 @@ _HEADER = struct.Struct("<IIQQQ")
 """Members: get, put, count, number of records dropped since the last update of get, dropped variable data."""
 _PAYLOAD_BYTES: Final = 24
 _PADDING: Final = 512
-"""Zero bytes after the parameters, because the kernel's structure may be larger, and it copies all of that size."""
+"""Zero bytes after the parameters, because the kernel copies the size of its own structure, which may be larger."""
 _WRITE_BACK: Final = 5 << 29
 _USER_READ_ONLY: Final = 1 << 22
 _KEEP_OLDEST: Final = 1

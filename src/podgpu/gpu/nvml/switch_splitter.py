@@ -298,7 +298,7 @@ _SATURATED_NS = 30 * 10**9
 
 
 class _WindowError(SwitchLogError):
-    """The log cannot be used for one window. It stays open."""
+    """The log cannot be used for one window, but it stays open."""
 
 
 class BusyTimeSplitter:

@@ -151,7 +151,7 @@ class NvmlTelemetry:
                 self._errors[index] = result
 
     def _raise_common_error(self) -> None:
-        """Raises StartError if any GPU failed with it, and DriverGone if all GPUs failed with it."""
+        """Raises StartError if a GPU failed with it, and DriverGone if all GPUs failed with it."""
         for error in self._errors.values():
             if isinstance(error, StartError):
                 raise error

@@ -28,7 +28,7 @@ _SAMPLES = "nvmlDeviceGetSamples"
 _RATES = "nvmlDeviceGetUtilizationRates"
 _PROCESSES = "nvmlDeviceGetProcessUtilization"
 _NEWER_PROCESSES = "nvmlDeviceGetProcessesUtilizationInfo"
-"""Returns the same figures as `_PROCESSES`. Some Blackwell GPUs support only this function."""
+"""Returns the same values as `_PROCESSES`. Some Blackwell GPUs support only this function."""
 _GPM = "nvmlGpmMetricsGet"
 _POWER = "nvmlDeviceGetPowerUsage"
 _LACKS: Mapping[str, Lack] = {

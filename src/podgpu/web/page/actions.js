@@ -23,7 +23,7 @@ export function commandsFor(device, hasPods) {
 // Returns [where, command] for a node that does not respond, or that has broken GPUs.
 export function nodeCommands(name, devices, hasPods) {
   const node = quoted(name);
-  if (!hasPods) return [["here", `ping -c 3 ${node}`]];
+  if (!hasPods) return devices.some((device) => device.gone) ? [["here", `ping -c 3 ${node}`]] : [];
   return [
     ["kubectl", `kubectl describe node ${node}`],
     ["kubectl", `kubectl get pods -A -o wide --field-selector spec.nodeName=${node}`],
