@@ -16,10 +16,11 @@ from podgpu.clock import Clock
 from podgpu.cluster.collect import ClusterReading, ViewSettings
 from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer
 from podgpu.cluster.promql import quote
+from podgpu.cluster.state import build_cluster_state
 from podgpu.errors import SourceError, UsageError
 from podgpu.http_client import Access
 from podgpu.model import WorkloadOwner
-from tests.cluster.prometheus_double import PrometheusDouble, Reply, error, running_double, some_gpus, vector
+from tests.cluster.prometheus_double import Asked, PrometheusDouble, Reply, error, running_double, some_gpus, vector
 from tests.nodes.clock import FakeClock
 
 SETTINGS = ViewSettings(window=45.0)  # three instants
@@ -195,16 +196,37 @@ def test_owners(double: PrometheusDouble, rounds: Rounds) -> None:
         ("research", "train-0"): WorkloadOwner("Deployment", "train"),
         ("research", "train-1"): WorkloadOwner("Job", "api"),
     }
-    assert rounds.run().owners == expected
+    assert [node.owners for node in rounds.run().nodes] == [expected] * 2
 
     def queries() -> int:
         return sum("kube_pod_owner" in asked.query for asked in double.asked)
 
     before = queries()
-    assert rounds.run(15).owners == expected
+    assert [node.owners for node in rounds.run(15).nodes] == [expected] * 2
     assert queries() == before, "a pod without an owner is not queried in every round"
     rounds.run(61)
     assert queries() == before + 1
+
+
+def test_pods_of_the_same_name_have_the_owners_of_their_clusters(double: PrometheusDouble, rounds: Rounds) -> None:
+    double.series.clear()
+    for cluster in "ab":
+        target = {"cluster": cluster, "job": "dcgm", "instance": f"{cluster}:9400"}
+        pod = {"namespace": "ml", "pod": "web-0", "container": "main"}
+        double.put("DCGM_FI_DEV_GPU_UTIL", 40, gpu="0", UUID=f"GPU-{cluster}", Hostname="node", **target, **pod)
+        double.put("up", 1, **target)
+
+    def answer_owners(asked: Asked) -> Reply | None:
+        if "kube_pod_owner" not in asked.query:
+            return None
+        pod = {"namespace": "ml", "pod": "web-0", "owner_kind": "StatefulSet"}
+        clusters = re.findall('cluster="(.)"', asked.query) or "ab"
+        return vector([({**pod, "owner_name": f"web-of-{cluster}"}, "1") for cluster in clusters], double.now)
+
+    double.misbehave = answer_owners
+    state = build_cluster_state(rounds.run(), None, SETTINGS, rounds.clock.monotonic(), double.now)
+    owners = {node.name: [part.owner for part in node.held] for node in state.nodes}
+    assert owners == {f"{c}/node": [WorkloadOwner("StatefulSet", f"web-of-{c}")] for c in "ab"}
 
 
 def test_warnings_and_missing_gpus_are_notes(double: PrometheusDouble, rounds: Rounds) -> None:

@@ -169,7 +169,7 @@ def test_a_round(reader: Reader) -> None:
     assert node.read_at <= before
     assert [(usage.namespace, usage.model) for usage in node.state.namespaces] == [("research", "NVIDIA H100")]
     assert [holder.share_ratio for device in node.state.devices for holder in device.holders] == [0.5, 0.5]
-    assert reading.owners == {("research", "train"): WorkloadOwner("Deployment", "train")}
+    assert reading.nodes[0].owners == {("research", "train"): WorkloadOwner("Deployment", "train")}
     assert set(reading.idle_for) == {("GPU-idle", "")}
     assert reading.idle_for["GPU-idle", ""] >= IDLE_AFTER
 

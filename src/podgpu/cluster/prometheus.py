@@ -21,6 +21,7 @@ from podgpu.cluster.promql import (
     PrometheusServer,
     by,
     one_of,
+    quote,
     select,
 )
 from podgpu.errors import SourceError
@@ -72,7 +73,7 @@ class PrometheusCollector:
         self._settings = settings
         self._clock = clock or Clock()
         self._idle = IdleDevices(self._client, self._match, settings.idle_after)
-        self._owners = PodOwners(self._client, self._match)
+        self._owners: dict[str, PodOwners] = {}  # by cluster
         self._other_owners = owners
         self._errors: Counter[tuple[str, str]] = Counter()
         self._reading = ClusterReading()
@@ -137,24 +138,36 @@ class PrometheusCollector:
         if len({target.cluster for target in targets}) > 1:
             targets = [_name_cluster(target) for target in targets]
         nodes = [self._make_reading(target, now, monotonic) for target in targets]
-        self._reading = replace(self._reading, nodes=tuple(nodes))
+        clusters: dict[str, list[NodeReading]] = defaultdict(list)
+        for target, node in zip(targets, nodes, strict=True):
+            clusters[target.cluster].append(node)
         for what, work in (
-            ("owners of pods", self._owners.update(self._reading.nodes, monotonic)),
+            ("owners of pods", self._update_owners(clusters, monotonic)),
             ("idle GPUs", self._idle.update(nodes, now)),
         ):
             try:
                 await work
             except SourceError as error:
                 failures.append((what, error))
+        others = self._other_owners()
+        owners = {cluster: {**others, **self._owners[cluster].known} for cluster in clusters}
+        nodes = [replace(node, owners=owners[target.cluster]) for target, node in zip(targets, nodes, strict=True)]
+        self._reading = replace(self._reading, nodes=tuple(nodes))
         notes = [*self._client.notes, *(f"{name}: {why}" for name, why in sorted(errors.items())[:3])]
         self._reading = replace(
             self._reading,
-            owners={**self._other_owners(), **self._owners.known},
+            owners=others,
             idle_for=self._idle.seconds(now),
             fleet=None,
             notes=(*notes, *self._describe_failures(failures), *self._describe_gaps()),
         )
         return failures
+
+    async def _update_owners(self, clusters: Mapping[str, Sequence[NodeReading]], now: float) -> None:
+        for cluster in clusters.keys() - self._owners.keys():
+            self._owners[cluster] = PodOwners(self._client, self._match, self._cluster_label, cluster)
+        for cluster, nodes in clusters.items():
+            await self._owners[cluster].update(nodes, now)
 
     async def _count_fleet(self, now: float) -> FleetCounts:
         """Reads totals from the recording rules. Without them, counts GPUs and allocated GPUs only."""
@@ -365,11 +378,12 @@ def idle_query(match: str, window: float) -> str:
 
 
 class PodOwners:
-    """Reads `kube_pod_owner` and `kube_replicaset_owner` of kube-state-metrics. A pod's owner never changes."""
+    """Reads `kube_pod_owner` and `kube_replicaset_owner` of one cluster. A pod's owner never changes."""
 
-    def __init__(self, client: PrometheusClient, match: str) -> None:
+    def __init__(self, client: PrometheusClient, match: str, cluster_label: str, cluster: str) -> None:
+        """`cluster`: empty if the series of GPUs have no `cluster_label`."""
         self._client = client
-        self._match = match
+        self._matchers = (f"{cluster_label}={quote(cluster)}" if cluster else "", match)
         self.known: dict[PodName, WorkloadOwner] = {}
         self._queried_at: dict[PodName, float] = {}
 
@@ -414,7 +428,7 @@ class PodOwners:
         }
 
     def _select_owners(self, name: str, label: str, values: Iterable[str], window: str) -> str:
-        series = select((name,), 'owner_is_controller="true"', one_of(label, sorted(values)), self._match)
+        series = select((name,), 'owner_is_controller="true"', one_of(label, sorted(values)), *self._matchers)
         return f"last_over_time({series}[{window}])" if window else series
 
 

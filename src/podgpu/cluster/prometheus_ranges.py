@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from podgpu.cluster.prices import Prices, ReadPrices
 from podgpu.cluster.prometheus import GR_ENGINE, RULE_LABELS, TEMPERATURE, USAGE_RULE, UTIL, PodOwners
-from podgpu.cluster.promql import PrometheusClient, PrometheusServer, by, quote, select
+from podgpu.cluster.promql import PrometheusClient, PrometheusServer, by, select
 from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RowName, make_range, name_row, utc_text
 from podgpu.cluster.state import ClusterState
 from podgpu.errors import SourceError
@@ -252,9 +252,8 @@ class _RangeReader:
         for cluster, names in pods.items():
             owners: Mapping[PodName, WorkloadOwner] = {}
             if not label and self._query.by != "namespace":
-                matchers = (self._match, f"{self._cluster}={quote(cluster)}" if cluster else "")
                 try:
-                    found = PodOwners(self._client, ",".join(filter(None, matchers)))
+                    found = PodOwners(self._client, self._match, self._cluster, cluster)
                     owners = await found.read(sorted(names), window, end)
                 except SourceError as error:
                     self._notes.append(f"missing: owners of pods: {error}")

@@ -139,7 +139,7 @@ def build_cluster_state(
         shown = hide_missing_gpus(node, removed) if removed else node
         if shown is not None:
             idle = _IdleTimes(shown, earlier, offset, clock_change, reading.idle_for)
-            nodes.append(_complete(shown, idle, prices, offset, reading.owners))
+            nodes.append(_complete(shown, idle, prices, offset, shown.reading.owners or reading.owners))
     read = {node.target for node in reading.nodes}
     unread = [outcomes[target].text for target in sorted(outcomes) if outcomes[target].error and target not in read]
     alerts = (alert for node in nodes for alert in describe_node(node.name, node.state, node.gone))
@@ -332,7 +332,7 @@ def mean_by_scope(nodes: Iterable[NodeEntry], owners: Owners, settings: ViewSett
             for holder in _all_holders(gpu, instance):
                 if holder.namespace:
                     scopes.add(Scope("namespace", holder.namespace))
-                    if owner := owners.get((holder.namespace, holder.pod)):
+                    if owner := (node.reading.owners or owners).get((holder.namespace, holder.pod)):
                         scopes.add(Scope("owner", holder.namespace, "", "", owner.kind, owner.name))
             for scope in scopes:
                 total = sums.setdefault(scope, [0, 0.0])

@@ -146,12 +146,12 @@ class HistoryRecorder:
         """Caches points of the past, because every open page requests them repeatedly."""
         now = self._clock.wall()
         start = sparkline_start(now)
-        points = {}
+        cached, points = self._points, {}  # a request in another thread may replace self._points
         with self.reader() as db:
             for number in range(SPARKLINE_POINTS):
                 at = start + number * SPARKLINE_STEP
-                points[at] = self._points.get(at, {})
-                if at not in self._points or at + SPARKLINE_STEP > now - FINE:
+                points[at] = cached.get(at, {})
+                if at not in cached or at + SPARKLINE_STEP > now - FINE:
                     points[at] = read_utilization(db, at, at + SPARKLINE_STEP)
         self._points = points
         by_point = points.values()
