@@ -76,3 +76,18 @@ def test_a_smaller_part_that_fits_is_named_with_its_assumption(
 
 def test_a_pod_that_shares_its_gpu_already_gets_no_hint() -> None:
     assert summarize(0.04, 4, part=0.25).hint == ""
+
+
+def test_the_duration_is_the_time_when_the_pod_held_a_gpu() -> None:
+    """A pod name of a StatefulSet runs for 1 h, pauses for 4 h, and runs for 30 min."""
+    store = HistoryStore()
+    holder = HolderSample(POD, "main", Amounts(15.0))
+    for step in range(4 * 330 + 1):
+        held = step < 240 or 1200 <= step < 1320
+        store.append(HistoryRound(START + 15 * step, [GpuSample("GPU-0", holders=[holder] if held else [])]))
+    with store.reader() as db:
+        summary = read_summary(db, "ml", "job-0", START + 7 * 3600, make_state(1, "NVIDIA L40S"))
+    store.close()
+    assert summary is not None
+    assert (summary.from_, summary.to) == (START, START + 19_800)
+    assert (summary.duration_seconds, summary.gpu_hours) == (5400, 1.5)

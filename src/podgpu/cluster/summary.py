@@ -25,8 +25,8 @@ _MIG_MODELS = ("A100", "H100", "H200", "GH200", "B200")
 _MAX_SHARE = 0.6  # a pod that needs more than this gets no hint
 _GIB = 1024**3
 _SPANS = """
-SELECT min(started), iif(count(*) = count(ended), max(ended), NULL), owner_kind, owner_name
-FROM span JOIN account ON account.id = span.account WHERE namespace = ? AND pod = ?"""
+SELECT started, ended, owner_kind, owner_name
+FROM span JOIN account ON account.id = span.account WHERE namespace = ? AND pod = ? ORDER BY started"""
 
 
 class JobSummary(RangeFigures, kw_only=True):
@@ -38,7 +38,7 @@ class JobSummary(RangeFigures, kw_only=True):
     owner: WorkloadOwner | None = None
     from_: float = msgspec.field(name="from")
     to: float | None = None  # None while the pod holds a GPU
-    duration_seconds: float
+    duration_seconds: float  # time when the pod held a GPU, without pauses between runs
     gpus: int = 0
     nodes: tuple[str, ...] = ()
     peak_use: float | None = None
@@ -72,10 +72,15 @@ class RecordedJobs(RecordedUsage):
 
 
 def read_summary(db: Connection, namespace: str, pod: str, now: float, state: ClusterState) -> JobSummary | None:
-    started, ended, owner_kind, owner_name = db.execute(_SPANS, (namespace, pod)).fetchone()
-    if started is None:
+    spans = db.execute(_SPANS, (namespace, pod)).fetchall()
+    if not spans:
         return None
-    end = ended or now
+    started, _, owner_kind, owner_name = spans[0]
+    end = duration = 0.0
+    for span_started, span_ended, *_ in spans:
+        until = max(end, span_ended or now)
+        duration += until - max(end, span_started)
+        end = until
     start = max(started, end - _LONGEST)
     history = make_pod_history(namespace, pod, read_pod(db, namespace, pod, start - FINE, end + FINE))
     _, _, sums = read_range(db, started, end)
@@ -87,8 +92,8 @@ def read_summary(db: Connection, namespace: str, pod: str, now: float, state: Cl
         pod=pod,
         owner=WorkloadOwner(owner_kind, owner_name) if owner_name else None,
         from_=started,
-        to=ended,
-        duration_seconds=end - started,
+        to=None if any(span_ended is None for _, span_ended, *_ in spans) else end,
+        duration_seconds=duration,
         wait_seconds=round(sum(one.amounts.waited_seconds for one in own), 1),
         currency=currency,
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -17,12 +18,14 @@ IDLE = "idle"
 MOST_EVENTS = 1000
 _MAX_SPANS = 20_000
 _NODE_WIDE = ("node_gone", "driver_away")
+# All spans of a pod that has an event in the range, because its run may have begun before the range.
 _SPANS = f"""
-SELECT started, ended, name, message, uuid, instance, gpu.node, gpu_index,
-    ifnull(account.id, 0), ifnull(namespace, ''), ifnull(pod, ''), coalesce(nullif(pod, ''), nullif(job, ''), uid, '')
+SELECT started, ended, name, message, uuid, instance, gpu.node, gpu_index, ifnull(account.id, 0),
+    ifnull(namespace, ''), ifnull(pod, ''),
+    coalesce(nullif(pod, ''), nullif(job, ''), nullif(uid, ''), 'container ' || substr(container_id, 1, 12), '')
 FROM span JOIN gpu ON gpu.id = span.gpu LEFT JOIN account ON account.id = span.account
-WHERE (started >= :start OR ended >= :start) {{where}}
-ORDER BY max(started, ifnull(ended, 0)) DESC LIMIT {_MAX_SPANS}"""
+WHERE (name = 'node_gone' OR span.account IN (SELECT account FROM span WHERE started >= :start OR ended >= :start))
+{{where}} ORDER BY max(started, ifnull(ended, 0)) DESC LIMIT {_MAX_SPANS}"""
 # The events of a pod: its own spans, and the conditions of its GPUs while it held them.
 _OF_POD = """
 AND (namespace || '/' || pod = :pod OR span.account = 0 AND EXISTS (
@@ -95,22 +98,17 @@ def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> Events
     sql = _SPANS.format(where=_WHERE.get(query.selector, ""))
     parameters = {"start": start, query.selector: query.value} if query.selector else {"start": start}
     spans = [_Span(*row) for row in db.execute(sql, parameters)]
-    # Pods that already ran when the history began did not start at that time.
-    [(began,)] = db.execute("SELECT min(started) FROM span").fetchall()
-    pods = [span for span in spans if span.account]
+    # Pods of the first round did not start at that time.
+    [(began,)] = db.execute("SELECT min(time + resolution) FROM round").fetchall()
     conditions = [span for span in spans if not span.account]
-    # While a node does not answer, its pods have not ended, and they do not start again with the node.
-    gone = {(span.node, span.started): span.ended for span in conditions if span.name == "node_gone"}
-    ends = [span for span in pods if span.ended is not None and (span.node, span.ended) not in gone]
-    back = {(s.account, s.node, gone.get((s.node, s.ended))) for s in pods if s.ended is not None}
-    starts = [s for s in pods if s.started > began and (s.account, s.node, s.started) not in back]
-    events = _group(starts, lambda span: span.started, lambda at, own: _pod_event("started", at, own))
-    since: dict[int, int] = {}
-    for span in pods:
-        since[span.account] = min(span.started, since.get(span.account, span.started))
-    events += _group(ends, lambda span: span.ended, lambda at, own: _pod_event("ended", at, own, since[own[0].account]))
-    events += _group(conditions, lambda span: span.started, _condition_event)
+    events = _group(conditions, lambda span: span.started, _condition_event)
     events += _group([s for s in conditions if s.name != IDLE], lambda span: span.ended, _recovery_event)
+    for run, ended in _find_runs(spans):
+        started = run[0].started
+        if started >= began:
+            events.append(_pod_event("started", started, run))
+        if ended < math.inf:
+            events.append(_pod_event("ended", ended, run, ended - started))
     events = sorted((event for event in events if event.at >= start), key=lambda event: (-event.at, event.text))
     return EventsAnswer(
         from_=start,
@@ -120,20 +118,40 @@ def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> Events
     )
 
 
+def _find_runs(spans: list[_Span]) -> Iterator[tuple[list[_Span], float]]:
+    """Yields the spans from a pod's start on a node to its end, and the end.
+
+    While a node does not answer, its pods have not ended, and they do not start again with the node.
+    """
+    back = {(s.node, s.started): math.inf if s.ended is None else s.ended for s in spans if s.name == "node_gone"}
+    pods = sorted((span for span in spans if span.account), key=lambda span: (span.account, span.node, span.started))
+    for _, own in groupby(pods, lambda span: (span.account, span.node)):
+        run: list[_Span] = []
+        ended = 0.0
+        for span in own:
+            until = math.inf if span.ended is None else back.get((span.node, span.ended), span.ended)
+            if run and span.started > ended:
+                yield run, ended
+                run = []
+            ended = max(ended, until)
+            run.append(span)
+        yield run, ended
+
+
 def _group(
     spans: Iterable[_Span], time_of: Callable[[_Span], int | None], make: Callable[[int, list[_Span]], Event]
 ) -> list[Event]:
-    """Makes one event from spans that began or ended together on a node: those of one pod, or of one node condition."""
+    """Makes one event from the spans of a condition that began or ended together."""
 
     def key(span: _Span) -> tuple[Any, ...]:
-        what = span.account or ((span.name, span.message) if span.name in _NODE_WIDE else (span.uuid, span.name))
-        return time_of(span), span.node, repr(what)
+        what = (span.name, span.message) if span.name in _NODE_WIDE else (span.uuid, span.name)
+        return time_of(span), span.node, what
 
     known = sorted((span for span in spans if time_of(span) is not None), key=key)
     return [make(time, list(members)) for (time, *_), members in groupby(known, key)]
 
 
-def _pod_event(kind: str, at: int, spans: list[_Span], since: int = 0) -> Event:
+def _pod_event(kind: str, at: float, spans: list[_Span], seconds: float | None = None) -> Event:
     first = spans[0]
     gpus = sorted({span.gpu for span in spans})
     name = "/".join(filter(None, (first.namespace, first.workload)))
@@ -141,7 +159,7 @@ def _pod_event(kind: str, at: int, spans: list[_Span], since: int = 0) -> Event:
         at=at,
         kind=kind,
         text=f"{name} {kind} on GPU {few_of(gpus, most=8)} of {first.node}",
-        seconds=None if kind == "started" else at - since,
+        seconds=seconds,
         node=first.node,
         uuid=first.uuid if len(gpus) == 1 else "",
         namespace=first.namespace,

@@ -34,14 +34,17 @@ export class Timeline {
     this.cursor = h("div", { class: "cursor", hidden: true }, this.time);
     const area = h("div", { class: "cursor-area", "aria-hidden": "true" }, this.cursor);
     const charts = Object.values(this.charts).map((chart) => chart.element);
-    const keys = { tabindex: "0", role: "group", "aria-label": "History. Use the arrow keys to show the values at one
-    time." }; this.plot = h("div", { class: "plot", ...keys }, ...charts, this.holderSection, this.axis, area);
-    this.area = area; this.spoken = h("p", { class: "announced", "aria-live": "polite" }); const head = h("div", {
-    class: "timeline-head" }, h("h2", {}, "History"), h("nav", { class: "tabs", "aria-label": "Range" }, ...this.ways),
-    this.about); this.element = h("section", { class: "timeline" }, head, this.plot, this.spoken);
-    this.plot.addEventListener("pointermove", (event) => this.point(event)); this.plot.addEventListener("pointerleave",
-    () => this.read(undefined)); this.plot.addEventListener("keydown", (event) => this.step(event));
-    this.plot.addEventListener("blur", () => this.read(undefined)); }
+    const keys = { tabindex: "0", role: "group", "aria-label": "History. Use the arrow keys to show the values at one time." };
+    this.plot = h("div", { class: "plot", ...keys }, ...charts, this.holderSection, this.axis, area);
+    this.area = area;
+    this.spoken = h("p", { class: "announced", "aria-live": "polite" });
+    const head = h("div", { class: "timeline-head" }, h("h2", {}, "History"), h("nav", { class: "tabs", "aria-label": "Range" }, ...this.ways), this.about);
+    this.element = h("section", { class: "timeline" }, head, this.plot, this.spoken);
+    this.plot.addEventListener("pointermove", (event) => this.point(event));
+    this.plot.addEventListener("pointerleave", () => this.read(undefined));
+    this.plot.addEventListener("keydown", (event) => this.step(event));
+    this.plot.addEventListener("blur", () => this.read(undefined));
+  }
 
   showRange(range, criteria) {
     RANGES.forEach((way, i) => {
