@@ -333,6 +333,21 @@ def test_a_lost_gpu_that_the_driver_still_lists_is_forgotten_until_it_answers(be
     assert broken(bench, 1) == []
 
 
+def test_a_forgotten_gpu_leaves_the_document_although_it_had_xids(bench: GpuBench) -> None:
+    raise_xid(bench, 1, 79)
+    bench.faults.lose(1, enumerated=False)
+    bench.expected = 3
+    turns(bench, 8)
+    assert bench.value("podgpu_xid_errors_total", 1, 'xid="79"') == 1
+    assert forget(bench, 1) == 200
+    turns(bench, 2)
+    assert bench.uuid(1) not in [gpu.uuid for gpu in bench.agent.published.state.devices]
+    bench.faults.recover(1)
+    bench.expected = 4
+    turns(bench, 30)
+    assert bench.value("podgpu_xid_errors_total", 1, 'xid="79"') == 1, "a GPU that is back keeps its counters"
+
+
 # Lost before the start
 
 

@@ -31,7 +31,8 @@ class Node(SimulatedNode):
     def __init__(self, root: Path, spec: str = "1xH100") -> None:
         self.proc = FaultyProc(root / "proc")
         settings = Settings(interval=1.0, policy=Policy(shipped_counters("default") or (), "h"))
-        super().__init__(spec, settings, proc=self.proc, identities=lambda: NAMES)
+        super().__init__(spec, settings, proc=self.proc, identities=lambda: self.read_names())
+        self.read_names = lambda: NAMES
 
     def give(self, *names: str) -> None:
         self.holders.now = [
@@ -64,6 +65,21 @@ def node(tmp_path: Path) -> Iterator[Node]:
     node = Node(tmp_path)
     yield node
     node.agent.stop()
+
+
+def test_usage_that_was_read_before_a_release_is_not_published_after_it(node: Node) -> None:
+    def release_meanwhile() -> Identities:
+        assert node.agent.release(30.0)
+        return NAMES
+
+    shared(node)
+    assert node.value("podgpu_container_gpu_processes", "train") == 1
+    node.read_names = release_meanwhile
+    unknown = container_cgroup(UIDS["idle"].replace("2f", "9f"), "f" * 64)  # the turn reads the names again for it
+    node.proc.add(43, unknown)
+    node.driver.place(SimulatedLoad(0, 43, duty=0.1, memory=GIB))
+    node.agent.read_usage()
+    assert node.value("podgpu_container_gpu_processes", "train") is None
 
 
 def test_each_container_has_its_own_figures(node: Node) -> None:

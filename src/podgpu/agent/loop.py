@@ -145,7 +145,10 @@ class Agent:
         """Reads the usage of the GPUs once and publishes the result."""
         if self._usage_turn is None or self.clock.monotonic() < self._released_until:
             return
-        self._usage_result = self._usage_turn.collect(self._telemetry_result, self._allocation_result)
+        result = self._usage_turn.collect(self._telemetry_result, self._allocation_result)
+        with self._publishing:
+            if self.clock.monotonic() >= self._released_until:  # `release` may have been called meanwhile
+                self._usage_result = result
         self._publish()
 
     def read_counters(self) -> None:
@@ -280,11 +283,12 @@ class Agent:
         with self._turn:
             if not self._release_driver():
                 return False
-            self._released_until = self.clock.monotonic() + seconds
             message = f"released for {seconds:.0f} s on request"
             source = SourceStatus(self._telemetry.name, False, 0.0, "released", message)
-            self._telemetry_result = replace(self._telemetry_result, answers={}, sources=(source,))
-            self._usage_result = UsageResult()
+            with self._publishing:
+                self._released_until = self.clock.monotonic() + seconds
+                self._telemetry_result = replace(self._telemetry_result, answers={}, sources=(source,))
+                self._usage_result = UsageResult()
             self._telemetry_turn.drop_values()
         self._publish()
         return True

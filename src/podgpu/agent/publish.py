@@ -51,6 +51,7 @@ from podgpu.model import (
     Workload,
     device_key,
     encode_node,
+    physical,
 )
 
 _log = logging.getLogger("podgpu")
@@ -173,7 +174,8 @@ def _build_gpus(
         }
 
     instances: defaultdict[str, list[MigInstance]] = defaultdict(list)
-    devices = _find_devices(telemetry, (*holders, *health.xids))
+    known = {device.uuid for device in telemetry.devices}  # without the GPUs that an operator removed
+    devices = _find_devices(telemetry, (*holders, *(key for key in health.xids if physical(key) in known)))
     for key, device in devices.items():
         if device.gi_id is not None:
             instances[device.uuid].append(

@@ -51,6 +51,19 @@ def test_each_lane_has_its_own_interval(bench: Bench) -> None:
     assert (bench.double.told("groups_made"), bench.double.told("field_groups_made")) == made
 
 
+def test_a_late_reading_of_earlier_counters_keeps_the_watches(bench: Bench) -> None:
+    known = fields()
+    earlier, *lanes = (Lane((known[i],), 2.0) for i in (TEMP, POWER, UTIL))
+    gpu = bench.telemetry.inventory().gpus[0]
+    bench.telemetry.schedule(lanes)
+    for lane in lanes:
+        bench.telemetry.read(gpu, lane.fields)
+    made = bench.double.told("field_groups_made")
+    for lane in (earlier, *lanes):
+        bench.telemetry.read(gpu, lane.fields)
+    assert bench.double.told("field_groups_made") == made
+
+
 def test_two_hundred_fields_go_into_several_groups(bench: Bench) -> None:
     some = [f for f in fields().values() if f.level in DEVICE_LEVELS and f.type in ("int", "float") and f.id < 900]
     some = [f for f in some if f.id not in (230, 55)][:200]

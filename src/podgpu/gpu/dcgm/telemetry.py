@@ -91,6 +91,7 @@ class DcgmTelemetry:
         self._layout = NodeLayout()
         self._layout_read_at = float("-inf")
         self._lanes: tuple[Lane, ...] = ()
+        self._is_scheduled = False
         self._xid_lane = Lane((fields()[XID_FIELD],), self._settings.interval)
         self._watch_lock = threading.Lock()
         self._watches: dict[tuple[str, Lane], Watch] = {}
@@ -107,15 +108,16 @@ class DcgmTelemetry:
         return self._connection.library_version, self._connection.engine_version
 
     def schedule(self, lanes: Sequence[Lane]) -> None:
-        self._lanes = tuple(lanes)
+        self._lanes, self._is_scheduled = tuple(lanes), True
 
     def _find_lane(self, fields: Sequence[Field]) -> Lane:
-        """Returns the lane with these fields. Creates a lane if there is no schedule."""
+        """Returns the lane with these fields. If there is no schedule, they replace the fields of the last reading."""
         for lane in self._lanes:
             if lane.fields is fields:
                 return lane
         lane = Lane(tuple(fields), self._settings.interval)
-        self._lanes = (lane,)
+        if not self._is_scheduled:  # otherwise this is a late call, which began before the counters changed
+            self._lanes = (lane,)
         return lane
 
     def inventory(self) -> Inventory:
