@@ -84,9 +84,7 @@ def test_a_round(double: PrometheusDouble, rounds: Rounds) -> None:
     ]
     assert [outcome.error for outcome in reading.outcomes] == [""]
     assert (reading.errors, reading.notes) == ({}, ())
-    assert {float(asked.form["time"]) for asked in double.asked if "DCGM" in asked.query} == {
-        *(double.now, double.now - double.now % 20)  # idle GPUs
-    }
+    assert {float(asked.form["time"]) for asked in double.asked if "DCGM" in asked.query} == {double.now}
     with pytest.raises(SourceError):
         asyncio.run(rounds.collector.fetch("10.0.0.0:9400", "api/v1/gpus/x"))
 
@@ -238,14 +236,6 @@ def test_warnings_and_missing_gpus_are_notes(double: PrometheusDouble, rounds: R
     double.extra, double.series = {}, []
     (note,) = rounds.run(1000).notes
     assert "Prometheus has no GPU metrics" in note
-
-
-def test_only_get_is_allowed(double: PrometheusDouble, rounds: Rounds) -> None:
-    double.misbehave = lambda asked: Reply(b"", 405) if asked.method == "POST" else None
-    assert len(rounds.run().nodes) == 2
-    posted = sum(asked.method == "POST" for asked in double.asked)
-    rounds.run()
-    assert sum(asked.method == "POST" for asked in double.asked) == posted
 
 
 def test_secrets(double: PrometheusDouble, tmp_path: Path) -> None:

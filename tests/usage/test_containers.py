@@ -96,7 +96,7 @@ def test_the_real_proc() -> None:
     assert finder.find(child.pid) == ContainerLookup("gone")
 
 
-# Owners
+# OwnersByPid
 
 
 UIDS = [f"{n}f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a1{n}" for n in range(3)]
