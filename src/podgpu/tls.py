@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import ssl
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -97,14 +96,8 @@ def load_authorities(context: ssl.SSLContext, authorities: bytes, name: str) -> 
 
 @contextmanager
 def _as_file(content: bytes) -> Iterator[str]:
-    """Makes a file, because OpenSSL reads keys from files only. On Linux it is in memory, not on a disk."""
-    if hasattr(os, "memfd_create"):
-        with open(os.memfd_create("podgpu-tls"), "wb") as memory:
-            memory.write(content)
-            memory.flush()
-            yield f"/proc/self/fd/{memory.fileno()}"
-    else:
-        with tempfile.NamedTemporaryFile("wb") as file:
-            file.write(content)
-            file.flush()
-            yield file.name
+    """Makes a file in memory, because OpenSSL reads keys from files only."""
+    with open(os.memfd_create("podgpu-tls"), "wb") as memory:
+        memory.write(content)
+        memory.flush()
+        yield f"/proc/self/fd/{memory.fileno()}"
