@@ -167,7 +167,6 @@ def test_a_round(reader: Reader) -> None:
     (node,) = (node for node in reading.nodes if node.state.node == "node-a")
     assert node.target == "10.0.0.1:9400"
     assert node.read_at <= before
-    assert [(usage.namespace, usage.model) for usage in node.state.namespaces] == [("research", "NVIDIA H100")]
     assert [holder.share_ratio for device in node.state.devices for holder in device.holders] == [0.5, 0.5]
     assert reading.nodes[0].owners == {("research", "train"): WorkloadOwner("Deployment", "train")}
     assert set(reading.idle_for) == {("GPU-idle", "")}

@@ -12,7 +12,7 @@ from podgpu.usage.containers import (
     CACHE_SECONDS,
     ContainerFinder,
     ContainerLookup,
-    Owners,
+    OwnersByPid,
     ProcessOwners,
     in_host_pid_namespace,
 )
@@ -96,7 +96,7 @@ def test_the_real_proc() -> None:
     assert finder.find(child.pid) == ContainerLookup("gone")
 
 
-# Owners
+# OwnersByPid
 
 
 UIDS = [f"{n}f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a1{n}" for n in range(3)]
@@ -141,7 +141,7 @@ def train() -> Workload:
 def test_names_are_read_for_a_new_pod(proc: FaultyProc, owners: ProcessOwners, names: Names) -> None:
     start(proc, 7, 0)
     names.pods[UIDS[0]] = "train"
-    assert owners.find({7}) == Owners({7: train()})
+    assert owners.find({7}) == OwnersByPid({7: train()})
     assert names.read == 1
 
 
@@ -176,6 +176,6 @@ def test_a_process_that_ended_after_it_was_listed_keeps_its_owner(
     names.pods[UIDS[0]] = "train"
     owners.find({7})
     proc.remove(7)
-    assert owners.find({7, 8}) == Owners({7: train()}), "8 was never seen"
-    assert owners.find(set()) == Owners()
-    assert owners.find({7}) == Owners()
+    assert owners.find({7, 8}) == OwnersByPid({7: train()}), "8 was never seen"
+    assert owners.find(set()) == OwnersByPid()
+    assert owners.find({7}) == OwnersByPid()

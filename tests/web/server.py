@@ -14,8 +14,9 @@ from typing import Any
 from aiohttp import web
 
 from podgpu.agent.loop import Agent
+from podgpu.tls import MakeTlsContext
 from podgpu.web.app import Listener, listening
-from podgpu.web.connections import ConnectionLimits, MakeTlsContext
+from podgpu.web.connections import ConnectionLimits
 from podgpu.web.exporter_app import application
 from podgpu.web.sockets import Address
 

@@ -19,8 +19,8 @@ from podgpu.autoscale import externalscaler_pb2 as pb
 from podgpu.autoscale.answers import compute_value, is_active
 from podgpu.autoscale.requests import MetricRequest, Refusal, RefusalKind, forbidden, parse_trigger
 from podgpu.autoscale.samples import SampleStore
-from podgpu.errors import SourceError, StartError
-from podgpu.tls import Pem, load_pair
+from podgpu.errors import StartError
+from podgpu.tls import Pem, load_authorities, load_pair
 from podgpu.web.sockets import Address
 from podgpu.web.web_config import LastValid
 
@@ -182,10 +182,7 @@ class KedaTls:
         certificate, key, client_ca = self._certificate.read(), self._key.read(), self._client_ca.read()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         load_pair(context, certificate, key, f"{self._certificate.name} and {self._key.name}")
-        try:
-            context.load_verify_locations(cadata=client_ca.decode("ascii", "ignore"))
-        except (ssl.SSLError, ValueError) as error:
-            raise SourceError("tls", f"{self._client_ca.name} contains no valid PEM certificate") from error
+        load_authorities(context, client_ca, self._client_ca.name)
         return certificate, key, client_ca
 
 

@@ -30,10 +30,8 @@ from podgpu.autoscale.requests import (
     parse_path,
 )
 from podgpu.autoscale.samples import MetricsSnapshot, SampleStore
-from podgpu.errors import SourceError
 from podgpu.kube.objects import KubeObject
-from podgpu.tls import ContextCache, Pem, load_pair
-from podgpu.web.connections import MakeTlsContext
+from podgpu.tls import ContextCache, MakeTlsContext, Pem, load_authorities, load_pair
 from podgpu.web.web_config import LastValid
 
 API_OPTION = "--api-address"
@@ -72,11 +70,8 @@ def _make_api_tls(certificate: Pem, key: Pem, find_proxy: Callable[[], FrontProx
         context.verify_mode = ssl.CERT_REQUIRED
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as in Go, an intermediate CA is sufficient
         load_pair(context, certificate_pem, key_pem, names)
-        try:
-            if ca:
-                context.load_verify_locations(cadata=ca)
-        except (ssl.SSLError, ValueError) as error:
-            raise SourceError("tls", "OpenSSL cannot parse the front proxy's CA") from error
+        if ca:
+            load_authorities(context, ca.encode(), "requestheader-client-ca-file")
         return context
 
     cache = ContextCache(make)

@@ -46,8 +46,7 @@ from podgpu.simulate.switches import TurnLog
 from podgpu.usage.containers import ContainerFinder
 from podgpu.web.app import Listener, Service, run
 from podgpu.web.cluster_app import cluster_application
-from podgpu.web.exporter_app import PageSources, application
-from podgpu.web.node_page import node_recorder, node_usage
+from podgpu.web.exporter_app import application, node_recorder, node_usage
 from podgpu.web.sockets import Address
 
 CLUSTER_OPTION = "--cluster-address"
@@ -250,7 +249,7 @@ class DemoExporter(NamedTuple):
     def application(self) -> web.Application:
         """Builds the application, which closes connections while the simulated node is down."""
         usage = node_usage(self.agent, self.recorder, self.prices)
-        app = application(self.agent, page=PageSources(self.recorder, self.prices, usage))
+        app = application(self.agent, history=self.recorder, prices=self.prices, usage=usage)
 
         @web.middleware
         async def close_while_down(

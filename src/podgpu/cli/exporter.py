@@ -21,8 +21,8 @@ from podgpu.errors import MOST_NAMED, StartError, UsageError
 from podgpu.holders.api import SOON_SECONDS, SYNC_SECONDS, ApiAccess
 from podgpu.model import has_readings
 from podgpu.web.app import load_protection
-from podgpu.web.exporter_app import PageSources, RequestLimits, serve
-from podgpu.web.node_page import node_recorder, node_usage
+from podgpu.web.connections import ConnectionLimits
+from podgpu.web.exporter_app import application, node_recorder, node_usage, serve
 from podgpu.web.sockets import open_systemd_sockets
 
 _log = logging.getLogger("podgpu")
@@ -55,20 +55,25 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             _print_once(agent)
             return
         recorder = node_recorder(agent, options["history_dir"], prices)
+        app = application(
+            agent,
+            protection,
+            options["web_enable_lifecycle"],
+            recorder,
+            prices,
+            node_usage(agent, recorder, prices),
+            options["max_concurrent_scrapes"],
+        )
         serve(
             agent,
+            app,
             options["address"],
-            lambda bound: _log.info("listening on %s/metrics", bound.url),
+            protection,
             options["gpu_manager_address"],
             options["probe_address"],
-            protection,
             sockets,
-            options["web_enable_lifecycle"],
-            page=PageSources(recorder, prices, node_usage(agent, recorder, prices)),
-            services=[recorder],
-            limits=RequestLimits(
-                options["web_read_timeout"], options["web_write_timeout"], options["max_concurrent_scrapes"]
-            ),
+            [recorder],
+            ConnectionLimits(header_seconds=options["web_read_timeout"], write_seconds=options["web_write_timeout"]),
         )
 
 

@@ -16,14 +16,7 @@ from msgspec.structs import replace as replace_members
 
 from podgpu.clock import Clock
 from podgpu.cluster.collect import ClusterReading, FleetCounts, NodeReading, Owners, TargetOutcome, ViewSettings
-from podgpu.cluster.promql import (
-    PrometheusClient,
-    PrometheusServer,
-    by,
-    one_of,
-    quote,
-    select,
-)
+from podgpu.cluster.promql import PrometheusClient, PrometheusServer, by, one_of, quote, select
 from podgpu.errors import SourceError
 from podgpu.metrics.adapter import (
     GPU_LABELS,
@@ -35,19 +28,19 @@ from podgpu.metrics.adapter import (
     PodName,
     TargetState,
     nodes_from_vectors,
+    read_gpu_id,
 )
 from podgpu.metrics.conditions import FIELD_CONDITIONS
 from podgpu.metrics.fields import XID_FIELD
 from podgpu.metrics.mig import billed_name
 from podgpu.metrics.names import generations, meaning, names_of
 from podgpu.metrics.parse import ParsedSample
-from podgpu.model import WorkloadOwner
+from podgpu.model import NodeState, WorkloadOwner
 
 UTIL, GR_ENGINE, TEMPERATURE, POWER = 203, 1001, 150, 155
 FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED = 250, 251, 252, 253
-_OWNER_RETRY_SECONDS = 60.0  # kube-state-metrics may report a new pod later than the exporter
+_OWNER_SECONDS = 60.0  # kube-state-metrics may report a new pod later than the exporter
 _PODS_PER_QUERY = 500
-_IDLE_SECONDS = 600.0  # interval of the query for idle devices
 _IDLE_CHECKS = 30  # samples must exist at this many times in the idle window
 
 RULE_LABELS = ("kind", "namespace", "owner_kind", "owner_name", "hpc_job", "modelName", "GPU_I_PROFILE")
@@ -72,7 +65,6 @@ class PrometheusCollector:
         self._client = PrometheusClient(server)
         self._settings = settings
         self._clock = clock or Clock()
-        self._idle = IdleDevices(self._client, self._match, settings.idle_after)
         self._owners: dict[str, PodOwners] = {}  # by cluster
         self._other_owners = owners
         self._errors: Counter[tuple[str, str]] = Counter()
@@ -137,37 +129,34 @@ class PrometheusCollector:
         )
         if len({target.cluster for target in targets}) > 1:
             targets = [_name_cluster(target) for target in targets]
-        nodes = [self._make_reading(target, now, monotonic) for target in targets]
-        clusters: dict[str, list[NodeReading]] = defaultdict(list)
-        for target, node in zip(targets, nodes, strict=True):
-            clusters[target.cluster].append(node)
-        for what, work in (
-            ("owners of pods", self._update_owners(clusters, monotonic)),
-            ("idle GPUs", self._idle.update(nodes, now)),
-        ):
-            try:
-                await work
-            except SourceError as error:
-                failures.append((what, error))
         others = self._other_owners()
-        owners = {cluster: {**others, **self._owners[cluster].known} for cluster in clusters}
-        nodes = [replace(node, owners=owners[target.cluster]) for target, node in zip(targets, nodes, strict=True)]
-        self._reading = replace(self._reading, nodes=tuple(nodes))
+        owners: dict[str, Owners] = {}
+        for cluster in {target.cluster for target in targets}:
+            if cluster not in self._owners:
+                self._owners[cluster] = PodOwners(self._client, self._match, self._cluster_label, cluster)
+            try:
+                await self._owners[cluster].update([t.state for t in targets if t.cluster == cluster], monotonic)
+            except SourceError as error:
+                failures.append(("owners of pods", error))
+            owners[cluster] = {**others, **self._owners[cluster].known}
+        idle, window = [], self._settings.idle_after
+        if window and not self._reading.nodes:  # after a start of podgpu; later rounds observe the idle times
+            idle = await query("idle GPUs", idle_query(self._match, window))
         notes = [*self._client.notes, *(f"{name}: {why}" for name, why in sorted(errors.items())[:3])]
+        if failures:
+            notes.append(f"these Prometheus queries failed: {', '.join(what for what, _ in failures)}")
+        if not any(target.state.devices for target in targets):
+            and_match = " and that --match is right" if self._match else ""
+            notes.append(f"Prometheus has no GPU metrics: check that it scrapes the exporters{and_match}")
         self._reading = replace(
             self._reading,
+            nodes=tuple(self._make_reading(target, now, monotonic, owners[target.cluster]) for target in targets),
             owners=others,
-            idle_for=self._idle.seconds(now),
+            idle_for={(read_gpu_id(s.labels), s.labels.get("GPU_I_ID", "")): window or 0.0 for s in idle},
             fleet=None,
-            notes=(*notes, *self._describe_failures(failures), *self._describe_gaps()),
+            notes=tuple(notes),
         )
         return failures
-
-    async def _update_owners(self, clusters: Mapping[str, Sequence[NodeReading]], now: float) -> None:
-        for cluster in clusters.keys() - self._owners.keys():
-            self._owners[cluster] = PodOwners(self._client, self._match, self._cluster_label, cluster)
-        for cluster, nodes in clusters.items():
-            await self._owners[cluster].update(nodes, now)
 
     async def _count_fleet(self, now: float) -> FleetCounts:
         """Reads totals from the recording rules. Without them, counts GPUs and allocated GPUs only."""
@@ -195,15 +184,8 @@ class PrometheusCollector:
         if number <= self._settings.max_gpus:
             return FleetCounts(number, 0, None, ())
         counter = select(_own_names("container_gpu_allocated_seconds_total"), self._match)
-        holder = by(
-            self._cluster_label,
-            *TARGET_LABELS,
-            *UUID_LABELS,
-            *WORKLOAD_LABELS,
-            "GPU_I_ID",
-            "GPU_I_PROFILE",
-            "modelName",
-        )
+        device = (*TARGET_LABELS, *UUID_LABELS, "GPU_I_ID", "GPU_I_PROFILE", "modelName")
+        holder = by(self._cluster_label, *device, *WORKLOAD_LABELS)
         query = f"sum {by('modelName', 'GPU_I_PROFILE')} (max {holder} (rate({counter}[5m])))"
         allocated = {_billed_model(sample.labels): sample.value for sample in await self._client.query(query, now)}
         self._client.notes.append(
@@ -211,7 +193,7 @@ class PrometheusCollector:
         )
         return FleetCounts(number, 0, None, tuple((*item, None) for item in sorted(allocated.items())))
 
-    def _make_reading(self, target: TargetState, now: float, monotonic: float) -> NodeReading:
+    def _make_reading(self, target: TargetState, now: float, monotonic: float, owners: Owners) -> NodeReading:
         sampled_at = now if target.scraped_at is None else target.scraped_at
         taken_at = target.state.taken_at
         return NodeReading(
@@ -220,18 +202,8 @@ class PrometheusCollector:
             read_at=monotonic - max(0.0, now - sampled_at),
             skew_seconds=None if taken_at is None else taken_at - sampled_at,
             named=not target.state.node.endswith(target.instance),
+            owners=owners,
         )
-
-    def _describe_failures(self, failures: Sequence[tuple[str, SourceError]]) -> list[str]:
-        return [f"these Prometheus queries failed: {', '.join(what for what, _ in failures)}"] if failures else []
-
-    def _describe_gaps(self) -> list[str]:
-        notes = []
-        devices = [device for node in self._reading.nodes for device in node.state.devices]
-        if not devices:
-            and_match = " and that --match is right" if self._match else ""
-            notes.append(f"Prometheus has no GPU metrics: check that it scrapes the exporters{and_match}")
-        return notes
 
 
 def _name_cluster(target: TargetState) -> TargetState:
@@ -294,10 +266,6 @@ def series_queries(
         query("time by containers",
               _own_names("container_gpu_busy_seconds_total", "container_gpu_idle_seconds_total",
                          "container_gpu_energy_joules_total")),
-        query("namespaces",
-              _own_names("namespace_gpu_allocated_seconds_total", "namespace_gpu_busy_seconds_total",
-                         "namespace_gpu_energy_joules_total"),
-              "modelName"),
         query("exporters",
               _own_names("exporter_build_info", "exporter_snapshot_timestamp_seconds", "exporter_source_up",
                          "device_count"),
@@ -317,47 +285,13 @@ def _own_names(*names: str) -> tuple[str, ...]:
     return tuple(f"podgpu_{name}" for name in names)
 
 
-# Idle devices
-
-
-class IdleDevices:
-    """Devices whose utilisation was 0 in the whole window of --idle-after, according to the server."""
-
-    def __init__(self, client: PrometheusClient, match: str, window: float | None) -> None:
-        """If `window` is None, idle devices are not queried."""
-        self._client = client
-        self._window = window or 0.0
-        self._query = idle_query(match, window) if window else ""
-        self._since: dict[tuple[str, str], float] = {}  # (UUID, MIG instance) -> Unix time when it became idle
-        self._queried_at = -math.inf
-
-    async def update(self, nodes: Iterable[NodeReading], now: float) -> None:
-        """Queries every 10 minutes. Between queries, removes devices that are in use or gone."""
-        idle = {
-            (device.uuid, instance)
-            for device in (device for node in nodes for device in node.state.devices)
-            for instance, slot in (("", device), *((str(part.id), part) for part in device.instances))
-            if slot.utilization_ratio == 0
-        }
-        self._since = {key: since for key, since in self._since.items() if key in idle}
-        if not self._query or abs(now - self._queried_at) < _IDLE_SECONDS:
-            return
-        step = self._window / _IDLE_CHECKS
-        instant = math.floor(now / step) * step
-        start = instant - self._window
-        samples = await self._client.query(self._query, instant)
-        self._queried_at = now
-        keys = {(s.labels.get("UUID") or s.labels.get("uuid", ""), s.labels.get("GPU_I_ID", "")) for s in samples}
-        self._since = {key: min(start, self._since.get(key, start)) for key in keys & idle}
-
-    def seconds(self, now: float) -> dict[tuple[str, str], float]:
-        return {key: max(0.0, now - since) for key, since in self._since.items()}
-
-
 def idle_query(match: str, window: float) -> str:
-    """Builds the query. Uses GPU_UTIL for GPUs, and engine activity for MIG instances and GPUs without GPU_UTIL."""
+    """Builds a query for devices whose utilisation was 0 during the whole window.
+
+    Uses GPU_UTIL for GPUs, and engine activity for MIG instances and GPUs without GPU_UTIL.
+    """
     length = round(window * 1000)
-    step = max(1, round(length / _IDLE_CHECKS))
+    step = max(1, length // _IDLE_CHECKS)
 
     def idle(number: int, keys: Sequence[str], *matchers: str) -> str:
         largest = " or ".join(
@@ -365,7 +299,7 @@ def idle_query(match: str, window: float) -> str:
         )
         # The device may have been busy in a gap without samples, so samples must exist at every check.
         present = f"group {by(*keys)} ({select(names_of(number), *matchers, match)})"
-        checks = f"count_over_time(({present})[{length - 1}ms:{step}ms]) >= {math.ceil(length / step)}"
+        checks = f"count_over_time(({present})[{length}ms:{step}ms]) >= {_IDLE_CHECKS}"
         return f"((max {by(*keys)} ({largest}) == 0) and on ({', '.join(keys)}) ({checks}))"
 
     gpu = ("UUID", "uuid")
@@ -385,19 +319,17 @@ class PodOwners:
         self._client = client
         self._matchers = (f"{cluster_label}={quote(cluster)}" if cluster else "", match)
         self.known: dict[PodName, WorkloadOwner] = {}
-        self._queried_at: dict[PodName, float] = {}
+        self._queried_at = -math.inf
 
-    async def update(self, nodes: Iterable[NodeReading], now: float) -> None:
-        slots = (slot for node in nodes for device in node.state.devices for slot in (device, *device.instances))
+    async def update(self, states: Iterable[NodeState], now: float) -> None:
+        """Queries the owners of new pods, at most once a minute."""
+        slots = (slot for state in states for device in state.devices for slot in (device, *device.instances))
         pods = {(h.namespace, h.pod) for slot in slots for h in slot.holders if h.pod}
         self.known = {pod: owner for pod, owner in self.known.items() if pod in pods}
-        self._queried_at = {
-            pod: at for pod, at in self._queried_at.items() if pod in pods and now - at < _OWNER_RETRY_SECONDS
-        }
-        missing = sorted(pods - self.known.keys() - self._queried_at.keys())[:_PODS_PER_QUERY]
-        if missing:
+        missing = sorted(pods - self.known.keys())
+        if missing and now - self._queried_at >= _OWNER_SECONDS:
             owners = await self.read(missing)
-            self._queried_at |= dict.fromkeys(missing, now)
+            self._queried_at = now
             self.known |= {pod: owner for pod, owner in owners.items() if pod in pods}
 
     async def read(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +14,7 @@ import aiohttp
 import msgspec
 
 from podgpu.errors import SourceError, UsageError
-from podgpu.http_client import Access, HttpClient, HttpResponse, open_session
+from podgpu.http_client import Access, HttpClient, open_session
 from podgpu.metrics.adapter import NODE_LABELS
 from podgpu.metrics.parse import ParsedSample
 
@@ -29,9 +30,8 @@ _SPECIAL = re.compile(r"([\\.+*?()|\[\]{}^$])")  # special characters in RE2
 
 
 def quote(value: str) -> str:
-    """Quotes a label value. Control characters are escaped for Prometheus and VictoriaMetrics."""
-    escaped = value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-    return '"' + re.sub(r"[\x00-\x1f\x7f]", lambda found: f"\\x{ord(found[0]):02x}", escaped) + '"'
+    """Quotes a label value."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def one_of(label: str, values: Iterable[str]) -> str:
@@ -66,10 +66,8 @@ class PrometheusServer:
 
     def __post_init__(self) -> None:
         for option, names in (("--node-label", self.node_labels or ("",)), ("--cluster-label", (self.cluster_label,))):
-            for name in names:
-                if not _LABEL.fullmatch(name):
-                    default = ",".join(NODE_LABELS) if option == "--node-label" else "cluster"
-                    raise UsageError(f"{option}: {name!r} is not a valid label name; the default is {default}")
+            if bad := [name for name in names if not _LABEL.fullmatch(name)]:
+                raise UsageError(f"{option}: {bad[0]!r} is not a valid label name")
 
 
 class RangeSeries(NamedTuple):
@@ -85,13 +83,11 @@ class _Element(msgspec.Struct):
     values: list[tuple[float, str]] = []
 
 
-class _Data(msgspec.Struct, rename="camel"):
-    result_type: str
+class _Data(msgspec.Struct):
     result: list[_Element]
 
 
 class _Answer(msgspec.Struct, rename="camel"):
-    status: str
     data: _Data | None = None
     error: str = ""
     warnings: list[str] = []
@@ -111,7 +107,6 @@ class PrometheusClient:
             "timeout": f"{max(1, round(server.timeout * 1000))}ms",
             "nocache": "1",  # otherwise VictoriaMetrics omits the last 30 seconds
         }
-        self._method = "POST"
         self._session: aiohttp.ClientSession | None = None
         self._slots = asyncio.Semaphore(_CONCURRENCY)
 
@@ -123,69 +118,47 @@ class PrometheusClient:
         return samples[0].value
 
     async def query(self, query: str, at: float | None = None) -> list[ParsedSample]:
-        elements = await self._read("api/v1/query", query, {} if at is None else {"time": f"{at:.3f}"}, "vector")
         samples = []
-        for element in elements:
-            value = _parse_number(element.value[1]) if element.value else math.nan  # a histogram has no value
+        for element in await self._read("api/v1/query", query, {} if at is None else {"time": f"{at:.3f}"}):
+            value = float(element.value[1]) if element.value else math.nan  # a histogram has no value
             if math.isfinite(value):
                 samples.append(ParsedSample(element.metric.pop("__name__", ""), element.metric, value))
         return samples
 
     async def query_range(self, query: str, start: float, end: float, step: float) -> list[RangeSeries]:
         form = {"start": f"{start:.3f}", "end": f"{end:.3f}", "step": f"{step:g}"}
-        elements = await self._read("api/v1/query_range", query, form, "matrix")
         lines = []
-        for element in elements:
-            points = [(at, _parse_number(text)) for at, text in element.values]
+        for element in await self._read("api/v1/query_range", query, form):
+            points = [(at, float(text)) for at, text in element.values]
             lines.append(RangeSeries(element.metric, [point for point in points if math.isfinite(point[1])]))
         return lines
 
-    async def _read(self, path: str, query: str, form: Mapping[str, str], result_type: str) -> list[_Element]:
+    async def _read(self, path: str, query: str, form: Mapping[str, str]) -> list[_Element]:
+        """Sends the query by POST, because it may be too long for a URL. Raises SourceError."""
+        form = {"query": query, **self._options, **form}
         async with self._slots:
-            response = await self._send(path, {"query": query, **self._options, **form})
+            if self._session is None:
+                self._session = open_session()
+            response = await self._http.send(self._session, "POST", path, form, "application/json")
+        status = response.status
         try:
             answer = _decode_answer(response.body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            if response.status != 200:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            if status != 200:
                 raise self._http.status_error(response) from error
-            is_page = response.body[:512].lstrip()[:1] == b"<"
-            raise SourceError(
-                "not_prometheus" if is_page else "malformed",
-                f"{self.name} returned {'a web page' if is_page else f'unexpected JSON ({error})'}: check that it is"
-                " the base URL of a Prometheus HTTP API",
-            ) from error
-        if response.status != 200 or answer.status != "success" or answer.data is None:
-            raise self._explain(response, answer)
-        self._add_notes(answer)
-        if answer.data.result_type != result_type:
-            kind = _shorten(answer.data.result_type)
-            raise SourceError("malformed", f"{self.name} returned a {kind} instead of a {result_type}")
-        return answer.data.result
-
-    async def _send(self, path: str, form: Mapping[str, str]) -> HttpResponse:
-        """Sends the query by POST, because it may be too long for a URL. If a proxy rejects POST, uses GET."""
-        if self._session is None:
-            self._session = open_session()
-        response = await self._http.send(self._session, self._method, path, form, "application/json")
-        if response.status == 405 and self._method == "POST":
-            response = await self._http.send(self._session, "GET", path, form, "application/json")
-            if response.status == 200:
-                self._method = "GET"
-        return response
-
-    def _explain(self, response: HttpResponse, answer: _Answer) -> SourceError:
-        if response.status in (301, 302, 307, 308, 401, 403) or (response.status != 200 and not answer.error):
-            return self._http.status_error(response)
-        advice = "; check --match" if response.status in (400, 422) else ""
-        reason = "query_failed" if response.status == 200 else f"http_{response.status}"
-        text = _shorten(answer.error) or "no reason given"
-        return SourceError(reason, f"{self.name} returned an error: {text}{advice}")
-
-    def _add_notes(self, answer: _Answer) -> None:
-        notes = [_shorten(text) for text in answer.warnings if text.strip()]
+            text = f"{self.name} is not the base URL of a Prometheus HTTP API: it returned unexpected JSON ({error})"
+            raise SourceError("malformed", text) from error
+        if status in (401, 403) or (status != 200 and not answer.error):
+            raise self._http.status_error(response)
+        if status != 200 or answer.data is None:
+            advice = "; check --match" if status in (400, 422) else ""
+            reason = "query_failed" if status == 200 else f"http_{status}"
+            raise SourceError(reason, f"{self.name} returned an error: {_shorten(answer.error)}{advice}")
         if answer.is_partial:
-            notes.append("the response is incomplete: a part of the storage did not respond")
-        self.notes += [note for note in notes if note not in self.notes][: MAX_NOTES - len(self.notes)]
+            answer.warnings.append("the response is incomplete: a part of the storage did not respond")
+        notes = map(_shorten, answer.warnings)
+        self.notes = list(dict.fromkeys((*self.notes, *notes)))[:MAX_NOTES]
+        return answer.data.result
 
     async def close(self) -> None:
         if self._session is not None:
@@ -193,14 +166,7 @@ class PrometheusClient:
             self._session = None
 
 
-def _parse_number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
-
-
 def _shorten(text: str) -> str:
     """Returns one printable line."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * _MAX_TEXT]).split())
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return line if len(line) <= _MAX_TEXT else line[: _MAX_TEXT - 1] + "…"

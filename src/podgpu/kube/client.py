@@ -25,7 +25,7 @@ from aiohttp.http import HttpProcessingError
 from podgpu.decode import find_decoder
 from podgpu.errors import SourceError, one_line
 from podgpu.files import read_bounded
-from podgpu.http_client import explain_errors, open_session, read_body, send_request
+from podgpu.http_client import explain_errors, open_session, read_body
 from podgpu.kube.config import ApiConfig, ExecPlugin
 from podgpu.kube.objects import KubeObject
 from podgpu.tls import ContextCache, load_pair, make_client_context
@@ -131,8 +131,7 @@ class ApiClient:
             headers["Authorization"] = f"Bearer {token}"
         if self._session is None:
             self._session = open_session()
-        request = send_request(
-            self._session,
+        request = self._session.request(
             method,
             self.config.server + path,
             headers=headers,
@@ -140,6 +139,7 @@ class ApiClient:
             server_hostname=self.config.tls_server_name or None if tls is not None else None,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=silence),
             read_bufsize=_MAX_OBJECT_BYTES // 2,  # aiohttp limits a line to twice this size
+            allow_redirects=False,
             **content,
         )
         async with AsyncExitStack() as stack:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Protocol
 from aiohttp import web
 
 from podgpu.errors import StartError
-from podgpu.web.connections import ConnectionLimits, LimitedServer, MakeTlsContext
+from podgpu.tls import MakeTlsContext
+from podgpu.web.connections import ConnectionLimits, LimitedServer
 from podgpu.web.sockets import ADDRESS_OPTION, Address, address_of, bind
 
 if TYPE_CHECKING:

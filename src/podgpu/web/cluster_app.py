@@ -28,21 +28,15 @@ if TYPE_CHECKING:
 _LINKS = ("metrics", "metrics/nodes", "health", "ready")
 _MAX_PROBLEMS = 100
 _EXPORTER_SECONDS = 3.0
-_MAX_EXPORTER_REQUESTS = 8
-"""Maximum number of concurrent requests to exporters for GPU details."""
 
 
 def cluster_listeners(
     cluster: Cluster,
+    app: web.Application,
     address: Address,
     probe_address: Address | None,
     protection: Protection | None,
-    history: HistorySource | None = None,
-    usage: UsageAnswers | None = None,
-    lifecycle: bool = True,
 ) -> list[Listener]:
-    """`lifecycle` enables POST /-/forget."""
-    app = cluster_application(cluster, protection, history, usage, lifecycle)
     listeners = [Listener(app, address, tls=protection.make_tls if protection else None)]
     if probe_address is not None:
         listeners.append(probe_listener(_probe_routes(cluster), probe_address))
@@ -56,6 +50,7 @@ def cluster_application(
     usage: UsageAnswers | None = None,
     lifecycle: bool = True,
 ) -> web.Application:
+    """`lifecycle` enables POST /-/forget."""
     routes = [
         web.get("/metrics", _metrics(cluster)),
         web.get("/metrics/nodes", _node_metrics(cluster)),
@@ -68,12 +63,11 @@ def cluster_application(
 
 def _complete_gpu(cluster: Cluster) -> Complete:
     """Returns a function that fetches a GPU's details from its exporter and adds them to the response."""
-    limit = asyncio.Semaphore(_MAX_EXPORTER_REQUESTS)
 
     async def complete(answer: GpuResponse) -> GpuResponse:
         target = next((node.target for node in cluster.published.state.nodes if node.name == answer.node), "")
         try:
-            async with asyncio.timeout(_EXPORTER_SECONDS), limit:
+            async with asyncio.timeout(_EXPORTER_SECONDS):
                 body = await cluster.fetch(target, f"api/v1/gpus/{answer.gpu.uuid}")
             return add_details(answer, await asyncio.to_thread(decode_details, body))
         except TimeoutError:

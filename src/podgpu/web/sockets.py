@@ -15,7 +15,6 @@ SYSTEMD_OPTION = "--web-systemd-socket"
 _BACKLOG = 512
 _UNIX = "unix:"
 _FIRST_DESCRIPTOR = 3
-_MAX_DESCRIPTORS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,31 +70,21 @@ def open_systemd_sockets(environment: MutableMapping[str, str]) -> list[socket.s
     Removes the LISTEN_* variables, so that child processes do not use the sockets.
     """
     is_for_us = environment.pop("LISTEN_PID", "") == str(os.getpid())
-    number = environment.pop("LISTEN_FDS", "")
-    environment.pop("LISTEN_FDNAMES", None)
-    count = int(number) if is_for_us and number.isascii() and number.isdigit() and len(number) < 5 else 0
-    if not 0 < count <= _MAX_DESCRIPTORS:
-        raise UsageError(
-            f"{SYSTEMD_OPTION}: systemd passed no socket to this process. Start podgpu through podgpu.socket "
-            "(systemctl enable --now podgpu.socket), or use -a instead of this option"
-        )
-    return [_open_descriptor(descriptor) for descriptor in range(_FIRST_DESCRIPTOR, _FIRST_DESCRIPTOR + count)]
-
-
-def _open_descriptor(descriptor: int) -> socket.socket:
+    count = environment.pop("LISTEN_FDS", "")
     try:
-        os.set_inheritable(descriptor, False)
-        opened = socket.socket(fileno=descriptor)
-        is_listening = bool(opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
-    except OSError as e:
-        raise UsageError(f"{SYSTEMD_OPTION}: descriptor {descriptor} is not a socket: {e.strerror}") from e
-    if opened.type != socket.SOCK_STREAM or not is_listening:
+        sockets = [socket.socket(fileno=_FIRST_DESCRIPTOR + number) for number in range(int(count) if is_for_us else 0)]
+        is_listening = all(each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) for each in sockets)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{SYSTEMD_OPTION}: cannot use systemd's sockets (LISTEN_FDS={count}): {error}") from error
+    if not sockets or not is_listening:
         raise UsageError(
-            f"{SYSTEMD_OPTION}: descriptor {descriptor} is not a listening stream socket: the unit needs "
-            "ListenStream= and Accept=no"
+            f"{SYSTEMD_OPTION}: systemd passed no listening socket to this process. Start podgpu through podgpu.socket "
+            "(systemctl enable --now podgpu.socket; it needs ListenStream= and Accept=no), or use -a instead"
         )
-    opened.setblocking(False)
-    return opened
+    for each in sockets:
+        each.set_inheritable(False)
+        each.setblocking(False)
+    return sockets
 
 
 def address_of(listening: socket.socket, host: str | None, secure: bool) -> Address:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -12,7 +12,6 @@ from podgpu.metrics.fields import Blank, Field, FieldValue, Gpm, NvmlCall, value
 from podgpu.model import Value
 
 _VALUE_MEMBERS = dict(enumerate(("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")))
-ENERGY = "nvmlDeviceGetTotalEnergyConsumption"
 MIN_GPM_SECONDS = 0.1
 """NVML requires at least 100 ms between two GPM samples."""
 
@@ -66,37 +65,12 @@ class GpmSampler:
         self._samples, self.last_at = [], None
 
 
-class EnergyCounter:
-    """The energy counter of one GPU, shared by telemetry and usage. A reading costs 4.5 ms of CPU (H200)."""
-
-    def __init__(self, driver: NvmlDriver, handle: Any, clock: Callable[[], float]) -> None:
-        self._driver = driver
-        self._handle = handle
-        self._clock = clock
-        self._last: tuple[float, Any] | None = None
-
-    def read(self, max_age: float = 0.0) -> tuple[float, Any]:
-        """Returns time and value of the last reading. Reads the counter again after `max_age` seconds."""
-        last, now = self._last, self._clock()
-        if last is None or now - last[0] >= max_age:
-            last = self._last = now, self._driver.call(ENERGY, self._handle)
-        return last
-
-
 class DevicePlan:
     """Reads a set of fields of one GPU or MIG device. Fields that are not supported are not read again."""
 
-    def __init__(
-        self,
-        driver: NvmlDriver,
-        handle: Any,
-        gpm: GpmSampler,
-        fields: Iterable[Field],
-        energy: EnergyCounter | None = None,
-    ) -> None:
+    def __init__(self, driver: NvmlDriver, handle: Any, gpm: GpmSampler, fields: Iterable[Field]) -> None:
         self._driver = driver
         self._handle = handle
-        self._energy = energy
         self._gpm = gpm
         self._fields = {field.id: field for field in fields}
         self._values: dict[int, Value] = {}
@@ -156,10 +130,7 @@ class DevicePlan:
         arguments = [self._driver.constant(a) if isinstance(a, str) else a for a in call.arguments]
         if call.takes_device:
             arguments.insert(0, self._handle)
-        if self._energy is not None and call.function == ENERGY:
-            _, answer = self._energy.read()
-        else:
-            answer = self._driver.call(call.function, *arguments)
+        answer = self._driver.call(call.function, *arguments)
         for field, recipe in users:
             try:
                 self._accept(field, _select(answer, recipe))
@@ -168,16 +139,14 @@ class DevicePlan:
 
     def _read_batch(self, now: float) -> None:
         answer = self._driver.call("nvmlDeviceGetFieldValues", self._handle, self._batch)
-        entries = {key: _decode_field_value(entry) for key, entry in zip(self._batch, answer, strict=True)}
+        entries = dict(zip(self._batch, answer, strict=True))
         for field, recipe in self._field_values:
             with self.guard.catch(field.id):
                 self._accept_entries(field, [entries[(i, recipe.scope)] for i in recipe.ids], now)
 
     def _accept_entries(self, field: Field, entries: list[Any], now: float) -> None:
-        for entry in entries:
-            if isinstance(entry, SourceError):
-                raise entry
-        total = sum(entries) if len(entries) > 1 else entries[0]
+        numbers = [_decode_field_value(entry) for entry in entries]
+        total = sum(numbers) if len(numbers) > 1 else numbers[0]
         if not field.is_rate:
             self._accept(field, total)
         elif (rate := self._compute_rate(field.id, total, now)) is not None:
@@ -209,9 +178,8 @@ def _select(answer: Any, recipe: NvmlCall) -> Any:
 
 
 def _decode_field_value(entry: Any) -> Any:
-    """Returns the number, or the error of this entry."""
     if entry.nvmlReturn:
-        return translate(entry.nvmlReturn, f"NVML field {entry.fieldId}")
+        raise translate(entry.nvmlReturn, f"NVML field {entry.fieldId}")
     if member := _VALUE_MEMBERS.get(entry.valueType):
         return getattr(entry.value, member)
-    return SourceError("bad_answer", f"NVML field {entry.fieldId} has the unknown value type {entry.valueType}")
+    raise SourceError("bad_answer", f"NVML field {entry.fieldId} has the unknown value type {entry.valueType}")
