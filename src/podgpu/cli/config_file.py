@@ -100,9 +100,7 @@ def parse_config_file(content: bytes, path: str) -> ConfigFile:
     if metrics.file and metrics.fields:
         raise UsageError(f"{path}: metrics: set file or fields, not both")
     interval, collections = _read_collections(config, path)
-    ignored = (
-        f"{path}: sources has no effect: podgpu uses the newest sample, and always detects added and removed GPUs"
-    )
+    ignored = f"{path}: sources has no effect: podgpu uses the newest sample, and always detects added and removed GPUs"
     return ConfigFile(
         {
             "collectors": metrics.file or None,
