@@ -11,7 +11,7 @@ from podgpu.clock import Clock
 from podgpu.errors import SourceError
 from podgpu.gpu.source import Telemetry, UsageAnswer
 from podgpu.holders.merge import LAST_RESORT
-from podgpu.holders.reader import AllocationResult
+from podgpu.holders.reader import AllocationReader, AllocationResult
 from podgpu.holders.reservations import find_reserved
 from podgpu.model import (
     NS,
@@ -26,7 +26,7 @@ from podgpu.model import (
     WorkloadKey,
 )
 from podgpu.usage.attribution import GpuTurn, make_turns
-from podgpu.usage.containers import ContainerFinder, NameSource, OwnersByPid, ProcessOwners
+from podgpu.usage.containers import ContainerFinder, OwnersByPid, ProcessOwners
 from podgpu.usage.ledger import Ledger
 from podgpu.workers import ErrorCounts, Result, Workers
 
@@ -56,7 +56,7 @@ class UsageTurn:
         self,
         telemetry: Telemetry,
         finder: ContainerFinder,
-        names: NameSource,
+        names: AllocationReader,
         workers: Workers,
         errors: ErrorCounts,
         deadline: float,
@@ -64,7 +64,7 @@ class UsageTurn:
         unallocated_after: float,
     ) -> None:
         self._telemetry = telemetry
-        self._processes = ProcessOwners(finder, names)
+        self._processes = ProcessOwners(finder, names.complete, names.read_identities)
         self._workers = workers
         self._errors = errors
         self._deadline = deadline
