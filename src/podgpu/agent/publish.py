@@ -18,7 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from podgpu import __version__
-from podgpu.agent.health import GpuHealth, HealthReport
+from podgpu.agent.health import HealthReport
 from podgpu.agent.telemetry_turn import TelemetryResult
 from podgpu.agent.usage_turn import UsageResult
 from podgpu.clock import FaultLog
@@ -168,14 +168,14 @@ def _build_gpus(
                 (names[d.field].name, dict(d.labels), d.value) for d in (reading.details if reading else ())
             ),
             "unsupported": tuple(unsupported.get(key, ())),
-            "xids": tuple(health.xids.get(key, ())),
-            "last_xid": health.last_xids.get(key),
-            "clock_events": dict(health.clock_events.get(key, {})),
+            **health.slots.get(key, {}),
         }
 
     instances: defaultdict[str, list[MigInstance]] = defaultdict(list)
     known = {device.uuid for device in telemetry.devices}  # without the GPUs that an operator removed
-    devices = _find_devices(telemetry, (*holders, *(key for key in health.xids if physical(key) in known)))
+    devices = _find_devices(
+        telemetry, (*holders, *(k for k, slot in health.slots.items() if "xids" in slot and physical(k) in known))
+    )
     for key, device in devices.items():
         if device.gi_id is not None:
             instances[device.uuid].append(
@@ -184,17 +184,15 @@ def _build_gpus(
     for uuid, device in devices.items():
         if device.gi_id is not None:
             continue
-        gpu_health, reading, slot = health.gpus.get(uuid, GpuHealth()), readings.get(uuid), build_slot(uuid)
+        members, reading, slot = health.gpus.get(uuid, {}), readings.get(uuid), build_slot(uuid)
         values = {} if reading is None else reading.values
         throttled = {reason: values.get(number) for number, reason in THROTTLE_REASONS.items()}
         users = (*slot["holders"], *(holder for instance in instances[uuid] for holder in instance.holders))
         yield DeviceState(
             **{member: getattr(device, member) for member in _IDENTITY},
             throttled_ns={reason: ns for reason, ns in throttled.items() if isinstance(ns, int)},
-            conditions=(*gpu_health.conditions, *_find_unallocated_use(users)),
-            healthy=gpu_health.healthy,
-            last_holders=gpu_health.last_holders,
             instances=tuple(instances[uuid]),
+            **members | {"conditions": (*members.get("conditions", ()), *_find_unallocated_use(users))},
             **gpu_figures(_read_figures(reading)),  # type: ignore[arg-type]
             **slot,
         )
