@@ -341,7 +341,7 @@ def test_a_failing_query_is_named_and_the_rest_is_shown() -> None:
         double.misbehave = misbehave
         found = ask(double.url, start=double.now - 4 * HOUR, end=double.now)
     assert any("missing: busy" in note and "too many samples" in note for note in found.notes)
-    assert any("missing: hours of unallocated GPUs" in note for note in found.notes)
+    assert any("missing: gpu seconds" in note for note in found.notes)
     assert any("missing: GPUs at" in note for note in found.notes)
     assert not any("has no GPU metrics" in note for note in found.notes), "that is not known"
     (row,) = found.rows
