@@ -21,7 +21,7 @@ from podgpu.cluster.promql import PrometheusClient, PrometheusServer, by, select
 from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RowName, make_range, name_row, utc_text
 from podgpu.cluster.state import ClusterState
 from podgpu.errors import SourceError
-from podgpu.history.queries import UsageSum
+from podgpu.history.answers import UsageSum
 from podgpu.history.store import COARSE, FINE, HOUR, UNALLOCATED, Amounts, UsageAccount
 from podgpu.metrics.adapter import (
     MODEL_LABELS,
