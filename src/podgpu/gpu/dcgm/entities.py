@@ -239,7 +239,6 @@ _MAX_VALUES = 1024
 _NOT_YET_READ = {"no_data", "not_watched"}
 _KEEP_SECONDS = 600.0  # how long the engine keeps a sample: dcgm-exporter's default
 _STALE_INTERVALS = 3
-_PROFILING = range(1000, 1100)
 _NOT_CAUSED_BY_A_FIELD = {"timeout", "max_limit", "insufficient_resources", "version_mismatch"}
 _FIRST_FIELD_OF_4_7 = 1613
 _BLANKS = (s.INT64_BLANK, s.INT32_BLANK, s.DOUBLE_BLANK)
@@ -310,10 +309,7 @@ class Watch:
     def start(self) -> None:
         """Raises SourceError. Fields that the engine rejects are only added to `rejected`."""
         self.groups = [self._create_group(entities) for entities in _chunks(self._entities, s.MAX_ENTITIES)]
-        # Profiling fields are watched separately, because the profiling module may reject all of them.
-        plain = [i for i in self._wanted if i not in _PROFILING]
-        profiling = [i for i in self._wanted if i in _PROFILING]
-        for ids in (*_chunks(plain, s.MAX_FIELDS), *_chunks(profiling, s.MAX_FIELDS)):
+        for ids in _chunks(list(self._wanted), s.MAX_FIELDS):
             self._watch_fields(ids)
 
     def stop(self) -> None:
