@@ -278,36 +278,30 @@ class Timestamps:
         return now - seen[1] < max_age
 
 
+@dataclass(slots=True)
 class Watch:
     """Fields that the engine reads periodically from a set of entities (GPUs, links, CPUs).
 
     The engine removes watches when the connection is closed.
     """
 
-    def __init__(
-        self,
-        connection: DcgmConnection,
-        entities: Sequence[Entity],
-        wanted: Sequence[Field],
-        interval: float,
-        timestamps: Timestamps,
-    ) -> None:
-        self._connection = connection
-        self._entities = entities
-        self._interval = interval
-        self._timestamps = timestamps
-        self._wanted: dict[int, list[Field]] = {}
-        """Id of the field that is read -> wanted fields."""
-        for want in wanted:
-            self._wanted.setdefault(_read_as(want, connection.version).id, []).append(want)
-        self.groups: list[s.Handle] = []
-        """Groups of entities."""
-        self.field_groups: list[s.Handle] = []
-        self.rejected: set[int] = set()
-        """Ids of fields that the engine rejected."""
+    _connection: DcgmConnection
+    _entities: Sequence[Entity]
+    _fields: Sequence[Field]
+    _interval: float
+    _timestamps: Timestamps
+    groups: list[s.Handle] = field(default_factory=list)
+    """Groups of entities."""
+    field_groups: list[s.Handle] = field(default_factory=list)
+    rejected: set[int] = field(default_factory=set)
+    """Ids of fields that the engine rejected."""
+    _wanted: dict[int, list[Field]] = field(default_factory=dict)
+    """Id of the field that is read -> wanted fields."""
 
     def start(self) -> None:
         """Raises SourceError. Fields that the engine rejects are only added to `rejected`."""
+        for wanted in self._fields:
+            self._wanted.setdefault(_read_as(wanted, self._connection.version).id, []).append(wanted)
         self.groups = [self._create_group(entities) for entities in _chunks(self._entities, s.MAX_ENTITIES)]
         for ids in _chunks(list(self._wanted), s.MAX_FIELDS):
             self._watch_fields(ids)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from podgpu.errors import SourceError
@@ -96,7 +97,8 @@ class UsageReader:
         self._pids: Collection[int] | None = None
         self._splitter: BusyTimeSplitter | None = None
         if settings.switch_logs.wanted != "samples":
-            self._splitter = BusyTimeSplitter(driver, settings.switch_logs, settings.clock, settings.wall)
+            open_listener = partial(settings.switch_logs.open_listener, driver, wall=settings.wall)
+            self._splitter = BusyTimeSplitter(open_listener, settings.clock)
 
     def continue_after(self, previous: UsageReader) -> None:
         """Continues the windows of another reader of the same GPU, so that no time is lost between them."""
