@@ -20,7 +20,7 @@ from podgpu.errors import UsageError
 from podgpu.holders.sources import describe_sources
 
 if TYPE_CHECKING:
-    from podgpu.web.sockets import Address
+    from podgpu.web.app import Address
 
 GROUPS = {
     "common": "Common",
@@ -138,7 +138,7 @@ class _ListenAddress(click.ParamType):  # type: ignore[type-arg]
         text = str(value).strip()
         if self.name.endswith("|none") and text in ("", "none"):
             return None
-        from podgpu.web.sockets import parse_address  # imports asyncio, which the hook needs only with an address
+        from podgpu.web.app import parse_address  # imports aiohttp, which the hook needs only with an address
 
         try:
             return parse_address(text)
