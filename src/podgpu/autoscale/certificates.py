@@ -22,7 +22,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from podgpu.clock import FaultLog
 from podgpu.errors import SourceError
-from podgpu.kube.client import ApiClient, ApiError
+from podgpu.kube.client import ApiClient
 from podgpu.tls import Pem
 
 _LIFETIME = timedelta(days=3650)  # longer than any process runs
@@ -117,8 +117,7 @@ class CaBundleUpdater:
         except SourceError as error:
             # A missing APIService is not an error: deleting it is the documented way to disable the API.
             # A conflict (409) means that another replica has changed the bundle at the same time.
-            is_conflict = isinstance(error, ApiError) and error.status == 409
-            if not is_conflict and self._faults.fail(name, error.reason):
+            if error.reason != "conflict" and self._faults.fail(name, error.reason):
                 _log.warning("cannot add podgpu's certificate to the APIService %s: %s", name, error)
             return error.reason in ("not_found", "foreign")
         self._faults.recover(name)
