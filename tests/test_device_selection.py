@@ -29,23 +29,9 @@ def test_valid_strings(text: str, selection: Selection) -> None:
     assert parse_selection(text) == selection
 
 
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("", "must start with one of"),
-        ("f:1", "f takes no ids; use 'g:1' or 'i:1'"),
-        ("g:", "is not an id"),
-        ("g:4-2", "is reversed; write 2-4"),
-        ("g: 0", "without spaces"),
-        ("g:0,i:3", "single letter"),
-        ("g:-1", "is not an id"),
-        ("g:0+", "must start with one of"),
-        ("g:0+g:1", "one g and one i"),
-        ("f+i:0", "one g and one i"),
-    ],
-)
-def test_invalid_strings(text: str, complaint: str) -> None:
-    with pytest.raises(UsageError, match=complaint):
+@pytest.mark.parametrize("text", ["", "f:1", "g:", "g:4-2", "g: 0", "g:0,i:3", "g:-1", "g:0+", "g:0+g:1", "f+i:0", "x"])
+def test_invalid_strings(text: str) -> None:
+    with pytest.raises(UsageError, match="such as g:0,2-4"):
         parse_selection(text)
 
 

@@ -12,7 +12,6 @@ import yaml
 from podgpu.errors import SourceError, UsageError, one_line
 
 T = TypeVar("T")
-_MAX_DEPTH = 100
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 _lock = threading.Lock()
 
@@ -77,7 +76,7 @@ def decode_yaml(content: bytes, file: str, kind: type[T]) -> T:
     Messages quote no value, because it may be a secret.
     """
     try:
-        document = _load(content.decode("utf-8-sig"))
+        document = yaml.load(content.decode("utf-8-sig"), Loader=_TextLoader)
         return convert({} if document is None else document, kind, strict=False)
     except UnicodeDecodeError:
         raise UsageError(f"{file}: not UTF-8 text") from None
@@ -90,12 +89,3 @@ def decode_yaml(content: bytes, file: str, kind: type[T]) -> T:
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         # PyYAML raises many errors for values with a wrong tag, such as `!!bool x`.
         raise UsageError(f"{file}: not YAML that podgpu can read ({type(error).__name__})") from None
-
-
-def _load(text: str) -> Any:
-    depth = 0
-    for event in yaml.parse(text, Loader=yaml.CSafeLoader):  # deep nesting would overflow PyYAML's stack
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > _MAX_DEPTH:
-            raise yaml.MarkedYAMLError(None, None, f"nested deeper than {_MAX_DEPTH} levels", event.start_mark)
-    return yaml.load(text, Loader=_TextLoader)

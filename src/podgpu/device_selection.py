@@ -9,11 +9,8 @@ from dataclasses import dataclass, replace
 from podgpu.errors import UsageError, few_of
 from podgpu.model import Device
 
-_LETTERS = {
-    "-d": {"f": "all GPUs, and their MIG instances", "g": "GPUs", "i": "MIG instances"},
-    "-s": {"f": "all NVSwitches, and their links", "g": "NVSwitches", "i": "links"},
-    "-p": {"f": "all CPUs, and their cores", "g": "CPUs", "i": "cores"},
-}
+_IDS = r"[0-9]{1,5}(?:-[0-9]{1,5})?"
+_PART = re.compile(rf"([fgi])(?::({_IDS}(?:,{_IDS})*))?")
 Ids = tuple[int, ...] | None  # an empty tuple selects all; None selects none
 
 
@@ -70,45 +67,24 @@ class Selection:
 
 def parse_selection(text: str, option: str = "-d") -> Selection:
     """Parses the value of `-d`, or of `-s` and `-p`, which have the same syntax. Raises UsageError if it is invalid."""
-    quoted = f"{option} {text!r}"
-    parts = [_parse_part(part, option, quoted) for part in text.split("+")]
-    kinds = [kind for kind, _ in parts]
-    if len(parts) > 1 and sorted(kinds) != ["g", "i"]:
-        raise UsageError(f"{quoted}: + can only join one g and one i, such as g:0+i:1 or g+i")
-    if kinds == ["f"]:
+    parts = [_PART.fullmatch(part) for part in text.split("+")]
+    ids: dict[str, Ids] = {part[1]: _parse_ids(part[2] or "") for part in parts if part is not None}
+    if text == "f":
         return Selection()
-    ids: dict[str, Ids] = dict(parts)
+    if len(ids) < len(parts) or "f" in ids or any(part is not None and part[2] and not ids[part[1]] for part in parts):
+        raise UsageError(
+            f"{option} {text!r}: write f (everything), g (GPUs, NVSwitches or CPUs), i (MIG instances, links or cores)"
+            " or g+i; g and i may have ids and ascending ranges without spaces, such as g:0,2-4+i:1"
+        )
     return Selection(ids.get("g"), ids.get("i"))
 
 
-def _parse_part(text: str, option: str, quoted: str) -> tuple[str, tuple[int, ...]]:
-    letters = _LETTERS[option]
-    kind, colon, ids = text.partition(":")
-    if kind not in letters:
-        choices = ", ".join(f"{letter} ({what})" for letter, what in letters.items())
-        both = "; g:0+i:1 selects GPUs and instances" if option == "-d" else ""
-        raise UsageError(f"{quoted}: must start with one of {choices}, optionally followed by ids (g:0,2-4){both}")
-    if not colon:
-        return kind, ()
-    if kind == "f":
-        raise UsageError(f"{quoted}: f takes no ids; use {'g:' + ids!r} or {'i:' + ids!r}")
-    return kind, tuple(sorted(set(_parse_ids(quoted, ids))))
-
-
-def _parse_ids(quoted: str, ids: str) -> list[int]:
-    numbers: list[int] = []
-    for part in ids.split(","):
-        m = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", part)
-        if m is None:
-            raise UsageError(
-                f"{quoted}: {part!r} is not an id; ids are numbers and ranges without spaces, such as 0,2-4, "
-                "after a single letter (g or i)"
-            )
-        first, last = int(m[1]), int(m[2] or m[1])
-        if last < first:
-            raise UsageError(f"{quoted}: the range {part} is reversed; write {last}-{first}")
-        numbers.extend(range(first, last + 1))
-    return numbers
+def _parse_ids(text: str) -> tuple[int, ...]:
+    numbers: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        numbers.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(numbers))
 
 
 def _split(devices: Sequence[Device]) -> tuple[list[Device], list[Device]]:

@@ -15,8 +15,6 @@ T = TypeVar("T")
 SETTLED_NS = 2_000_000_000
 """Age from which a time stamp is reliable. Some file systems have a resolution of 2 s: a second change within that time
 may not alter the time stamp."""
-_MAX_ATTEMPTS = 3
-_RETRY_SECONDS = 0.01
 
 
 # Reading
@@ -64,10 +62,9 @@ def _too_large(path: str, limit: int) -> SourceError:
 
 def _require_regular(status: os.stat_result, path: str) -> None:
     if not stat.S_ISREG(status.st_mode):
-        kind = "a directory" if stat.S_ISDIR(status.st_mode) else "a pipe, socket or device"
         raise SourceError(
             "not_a_file",
-            f"{path} is {kind}, not a file: set the path of the file itself, and mount its directory"
+            f"{path} is a directory or a device: set the path of the file itself, and mount its directory"
             " (mounting a file that does not exist yet creates a directory with its name)",
         )
 
@@ -102,26 +99,18 @@ class ReadOnChange(Generic[T]):
         now, identity = time.time_ns(), look_at(path)
         if self._cached is not None and self._cached[:2] == (path, identity):
             return self._cached[2]
-        content, identity = self._read_unchanged(path, identity)
+        content = read_bounded(path, self._limit)
+        # The size is compared too: two writes within one tick of the kernel's clock have the same time stamp.
+        if look_at(path) != identity or len(content) != identity.size:
+            raise SourceError(
+                "being_written",
+                f"{path} changed while it was read: podgpu retries; if this persists, its writer should replace it by"
+                " rename, and less often",
+            )
         parsed = self._parse(content, path)
         is_settled = now - identity.changed_ns >= SETTLED_NS
         self._cached = (path, identity, parsed) if is_settled else None
         return parsed
-
-    def _read_unchanged(self, path: str, before: FileIdentity) -> tuple[bytes, FileIdentity]:
-        for _ in range(_MAX_ATTEMPTS):
-            content = read_bounded(path, self._limit)
-            after = look_at(path)
-            # The size is compared too: two writes within one tick of the kernel's clock have the same time stamp.
-            if after == before and len(content) == after.size:
-                return content, after
-            before = after
-            time.sleep(_RETRY_SECONDS)
-        raise SourceError(
-            "being_written",
-            f"{path} changed {_MAX_ATTEMPTS} times while it was read: podgpu retries; if this persists, its"
-            " writer should replace it by rename, and less often",
-        )
 
 
 # Writing
@@ -136,37 +125,15 @@ class OutputError(PodgpuError):
 class AtomicFile:
     """Replaces a file by rename, so that readers always see a complete one. Does not write through symbolic links."""
 
-    def __init__(
-        self,
-        path: str,
-        mode: int = 0o644,
-        option: str = "--out",
-        wall: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, path: str, mode: int = 0o644, option: str = "--out") -> None:
         """Raises UsageError if no file can be written to `path`. `option` is named in the message."""
         self.path = Path(path)
         self._mode = mode
-        self._wall = wall
-        self._check(f"{option} {path}")
         self._temporary = self.path.parent / f".{self.path.name}.podgpu-tmp"
-
-    def _check(self, name: str) -> None:
-        if os.path.islink(self.path):
-            raise UsageError(
-                f"{name}: is a symbolic link, which podgpu does not write to; set the path of the file itself"
-            )
-        if os.path.exists(self.path) and not os.path.isfile(self.path):
-            raise UsageError(f"{name}: is not a regular file; set the path of a file")
-        if not os.path.isdir(self.path.parent):
-            raise UsageError(f"{name}: the directory {self.path.parent} does not exist; create or mount it")
-
-    @property
-    def age(self) -> float | None:
-        """Seconds since the file was written; None if it does not exist."""
-        try:
-            return max(0.0, self._wall() - self.path.stat().st_mtime)
-        except OSError:
-            return None
+        if self.path.is_symlink() or (self.path.exists() and not self.path.is_file()):
+            raise UsageError(f"{option} {path}: is a symbolic link or not a regular file; set the path of a file")
+        if not self.path.parent.is_dir():
+            raise UsageError(f"{option} {path}: the directory {self.path.parent} does not exist; create or mount it")
 
     def write(self, content: bytes) -> None:
         try:

@@ -1,10 +1,6 @@
 """HTTP client: requests with a deadline, a size limit, credentials from files, and errors in plain words.
 
-- `HttpClient(url, access)` sends requests to one server: `await client.get(session, "/api/v1/node")` returns the body,
-  `client.get_blocking(...)` does the same in a thread without an event loop. All errors are SourceErrors.
-- `open_session`, `send_request`, `read_body` and `explain_errors` are for callers with their own credentials, such as
-  the Kubernetes client.
-
+`HttpClient` sends requests to one server. The Kubernetes client has its own credentials, and uses only the functions.
 Redirects are not followed, because they could send credentials elsewhere. Messages contain no secrets.
 """
 
@@ -14,8 +10,8 @@ import asyncio
 import base64
 import re
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -60,25 +56,20 @@ class Access:
     def from_options(cls, options: Mapping[str, Any], prefix: str, **headers: str) -> Access:
         """Reads --PREFIX-ca-file, --PREFIX-username and so on. Raises UsageError if they contradict each other."""
         names = ("ca_file", "insecure_skip_verify", "username", "password_file", "token_file")
-        ca_file, insecure, username, password_file, token_file = (options.get(f"{prefix}_{name}") for name in names)
+        ca_file, insecure, username, password_file, token_file = (
+            options.get(f"{prefix}_{name}") or "" for name in names
+        )
         if token_file and username:
             raise UsageError(f"--{prefix}-token-file and --{prefix}-username: only one of them can be set")
         if bool(username) != bool(password_file):
             raise UsageError(f"--{prefix}-username and --{prefix}-password-file must be set together")
         if ca_file and insecure:
             raise UsageError(f"--{prefix}-ca-file: has no effect together with --{prefix}-insecure-skip-verify")
-        for name, value in headers.items():
-            if not value.isprintable() or value != value.strip():
-                raise UsageError(f"the header {name}: {value!r} must be one line without surrounding spaces")
-        flags = [f"--{prefix}-{name}" for name in ("username", "password-file", "token-file")]
+        if not all(map(str.isprintable, headers.values())):
+            raise UsageError(f"the headers {headers} must not contain line breaks")
+        advice = ", ".join(f"--{prefix}-{name}" for name in ("username", "password-file", "token-file", "ca-file"))
         return cls(
-            ca_file or "",
-            bool(insecure),
-            username or "",
-            password_file or "",
-            token_file or "",
-            tuple(headers.items()),
-            f"see {', '.join(flags)} and --{prefix}-ca-file",
+            ca_file, bool(insecure), username, password_file, token_file, tuple(headers.items()), f"see {advice}"
         )
 
     def make_headers(self) -> dict[str, str]:
@@ -91,7 +82,6 @@ class Access:
         return headers
 
     def tls_context(self) -> ssl.SSLContext:
-        """Raises SourceError if the CA file cannot be used."""
         return _cached_context(self.ca_file, look_at(self.ca_file) if self.ca_file else None, self.insecure)
 
 
@@ -107,7 +97,7 @@ def _encode_basic(username: str, password: str) -> str:
 
 def _read_secret(path: str) -> str:
     secret = read_bounded(path, _MAX_SECRET_BYTES).decode("utf-8", "replace").strip()
-    if not secret or not secret.isprintable() or "\ufffd" in secret:  # a line break would begin another header
+    if not secret or not secret.isprintable():  # a line break would begin another header
         raise SourceError("unauthorized", f"{path} has no usable secret: write one line of text into it")
     return secret
 
@@ -138,12 +128,11 @@ def _parse_url(text: str, access: Access) -> URL:
         is_usable = url.scheme in ("http", "https") and url.host and url.port and text.isprintable() and " " not in text
     except (ValueError, IndexError):  # yarl raises IndexError for `http://user:[]@`
         is_usable = False
-    if not is_usable:
-        advice = "write HOST:PORT, http://HOST:PORT or https://HOST:PORT"
+    if not is_usable or "@" in url.path + url.query_string + url.fragment:  # http://user:12/34@host has the host `user`
+        advice = (
+            "write HOST:PORT, http://HOST:PORT or https://HOST:PORT, and @, /, ? and # in a password as %40 and so on"
+        )
         raise UsageError(f"{redact_url(text)}: not the URL of an HTTP server; {advice}")
-    if "@" in url.path + url.query_string + url.fragment:  # http://user:12/34@host has the host `user`
-        advice = "in user name and password, write @ as %40, / as %2F, ? as %3F and # as %23"
-        raise UsageError(f"{redact_url(text)}: the URL contains an @ after the host; {advice}")
     return url.with_fragment(None)
 
 
@@ -163,23 +152,6 @@ def open_session() -> aiohttp.ClientSession:
         timeout=aiohttp.ClientTimeout(total=None),  # callers set deadlines
         headers={"User-Agent": f"podgpu/{__version__}", "Accept-Encoding": "gzip"},
     )
-
-
-@asynccontextmanager
-async def send_request(
-    session: aiohttp.ClientSession, method: str, url: str | URL, **options: Any
-) -> AsyncIterator[aiohttp.ClientResponse]:
-    """Sends a request and yields the response. Aborts the connection if the body was not read completely.
-
-    A normal close of a TLS connection waits for the peer. The event loop may end first and leave the socket open.
-    """
-    response = await session.request(method, url, allow_redirects=False, **options)
-    try:
-        yield response
-    finally:
-        if response.connection is not None and response.connection.transport is not None:
-            response.connection.transport.abort()
-        response.close()
 
 
 async def read_body(response: aiohttp.ClientResponse, max_bytes: int, shown: str, reason: str = "too_large") -> bytes:
@@ -234,32 +206,31 @@ class HttpClient:
     ) -> HttpResponse:
         """Returns the response, whatever its status. `path` is appended to the URL's path. `form` is the query of a GET
         and the body of a POST. Raises SourceError (timeout, tls, truncated, unreachable, too_large or unauthorized)."""
-        with explain_errors(self._explain):
-            async with asyncio.timeout(self.timeout):
-                try:
-                    return await self._send_once(session, method, path, form, accept)
-                except aiohttp.ServerDisconnectedError:
-                    # The server may close an idle connection just when it is reused. All our requests are repeatable.
-                    return await self._send_once(session, method, path, form, accept)
-
-    async def _send_once(
-        self, session: aiohttp.ClientSession, method: str, path: str, form: Mapping[str, str] | None, accept: str
-    ) -> HttpResponse:
         url = self._url.joinpath(path.lstrip("/")).with_query(self._url.query) if path else self._url
         headers = self._access.make_headers() | {"Accept": accept}
         if self._login is not None:
             headers["Authorization"] = self._login
-        async with send_request(
-            session,
-            method,
-            url,
-            params=form if method == "GET" else None,
-            data=None if method == "GET" else form,
-            headers=headers,
-            ssl=self._access.tls_context() if url.scheme == "https" else True,
-        ) as response:
-            body = await read_body(response, self._max_bytes, self.shown)
-        return HttpResponse(response.status, body, response.content_type)
+
+        async def attempt() -> HttpResponse:
+            async with session.request(
+                method,
+                url,
+                params=form if method == "GET" else None,
+                data=None if method == "GET" else form,
+                headers=headers,
+                ssl=self._access.tls_context() if url.scheme == "https" else True,
+                allow_redirects=False,
+            ) as response:
+                body = await read_body(response, self._max_bytes, self.shown)
+                return HttpResponse(response.status, body, response.content_type)
+
+        with explain_errors(self._explain):
+            async with asyncio.timeout(self.timeout):
+                try:
+                    return await attempt()
+                except aiohttp.ServerDisconnectedError:
+                    # The server may close an idle connection just when it is reused. aiohttp repeats only GETs.
+                    return await attempt()
 
     async def get(
         self,
@@ -291,21 +262,16 @@ class HttpClient:
         if status in (401, 403):
             text = f"{self.shown} rejected the credentials ({status}): {self._access.advice}"
             return SourceError("unauthorized", text)
-        text = f"{self.shown} answers {status}"
-        if 300 <= status < 400:
-            text += ", a redirect, which podgpu does not follow: set the final URL"
-        elif status < 500:
-            text += ": is the path right?"
-        return SourceError(f"http_{status}", text)
+        advice = "" if status >= 500 else ": is the path right? Redirects are not followed"
+        return SourceError(f"http_{status}", f"{self.shown} answers {status}{advice}")
 
     def _explain(self, reason: str, why: str) -> SourceError:
-        if reason == "timeout":
-            why = f"no complete response within {self.timeout:g} s"
-        elif reason == "tls":
-            why = f"{why}: {self._access.advice}"
-        elif reason == "unreachable":
-            why = f"{why}: check that the server runs there"
-        return SourceError(reason, f"{self.shown}: {why}")
+        advice = {
+            "timeout": f", within {self.timeout:g} s",
+            "tls": f": {self._access.advice}",
+            "unreachable": ": check that the server runs there",
+        }
+        return SourceError(reason, f"{self.shown}: {why}{advice.get(reason, '')}")
 
 
 def check_is_metrics(body: bytes, shown: str) -> None:
@@ -323,8 +289,8 @@ def check_is_metrics(body: bytes, shown: str) -> None:
 def explain_errors(make_error: Callable[[str, str], SourceError]) -> Iterator[None]:
     """Converts errors of aiohttp, ssl and the system. Errors of podgpu pass unchanged.
 
-    The arguments of `make_error` are a reason (timeout, tls, truncated, malformed, not_http, bad_url or unreachable)
-    and a part of a sentence, without secrets.
+    The arguments of `make_error` are a reason (timeout, tls, truncated, not_http, bad_url or unreachable) and a part of
+    a sentence, without secrets.
     """
     try:
         yield
@@ -341,8 +307,7 @@ def _explain(error: Exception) -> tuple[str, str]:
     if isinstance(error, TimeoutError):
         return "timeout", "no complete response in time"
     if isinstance(error, aiohttp.ClientPayloadError):
-        is_broken = "decode" in str(error) or "ContentEncodingError" in str(error)
-        return "malformed" if is_broken else "truncated", "the response is incomplete or damaged"
+        return "truncated", "the response is incomplete or damaged"
     if isinstance(error, aiohttp.ClientResponseError):
         return "not_http", "its response is not HTTP: is the port right?"
     if isinstance(error, ValueError):

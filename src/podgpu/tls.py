@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import ssl
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +13,8 @@ from podgpu.errors import SourceError
 from podgpu.files import read_bounded
 
 T = TypeVar("T")
+MakeTlsContext = Callable[[], ssl.SSLContext]
+"""Called for each new connection, so that renewed certificates are used."""
 _MAX_PEM_BYTES = 4 * 1024 * 1024
 
 
@@ -85,16 +86,18 @@ def load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes, names: st
         raise SourceError("tls", problem) from error
 
 
+def load_authorities(context: ssl.SSLContext, authorities: bytes, name: str) -> None:
+    """Loads the CAs that verify clients' certificates. Raises SourceError if they are invalid."""
+    try:
+        context.load_verify_locations(cadata=authorities.decode("ascii", "ignore"))
+    except (ssl.SSLError, ValueError) as error:
+        raise SourceError("tls", f"{name} contains no valid PEM certificate") from error
+
+
 @contextmanager
 def _as_file(content: bytes) -> Iterator[str]:
-    """Makes a file, because OpenSSL reads keys from files only. On Linux it is in memory, not on a disk."""
-    if hasattr(os, "memfd_create"):
-        with open(os.memfd_create("podgpu-tls"), "wb") as memory:
-            memory.write(content)
-            memory.flush()
-            yield f"/proc/self/fd/{memory.fileno()}"
-    else:
-        with tempfile.NamedTemporaryFile("wb") as file:
-            file.write(content)
-            file.flush()
-            yield file.name
+    """Makes a file in memory, because OpenSSL reads keys from files only."""
+    with open(os.memfd_create("podgpu-tls"), "wb") as memory:
+        memory.write(content)
+        memory.flush()
+        yield f"/proc/self/fd/{memory.fileno()}"

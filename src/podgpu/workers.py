@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -55,75 +54,59 @@ class ErrorCounts:
 
 
 class Workers:
-    """Named threads. A call that misses its deadline occupies its thread until it returns; its result is discarded.
+    """Runs named calls, each in its own thread. While a call has not returned, no other call of its name is started.
 
     Threads are daemons, so a call that never returns does not prevent the process from exiting.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._workers: dict[str, _Worker] = {}
+        self._calls: dict[str, _Call[Any]] = {}  # the last call of each name
         self._lock = threading.Lock()
         self._closed = False
 
     def run(
         self, jobs: Mapping[str, Callable[[], T]], deadline: float, late: Callable[[], object] | None = None
     ) -> dict[str, Result[T]]:
-        """Runs one call on each named worker and waits for all until the deadline.
+        """Starts all calls and waits for them until the deadline. The result of a call that misses it is discarded.
 
-        With `late`, the result of a call that misses the deadline is not discarded. When the call returns, `late` is
-        called in the worker's thread, and the next run returns the result. Until then, runs skip that worker.
+        With `late`, that result is not discarded. When the call returns, `late` is called in its thread, and the next
+        run returns the result instead of starting a call.
         """
-        began = self._clock()
         with self._lock:
             if self._closed:
                 error = SourceError("stopping", "podgpu is stopping")
                 return {name: Result(None, error, 0.0) for name in jobs}
-            calls = {name: self._find_worker(name).start(job, late is not None) for name, job in jobs.items()}
+            calls = {name: self._start(name, job, late is not None) for name, job in jobs.items()}
         timeout = _SharedTimeout(deadline)
-        return {name: self._wait(name, call, timeout, began, late) for name, call in calls.items()}
-
-    def forget(self, names: Iterable[str]) -> None:
-        """Ends the workers of removed devices. A worker that hangs ends when its call returns."""
-        with self._lock:
-            self._end(names)
+        return {name: self._wait(name, call, is_new, timeout, late) for name, (call, is_new) in calls.items()}
 
     def close(self) -> None:
-        """Ends all workers. Later runs return errors and start no thread."""
+        """Later runs return errors and start no thread."""
         with self._lock:
             self._closed = True
-            self._end(tuple(self._workers))
 
-    def _end(self, names: Iterable[str]) -> None:
-        for name in names:
-            worker = self._workers.pop(name, None)
-            if worker is not None:
-                worker.end()
-
-    def _find_worker(self, name: str) -> _Worker:
-        worker = self._workers.get(name)
-        if worker is None:
-            worker = self._workers[name] = _Worker(name, self._clock)
-        return worker
+    def _start(self, name: str, job: Callable[[], T], wants_late: bool) -> tuple[_Call[T], bool]:
+        """Returns the new call and True, or the earlier call and False."""
+        earlier = self._calls.get(name)
+        if earlier is not None and not (earlier.is_read if wants_late else earlier.done.is_set()):
+            return earlier, False
+        call = self._calls[name] = _Call(name, job, self._clock)
+        threading.Thread(target=call.run, name=f"read-{name}", daemon=True).start()
+        return call, True
 
     def _wait(
-        self,
-        name: str,
-        call: _Call[T] | float,
-        timeout: _SharedTimeout,
-        began: float,
-        late: Callable[[], object] | None,
+        self, name: str, call: _Call[T], is_new: bool, timeout: _SharedTimeout, late: Callable[[], object] | None
     ) -> Result[T]:
-        if isinstance(call, float):
-            message = f"{name}: a call that began {call:.0f} s ago has not returned; skipped until it does"
-            return Result(None, SourceError("hung", message), 0.0)
-        # An earlier run has already waited for a late call.
-        if not (call.done.is_set() if call.late else timeout.wait(call.done)):
+        if not (timeout.wait(call.done) if is_new else call.done.is_set()):
             call.late = late
-            if late is None or not call.done.is_set():  # it may have returned after the wait
-                seconds = self._clock() - (began if late is None else call.began)
+            seconds = self._clock() - call.began
+            if late is None and not is_new:
+                message = f"{name}: a call that began {seconds:.0f} s ago has not returned; skipped until it does"
+                return Result(None, SourceError("hung", message), 0.0)
+            if not call.done.is_set():  # it may have returned after the wait
                 return Result(None, SourceError("deadline", f"{name}: no answer within {seconds:.1f} s"), seconds)
-        call.taken = True
+        call.is_read = True
         return Result(call.value, call.error, call.seconds)
 
 
@@ -145,60 +128,30 @@ class _SharedTimeout:
 
 
 class _Call(Generic[T]):
-    __slots__ = ("began", "call", "done", "error", "late", "seconds", "taken", "value")
-
-    def __init__(self, call: Callable[[], T], began: float) -> None:
-        self.call = call
-        self.began = began
+    def __init__(self, name: str, job: Callable[[], T], clock: Callable[[], float]) -> None:
+        self._name = name
+        self._job = job
+        self._clock = clock
+        self.began = clock()
         self.done = threading.Event()
         self.value: T | None = None
         self.error: SourceError | StartError | None = None
         self.seconds = 0.0
-        self.taken = False
+        self.is_read = False
         self.late: Callable[[], object] | None = None
 
-
-class _Worker:
-    def __init__(self, name: str, clock: Callable[[], float]) -> None:
-        self._name = name
-        self._clock = clock
-        self._inbox: queue.SimpleQueue[_Call[object] | None] = queue.SimpleQueue()
-        self._current: _Call[object] | None = None
-        threading.Thread(target=self._work, name=f"read-{name}", daemon=True).start()
-
-    def start(self, job: Callable[[], T], wants_late: bool = False) -> _Call[T] | float:
-        """Returns the new call, or the age in seconds of an earlier call that has not returned.
-
-        With `wants_late`, returns an earlier call whose result has not been read yet, instead of starting a new one.
-        """
-        current = self._current
-        if current is not None and wants_late and not current.taken:
-            return current  # type: ignore[return-value]
-        if current is not None and not current.done.is_set():
-            return float(self._clock() - current.began)
-        call = _Call(job, self._clock())
-        self._current = call  # type: ignore[assignment]
-        self._inbox.put(call)  # type: ignore[arg-type]
-        return call
-
-    def end(self) -> None:
-        self._inbox.put(None)
-
-    def _work(self) -> None:
-        while (call := self._inbox.get()) is not None:
-            began = self._clock()
-            try:
-                call.value = call.call()
-            except (SourceError, StartError) as e:
-                call.error = e
-            except Exception as e:  # noqa: BLE001 - a bug in one source must not affect the others
-                _log.exception("%s: unexpected error, please report it", self._name)
-                call.error = SourceError("bug", f"{self._name}: {type(e).__name__}: {e}")
-            call.seconds = self._clock() - began
-            call.done.set()
-            if call.late is not None:
-                call.late()
-            del call  # do not keep the result alive until the next call
+    def run(self) -> None:
+        try:
+            self.value = self._job()
+        except (SourceError, StartError) as e:
+            self.error = e
+        except Exception as e:  # noqa: BLE001 - a bug in one source must not affect the others
+            _log.exception("%s: unexpected error, please report it", self._name)
+            self.error = SourceError("bug", f"{self._name}: {type(e).__name__}: {e}")
+        self.seconds = self._clock() - self.began
+        self.done.set()
+        if self.late is not None:
+            self.late()
 
 
 class DriverLock:
@@ -227,25 +180,17 @@ class DriverLock:
         if not self._opening.acquire(timeout=wait):
             return False  # `start` hangs
         try:
-            if self.is_open:
-                if not self._close_when_idle(wait):
-                    return False
-                stop()
-            return True
-        finally:
-            self._opening.release()
-
-    def _close_when_idle(self, wait: float) -> bool:
-        with self._idle:
-            self._closers += 1
-            try:
-                if not self._idle.wait_for(lambda: self._calls == 0, wait):
-                    return False
-                self.is_open = False
-                return True
-            finally:
+            with self._idle:
+                self._closers += 1
+                is_idle = self._idle.wait_for(lambda: self._calls == 0, wait)
+                was_open, self.is_open = self.is_open, self.is_open and not is_idle
                 self._closers -= 1
                 self._idle.notify_all()
+            if was_open and is_idle:
+                stop()
+            return is_idle
+        finally:
+            self._opening.release()
 
     @contextmanager
     def hold(self, gives_way: bool = False) -> Iterator[None]:

@@ -105,7 +105,7 @@ REPLIES: dict[str, tuple[Reply, str, str]] = {
     "503": (Reply(b"not ready", 503, "text/plain"), "http_503", "503"),
     "401": (Reply(b"", 401), "unauthorized", "rejected the credentials"),
     "404": (Reply(b"404 page not found", 404, "text/plain"), "http_404", "is the path right?"),
-    "redirect": (Reply(b"", 302, headers={"Location": "/graph"}), "http_302", "does not follow"),
+    "redirect": (Reply(b"", 302, headers={"Location": "/graph"}), "http_302", "not followed"),
     "truncated": (Reply(b'{"status":"succ', claimed_length=900), "truncated", "incomplete"),
     "other JSON": (Reply(b'["success"]'), "malformed", "Expected `object`"),
     "endless": (Reply(b"{", claimed_length=1 << 40), "too_large", "bytes"),

@@ -105,7 +105,7 @@ class StaleFile:
         self._enricher = Enricher(
             self._fetch,
             lambda _devices: AllocationResult(),
-            AtomicFile(str(out), wall=clock.wall),
+            AtomicFile(str(out)),
             ErrorCounts(),
             EnrichSettings(stale_after=75.0),
             clock=clock,

@@ -168,7 +168,6 @@ class TelemetryTurn:
         here = {g.uuid for g in inventory.gpus}
         # The worker's name contains the index, so a GPU whose index changed gets a new worker.
         ended = {_worker(g) for g in self._inventory.gpus} - {_worker(g) for g in inventory.gpus}
-        self._workers.forget(ended)
         for worker in ended:
             self._answers.pop(worker, None)
         for uuid in {g.uuid for g in self._inventory.gpus} - here - self._forgotten:

@@ -71,13 +71,11 @@ class UsageTurn:
         self._clock = clock
         self._ledger = Ledger(unallocated_after=unallocated_after)
         self._charged_at: float | None = None
-        self._gpus: frozenset[str] = frozenset()
         self._shared: frozenset[str] = frozenset()  # keys of devices with processes of several containers
         self._lacking: frozenset[tuple[str, str, str]] = frozenset()  # unsupported: (worker, value, reason)
 
     def collect(self, telemetry: TelemetryResult, result: AllocationResult) -> UsageResult:
         gpus = [device for device in telemetry.listed if not device.is_instance]
-        self._end_workers(gpus)
         began, began_at = self._clock.monotonic(), self._clock.wall()
         results = self._workers.run(
             {_worker(g): partial(self._telemetry.usage, g, self._shared) for g in gpus}, self._deadline
@@ -103,11 +101,6 @@ class UsageTurn:
             sources=(status, *_switches_status(results)),
             processes={usage.device.key: _list_processes(usage, owners) for usage in usages},
         )
-
-    def _end_workers(self, gpus: Sequence[Device]) -> None:
-        now = frozenset(g.uuid for g in gpus)
-        self._workers.forget(f"usage-{uuid}" for uuid in self._gpus - now)
-        self._gpus = now
 
     def _count_errors(self, results: Results) -> None:
         answers = {worker: result.value for worker, result in results.items() if result.value is not None}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module, resources
 
@@ -93,7 +95,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = 130
     for number in (signal.SIGINT, signal.SIGTERM):  # else a signal at exit would kill the process
         signal.signal(number, signal.SIG_IGN)
-    sys.exit(code)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)  # threads may still be in the driver, and Python can abort if it ends while they run
 
 
 def run(arguments: list[str]) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from podgpu import __version__
 from podgpu.clock import Clock, FaultLog
 from podgpu.errors import SourceError
-from podgpu.files import AtomicFile, OutputError, read_bounded
+from podgpu.files import AtomicFile, OutputError, look_at, read_bounded
 from podgpu.gpu.exporter import find_devices
 from podgpu.gpu.source import CompanionDriver
 from podgpu.holders.reader import AllocationResult
@@ -124,11 +124,12 @@ class Enricher:
         self._wall = (clock or Clock()).wall
         self._errors = errors
         self._faults: FaultLog[str] = FaultLog(self._clock, _LOG_AGAIN_SECONDS)
-        self._written_at = None if textfile.age is None else self._clock() - textfile.age
+        self._written_at: float | None = None
         """Time when the values in the file were read; None if the file has no values."""
         with suppress(SourceError):
-            if read_bounded(str(textfile.path), _MAX_BYTES).startswith(_WITHOUT_VALUES):
-                self._written_at = None
+            if not read_bounded(str(textfile.path), _MAX_BYTES).startswith(_WITHOUT_VALUES):
+                age = self._wall() - look_at(str(textfile.path)).modified_ns / 1e9
+                self._written_at = self._clock() - max(0.0, age)
 
     def turn(self) -> Sequence[SourceStatus]:
         """Reads the metrics, adds the labels and writes the file. Returns the status of the allocation sources.
