@@ -13,6 +13,7 @@ import pytest
 
 from podgpu.errors import SourceError, UsageError
 from podgpu.holders import AllocationSource
+from podgpu.holders.api import NoApi
 from podgpu.holders.sources import SOURCES, SourceSettings, create_sources
 from tests.simulated import OTHER_PID_NAMESPACE, FaultyProc
 
@@ -33,7 +34,7 @@ class Api:
 
     def pods(self) -> Any:
         if not self.works:
-            raise UsageError("no kubeconfig")
+            raise NoApi("no kubeconfig")
         return object()
 
     resource_slices = pods

@@ -244,7 +244,7 @@ def test_an_expression_and_standard_input(capsys: pytest.CaptureFixture[str], mo
         (b"[" * 100_000, "not JSON"),
         (b"groups: [", "not YAML"),
         (b"a: b\n", "has no rules"),
-        (b"groups: " + b"[" * 2000, "file: cannot be parsed as YAML"),
+        (b"groups: " + b"[" * 2000, "file: not YAML"),
         (b"x" * (8 * 1024 * 1024 + 1), "larger than the limit of"),
     ],
     ids=lambda value: value[:20] if isinstance(value, bytes) else "",

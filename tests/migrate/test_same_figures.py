@@ -17,7 +17,7 @@ from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.labels import Policy
 from podgpu.metrics.names import HOST_LABELS, NameSet
 from podgpu.metrics.parse import parse_text
-from podgpu.migrate.rewrite import renamed_labels, rewrite_expression, rewrite_query
+from podgpu.migrate.promql import renamed_labels, rewrite_expression, rewrite_query
 from podgpu.simulate.gpu import SimulatedLoad
 from tests.cluster.real_servers import Point, needs, prometheus
 from tests.deploy.grafana import as_sent, several

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -11,17 +12,17 @@ from contextlib import contextmanager
 
 import pytest
 
-from podgpu.web.sockets import parse_address
+from podgpu.web.app import parse_address
 from tests.nodes.clock import PATIENCE, wait_until
 from tests.web.server import Client
 
 # As `podgpu exporter --telemetry simulated -c 1s`, with a way to make the driver hang.
 SCRIPT = """
+import logging
 import sys
-import time
 from podgpu.agent.loop import Agent, Settings
-from podgpu.web.exporter_app import serve
-from podgpu.web.sockets import Address
+from podgpu.web.exporter_app import application, serve
+from podgpu.web.app import Address
 from podgpu.gpu.nvml import NvmlTelemetry
 from tests.simulated import FaultyNvml
 
@@ -29,7 +30,8 @@ driver = FaultyNvml("2xH100")
 for function in sys.argv[1:]:
     driver.faults.hang(function)
 agent = Agent(NvmlTelemetry(driver, count_expected=lambda: 2), settings=Settings(interval=1.0))
-serve(agent, Address("127.0.0.1", 0), lambda bound: print(f"{bound.host}:{bound.port}", flush=True))
+logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.INFO)
+serve(agent, application(agent), Address("127.0.0.1", 0))
 """
 
 
@@ -39,7 +41,9 @@ def exporter(*hanging: str) -> Iterator[tuple[subprocess.Popen[str], Client]]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            yield process, Client(parse_address(process.stdout.readline().strip()))
+            address = re.search(r"http://(\S+)/metrics", process.stdout.readline())
+            assert address is not None
+            yield process, Client(parse_address(address[1]))
         finally:
             process.kill()
 

@@ -28,9 +28,8 @@ from podgpu.errors import UsageError
 from podgpu.history.answers import HistorySource
 from podgpu.http_client import Access
 from podgpu.kube.config import require_config
-from podgpu.web.app import Service, load_protection, run
-from podgpu.web.cluster_app import cluster_listeners
-from podgpu.web.sockets import Address
+from podgpu.web.app import Address, Service, load_protection, run
+from podgpu.web.cluster_app import cluster_application, cluster_listeners
 
 _log = logging.getLogger("podgpu")
 _SYNC_SECONDS = 10.0
@@ -99,15 +98,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             _log.info("history of up to %d GPUs is stored in %s; for more, use --prometheus", MAX_GPUS, where)
             services.append(recorder)
         protection = load_protection(options["web_config_file"])
-        listeners = cluster_listeners(
-            cluster,
-            options["address"],
-            options["probe_address"],
-            protection,
-            history,
-            usage,
-            options["web_enable_lifecycle"],
-        )
+        app = cluster_application(cluster, protection, history, usage, options["web_enable_lifecycle"])
+        listeners = cluster_listeners(cluster, app, options["address"], options["probe_address"], protection)
         run(services, listeners, _announce)
 
 

@@ -44,11 +44,9 @@ from podgpu.model import WorkloadOwner
 from podgpu.simulate.node import StageNode, Tenant
 from podgpu.simulate.switches import TurnLog
 from podgpu.usage.containers import ContainerFinder
-from podgpu.web.app import Listener, Service, run
+from podgpu.web.app import Address, Listener, Service, run
 from podgpu.web.cluster_app import cluster_application
-from podgpu.web.exporter_app import PageSources, application
-from podgpu.web.node_page import node_recorder, node_usage
-from podgpu.web.sockets import Address
+from podgpu.web.exporter_app import application, node_recorder, node_usage
 
 CLUSTER_OPTION = "--cluster-address"
 OTHER_GPUS = ("6xH100,2xH100/1x3g.40gb+1x2g.20gb+1x1g.10gb", "4xH200")  # GPUs of the second and third node
@@ -250,7 +248,7 @@ class DemoExporter(NamedTuple):
     def application(self) -> web.Application:
         """Builds the application, which closes connections while the simulated node is down."""
         usage = node_usage(self.agent, self.recorder, self.prices)
-        app = application(self.agent, page=PageSources(self.recorder, self.prices, usage))
+        app = application(self.agent, history=self.recorder, prices=self.prices, usage=usage)
 
         @web.middleware
         async def close_while_down(

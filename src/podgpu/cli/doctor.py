@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from podgpu.agent.counters import collection_of_fields, counters_in_configmap
-from podgpu.cli.exporter import check_options, list_ignored_options, resolve_options
+from podgpu.cli.exporter import list_ignored_options, resolve_options
 from podgpu.cli.node import Options, choose_counters, make_allocations, make_identities, open_telemetry
 from podgpu.cli.options import EXPORTER_OPTIONS, is_set, make_command, options_of
 from podgpu.cli.terminal import print_out, quiet_logs, wants_colour
@@ -58,9 +58,8 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     """
     kubernetes_is_set = is_set(ctx, "kubernetes")
     options = resolve_options(ctx, options)
-    check_options(options)
     load_protection(options["web_config_file"])
-    ignored = (*list_ignored_options(ctx), *options["config"].ignored)
+    ignored = list_ignored_options(ctx, options["config"])
     examination = NodeExamination(options, options["kubernetes"] or not kubernetes_is_set)
     with quiet_logs(options["debug"]):
         findings = [*(note("options", text) for text in ignored), *examination.run()]

@@ -15,8 +15,7 @@ from podgpu.cli.terminal import print_out
 from podgpu.errors import SourceError, UsageError, one_line
 from podgpu.files import AtomicFile, read_bounded
 from podgpu.migrate.documents import MigratedFile, migrate_dashboard, migrate_rules
-from podgpu.migrate.promql import PromqlError
-from podgpu.migrate.rewrite import rewrite_query
+from podgpu.migrate.promql import PromqlError, rewrite_query
 
 _MOST_BYTES = 8 * 1024 * 1024
 _STDIN = "-"

@@ -70,15 +70,14 @@ def _create_kubelet(argument: str, settings: SourceSettings) -> AllocationSource
 
 def _create_claims(settings: SourceSettings) -> DraClaims | None:
     """Without an API server, uses only the DRA driver's checkpoint, if it is mounted."""
+    from podgpu.holders.api import open_if_api
     from podgpu.holders.dra import DRIVER_CHECKPOINT, ClaimReader, DraClaims, DriverCheckpoint
 
     path = os.path.join(settings.kubelet_directory, DRIVER_CHECKPOINT)
-    try:
-        slices, reader = settings.api.resource_slices(), ClaimReader(settings.api.config)
-    except UsageError as error:
-        _log.warning("--kubernetes-enable-dra: %s; continuing without it", error)
+    slices = open_if_api("kubernetes-enable-dra", settings.api.resource_slices)
+    if slices is None:
         return DraClaims(None, DriverCheckpoint(path)) if os.path.exists(path) else None
-    return DraClaims(slices, DriverCheckpoint(path), reader)
+    return DraClaims(slices, DriverCheckpoint(path), ClaimReader(settings.api.config))
 
 
 def _checkpoint_path(settings: SourceSettings) -> str:

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import yaml
 
 from podgpu.errors import UsageError
-from podgpu.migrate.promql import PromqlError, find_selectors, name_of, parse_promql
-from podgpu.migrate.rewrite import (
+from podgpu.migrate.promql import (
+    PromqlError,
     RewriteResult,
     apply_edits,
     find_old_names,
-    has_exporter_labels,
     renamed_labels,
     rewrite_expression,
     rewrite_query,
@@ -95,8 +94,7 @@ def migrate_dashboard(text: str, origin: str) -> MigratedFile:
     try:
         document = json.loads(text.removeprefix("\ufeff"))
     except (ValueError, RecursionError) as error:
-        place = f", at {error.lineno}:{error.colno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise UsageError(f"{origin}: not JSON: {getattr(error, 'msg', 'nested too deep')}{place}") from None
+        raise UsageError(f"{origin}: not JSON: {error}") from None
     if not isinstance(document, dict):
         raise UsageError(f"{origin}: not a dashboard, which must be a JSON object")
     texts = _find_strings(text)
@@ -209,9 +207,15 @@ def migrate_rules(text: str, origin: str) -> MigratedFile:
     scalars = _find_scalars(text, origin)
     if not any(scalar.use == "expr" for scalar in scalars):
         raise UsageError(f"{origin}: has no rules, which are entries with expr and alert or record")
-    recorded = _find_recorded(scalars)
-    results = {scalar: result for scalar in scalars if (result := _rewrite_value(scalar, recorded)) is not None}
-    of_exporter = {scalar.rule for scalar, result in results.items() if result.is_exporter}
+    recorded: frozenset[str] | None = (
+        None  # metrics with the exporter's labels, because rules compute them from its own
+    )
+    found: frozenset[str] = frozenset()
+    while found != recorded:  # rules may read the metrics of other rules
+        recorded = found
+        results = {scalar: result for scalar in scalars if (result := _rewrite_value(scalar, recorded)) is not None}
+        of_exporter = {scalar.rule for scalar, result in results.items() if result.is_exporter}
+        found = frozenset(s.value for s in scalars if s.use == "record" and s.rule in of_exporter)
     for scalar in list(results):
         if scalar.use == "template" and scalar.rule not in of_exporter:  # its labels are not the exporter's
             del results[scalar]
@@ -229,12 +233,10 @@ def _find_scalars(text: str, origin: str) -> list[_Scalar]:
         for document in yaml.compose_all(text, Loader=yaml.SafeLoader):
             if document is not None:
                 scalars += _walk(document)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = f":{mark.line + 1}:{mark.column + 1}" if mark is not None else ""
-        raise UsageError(f"{origin}{place}: not YAML: {' '.join(str(error.problem).split())}") from None
     except (yaml.YAMLError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
-        raise UsageError(f"{origin}: cannot be parsed as YAML ({type(error).__name__})") from None
+        mark = getattr(error, "problem_mark", None)
+        place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        raise UsageError(f"{origin}{place}: not YAML: {getattr(error, 'problem', type(error).__name__)}") from None
     return scalars
 
 
@@ -274,28 +276,6 @@ def _members(node: yaml.MappingNode, path: str, use: str, rule: str) -> Iterator
             {"annotations": "template", "labels": "template"}.get(name, name if name in _USES else "") if kind else use
         )
         yield value, f"{path}.{name}".lstrip("."), member_use, rule
-
-
-def _find_recorded(scalars: Sequence[_Scalar]) -> frozenset[str]:
-    """Returns recorded metrics that have the exporter's labels because they are computed from its metrics."""
-    rules: dict[str, dict[str, str]] = {}
-    for scalar in scalars:
-        if scalar.use in _USES:
-            rules.setdefault(scalar.rule, {})[scalar.use] = scalar.value
-    reads = {rule["record"]: _find_metrics(rule.get("expr", "")) for rule in rules.values() if "record" in rule}
-    recorded: set[str] = set()
-    for _ in reads:  # recording rules may use recording rules
-        recorded |= {
-            record for record, names in reads.items() if any(n in recorded or has_exporter_labels(n) for n in names)
-        }
-    return frozenset(recorded)
-
-
-def _find_metrics(expression: str) -> set[str]:
-    try:
-        return set(map(name_of, find_selectors(parse_promql(expression))))
-    except PromqlError:
-        return set()
 
 
 # One value

@@ -1,17 +1,25 @@
-"""Parses PromQL that may contain Grafana variables. Each node of the tree has its position in the text."""
+"""Converts a PromQL expression from the names of dcgm-exporter 4.8 to those of 4.9. Its result stays the same.
+
+The expression may contain Grafana variables. It is parsed, and each change is an edit at a position, so that the rest
+of the text stays as it is. A metric whose unit changed is converted where it is read: `X` becomes `(Y * 100)`. A range
+vector cannot be multiplied, so the result of its function is multiplied. If a part cannot be rewritten, the whole
+expression stays unchanged.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cache
 from typing import NamedTuple
 
 from podgpu.errors import PodgpuError
+from podgpu.metrics.counters import shipped_counters
+from podgpu.metrics.names import HOST_LABELS, renames
 
-NAME = "__name__"
-LABEL_VALUES = "label_values"
-_MAX_LENGTH = 64 * 1024
+_NAME = "__name__"
 _VARIABLE = re.compile(r"\$\{[^{}\n]{1,200}\}|\$\w+|\[\[\w+(?::\w+)?\]\]")
 _TOKEN = re.compile(
     rf"""
@@ -25,349 +33,429 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+_COMPARISONS = ("==", "!=", "<=", "<", ">=", ">")
 _PRECEDENCE = {
     "or": 0,
     **dict.fromkeys(("and", "unless"), 1),
-    **dict.fromkeys(("==", "!=", "<=", "<", ">=", ">"), 2),
+    **dict.fromkeys(_COMPARISONS, 2),
     **dict.fromkeys(("+", "-"), 3),
     **dict.fromkeys(("*", "/", "%", "atan2"), 4),
     "^": 5,
 }
 """Precedence of binary operators. All are parsed as left-associative, because only the positions of operands matter."""
+_EXPORTER_METRICS = re.compile(r"(?:DCGM_|dcgm_|podgpu[_:]|ALERTS(?:_FOR_STATE)?$)")
+"""Metrics with the exporter's labels: its own metrics, and the results of podgpu's rules."""
+_WORDS = re.compile(r"[A-Za-z_:][\w:]*")
+_PERCENT = Fraction(100)
+_LINEAR = frozenset(
+    {
+        *("rate", "irate", "increase", "delta", "idelta", "deriv", "predict_linear", "holt_winters"),
+        *("double_exponential_smoothing", "avg_over_time", "min_over_time", "max_over_time", "sum_over_time"),
+        *("quantile_over_time", "stddev_over_time", "last_over_time", "first_over_time", "mad_over_time"),
+    }
+)
+"""Range functions whose result is proportional to the values."""
+_UNITLESS = frozenset(
+    {
+        *("count_over_time", "present_over_time", "absent_over_time", "changes", "resets"),
+        *("ts_of_min_over_time", "ts_of_max_over_time", "ts_of_first_over_time", "ts_of_last_over_time"),
+        *("absent", "timestamp", "count", "group", "label_values"),
+    }
+)
+"""Functions whose result does not depend on the unit."""
+_LABEL_ARGUMENTS = {
+    **{"label_replace": slice(1, 4, 2), "label_join": slice(1, None)},
+    **dict.fromkeys(("sort_by_label", "sort_by_label_desc"), slice(1, None)),
+}
+"""Arguments that are names of labels. label_replace and label_join set the first one."""
 
 
 class PromqlError(PodgpuError):
     """The text is not PromQL that podgpu can parse."""
 
 
-class Word(NamedTuple):
-    """A token or a part of a string, with its position."""
+# Names
 
-    text: str
-    start: int
-    end: int
-    kind: str = ""  # group of _TOKEN, or `end`
+
+class RenamedMetric(NamedTuple):
+    name: str
+    factor: Fraction  # old value = new value * factor
+    is_default: bool  # dcgm-exporter exports it without a custom counter file
+
+
+@cache
+def renamed_metrics() -> Mapping[str, RenamedMetric]:
+    """Old name -> new name and unit."""
+    default = {counter.name for counter in shipped_counters("default") or ()}
+    return {
+        name: RenamedMetric(rename.new_name, 1 / Fraction(str(rename.factor)), rename.old.name in default)
+        for rename in renames()
+        if rename.old.type != "text" and rename.new_name != rename.old.name
+        for name in rename.old_names
+    }
+
+
+@cache
+def renamed_labels() -> Mapping[str, str]:
+    """Old label -> new label."""
+    old, new = HOST_LABELS["4.8"][0], HOST_LABELS["4.9"][0]
+    return {old: new} | {rename.old.name: rename.new_name for rename in renames() if rename.old.type == "text"}
+
+
+def find_old_names(text: str) -> list[str]:
+    """Finds old names in any text, except `Hostname`, which is too common."""
+    words = dict.fromkeys(_WORDS.findall(text))
+    return [w for w in words if w in renamed_metrics() or (w in renamed_labels() and w.startswith("DCGM_"))]
+
+
+# Entry points
 
 
 @dataclass(frozen=True, slots=True)
-class LabelMatcher:
-    label: Word
-    operator: str
-    value: Word  # with its quotes
+class RewriteResult:
+    text: str  # unchanged if a part could not be rewritten
+    left: tuple[str, ...] = ()  # messages about parts that could not be rewritten
+    notes: tuple[str, ...] = ()
+    is_exporter: bool = False  # the expression reads the exporter's series, so legends use its labels
 
 
-@dataclass(slots=True)
-class Node:
+def rewrite_query(text: str) -> RewriteResult:
+    """Rewrites the query of a Grafana variable: label_values(…), query_result(…), metrics(…), or PromQL."""
+    stripped = text.strip()
+    if stripped.startswith("label_names("):
+        return RewriteResult(text)
+    if stripped.startswith("metrics("):
+        return RewriteResult(text, (f"{stripped}: selects metrics by a pattern; rewrite it manually",))
+    return rewrite_expression(text)
+
+
+def rewrite_expression(text: str, recorded: frozenset[str] = frozenset()) -> RewriteResult:
+    """Rewrites an expression. `recorded` are recorded metrics with the exporter's labels. May raise PromqlError."""
+    rewriter = _Rewriter(text, recorded, _tokenize(text))
+    try:
+        is_exporter = rewriter.parse()
+    except RecursionError:
+        raise PromqlError("nested too deep") from None
+    if rewriter.left:
+        return RewriteResult(text, tuple(dict.fromkeys(rewriter.left)), is_exporter=is_exporter)
+    notes = tuple(dict.fromkeys(rewriter.notes))
+    return RewriteResult(apply_edits(text, rewriter.edits), notes=notes, is_exporter=is_exporter)
+
+
+def apply_edits(text: str, edits: Iterable[tuple[int, int, str]]) -> str:
+    """Applies edits (start, end, new text). Insertions at the same position keep their order."""
+    parts: list[str] = []
+    position = 0
+    for start, end, new in sorted(edits, key=lambda edit: (edit[0], edit[1])):
+        parts += (text[position:start], new)
+        position = end
+    return "".join((*parts, text[position:]))
+
+
+# The parser, which records the edits
+
+
+class _Word(NamedTuple):
+    """A token or the content of a string, with its position."""
+
+    text: str
     start: int
     end: int
+    kind: str  # group of _TOKEN, or `end`
+
+    def unquote(self) -> _Word:
+        """Removes the quotes. Escapes stay, because names do not contain them."""
+        return _Word(self.text[1:-1], self.start + 1, self.end - 1, "") if self.kind == "string" else self
 
 
 @dataclass(slots=True)
-class Literal(Node):
-    """A number, a duration or a string."""
+class _Part:
+    """A parsed part of the expression."""
 
-    kind: str
-    text: str
-
-
-@dataclass(slots=True)
-class VectorSelector(Node):
-    name: Word | None
-    matchers: tuple[LabelMatcher, ...] = ()
-    is_variable: bool = False  # the name is a Grafana variable, in whole or in part
+    start: int
+    end: int
+    word: _Word | None = None  # the string, or the name before the braces of a selector
+    metrics: tuple[str, ...] = ()  # names in its selectors
+    set_labels: tuple[str, ...] = ()  # labels that label_replace and label_join set
+    factor: Fraction = Fraction(1)  # conversion of its value that is not written yet
     is_range: bool = False
 
 
-@dataclass(slots=True)
-class Call(Node):
-    """A function or an aggregation."""
-
-    function: str
-    arguments: list[Node]
-    labels: tuple[Word, ...] = ()  # labels in by and without
-
-
-@dataclass(slots=True)
-class Binary(Node):
-    operator: str
-    left: Node
-    right: Node
-    labels: tuple[Word, ...] = ()  # labels in on, ignoring, group_left and group_right
-
-
-@dataclass(slots=True)
-class Wrapped(Node):
-    """An expression in parentheses, or with a sign, an offset or a subquery."""
-
-    of: Node
-
-
-def tokenize(text: str) -> list[Word]:
-    if len(text) > _MAX_LENGTH:
-        raise PromqlError(f"longer than {_MAX_LENGTH} characters")
-    tokens: list[Word] = []
+def _tokenize(text: str) -> list[_Word]:
+    tokens: list[_Word] = []
     position = 0
     while position < len(text):
         match = _TOKEN.match(text, position)
         if match is None:
             raise PromqlError(f"cannot parse {text[position : position + 20]!a} at character {position + 1}")
         if match.lastgroup != "space":
-            tokens.append(Word(match[0], position, match.end(), match.lastgroup or ""))
+            tokens.append(_Word(match[0], position, match.end(), match.lastgroup or ""))
         position = match.end()
-    return [*tokens, Word("", len(text), len(text), "end")]
+    return [*tokens, _Word("", len(text), len(text), "end")]
 
 
-def parse_promql(text: str) -> Node:
-    """Raises PromqlError if the text cannot be parsed."""
-    parser = _PromqlParser(tokenize(text))
-    try:
-        tree = parser.parse_binary(0)
-    except RecursionError:
-        raise PromqlError("nested too deep") from None
-    if parser.next.kind != "end":
-        raise parser.unexpected(parser.next, "an operator or the end")
-    return tree
+@dataclass
+class _Rewriter:
+    text: str
+    recorded: frozenset[str]
+    tokens: Sequence[_Word]
+    position: int = 0
+    edits: list[tuple[int, int, str]] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    conversions: list[tuple[_Part, bool]] = field(default_factory=list)  # True if the value is compared
+    patterns: list[tuple[_Part, str]] = field(default_factory=list)  # selectors with a pattern of names
 
-
-class _PromqlParser:
-    def __init__(self, tokens: list[Word]) -> None:
-        self._tokens = tokens
-        self._position = 0
+    def parse(self) -> bool:
+        """Returns True if the expression reads the exporter's series."""
+        whole = self._parse_binary(0)
+        self._write_conversion(whole)
+        if self.next.kind != "end":
+            raise _unexpected(self.next, "an operator or the end")
+        for part, is_compared in self.conversions:
+            self._convert(part, is_compared)
+        is_exporter = any(map(self._has_exporter_labels, whole.metrics))
+        for selector, pattern in self.patterns:
+            if is_exporter or "DCGM" in pattern:
+                self._fail(selector, "selects metrics by a pattern of names; rewrite it manually")
+        return is_exporter
 
     @property
-    def next(self) -> Word:
-        return self._tokens[self._position]
+    def next(self) -> _Word:
+        return self.tokens[self.position]
 
-    def take(self) -> Word:
+    def _take(self) -> _Word:
         token = self.next
-        self._position += token.kind != "end"
+        self.position += token.kind != "end"
         return token
 
-    def is_next(self, *texts: str) -> bool:
+    def _is_next(self, *texts: str) -> bool:
         return self.next.kind in ("operator", "name") and self.next.text.lower() in texts
 
-    def accept(self, *texts: str) -> bool:
-        if self.is_next(*texts):
-            self.take()
-            return True
-        return False
+    def _accept(self, *texts: str) -> bool:
+        is_next = self._is_next(*texts)
+        self.position += is_next
+        return is_next
 
-    def expect(self, text: str) -> Word:
-        token = self.take()
+    def _expect(self, text: str) -> int:
+        """Returns the end of the operator."""
+        token = self._take()
         if token.text != text or token.kind != "operator":
-            raise self.unexpected(token, repr(text))
-        return token
+            raise _unexpected(token, repr(text))
+        return token.end
 
-    def take_word(self, expected: str, *kinds: str) -> Word:
-        token = self.take()
+    def _take_word(self, expected: str, *kinds: str) -> _Word:
+        token = self._take()
         if token.kind not in kinds:
-            raise self.unexpected(token, expected)
+            raise _unexpected(token, expected)
         return token
 
-    @staticmethod
-    def unexpected(token: Word, expected: str) -> PromqlError:
-        what = "the end" if token.kind == "end" else f"{token.text[:40]!a} at character {token.start + 1}"
-        return PromqlError(f"expected {expected}, but got {what}")
+    def _fail(self, part: _Part, problem: str) -> None:
+        text = " ".join(self.text[part.start : part.end].split())
+        self.left.append(f"{text if len(text) <= 100 else f'{text[:99]}…'}: {problem}")
 
-    def parse_binary(self, level: int) -> Node:
+    # Operators
+
+    def _parse_binary(self, level: int) -> _Part:
         left = self._parse_signed()
-        while self.is_next(*_PRECEDENCE) and _PRECEDENCE[self.next.text.lower()] >= level:
-            operator = self.take().text.lower()
-            labels = self._parse_matching()
-            right = self.parse_binary(_PRECEDENCE[operator] + 1)
-            left = Binary(left.start, right.end, operator, left, right, labels)
+        while self._is_next(*_PRECEDENCE) and _PRECEDENCE[self.next.text.lower()] >= level:
+            operator = self._take().text.lower()
+            self._accept("bool")
+            labels = self._parse_labels() if self._accept("on", "ignoring") else []
+            if self._accept("group_left", "group_right") and self._is_next("("):
+                labels += self._parse_labels()
+            right = self._parse_binary(_PRECEDENCE[operator] + 1)
+            self._write_conversion(left)
+            self._write_conversion(right)
+            both = _join(left.start, right.end, (left, right))
+            self._rename_labels(both, labels, (left, right))
+            if operator in _COMPARISONS:
+                self.conversions = [(part, old or part.start >= both.start) for part, old in self.conversions]
+            left = both
         return left
 
-    def _parse_signed(self) -> Node:
-        first = self.next
-        while self.accept("+", "-"):
-            pass
-        node = self._parse_modifiers(self._parse_primary())
-        return node if first.start == node.start else Wrapped(first.start, node.end, node)
+    def _parse_signed(self) -> _Part:
+        start = self.next.start
+        if not self._accept("+", "-"):
+            return self._parse_modifiers(self._parse_primary())
+        part = self._parse_signed()
+        self._write_conversion(part)
+        return _join(start, part.end, (part,))
 
-    def _parse_matching(self) -> tuple[Word, ...]:
-        self.accept("bool")
-        labels: tuple[Word, ...] = ()
-        if self.accept("on", "ignoring"):
-            labels += self._parse_labels()
-        if self.accept("group_left", "group_right") and self.is_next("("):
-            labels += self._parse_labels()
-        return labels
-
-    def _parse_labels(self) -> tuple[Word, ...]:
-        self.expect("(")
-        labels: list[Word] = []
-        while not self.is_next(")"):
-            labels.append(self.take_word("a label", "name", "variable", "string"))
-            if not self.accept(","):
-                break
-        self.expect(")")
-        return tuple(labels)
-
-    def _parse_primary(self) -> Node:
-        token = self.take()
-        if token.kind in ("number", "duration", "string"):
-            return Literal(token.start, token.end, token.kind, token.text)
-        if token.kind == "operator" and token.text == "(":
-            inner = self.parse_binary(0)
-            return Wrapped(token.start, self.expect(")").end, inner)
-        if token.kind == "operator" and token.text == "{":
-            return self._parse_selector(token.start, None)
-        if token.kind == "name":
-            lower = token.text.lower()
-            if self.is_next("(", "by", "without"):
-                return self._parse_call(token)
-            if lower in ("inf", "nan"):
-                return Literal(token.start, token.end, "number", token.text)
-        elif token.kind != "variable":
-            raise self.unexpected(token, "an expression")
-        selector = VectorSelector(token.start, token.end, token)
-        if self.accept("{"):
-            selector = self._parse_selector(token.start, selector.name)
-        selector.is_variable = token.kind == "variable"
-        return selector
-
-    def _parse_call(self, token: Word) -> Node:
-        labels = self._parse_labels() if self.accept("by", "without") else ()
-        arguments = self._parse_arguments()
-        if self.accept("by", "without"):
-            labels = self._parse_labels()
-        return Call(token.start, self._tokens[self._position - 1].end, token.text.lower(), arguments, labels)
-
-    def _parse_arguments(self) -> list[Node]:
-        self.expect("(")
-        arguments: list[Node] = []
-        while not self.is_next(")"):
-            arguments.append(self.parse_binary(0))
-            if not self.accept(","):
-                break
-        self.expect(")")
-        return arguments
-
-    def _parse_selector(self, start: int, name: Word | None) -> VectorSelector:
-        matchers: list[LabelMatcher] = []
-        while not self.is_next("}"):
-            label = self.take_word("a label", "name", "variable", "string")
-            if label.text[0] in "\"'`" and self.is_next(",", "}") and name is None:
-                name = _unquote(label)  # {"metric"}
-            else:
-                operator = self.take()
-                if operator.text not in ("=", "!=", "=~", "!~"):
-                    raise self.unexpected(operator, "one of = != =~ !~")
-                matchers.append(LabelMatcher(label, operator.text, self.take_word("a string", "string", "variable")))
-            if not self.accept(","):
-                break
-        return VectorSelector(start, self.expect("}").end, name, tuple(matchers))
-
-    def _parse_modifiers(self, node: Node) -> Node:
+    def _parse_modifiers(self, part: _Part) -> _Part:
         """Parses [range], [range:step], offset and @, in any order."""
         while True:
-            if self.accept("["):
-                is_subquery = self._parse_range()
-                if is_subquery or not isinstance(node, VectorSelector):
-                    node = Wrapped(node.start, node.end, node)
+            if self._accept("["):
+                if self._parse_range():
+                    self._write_conversion(part)
+                    part = _join(part.start, part.end, (part,))
+                part.is_range = True
+            elif self._accept("offset"):
+                self._accept("-")
+                self._take_word("a duration", "duration", "number", "variable")
+            elif self._accept("@"):
+                self._accept("-")
+                if self._accept("start", "end"):
+                    self._expect("(")
+                    self._expect(")")
                 else:
-                    node.is_range = True
-            elif self.accept("offset"):
-                self.accept("-")
-                self.take_word("a duration", "duration", "number", "variable")
-            elif self.accept("@"):
-                self.accept("-")
-                if self.accept("start", "end"):
-                    self.expect("(")
-                    self.expect(")")
-                else:
-                    self.take_word("a time", "number", "variable")
+                    self._take_word("a time", "number", "variable")
             else:
-                return node
-            node.end = self._tokens[self._position - 1].end
+                return part
+            part.end = self.tokens[self.position - 1].end
 
     def _parse_range(self) -> bool:
         """Returns True for a subquery."""
         is_subquery = False
-        while self.next.kind in ("duration", "number", "variable") or self.is_next(":", "+", "-", "*", "/"):
-            is_subquery |= self.take().text == ":"
-        self.expect("]")
+        while self.next.kind in ("duration", "number", "variable") or self._is_next(":", "+", "-", "*", "/"):
+            is_subquery |= self._take().text == ":"
+        self._expect("]")
         return is_subquery
 
+    def _parse_primary(self) -> _Part:
+        token = self._take()
+        if token.kind in ("number", "duration", "string"):
+            return _Part(token.start, token.end, token)
+        if token.kind == "operator" and token.text == "(":
+            part = self._parse_binary(0)
+            part.start, part.end = token.start, self._expect(")")
+            return part
+        if token.kind == "operator" and token.text == "{":
+            return self._parse_selector(token, None)
+        if token.kind == "name" and self._is_next("(", "by", "without"):
+            return self._parse_call(token)
+        if token.kind == "name" and token.text.lower() in ("inf", "nan"):
+            return _Part(token.start, token.end)
+        if token.kind not in ("name", "variable"):
+            raise _unexpected(token, "an expression")
+        return self._parse_selector(token, token)
 
-# Queries on the tree
+    # Functions and aggregations
+
+    def _parse_call(self, token: _Word) -> _Part:
+        function = token.text.lower()
+        labels = self._parse_labels() if self._accept("by", "without") else []
+        arguments: list[_Part] = []
+        self._expect("(")
+        while not self._is_next(")"):
+            arguments.append(self._parse_binary(0))
+            if not self._accept(","):
+                break
+        self._expect(")")
+        if self._accept("by", "without"):
+            labels = self._parse_labels()
+        call = _join(token.start, self.tokens[self.position - 1].end, arguments)
+        for argument in arguments:
+            if function in _UNITLESS:
+                continue
+            if argument.is_range and argument.factor != 1 and function not in _LINEAR:
+                self._fail(call, f"the unit of the range changes, and its effect on {function}() is unknown")
+            elif argument.is_range:
+                call.factor = argument.factor
+            else:
+                self._write_conversion(argument)
+        if function == "label_values":
+            words = [argument.word for argument in arguments[-1:] if argument.word]
+            self._rename_labels(call, words, arguments[:-1] or [_Part(0, 0, metrics=("",))])
+            return call
+        self._rename_labels(call, labels, (call,))
+        named = [argument.word for argument in arguments[_LABEL_ARGUMENTS.get(function, slice(0))] if argument.word]
+        if function in ("label_replace", "label_join"):
+            call.set_labels += tuple(word.unquote().text for word in named[:1])
+        self._rename_labels(call, named, ())
+        is_renamed = any(metric in renamed_metrics() for metric in call.metrics)
+        if is_renamed and _NAME in (word.unquote().text for word in (*labels, *named)):
+            self._fail(call, f"uses {_NAME}, which the migration changes")
+        return call
+
+    def _parse_labels(self) -> list[_Word]:
+        self._expect("(")
+        labels: list[_Word] = []
+        while not self._is_next(")"):
+            labels.append(self._take_word("a label", "name", "variable", "string"))
+            if not self._accept(","):
+                break
+        self._expect(")")
+        return labels
+
+    def _rename_labels(self, part: _Part, words: Iterable[_Word], operands: Iterable[_Part]) -> None:
+        """Renames labels. Fails if a label may belong to another exporter, whose metrics an operand reads."""
+        for word in words:
+            label = word.unquote()
+            if new := renamed_labels().get(label.text):
+                self.edits.append((label.start, label.end, new))
+                if not all(self._has_label(operand, label.text) for operand in operands):
+                    self._fail(part, f"has the label {label.text}, which may belong to another exporter")
+
+    def _has_label(self, part: _Part, label: str) -> bool:
+        is_known = not part.metrics or label in part.set_labels
+        return is_known or any(map(self._has_exporter_labels, part.metrics))
+
+    def _has_exporter_labels(self, metric: str) -> bool:
+        return metric in self.recorded or _EXPORTER_METRICS.match(metric) is not None
+
+    # Selectors
+
+    def _parse_selector(self, first: _Word, name: _Word | None) -> _Part:
+        """Parses `name`, `name{…}` or `{…}`. The range is parsed later."""
+        end, labels, patterns = first.end, [], []
+        if name is None or self._accept("{"):
+            while not self._is_next("}"):
+                label = self._take_word("a label", "name", "variable", "string")
+                if label.kind == "string" and self._is_next(",", "}") and name is None:
+                    name = label.unquote()  # {"metric"}
+                else:
+                    operator = self._take()
+                    if operator.text not in ("=", "!=", "=~", "!~"):
+                        raise _unexpected(operator, "one of = != =~ !~")
+                    value = self._take_word("a string", "string", "variable")
+                    labels.append(label)
+                    if label.text == _NAME and operator.text == "=" and name is None:
+                        name = value.unquote()
+                    elif label.text == _NAME:
+                        patterns.append(value.text)
+                if not self._accept(","):
+                    break
+            end = self._expect("}")
+        part = _Part(first.start, end, first, (name.text if name else "",))
+        text = part.metrics[0]
+        is_number = _VARIABLE.fullmatch(text) and not labels and not self._is_next("[")
+        if _VARIABLE.search(text) and not is_number:  # a variable without other text may be a number
+            self._fail(part, "the metric's name is a dashboard variable, in whole or in part")
+        self.patterns += [(part, pattern) for pattern in patterns]
+        if name and (renamed := renamed_metrics().get(text)):
+            self.edits.append((name.start, name.end, renamed.name))
+            part.factor = renamed.factor
+            if not renamed.is_default:
+                self.notes.append(
+                    f"{text} is not a default counter of dcgm-exporter: also rename it to {renamed.name} in your"
+                    " counter file"
+                )
+        self._rename_labels(part, labels, (part,))
+        return part
+
+    # Conversions
+
+    def _write_conversion(self, part: _Part) -> None:
+        if part.factor != 1 and part.is_range:
+            self._fail(part, "a range without a function cannot be converted to another unit")
+        elif part.factor != 1:
+            self.conversions.append((part, False))
+
+    def _convert(self, part: _Part, is_compared: bool) -> None:
+        """Multiplies or divides a value. In comparisons a percentage is rounded, because 0.55 * 100 exceeds 55."""
+        operator, number = ("*", part.factor) if part.factor > 1 else ("/", 1 / part.factor)
+        conversion = f" {operator} {number.numerator if number.denominator == 1 else f'{float(number):.17g}'}"
+        rounds = is_compared and part.factor == _PERCENT
+        self.edits.append((part.start, part.start, "round(" if rounds else "("))
+        self.edits.append((part.end, part.end, f"{conversion}, 0.0001)" if rounds else f"{conversion})"))
 
 
-def children(node: Node) -> Sequence[Node]:
-    match node:
-        case Call():
-            return node.arguments
-        case Binary():
-            return (node.left, node.right)
-        case Wrapped():
-            return (node.of,)
-    return ()
+def _join(start: int, end: int, parts: Iterable[_Part]) -> _Part:
+    metrics = tuple(metric for part in parts for metric in part.metrics)
+    return _Part(start, end, None, metrics, tuple(label for part in parts for label in part.set_labels))
 
 
-def walk(node: Node) -> Iterator[Node]:
-    """Yields all nodes in the order of the text. Iterative, because a long chain of operators is a deep tree."""
-    waiting = [node]
-    while waiting:
-        yield (current := waiting.pop())
-        waiting += reversed(children(current))
-
-
-def find_selectors(node: Node) -> Iterator[VectorSelector]:
-    return (child for child in walk(node) if isinstance(child, VectorSelector))
-
-
-def label_arguments(call: Call) -> Sequence[Word]:
-    """Returns the arguments that are names of labels, without their quotes. The first one is the label that is set."""
-    arguments = call.arguments
-    match call.function:
-        case "label_replace":
-            labels = [*arguments[1:2], *arguments[3:4]]
-        case "label_join":
-            labels = [*arguments[1:2], *arguments[3:]]
-        case "sort_by_label" | "sort_by_label_desc":
-            labels = arguments[1:]
-        case _:
-            labels = []
-    strings = [label for label in labels if isinstance(label, Literal) and label.kind == "string"]
-    return [_unquote(Word(string.text, string.start, string.end)) for string in strings]
-
-
-def _unquote(word: Word) -> Word:
-    """Removes the quotes. Escapes stay, because names do not contain them."""
-    return Word(word.text[1:-1], word.start + 1, word.end - 1)
-
-
-def requested_label(node: Node) -> Sequence[Word]:
-    """Returns the label argument of label_values(…)."""
-    if isinstance(node, Call) and node.function == LABEL_VALUES and node.arguments:
-        label = node.arguments[-1]
-        if isinstance(label, VectorSelector) and label.name is not None:
-            return (label.name,)
-    return ()
-
-
-def name_word(node: VectorSelector) -> Word | None:
-    """Returns the metric name with its position: before the braces, or as __name__ inside them."""
-    if node.name is not None:
-        return node.name
-    for matcher in node.matchers:
-        if matcher.label.text == NAME and matcher.operator == "=":
-            value = matcher.value
-            if value.text[0] not in "\"'`":
-                return value  # a Grafana variable that includes the quotes
-            return _unquote(value)
-    return None
-
-
-def name_of(node: VectorSelector) -> str:
-    word = name_word(node)
-    return "" if word is None else word.text
-
-
-def is_named_by_variable(node: VectorSelector) -> bool:
-    """Returns True for names such as `DCGM_FI_DEV_$what`. A variable without other text may be a number."""
-    name = name_of(node)
-    if node.is_variable and _VARIABLE.fullmatch(name):
-        return bool(node.matchers) or node.is_range
-    return _VARIABLE.search(name) is not None
+def _unexpected(token: _Word, expected: str) -> PromqlError:
+    what = "the end" if token.kind == "end" else f"{token.text[:40]!a} at character {token.start + 1}"
+    return PromqlError(f"expected {expected}, but got {what}")

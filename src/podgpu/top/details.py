@@ -9,11 +9,10 @@ from collections.abc import Iterable, Iterator
 from rich.cells import cell_len
 
 from podgpu.cluster.parts import MPS_REASON
-from podgpu.cluster.view import ConditionView, FieldView, GpuDetails, HolderView, XidView
+from podgpu.cluster.view import ConditionView, FieldView, GpuDetails, HolderView, InstanceView, XidView
 from podgpu.model import Workload
-from podgpu.top.feed import Seen
 from podgpu.top.lines import Line, severity_of
-from podgpu.top.source import FetchedDetails
+from podgpu.top.source import FetchedDetails, Seen
 from podgpu.top.table import Spans, format_condition
 from podgpu.top.text import (
     NO_DATA,
@@ -40,10 +39,10 @@ _UNITS_NOT_SHOWN = frozenset(
 
 
 def render_details(line: Line, seen: Seen, width: int) -> list[Spans]:
-    """`line` is the line of a GPU or MIG instance."""
-    slot, fetched = line.slot, seen.fetched
-    is_fetched = fetched is not None and fetched.uuid == line.gpu.uuid
-    details = fetched.details if fetched and is_fetched else None
+    """Renders the GPU or MIG instance of a line."""
+    slot, fetched = line.slot, seen.fetched or FetchedDetails(line.gpu.uuid)
+    is_fetched = fetched.uuid == line.gpu.uuid
+    details = fetched.details if is_fetched else None
     lines = [_title(line)]
     for condition in slot.conditions:
         lines += _condition(condition, seen.now, width)
@@ -65,7 +64,7 @@ def render_details(line: Line, seen: Seen, width: int) -> list[Spans]:
         lines += _wrap("free", width)
     if not is_fetched:
         lines += _wrap("fetching details …", width)
-    elif fetched and fetched.error:
+    elif fetched.error:
         lines += _wrap(f"details are not available: {fetched.error}", width, "warn")
     if details is not None:
         if details.method:
@@ -77,7 +76,7 @@ def render_details(line: Line, seen: Seen, width: int) -> list[Spans]:
 
 
 def _title(line: Line) -> Spans:
-    instance = f" {line.model}" if line.kind == "instance" else ""
+    instance = f" {line.model}" if isinstance(line.slot, InstanceView) else ""
     node = f"  on {line.node}" if line.node else ""
     text = f"GPU {line.number}{instance}  {shorten_model(line.gpu.model)}{node}  {line.gpu.uuid}"
     return [(printable(text), "title")]
@@ -131,10 +130,10 @@ def _holder_figures(holder: HolderView, seen: Seen) -> list[str]:
     return facts
 
 
-def _job(holder: Workload, fetched: FetchedDetails | None, width: int) -> Iterator[Spans]:
+def _job(holder: Workload, fetched: FetchedDetails, width: int) -> Iterator[Spans]:
     """Shows what the holder's pod used since it started."""
     pod = (holder.namespace, holder.pod)
-    for job in fetched.jobs if fetched else ():
+    for job in fetched.jobs:
         if (job.namespace, job.pod) != pod:
             continue
         facts = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from podgpu.top.details import render_details
-from podgpu.top.feed import Seen
-from podgpu.top.lines import Line, Order, Row, arrange, flatten
+from podgpu.top.lines import Order, Row, arrange, flatten
+from podgpu.top.source import Seen
 from podgpu.top.table import Span, Spans, Table, render_totals
 from podgpu.top.text import count_of, fit, fit_start, format_duration, printable
 
@@ -59,7 +59,6 @@ class Screen:
         self._details: list[Spans] = []
         self._height = 1  # number of lines for the table or the details
         self._table: Table | None = None  # cached, because moving the cursor does not change it
-        self._made_of: tuple[Line, ...] = ()
         self._made_for: tuple[object, ...] = ()
 
     # Keys
@@ -135,7 +134,7 @@ class Screen:
         self._height = max(1, height - _FIXED_LINES - len(totals) - len(notes))
         self._rows = [line.row for _, line in table.lines]
         self._clamp()
-        line = self._find_slot_line(table, seen) if self._is_detailed and table.lines else None
+        line = table.lines[self._cursor][1] if self._is_detailed and table.lines else None
         self.detailed_uuid = line.gpu.uuid if line else ""
         self._details = render_details(line, seen, width) if line else []
         self._clamp()
@@ -145,18 +144,12 @@ class Screen:
         return [title, *totals, table.header(), *body, *blank, *notes, self._footer(width)]
 
     def _make_table(self, seen: Seen, width: int) -> Table:
-        made_for = (self._order, self._wanted, width)
-        if self._table is None or self._made_of is not seen.lines or self._made_for != made_for:
-            self._made_of, self._made_for = seen.lines, made_for
+        made_for = (seen.lines, self._order, self._wanted, width)
+        if self._table is None or self._made_for != made_for:
+            self._made_for = made_for
             self._table = Table(arrange(seen.lines, self._order, self._wanted), self._order, width, seen.sparklines)
         self._table.sparklines = seen.sparklines
         return self._table
-
-    def _find_slot_line(self, table: Table, seen: Seen) -> Line:
-        """Returns the line of the GPU or MIG instance at the cursor, without the filter."""
-        line = table.lines[self._cursor][1]
-        slots = (own for _, own in flatten(seen.lines) if own.is_slot)
-        return next((own for own in slots if own.row[:3] == line.row[:3]), line)
 
     def _body(self, table: Table) -> list[Spans]:
         if self._is_helping:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import re
 from collections.abc import Callable
@@ -16,41 +17,43 @@ from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported, Usag
 from podgpu.gpu.dcgm import structs as s
 from podgpu.workers import DriverLock
 
+_log = logging.getLogger(__name__)
 SONAMES = ("libdcgm.so.4", "libdcgm.so.3")
 _FOLDERS = ("/usr/lib64/", "/usr/lib/x86_64-linux-gnu/", "/usr/lib/aarch64-linux-gnu/", "/usr/lib/")
-_MAJORS = (3, 4)
 Version = tuple[int, ...]
 """Such as (4, 2, 3); empty if unknown."""
 
-_UNSUPPORTED = {
+_UNSUPPORTED = {-6, -13, -17, -20, -22, -29, -32, -33, -36}
+_LOST = {-18, -19}
+_GONE = {-10, -21, -25, -56, -67}
+_REASONS = {
     -6: "not_supported",
+    -10: "connection_lost",
+    -11: "timeout",
+    -12: "version_mismatch",
     -13: "unknown_field",
+    -14: "no_data",
+    -15: "stale_data",
+    -16: "not_watched",
     -17: "no_permission",
     -20: "not_supported",
+    -21: "connection_lost",
     -22: "not_supported",
+    -24: "max_limit",
+    -25: "driver_not_loaded",
     -29: "no_permission",
     -32: "not_supported",
     -33: "module_not_loaded",
     -36: "profiling_not_supported",
-}
-_LOST = {-18, -19}
-_GONE = {
-    -10: ("connection_lost", "the connection to DCGM is not valid any more"),
-    -21: ("connection_lost", "the connection to the host engine was lost"),
-    -25: ("driver_not_loaded", "DCGM does not find the driver's libnvidia-ml.so.1 (check `nvidia-smi` on the host)"),
-    -56: ("driver_not_loaded", "DCGM reports that no driver is loaded (check `nvidia-smi` on the host)"),
-    -67: ("gpus_detached", "the GPUs are detached from the host engine (dcgmi detach); attach them again"),
-}
-_REASONS = {
-    -11: "timeout",
-    -12: "version_mismatch",
-    -14: "no_data",
-    -15: "stale_data",
-    -16: "not_watched",
-    -24: "max_limit",
     -49: "insufficient_resources",
+    -56: "driver_not_loaded",
+    -67: "gpus_detached",
 }
 """Names of the codes that are common or handled. Other codes are shown as numbers."""
+_ADVICE = {
+    "driver_not_loaded": "; check `nvidia-smi` on the host",
+    "gpus_detached": "; attach them again (dcgmi attach)",
+}
 
 
 def _load(path: str) -> ctypes.CDLL:
@@ -83,16 +86,13 @@ def format_version(version: Version) -> str:
 
 def translate(code: int, what: str) -> SourceError:
     """Converts DCGM's return code to one of our errors."""
-    if code in _UNSUPPORTED:
-        reason = _UNSUPPORTED[code]
-        return Unsupported(f"{what}: {reason.replace('_', ' ')} (DCGM {code})", reason)
     if code in _LOST:
         return DeviceLost(f"{what}: the GPU is lost (DCGM {code}); reset the GPU or reboot the node (see dmesg)")
-    if code in _GONE:
-        reason, text = _GONE[code]
-        return DriverGone(text, reason)
     reason = _REASONS.get(code, f"dcgm_{-code}")
-    return SourceError(reason, f"{what}: {reason.replace('_', ' ')} (DCGM {code})")
+    text = f"{what}: {reason.replace('_', ' ')} (DCGM {code}){_ADVICE.get(reason, '')}"
+    if code in _UNSUPPORTED:
+        return Unsupported(text, reason)
+    return DriverGone(text, reason) if code in _GONE else SourceError(reason, text)
 
 
 DEFAULT_PORT = 5555
@@ -156,7 +156,7 @@ class DcgmConnection:
     @property
     def major(self) -> int:
         """Major version of the library."""
-        return self.library_version[0] if self.library_version else _MAJORS[-1]
+        return self.library_version[0] if self.library_version else 4
 
     @property
     def version(self) -> Version:
@@ -190,6 +190,17 @@ class DcgmConnection:
             self.lost = self.lost or e.reason == "connection_lost"
             raise
 
+    def try_call(self, name: str, *arguments: Any) -> bool:
+        """Makes a call that many engines do not support. Returns False if it fails. Raises DriverGone."""
+        try:
+            self.call(name, *arguments)
+        except DriverGone:
+            raise
+        except SourceError as e:
+            _log.debug("%s", e)
+            return False
+        return True
+
     def _call(self, name: str, *arguments: Any) -> None:
         function = getattr(self._dll, name, None)
         if function is None:
@@ -206,13 +217,6 @@ class DcgmConnection:
         info = s.make_struct(s.VersionInfo)
         self._call("dcgmVersionInfo", byref(info))
         self.library_version = parse_version(info.text)
-        if self.major not in _MAJORS:
-            self._dll = None
-            raise DriverGone(
-                f"libdcgm has version {format_version(self.library_version)}, and podgpu supports DCGM 3.3 and 4.x: "
-                "install datacenter-gpu-manager-4-core, or use --telemetry nvml, which needs no DCGM",
-                "version_mismatch",
-            )
 
     def _connect(self) -> None:
         if self._dll is None:
@@ -221,10 +225,8 @@ class DcgmConnection:
         try:
             self._handle = self._start_embedded() if self._address is None else self._connect_to(self._address)
             self._check_versions()
-        except SourceError as e:
+        except SourceError:
             self._disconnect()
-            if e.reason == "version_mismatch":
-                raise self._make_mismatch_error() from e
             raise
         self.lost = False
 
@@ -241,11 +243,9 @@ class DcgmConnection:
         try:
             self._call("dcgmConnect_v2", address.text.encode(), byref(parameters), byref(handle))
         except SourceError as e:
-            if e.reason == "version_mismatch":
-                raise
             raise DriverGone(
-                f"no host engine answers at {address.text}: check that nv-hostengine runs there and listens on that "
-                "address (nv-hostengine -b ALL), or leave -r out",
+                f"no host engine answers at {address.text} ({e}): check that nv-hostengine runs there and listens on "
+                "that address (nv-hostengine -b ALL), or leave -r out",
                 "host_engine_unreachable",
             ) from e
         return handle
@@ -259,15 +259,12 @@ class DcgmConnection:
         self._call("dcgmHostengineVersionInfo", self._handle, byref(info))
         self.engine_version = parse_version(info.text)
         if self.library_version and self.engine_version and self.major != self.engine_version[0]:
-            raise self._make_mismatch_error()
-
-    def _make_mismatch_error(self) -> DriverGone:
-        engine = f"has version {format_version(self.engine_version)}" if self.engine_version else "has another version"
-        return DriverGone(
-            f"libdcgm has version {format_version(self.library_version)}, the host engine {engine}: the major versions "
-            "must be equal; give the path of a matching library with --telemetry dcgm:PATH, or update the older one",
-            "version_mismatch",
-        )
+            raise DriverGone(
+                f"libdcgm has version {format_version(self.library_version)}, the host engine "
+                f"{format_version(self.engine_version)}: the major versions must be equal; give the path of a matching "
+                "library with --telemetry dcgm:PATH, or update the older one",
+                "version_mismatch",
+            )
 
     def _disconnect(self) -> None:
         with suppress(SourceError):

@@ -15,12 +15,22 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from podgpu.device_selection import Selection
-from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported, few_of
+from podgpu.errors import DeviceLost, SourceError
 from podgpu.gpu.dcgm import structs as s
 from podgpu.gpu.dcgm.connection import DcgmConnection, EngineAddress, Version
-from podgpu.gpu.dcgm.entities import SWITCH_LINK, DcgmEntity, NodeLayout, Outline, read_layout, read_outline
+from podgpu.gpu.dcgm.entities import (
+    SWITCH_LINK,
+    DcgmEntity,
+    Entity,
+    LatestValues,
+    NodeLayout,
+    Outline,
+    Timestamps,
+    Watch,
+    read_layout,
+    read_outline,
+)
 from podgpu.gpu.dcgm.structs import EntityGroup
-from podgpu.gpu.dcgm.values import Entity, LatestValues, Timestamps, Watch
 from podgpu.gpu.source import CompanionDriver, ErrorEvent, ErrorEvents, GpuAnswer, Inventory, Lane, Telemetry
 from podgpu.metrics.conditions import health_code
 from podgpu.metrics.fields import DEVICE_LEVELS, XID_FIELD, Field, Recorded, fields
@@ -37,6 +47,7 @@ _XID_KINDS = ("GPU", "GPU_I", "GPU_CI")
 
 HEALTH_FIELD, P2P_FIELD = 9003, 9004
 _PASS = 0
+_HEALTH_LABELS = ("health_error_code", "health_error_severity", "health_error_category", "health_watch")
 _WATCHES = {
     **{1 << bit: name for bit, name in enumerate(("PCIE", "NVLINK", "PMU", "MCU", "MEM", "SM", "INFOROM", "THERMAL"))},
     **{0x100: "POWER", 0x200: "DRIVER", s.HEALTH_ALL: "ALL"},
@@ -99,8 +110,8 @@ class DcgmTelemetry:
         self._watched: tuple[NodeLayout, tuple[Lane, ...]] | None = None
         self._timestamps = Timestamps(clock)
         self._xids = XidReader()
-        self._details: dict[int, Details | SourceError] = {}
-        """Field id -> state of the health watches or NVLink peers, or the error of the last reading."""
+        self._details: dict[int, Details | None] = {}
+        """Field id -> state of the health watches or NVLink peers; None if DCGM does not report it."""
 
     @property
     def versions(self) -> tuple[Version, Version]:
@@ -157,17 +168,11 @@ class DcgmTelemetry:
             layout, lanes = self._watched
             self._read_xids(layout)
             ids = [gpu.entity.id for gpu in layout.gpus]
-            details: dict[int, Details | SourceError] = {}
-            for field_id in {HEALTH_FIELD, P2P_FIELD} & _field_ids(lanes):
-                try:
-                    if field_id == HEALTH_FIELD:
-                        details[field_id] = check_health(self._connection, self._find_gpu_groups(), ids)
-                    else:
-                        details[field_id] = read_p2p(self._connection, ids)
-                except DriverGone:
-                    raise
-                except SourceError as e:
-                    details[field_id] = e
+            wanted, details = _field_ids(lanes), {}
+            if HEALTH_FIELD in wanted:
+                details[HEALTH_FIELD] = check_health(self._connection, self._find_gpu_groups(), ids)
+            if P2P_FIELD in wanted:
+                details[P2P_FIELD] = read_p2p(self._connection, ids)
             self._details = details
 
     def read(self, gpu: Device, fields: Sequence[Field]) -> GpuAnswer:
@@ -185,13 +190,11 @@ class DcgmTelemetry:
         links = [e for e in own if e.kind == "LINK"]
         unsupported = {(devices[entity].key, i) for entity, i in latest.unsupported if entity in devices}
         details: list[Detail] = []
-        for field_id, result in self._details.items():
-            if isinstance(result, Unsupported):
+        for field_id, by_gpu in self._details.items():
+            if by_gpu is None:
                 unsupported.add((gpu.uuid, field_id))
-            elif isinstance(result, SourceError):
-                latest.errors.append(result.reason)
             else:
-                details += result.get(own[0].entity.id, ())
+                details += by_gpu.get(own[0].entity.id, ())
         readings[0] = replace(readings[0], details=tuple(details))
         xid_watch = self._watches.get(("GPU", self._xid_lane))
         return GpuAnswer(
@@ -238,10 +241,10 @@ class DcgmTelemetry:
             except SourceError:
                 self._stop_watches()
                 raise
-            self._log_rejected()
             self._connection.call("dcgmUpdateAllFields", 1)
-            if HEALTH_FIELD in _field_ids(lanes):
-                start_health(self._connection, self._find_gpu_groups())
+            if HEALTH_FIELD in _field_ids(lanes):  # without health watches, a check returns nothing
+                for group in self._find_gpu_groups():
+                    self._connection.try_call("dcgmHealthSet", group, s.HEALTH_ALL)
             self._watched = layout, lanes
             # Read now, because the first reading skips all earlier XIDs, and later XIDs must not be skipped.
             self._read_xids(layout)
@@ -250,14 +253,6 @@ class DcgmTelemetry:
         for watch in self._watches.values():
             watch.stop()
         self._watches = {}
-
-    def _log_rejected(self) -> None:
-        reasons: dict[str, set[int]] = {}
-        for watch in self._watches.values():
-            for field_id, reason in watch.rejected.items():
-                reasons.setdefault(reason, set()).add(field_id)
-        for reason, ids in sorted(reasons.items()):
-            _log.warning("DCGM does not watch these fields (%s): %s", reason, few_of(sorted(ids)))
 
     def _make_watches(self, layout: NodeLayout, lanes: Sequence[Lane]) -> dict[tuple[str, Lane], Watch]:
         watches: dict[tuple[str, Lane], Watch] = {}
@@ -295,8 +290,7 @@ class DcgmTelemetry:
         if not self._connection.close(wait, self._stop_watches):
             return False
         with self._watch_lock:
-            self._watches, self._watched = {}, None
-            self._details = {}
+            self._watches, self._watched, self._details = {}, None, {}
         return True
 
 
@@ -335,12 +329,13 @@ def _select_fields(fields: Sequence[Field], kind: str) -> tuple[Field, ...]:
 # Health and XIDs
 
 
-def check_health(connection: DcgmConnection, groups: Sequence[s.Handle], gpu_ids: Sequence[int]) -> Details:
+def check_health(connection: DcgmConnection, groups: Sequence[s.Handle], gpu_ids: Sequence[int]) -> Details | None:
     """Returns one detail per health watch and GPU: the worst incident if there are several."""
     worst: dict[tuple[int, int], tuple[int, int]] = {}
     for group in groups:
         response = s.make_struct(s.HealthResponseV5 if connection.major >= 4 else s.HealthResponseV4)
-        connection.call("dcgmHealthCheck", group, byref(response))
+        if not connection.try_call("dcgmHealthCheck", group, byref(response)):
+            return None
         for incident in response.incidents[: response.incidentCount]:
             if incident.entity.group == EntityGroup.GPU and incident.system in _WATCHES:
                 key = (incident.entity.id, incident.system)
@@ -352,22 +347,18 @@ def _make_health_details(gpu: int, worst: Mapping[tuple[int, int], tuple[int, in
     """Makes the details of one GPU. The watch ALL is included only if it failed, as in dcgm-exporter."""
     details = []
     for watch, name in _WATCHES.items():
-        if watch != s.HEALTH_ALL or (gpu, watch) in worst:
-            health, number = worst.get((gpu, watch), (_PASS, 0))
+        health, number = worst.get((gpu, watch), (_PASS, 0))
+        if watch != s.HEALTH_ALL or health:
             code = health_code(number)
-            labels = (
-                ("health_error_code", code.name),
-                ("health_error_severity", code.severity),
-                ("health_error_category", code.category),
-                ("health_watch", name),
-            )
-            details.append(Detail(HEALTH_FIELD, labels, health))
+            values = code.name, code.severity, code.category, name
+            details.append(Detail(HEALTH_FIELD, tuple(zip(_HEALTH_LABELS, values, strict=True)), health))
     return details
 
 
-def read_p2p(connection: DcgmConnection, gpu_ids: Sequence[int]) -> Details:
+def read_p2p(connection: DcgmConnection, gpu_ids: Sequence[int]) -> Details | None:
     status = s.make_struct(s.NvLinkP2PStatus)
-    connection.call("dcgmGetNvLinkP2PStatus", byref(status))
+    if not connection.try_call("dcgmGetNvLinkP2PStatus", byref(status)):
+        return None
     return {
         gpu.entityId: tuple(
             Detail(P2P_FIELD, (("link_status", _P2P_STATES[state]), ("peer_gpu", str(peer))), state)
@@ -376,17 +367,6 @@ def read_p2p(connection: DcgmConnection, gpu_ids: Sequence[int]) -> Details:
         )
         for gpu in status.gpus[: status.numGpus]
     }
-
-
-def start_health(connection: DcgmConnection, groups: Sequence[s.Handle]) -> None:
-    """Starts DCGM's health watches. Without them, a check returns nothing."""
-    try:
-        for group in groups:
-            connection.call("dcgmHealthSet", group, s.HEALTH_ALL)
-    except DriverGone:
-        raise
-    except SourceError as e:
-        _log.warning("DCGM's health checks are not available: %s", e)
 
 
 class XidReader:

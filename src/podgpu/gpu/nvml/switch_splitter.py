@@ -13,12 +13,10 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from podgpu.gpu.nvml.driver import CallGuard, NvmlDriver
-from podgpu.gpu.nvml.mig import DeviceHandle
+from podgpu.gpu.nvml.driver import CallGuard, DeviceHandle, NvmlDriver
 from podgpu.gpu.nvml.switch_attribution import (
     HIDDEN_PID,
     KERNEL_PID,
@@ -55,8 +53,6 @@ _SAMPLE_SECONDS = 0.06
 more accurate."""
 _DRAIN_SECONDS = 2.0
 """Interval of reading the log. At 5,000 switches per second, the log is full after 3 seconds."""
-_TICK_SECONDS = 0.001
-"""A drain that is due within this time is done immediately."""
 _MAX_UNREAD_SECONDS = 90.0
 """The listener ends if no window was taken for this long, which limits its memory."""
 
@@ -133,7 +129,7 @@ class SwitchListener:
             try:
                 if not self.unsampled and not self.pauses_sampling:
                     self._sample()
-                if self._seconds_until_drain() < _TICK_SECONDS:
+                if self._seconds_until_drain() <= 0:
                     self._drain()
                     if self._clock() - self._read_at > _MAX_UNREAD_SECONDS:
                         raise SwitchLogError(
@@ -286,7 +282,7 @@ def _identify(driver: NvmlDriver, gpu: DeviceHandle) -> tuple[str, int | None]:
 
 _LINGER_SECONDS = 60.0
 """The log stays open for this long after the GPU is no longer shared, because it is often shared again soon."""
-_MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 60.0, 3600.0
+_RETRY_SECONDS = 60.0
 _UNKNOWN_PART = 50
 """At most 1/50 of a window may be unaccounted for."""
 _HIDDEN_PART = 100
@@ -304,15 +300,9 @@ class _WindowError(SwitchLogError):
 class BusyTimeSplitter:
     """Splits the busy time of one GPU and its MIG instances. Called from one worker."""
 
-    def __init__(
-        self,
-        driver: NvmlDriver,
-        factory: SwitchLogFactory,
-        clock: Callable[[], float],
-        wall: Callable[[], float],
-    ) -> None:
+    def __init__(self, open_listener: Callable[[DeviceHandle], SwitchListener], clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._open_listener = partial(factory.open_listener, driver, wall=wall)
+        self._open_listener = open_listener
         self._name = ""
         self._listener: SwitchListener | None = None
         self._model = BusyShareModel()
@@ -323,7 +313,6 @@ class BusyTimeSplitter:
         self._pids: frozenset[int] = frozenset()
         self._shared_at = float("-inf")
         self._retry_at = float("-inf")
-        self._retry_seconds = _MIN_RETRY_SECONDS
         self._saturated_ns = 0
         self.status = SwitchStatus()
 
@@ -348,7 +337,7 @@ class BusyTimeSplitter:
                 self._open(target)
         else:
             self._saturated_ns = 0
-            self._clear_fallback()
+            self.status = SwitchStatus()
         if self._listener is not None and now - self._shared_at > _LINGER_SECONDS:
             self.close()
 
@@ -370,8 +359,7 @@ class BusyTimeSplitter:
         except SwitchLogError as e:
             self._fall_back(e)
             return usage
-        self._clear_fallback()
-        self._retry_seconds = _MIN_RETRY_SECONDS
+        self.status = SwitchStatus(self.status.errors)
         return self._apply(usage, usage.busy_ns, residency, samples, self._listener)
 
     def close(self) -> None:
@@ -399,11 +387,7 @@ class BusyTimeSplitter:
         if isinstance(error, _WindowError):
             return
         self.close()
-        self._retry_at = self._clock() + self._retry_seconds
-        self._retry_seconds = min(2 * self._retry_seconds, _MAX_RETRY_SECONDS)
-
-    def _clear_fallback(self) -> None:
-        self.status = SwitchStatus(self.status.errors)
+        self._retry_at = self._clock() + _RETRY_SECONDS
 
     def _apply(
         self,

@@ -82,16 +82,11 @@ class Tracks:
         return self._processes[pid]
 
     def make_events(self) -> list[Event]:
-        names = [
+        return [
             {"ph": "M", "name": name, **numbers, "args": {"name": text}}
             for (group, track), numbers in self._tracks.items()
             for name, text in (("process_name", group), ("thread_name", track))
         ]
-        order = [
-            {"ph": "M", "name": "process_sort_index", "pid": number, "tid": 0, "args": {"sort_index": number}}
-            for number in self._groups.values()
-        ]
-        return [*names, *order]
 
 
 def make_trace(
