@@ -18,9 +18,8 @@ from yarl import URL
 from podgpu.autoscale.certificates import issue
 from podgpu.autoscale.metrics_api import FrontProxy, MetricsApi, format_quantity, parse_front_proxy
 from podgpu.tls import Pem
-from podgpu.web.app import Listener, listening
+from podgpu.web.app import Address, Listener, listening
 from podgpu.web.connections import ConnectionLimits
-from podgpu.web.sockets import Address
 from tests.autoscale.scenes import Stage, busy, gpu, holder, pod
 from tests.certificates import Certificates
 
@@ -159,10 +158,10 @@ def test_discovery() -> None:
 @pytest.mark.parametrize(
     ("path", "status", "text"),
     [
-        ("namespaces/serving/pods/*/gpu_utilisation", 404, "did you mean gpu_utilization?"),
+        ("namespaces/serving/pods/*/gpu_utilisation", 404, "must be one of gpu_utilization"),
         ("namespaces/serving/pods/*/gpu_utilization?labelSelector=app%3Dnobody", 404, "app=nobody"),
         ("namespaces/serving/pods/*/gpu_utilization?labelSelector=app%20in", 400, "cannot parse"),
-        ("namespaces/serving/pods/*/gpu_utilization?metricLabelSelector=windw%3D5m", 400, "window?"),
+        ("namespaces/serving/pods/*/gpu_utilization?metricLabelSelector=windw%3D5m", 400, "must be one of window"),
         ("namespaces/serving/pods/*/gpu_utilization?metricLabelSelector=window%3D5h", 400, "at most 600s"),
         ("namespaces/serving/pods/*/gpu_utilization?metricLabelSelector=!window", 400, "window=VALUE"),
         ("namespaces/serving/pods/web/gpu_utilization", 404, "none of its 1 running pods holds a GPU"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from podgpu.web.sockets import Address
+from podgpu.web.app import Address
 from tests.browser.chromium import DRAWN, Tab, opened, visited, went
 from tests.browser.pictures import Showing, gpu, held, node, picture, three_nodes
 

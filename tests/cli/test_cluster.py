@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from podgpu.cli.main import run
-from podgpu.web.sockets import parse_address
+from podgpu.web.app import parse_address
 from tests.cluster.real_servers import needs, prometheus
 from tests.nodes.clock import PATIENCE, wait_until
 from tests.process import CLUSTER, PODGPU, podgpu

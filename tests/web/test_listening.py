@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from podgpu.errors import StartError, UsageError
+from podgpu.web.app import Address, parse_address
 from podgpu.web.exporter_app import application, serve
-from podgpu.web.sockets import Address, parse_address
 from tests.nodes.node import Node
 from tests.web.server import RELEASE, running
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from podgpu.web.sockets import parse_address
+from podgpu.web.app import parse_address
 from tests.nodes.clock import PATIENCE, wait_until
 from tests.web.server import Client
 
@@ -22,7 +22,7 @@ import logging
 import sys
 from podgpu.agent.loop import Agent, Settings
 from podgpu.web.exporter_app import application, serve
-from podgpu.web.sockets import Address
+from podgpu.web.app import Address
 from podgpu.gpu.nvml import NvmlTelemetry
 from tests.simulated import FaultyNvml
 

@@ -18,10 +18,10 @@ import pytest
 import yaml
 
 from podgpu.errors import UsageError
+from podgpu.web.app import Address
 from podgpu.web.connections import ConnectionLimits
 from podgpu.web.exporter_app import application
 from podgpu.web.protection import Protection, subject_names
-from podgpu.web.sockets import Address
 from tests.certificates import Certificates
 from tests.nodes.clock import PATIENCE, wait_until
 from tests.nodes.node import Node

@@ -58,10 +58,9 @@ from podgpu.simulate.gpu import SimulatedGpu
 from podgpu.simulate.node import StageNode, Tenant
 from podgpu.simulate.switches import TurnLog
 from podgpu.usage.containers import ContainerFinder
-from podgpu.web.app import Listener, Service, run
+from podgpu.web.app import Address, Listener, Service, run
 from podgpu.web.cluster_app import cluster_application
 from podgpu.web.exporter_app import application, node_recorder, node_usage
-from podgpu.web.sockets import Address
 
 OTHER_GPUS = ("6xH100,2xH100/1x3g.40gb+1x2g.20gb+1x1g.10gb", "4xH200")  # GPUs of the second and third node
 CLUSTER = ViewSettings(interval=2.0, stale_after=6.0, drop_after=120.0, window=60.0, idle_after=30.0)

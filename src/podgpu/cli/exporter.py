@@ -19,10 +19,9 @@ from podgpu.device_selection import parse_selection
 from podgpu.errors import MOST_NAMED, StartError, UsageError
 from podgpu.holders.api import SOON_SECONDS, SYNC_SECONDS, ApiAccess
 from podgpu.model import has_readings
-from podgpu.web.app import load_protection
+from podgpu.web.app import load_protection, open_systemd_sockets
 from podgpu.web.connections import ConnectionLimits
 from podgpu.web.exporter_app import application, node_recorder, node_usage, serve
-from podgpu.web.sockets import open_systemd_sockets
 
 _log = logging.getLogger("podgpu")
 

@@ -21,7 +21,7 @@ from podgpu.errors import UsageError
 from podgpu.holders.sources import describe_sources
 
 if TYPE_CHECKING:
-    from podgpu.web.sockets import Address
+    from podgpu.web.app import Address
 
 GROUPS = {
     "common": "Common",
@@ -136,7 +136,7 @@ def _parse_seconds(unit: str, text: str) -> float:
 def _parse_listen_address(may_be_none: bool, text: str) -> Address | None:
     if may_be_none and text in ("", "none"):
         return None
-    from podgpu.web.sockets import parse_address  # imports asyncio, which the hook needs only with an address
+    from podgpu.web.app import parse_address  # imports aiohttp, which the hook needs only with an address
 
     return parse_address(text)
 

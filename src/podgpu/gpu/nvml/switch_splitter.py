@@ -13,7 +13,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -301,15 +300,9 @@ class _WindowError(SwitchLogError):
 class BusyTimeSplitter:
     """Splits the busy time of one GPU and its MIG instances. Called from one worker."""
 
-    def __init__(
-        self,
-        driver: NvmlDriver,
-        factory: SwitchLogFactory,
-        clock: Callable[[], float],
-        wall: Callable[[], float],
-    ) -> None:
+    def __init__(self, open_listener: Callable[[DeviceHandle], SwitchListener], clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._open_listener = partial(factory.open_listener, driver, wall=wall)
+        self._open_listener = open_listener
         self._name = ""
         self._listener: SwitchListener | None = None
         self._model = BusyShareModel()
