@@ -19,7 +19,7 @@ from podgpu.cluster.nodes import describe_node, sort_alerts
 from podgpu.cluster.prices import ReadPrices, no_prices
 from podgpu.cluster.record import LONGEST_GAP, RoundReader
 from podgpu.cluster.state import ClusterState, build_single_node_state
-from podgpu.cluster.summary import RecordedJobs
+from podgpu.cluster.summary import RecordedUsage
 from podgpu.cluster.view import GpuResponse, add_details, make_details
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.metrics.encode import NO_METRICS
@@ -238,5 +238,5 @@ def node_recorder(agent: Agent, directory: str = "", prices: ReadPrices = no_pri
     return recorder
 
 
-def node_usage(agent: Agent, recorder: HistoryRecorder, prices: ReadPrices = no_prices) -> RecordedJobs:
-    return RecordedJobs(recorder, lambda: build_state(agent, prices), agent.clock)
+def node_usage(agent: Agent, recorder: HistoryRecorder, prices: ReadPrices = no_prices) -> RecordedUsage:
+    return RecordedUsage(recorder, lambda: build_state(agent, prices))
