@@ -14,8 +14,8 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from podgpu.cli.config_file import merge_config_file
 from podgpu.cli.doctor import command, examine_node
+from podgpu.cli.exporter import merge_config_file
 from podgpu.cli.main import run
 from podgpu.cli.node import simulated_driver
 from podgpu.doctor.findings import Finding, Level, as_text, note, ok, wrong
