@@ -204,36 +204,33 @@ class Credential:
 class Credentials:
     """Provides the current token and TLS context. Must be used in one event loop."""
 
-    def __init__(self, config: ApiConfig, clock: Callable[[], float] = time.time, plugin_seconds: float = 30.0) -> None:
+    def __init__(self, config: ApiConfig, clock: Callable[[], float] = time.time) -> None:
         self._config = config
         self._clock = clock
-        self._plugin_seconds = plugin_seconds
         self._current: tuple[str, ssl.SSLContext | None] | None = None
-        self._renewed_at = 0.0
-        self._max_age = 0.0
+        self._renew_at = 0.0
         self._contexts = ContextCache(self._make_context)
         self._lock = asyncio.Lock()
 
     async def current(self) -> tuple[str, ssl.SSLContext | None]:
         """Returns the bearer token (may be empty) and the TLS context (None for plain HTTP)."""
         async with self._lock:
-            age = self._clock() - self._renewed_at  # negative if the clock was set back
-            if self._current is None or not 0 <= age < self._max_age:
+            if self._current is None or self._clock() >= self._renew_at:
                 await self._renew()
             assert self._current is not None
             return self._current
 
     def invalidate(self) -> None:
         """Makes the next request renew the credentials. Call it after the server rejected them."""
-        self._max_age = 0.0
+        self._renew_at = 0.0
 
     async def _renew(self) -> None:
-        config, max_age = self._config, _FILE_MAX_AGE
+        config, renew_at = self._config, self._clock() + _FILE_MAX_AGE
         credential = Credential()
         if config.plugin is not None and not config.token and not config.token_file:
-            credential = await run_plugin(config.plugin, self._plugin_seconds)
+            credential = await run_plugin(config.plugin)
             lifetime = credential.expires - self._clock()
-            max_age = lifetime - min(_RENEW_BEFORE_SECONDS, lifetime / 2)
+            renew_at = credential.expires - min(_RENEW_BEFORE_SECONDS, lifetime / 2)
         try:
             # In a thread, because the disk may be slow.
             token = credential.token or await asyncio.to_thread(self._read_token)
@@ -243,7 +240,7 @@ class Credentials:
                 raise
             # Not fatal: the files may be in the middle of a rotation.
             _log.warning("%s; the previous credentials are still used", error)
-        self._max_age, self._renewed_at = max_age, self._clock()
+        self._renew_at = renew_at
 
     def _read_token(self) -> str:
         config = self._config
@@ -286,7 +283,7 @@ def _check_token(token: str, where: str, reason: str = "no_token") -> str:
 # Exec plugins (client.authentication.k8s.io). Their output is secret: messages quote only the last line of stderr.
 
 
-async def run_plugin(plugin: ExecPlugin, seconds: float) -> Credential:
+async def run_plugin(plugin: ExecPlugin, seconds: float = 30.0) -> Credential:
     def error(problem: str) -> SourceError:
         return SourceError("exec_plugin", f"the credential plugin {plugin.command} {problem}")
 
