@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, Annotated
 
@@ -225,30 +226,23 @@ class _HamiMigDevice(Struct):
     mig_uuid: str | None = field(name="migUUID", default=None)
 
 
-def hami_grants(pod: PodRecord) -> list[HeldId]:
-    """Reads the annotation of HAMi 2. Since 2.9 the list starts with the init containers, which older versions omit."""
-    every = pod.all_containers
-    return _read_positional(pod, HAMI_DEVICES, (every, pod.containers, _requesting(every)))
-
-
-def hami_1_grants(pod: PodRecord) -> list[HeldId]:
-    return _read_positional(pod, HAMI_1_DEVICES, (pod.containers, _requesting(pod.containers)))
-
-
-def volcano_grants(pod: PodRecord) -> list[HeldId]:
-    """Reads the annotation of Volcano, which omits containers that request no GPU."""
-    return _read_positional(pod, VOLCANO_DEVICES, (_requesting(pod.containers), pod.containers))
-
-
 def _requesting(containers: Sequence[ContainerRecord]) -> tuple[ContainerRecord, ...]:
     return tuple(container for container in containers if requests_gpu(container))
 
 
-def _read_positional(pod: PodRecord, key: str, orders: Sequence[Sequence[ContainerRecord]]) -> list[HeldId]:
+def _read_positional(pod: PodRecord, key: str) -> list[HeldId]:
+    """Reads the annotations of HAMi and Volcano. The position in the list identifies the container.
+
+    Volcano omits containers that request no GPU. Since 2.9, HAMi's list starts with the init containers.
+    """
+    orders = [pod.containers, _requesting(pod.containers)]
+    if key == HAMI_DEVICES:
+        orders = [pod.all_containers, pod.containers, _requesting(pod.all_containers)]
+    elif key == VOLCANO_DEVICES:
+        orders.reverse()
     text = pod.annotation(key)
     if not text:
         return []
-    # Empty entries are kept, because the position in the list identifies the container.
     places = text.strip().removesuffix(";").split(";")
     slots = [[_parse_slice(part) for part in place.split(":") if part] for place in places]
     mig_text = pod.annotation(HAMI_MIG_DEVICES) if key == HAMI_DEVICES else ""
@@ -334,9 +328,7 @@ def _gpu_manager_cards(pod: PodRecord, key: str, text: str) -> list[HeldId]:
 
 FORMATS: Mapping[str, Callable[[PodRecord], list[HeldId]]] = {
     KOORDINATOR_DEVICES: koordinator_grants,
-    HAMI_DEVICES: hami_grants,
-    HAMI_1_DEVICES: hami_1_grants,
-    VOLCANO_DEVICES: volcano_grants,
+    **{key: partial(_read_positional, key=key) for key in (HAMI_DEVICES, HAMI_1_DEVICES, VOLCANO_DEVICES)},
     GPU_MANAGER_CARDS: gpu_manager_grants,
 }
 """Readers by name of the annotation."""

@@ -26,6 +26,7 @@ from h2.events import (
 from h2.exceptions import H2Error
 
 from podgpu.errors import SourceError
+from podgpu.files import explain_read_error
 from podgpu.holders import AllocationSource, podresources_pb2
 from podgpu.holders.device_ids import (
     HeldId,
@@ -192,10 +193,8 @@ def _stat_socket(path: str) -> SocketIdentity:
             f"the kubelet's socket {path} does not exist: mount the host's pod-resources directory (not the socket"
             f" itself, which every kubelet restart replaces) or set {OPTION}",
         ) from error
-    except PermissionError as error:
-        raise SourceError("permission_denied", f"no permission to connect to {path}: {_PERMISSION_DENIED}") from error
     except (OSError, ValueError) as error:
-        raise SourceError("error", f"cannot access {path} ({error}): check {OPTION}") from error
+        raise explain_read_error(error, path) from error
     if not stat.S_ISSOCK(status.st_mode):
         raise SourceError(
             "not_a_socket",
@@ -205,9 +204,6 @@ def _stat_socket(path: str) -> SocketIdentity:
     return status.st_dev, status.st_ino, status.st_ctime_ns
 
 
-_PERMISSION_DENIED = (
-    "only uid 0 can use the kubelet's socket: set securityContext.runAsUser: 0 (no capability is needed)"
-)
 _ERRORS = {
     "CANCELLED": ("error", "podgpu is stopping"),
     "DEADLINE_EXCEEDED": ("deadline", "it hangs or is overloaded; if this persists, check the kubelet's log"),
@@ -221,7 +217,7 @@ def _explain(error: GrpcError, path: str) -> SourceError:
     message = " ".join(error.message.split())[:300]
     reason, advice = _ERRORS.get(error.status, ("error", "check the kubelet's log"))
     if error.status == "UNAVAILABLE" and "Permission denied" in message:
-        reason, advice = "permission_denied", _PERMISSION_DENIED
+        reason, advice = "permission_denied", "set securityContext.runAsUser: 0, because only uid 0 may connect"
     elif error.status == "RESOURCE_EXHAUSTED" and "rate limit" in message:
         reason = "rate_limited"
         advice = "the last mapping is used; if this persists, find the client that polls too often"

@@ -158,7 +158,11 @@ class HpcAllocation(AllocationSource):
         }
         assignments: list[Assignment] = []
         unmapped: list[Unmapped] = []
-        for name in self._list_files():
+        try:
+            names = [name for name in os.listdir(self.directory) if _JOB_FILE.fullmatch(name)]
+        except OSError as error:
+            raise explain_read_error(error, self.directory) from error
+        for name in names:
             try:
                 jobs = parse_jobs(read_bounded(os.path.join(self.directory, name), _MAX_JOB_FILE_BYTES))
             except SourceError as error:
@@ -171,12 +175,6 @@ class HpcAllocation(AllocationSource):
             else:
                 unmapped += (Unmapped(self.name, "unknown_device", name, "hpc", holder) for holder in holders)
         return sort_allocation(assignments, unmapped)
-
-    def _list_files(self) -> list[str]:
-        try:
-            return [name for name in os.listdir(self.directory) if _JOB_FILE.fullmatch(name)]
-        except (OSError, ValueError) as error:
-            raise explain_read_error(error, self.directory) from error
 
 
 def parse_jobs(content: bytes) -> list[str]:

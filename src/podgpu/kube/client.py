@@ -35,13 +35,8 @@ _MAX_BYTES = 32 * 1024 * 1024  # a page of 500 large pods
 _MAX_OBJECT_BYTES = 4 * 1024 * 1024
 """Maximum size of one line of a watch. etcd stores objects of at most 1.5 MiB; as JSON they are larger."""
 _CONNECT_SECONDS = 10.0
-_FAILURES = {
-    "tls": ("tls", "check server, certificate-authority, tls-server-name and the client certificate of the kubeconfig"),
-    "timeout": ("timeout", "the API server hangs, or a firewall drops packets"),
-    "bad_url": ("bad_kubeconfig", "check clusters[].cluster.server"),
-    "not_http": ("bad_answer", "check the address of the API server"),
-}
-"""Reason of a failed request -> reason of the SourceError, and advice. Other failures are `unreachable`."""
+_FAILURES = {"tls": "tls", "timeout": "timeout", "bad_url": "bad_kubeconfig", "not_http": "bad_answer"}
+"""Reason of a failed request -> reason of the SourceError. Other failures are `unreachable`."""
 _STATUSES = {
     401: "unauthorized",
     403: "forbidden",
@@ -166,9 +161,9 @@ class ApiClient:
     def _explain(self, failure: str, why: str, path: str) -> SourceError:
         if failure == "tls":
             self._credentials.invalidate()
-        other = "unreachable", "the API server is down, or a network policy blocks it"
-        reason, advice = _FAILURES.get(failure, other)
-        return SourceError(reason, f"no answer from {self.config.server} to {path} ({why}): {advice}")
+        advice = "check that the API server runs, its address and certificates in the kubeconfig, and network policies"
+        text = f"no answer from {self.config.server} to {path} ({why}): {advice}"
+        return SourceError(_FAILURES.get(failure, "unreachable"), text)
 
 
 def explain_status(status: int, body: bytes, path: str, origin: str) -> SourceError:
