@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import queue
 import subprocess
 import sys
 import tempfile
+import threading
 from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,10 @@ from podgpu.cli.demo import (
     OTHER_GPUS,
     Act,
     DemoExporter,
-    Director,
     find_owners,
     make_exporter,
     make_script,
+    perform,
     schedule,
     write_past,
 )
@@ -200,17 +199,11 @@ def test_calm_nothing_breaks_and_the_idle_notebook_is_the_waste() -> None:
     assert notebook["totals"]["cost_per_hour"] == notebook["totals"]["wasted_per_hour"] == 2.8
 
 
-def test_the_director_has_each_act_carried_out_and_tells_of_it() -> None:
-    done: list[float] = []
-    told: queue.Queue[str] = queue.Queue()
-    script = [Act(at, f"act {at:g}", partial(done.append, at)) for at in (0.0, 0.01)]
-    director = Director(script, lambda act: told.put(act.message))
-    director.start(on_fatal=lambda: None)
-    try:
-        assert [told.get(timeout=30.0) for _ in script] == ["act 0", "act 0.01"]
-        assert done == [0.0, 0.01]
-    finally:
-        director.stop()
+def test_each_act_is_performed_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    stopping = threading.Event()
+    script = [Act(0.0, "act 1", lambda: None), Act(0.01, "act 2", stopping.set)]
+    perform(script, stopping)
+    assert capsys.readouterr().out.splitlines() == ["demo: act 1", "demo: act 2"]
 
 
 def test_events_and_the_summary_of_a_job_that_ended(demo: Demo) -> None:

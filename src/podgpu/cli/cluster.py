@@ -28,9 +28,8 @@ from podgpu.errors import UsageError
 from podgpu.history.answers import HistorySource
 from podgpu.http_client import Access
 from podgpu.kube.config import require_config
-from podgpu.web.app import Service, load_protection, run
+from podgpu.web.app import Address, Service, load_protection, run
 from podgpu.web.cluster_app import cluster_application, cluster_listeners
-from podgpu.web.sockets import Address
 
 _log = logging.getLogger("podgpu")
 _SYNC_SECONDS = 10.0

@@ -16,7 +16,7 @@ from podgpu.files import AtomicFile
 from podgpu.hook.loop import Hook, HookSettings
 
 if TYPE_CHECKING:
-    from podgpu.web.sockets import Address
+    from podgpu.web.app import Address
 
 _log = logging.getLogger("podgpu")
 

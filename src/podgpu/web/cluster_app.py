@@ -13,11 +13,10 @@ from podgpu.cluster.state import bound_notes
 from podgpu.cluster.view import GpuDetails, GpuResponse, SourceView, add_details, decode_details
 from podgpu.errors import SourceError
 from podgpu.metrics.encode import NO_METRICS
-from podgpu.web.app import Listener, make_application, probe_listener
+from podgpu.web.app import Address, Listener, make_application, probe_listener
 from podgpu.web.lifecycle import forget_in_cluster, forget_route
 from podgpu.web.page_routes import page_routes
-from podgpu.web.responses import Handler, metrics_response, probe_routes
-from podgpu.web.sockets import Address
+from podgpu.web.responses import metrics_response, probe_routes
 
 if TYPE_CHECKING:
     from podgpu.cluster.ranges import UsageAnswers
@@ -51,9 +50,16 @@ def cluster_application(
     lifecycle: bool = True,
 ) -> web.Application:
     """`lifecycle` enables POST /-/forget."""
+
+    async def metrics(request: web.Request) -> web.Response:
+        return metrics_response(request, await cluster.metrics("metrics"))
+
+    async def node_metrics(request: web.Request) -> web.Response:
+        return metrics_response(request, await cluster.metrics("nodes") if cluster.turns else NO_METRICS)
+
     routes = [
-        web.get("/metrics", _metrics(cluster)),
-        web.get("/metrics/nodes", _node_metrics(cluster)),
+        web.get("/metrics", metrics),
+        web.get("/metrics/nodes", node_metrics),
         *_probe_routes(cluster),
         forget_route(forget_in_cluster(cluster), lifecycle),
         *page_routes(lambda: cluster.published, _complete_gpu(cluster), _LINKS, history, usage),
@@ -78,20 +84,6 @@ def _complete_gpu(cluster: Cluster) -> Complete:
         return add_details(answer, GpuDetails(sources=[failed]))
 
     return complete
-
-
-def _metrics(cluster: Cluster) -> Handler:
-    async def handle(request: web.Request) -> web.Response:
-        return metrics_response(request, await cluster.metrics("metrics"))
-
-    return handle
-
-
-def _node_metrics(cluster: Cluster) -> Handler:
-    async def handle(request: web.Request) -> web.Response:
-        return metrics_response(request, await cluster.metrics("nodes") if cluster.turns else NO_METRICS)
-
-    return handle
 
 
 def _probe_routes(cluster: Cluster) -> list[web.RouteDef]:

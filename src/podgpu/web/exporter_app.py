@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,17 +19,16 @@ from podgpu.cluster.nodes import describe_node, sort_alerts
 from podgpu.cluster.prices import ReadPrices, no_prices
 from podgpu.cluster.record import LONGEST_GAP, RoundReader
 from podgpu.cluster.state import ClusterState, build_single_node_state
-from podgpu.cluster.summary import RecordedJobs
+from podgpu.cluster.summary import RecordedUsage
 from podgpu.cluster.view import GpuResponse, add_details, make_details
 from podgpu.history.recorder import HistoryRecorder
-from podgpu.metrics.encode import NO_METRICS, Body
+from podgpu.metrics.encode import NO_METRICS
 from podgpu.model import has_readings
-from podgpu.web.app import Listener, Service, make_application, probe_listener, run
+from podgpu.web.app import Address, Listener, Service, make_application, probe_listener, run
 from podgpu.web.connections import ConnectionLimits
 from podgpu.web.lifecycle import DEFAULT_RELEASE_SECONDS, forget_on_node, forget_route, release_route
 from podgpu.web.page_routes import page_routes
-from podgpu.web.responses import JSON_HEADERS, Handler, body_response, metrics_response, probe_routes, send_response
-from podgpu.web.sockets import Address
+from podgpu.web.responses import JSON_HEADERS, METRICS_HEADERS, Handler, body_response, probe_routes, send_response
 
 if TYPE_CHECKING:
     from podgpu.cluster.ranges import UsageAnswers
@@ -88,12 +87,12 @@ def application(
         return add_details(answer, make_details(agent.published.state, uuid, *agent.details(uuid)))
 
     routes = [
-        web.get("/metrics", limit_concurrency(scrapes, _metrics(agent))),
-        *([web.get("/metric", _gpu_manager_metrics(agent))] if has_gpu_manager else []),
+        web.get("/metrics", limit_concurrency(scrapes, _serve_text(agent, "fresh", "stale"))),
+        *([web.get("/metric", _serve_text(agent, "gpu_manager", None))] if has_gpu_manager else []),
         *_probe_routes(agent),
         release_route(agent, lifecycle),
         forget_route(forget_on_node(agent), lifecycle),
-        web.get("/api/v1/node", _node_document(agent)),
+        web.get("/api/v1/node", _serve_text(agent, "fresh_json", "stale_json", JSON_HEADERS)),
         *page_routes(NodePage(agent, prices).latest, complete_gpu, links, history, usage),
     ]
     return make_application(routes, protection)
@@ -102,7 +101,7 @@ def application(
 def gpu_manager_application(agent: Agent, protection: Protection | None = None) -> web.Application:
     """Serves gpu-manager's metrics on its own path and on Prometheus' default path."""
     return make_application(
-        [web.get(path, _gpu_manager_metrics(agent)) for path in ("/metric", "/metrics")], protection
+        [web.get(path, _serve_text(agent, "gpu_manager", None)) for path in ("/metric", "/metrics")], protection
     )
 
 
@@ -113,36 +112,21 @@ def _probe_routes(agent: Agent) -> list[web.RouteDef]:
 # Metrics
 
 
-def _metrics(agent: Agent) -> Handler:
-    async def handle(request: web.Request) -> web.Response:
-        published = agent.published
-        text = await _render(published, "fresh" if agent.is_fresh(published) else "stale")
-        return metrics_response(request, text)
-
-    return handle
-
-
-def _gpu_manager_metrics(agent: Agent) -> Handler:
-    async def handle(request: web.Request) -> web.Response:
-        published = agent.published
-        text = await _render(published, "gpu_manager") if agent.is_fresh(published) else NO_METRICS
-        return metrics_response(request, text)
-
-    return handle
-
-
-async def _render(published: Published, text: RenderedText) -> Body:
+def _serve_text(
+    agent: Agent, fresh: RenderedText, stale: RenderedText | None, headers: Mapping[str, str] = METRICS_HEADERS
+) -> Handler:
     """Renders in a thread, once for all concurrent requests, so that probes do not wait."""
-    if text in published.rendered:
-        return published.rendered[text]
-    return await asyncio.to_thread(published.render, text)
 
-
-def _node_document(agent: Agent) -> Handler:
     async def handle(request: web.Request) -> web.Response:
         published = agent.published
-        body = await _render(published, "fresh_json" if agent.is_fresh(published) else "stale_json")
-        return body_response(request, body, JSON_HEADERS)
+        text = fresh if agent.is_fresh(published) else stale
+        if text is None:
+            body = NO_METRICS
+        elif text in published.rendered:
+            body = published.rendered[text]
+        else:
+            body = await asyncio.to_thread(published.render, text)
+        return body_response(request, body, headers)
 
     return handle
 
@@ -254,5 +238,5 @@ def node_recorder(agent: Agent, directory: str = "", prices: ReadPrices = no_pri
     return recorder
 
 
-def node_usage(agent: Agent, recorder: HistoryRecorder, prices: ReadPrices = no_prices) -> RecordedJobs:
-    return RecordedJobs(recorder, lambda: build_state(agent, prices), agent.clock)
+def node_usage(agent: Agent, recorder: HistoryRecorder, prices: ReadPrices = no_prices) -> RecordedUsage:
+    return RecordedUsage(recorder, lambda: build_state(agent, prices))

@@ -16,7 +16,7 @@ from aiohttp import web
 from podgpu import __version__
 from podgpu.cluster.loop import PublishedState
 from podgpu.cluster.ranges import Order, UsageAnswers, encode_range_csv, parse_range_query
-from podgpu.cluster.summary import RecordedJobs
+from podgpu.cluster.summary import RecordedUsage
 from podgpu.cluster.view import GpuResponse, make_gpu_answer, make_pod
 from podgpu.errors import SourceError, UsageError
 from podgpu.history.answers import HistorySource, parse_range
@@ -162,11 +162,11 @@ def _usage_routes(usage: UsageAnswers) -> list[web.RouteDef]:
     return [
         web.get("/api/v1/range", ordered_by("cost", "podgpu-cost")),
         web.get("/api/v1/waste", ordered_by("wasted", "podgpu-waste")),
-        *(_job_routes(usage) if isinstance(usage, RecordedJobs) else []),
+        *(_job_routes(usage) if isinstance(usage, RecordedUsage) else []),
     ]
 
 
-def _job_routes(jobs: RecordedJobs) -> list[web.RouteDef]:
+def _job_routes(jobs: RecordedUsage) -> list[web.RouteDef]:
     async def events(request: web.Request) -> web.StreamResponse:
         return await _json_response(request, await jobs.events(parse_events_query(request.query)))
 

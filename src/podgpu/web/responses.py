@@ -21,6 +21,7 @@ PAGE_HEADERS = {
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
 }
+METRICS_HEADERS = {"Content-Type": CONTENT_TYPE}
 JSON_HEADERS = {**PAGE_HEADERS, "Content-Type": "application/json; charset=utf-8"}
 
 
@@ -40,7 +41,7 @@ def probe_routes(is_live: Probe, is_ready: Probe) -> list[web.RouteDef]:
 
 
 def metrics_response(request: web.Request, body: Body) -> web.Response:
-    return body_response(request, body, {"Content-Type": CONTENT_TYPE})
+    return body_response(request, body, METRICS_HEADERS)
 
 
 def body_response(request: web.Request, body: Body, headers: Mapping[str, str]) -> web.Response:

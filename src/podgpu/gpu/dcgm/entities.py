@@ -239,7 +239,6 @@ _MAX_VALUES = 1024
 _NOT_YET_READ = {"no_data", "not_watched"}
 _KEEP_SECONDS = 600.0  # how long the engine keeps a sample: dcgm-exporter's default
 _STALE_INTERVALS = 3
-_PROFILING = range(1000, 1100)
 _NOT_CAUSED_BY_A_FIELD = {"timeout", "max_limit", "insufficient_resources", "version_mismatch"}
 _FIRST_FIELD_OF_4_7 = 1613
 _BLANKS = (s.INT64_BLANK, s.INT32_BLANK, s.DOUBLE_BLANK)
@@ -279,41 +278,32 @@ class Timestamps:
         return now - seen[1] < max_age
 
 
+@dataclass(slots=True)
 class Watch:
     """Fields that the engine reads periodically from a set of entities (GPUs, links, CPUs).
 
     The engine removes watches when the connection is closed.
     """
 
-    def __init__(
-        self,
-        connection: DcgmConnection,
-        entities: Sequence[Entity],
-        wanted: Sequence[Field],
-        interval: float,
-        timestamps: Timestamps,
-    ) -> None:
-        self._connection = connection
-        self._entities = entities
-        self._interval = interval
-        self._timestamps = timestamps
-        self._wanted: dict[int, list[Field]] = {}
-        """Id of the field that is read -> wanted fields."""
-        for want in wanted:
-            self._wanted.setdefault(_read_as(want, connection.version).id, []).append(want)
-        self.groups: list[s.Handle] = []
-        """Groups of entities."""
-        self.field_groups: list[s.Handle] = []
-        self.rejected: set[int] = set()
-        """Ids of fields that the engine rejected."""
+    _connection: DcgmConnection
+    _entities: Sequence[Entity]
+    _fields: Sequence[Field]
+    _interval: float
+    _timestamps: Timestamps
+    groups: list[s.Handle] = field(default_factory=list)
+    """Groups of entities."""
+    field_groups: list[s.Handle] = field(default_factory=list)
+    rejected: set[int] = field(default_factory=set)
+    """Ids of fields that the engine rejected."""
+    _wanted: dict[int, list[Field]] = field(default_factory=dict)
+    """Id of the field that is read -> wanted fields."""
 
     def start(self) -> None:
         """Raises SourceError. Fields that the engine rejects are only added to `rejected`."""
+        for wanted in self._fields:
+            self._wanted.setdefault(_read_as(wanted, self._connection.version).id, []).append(wanted)
         self.groups = [self._create_group(entities) for entities in _chunks(self._entities, s.MAX_ENTITIES)]
-        # Profiling fields are watched separately, because the profiling module may reject all of them.
-        plain = [i for i in self._wanted if i not in _PROFILING]
-        profiling = [i for i in self._wanted if i in _PROFILING]
-        for ids in (*_chunks(plain, s.MAX_FIELDS), *_chunks(profiling, s.MAX_FIELDS)):
+        for ids in _chunks(list(self._wanted), s.MAX_FIELDS):
             self._watch_fields(ids)
 
     def stop(self) -> None:

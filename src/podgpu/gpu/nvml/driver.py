@@ -179,8 +179,6 @@ def parse_instance_id(gi_id: int) -> int | None:
 
 # Devices
 
-_OFF_SECONDS = 1.5
-"""Disabled MIG mode is cached for this long, because reading the mode costs 0.4 ms of CPU (H200)."""
 _PROFILE = re.compile(r"MIG (?:\d+c\.)?(\S+)")  # "NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb": the instance is 3g.20gb
 
 
@@ -209,50 +207,24 @@ def open_gpu(driver: NvmlDriver, index: int) -> DeviceHandle:
     return DeviceHandle(device, handle)
 
 
-class MigLayout:
-    """Reads the MIG mode and the instances of one GPU. All readers of the GPU use the same object."""
-
-    def __init__(self, driver: NvmlDriver, gpu: DeviceHandle, clock: Callable[[], float]) -> None:
-        self._driver = driver
-        self._gpu = gpu
-        self._clock = clock
-        self._is_supported = True
-        self._off_at = float("-inf")
-        """Time of the last reading that found MIG disabled."""
-
-    def read(self) -> tuple[DeviceHandle, ...]:
-        """Returns the GPU, then each of its instances."""
-        gpu = replace(self._gpu.device, mig_enabled=self._is_enabled())
-        return DeviceHandle(gpu, self._gpu.handle), *(self._read_instances(gpu) if gpu.mig_enabled else ())
-
-    def _is_enabled(self) -> bool:
-        now, enabled = self._clock(), False
-        if self._is_supported and now - self._off_at >= _OFF_SECONDS:
-            try:
-                enabled = bool(self._driver.call("nvmlDeviceGetMigMode", self._gpu.handle)[0])
-            except Unsupported:
-                self._is_supported = False
-            if not enabled:
-                self._off_at = now
-        return enabled
-
-    def _read_instances(self, gpu: Device) -> list[DeviceHandle]:
-        instances: dict[int, DeviceHandle] = {}
-        for slot in range(self._driver.call("nvmlDeviceGetMaxMigDeviceCount", self._gpu.handle)):
-            try:
-                mig = self._driver.call("nvmlDeviceGetMigDeviceHandleByIndex", self._gpu.handle, slot)
-            except SourceError as e:
-                if e.reason == "not_found" or isinstance(e, Unsupported):
-                    continue  # an empty slot; older drivers return INVALID_ARGUMENT
-                raise
-            gi_id = self._driver.call("nvmlDeviceGetGpuInstanceId", mig)
-            name = self._driver.call("nvmlDeviceGetName", mig)
-            profile = _PROFILE.search(name)
-            device = replace(gpu, gi_id=gi_id, profile=profile[1] if profile else name)
-            known = instances.get(gi_id, DeviceHandle(device, mig))  # an instance may have several compute instances
-            mig_uuids = (*known.device.mig_uuids, self._driver.call("nvmlDeviceGetUUID", mig))
-            instances[gi_id] = replace(known, device=replace(known.device, mig_uuids=mig_uuids))
-        return [instances[gi_id] for gi_id in sorted(instances)]
+def list_instances(driver: NvmlDriver, gpu: DeviceHandle) -> list[DeviceHandle]:
+    """Returns the MIG instances of a GPU."""
+    instances: dict[int, DeviceHandle] = {}
+    for slot in range(driver.call("nvmlDeviceGetMaxMigDeviceCount", gpu.handle)):
+        try:
+            mig = driver.call("nvmlDeviceGetMigDeviceHandleByIndex", gpu.handle, slot)
+        except SourceError as e:
+            if e.reason == "not_found" or isinstance(e, Unsupported):
+                continue  # an empty slot; older drivers return INVALID_ARGUMENT
+            raise
+        gi_id = driver.call("nvmlDeviceGetGpuInstanceId", mig)
+        name = driver.call("nvmlDeviceGetName", mig)
+        profile = _PROFILE.search(name)
+        device = replace(gpu.device, gi_id=gi_id, profile=profile[1] if profile else name)
+        known = instances.get(gi_id, DeviceHandle(device, mig))  # an instance may have several compute instances
+        mig_uuids = (*known.device.mig_uuids, driver.call("nvmlDeviceGetUUID", mig))
+        instances[gi_id] = replace(known, device=replace(known.device, mig_uuids=mig_uuids))
+    return [instances[gi_id] for gi_id in sorted(instances)]
 
 
 # Processes

@@ -13,7 +13,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -285,11 +284,10 @@ _LINGER_SECONDS = 60.0
 """The log stays open for this long after the GPU is no longer shared, because it is often shared again soon."""
 _RETRY_SECONDS = 60.0
 _UNKNOWN_PART = 50
-"""At most 1/50 of a window may be unaccounted for."""
+"""At most 1/50 of a window may be unaccounted for. If at most 1/50 of the residency was idle, the stays are taken to
+have no idle tail."""
 _HIDDEN_PART = 100
 """At most 1/100 of a window may belong to hidden or unlisted processes."""
-_SATURATED_PART = 50
-"""If at most 1/50 of the residency was idle, the stays are taken to have no idle tail."""
 _SATURATED_NS = 30 * 10**9
 """Sampling pauses after this long without an idle tail, because sampling is half of the cost."""
 
@@ -301,15 +299,9 @@ class _WindowError(SwitchLogError):
 class BusyTimeSplitter:
     """Splits the busy time of one GPU and its MIG instances. Called from one worker."""
 
-    def __init__(
-        self,
-        driver: NvmlDriver,
-        factory: SwitchLogFactory,
-        clock: Callable[[], float],
-        wall: Callable[[], float],
-    ) -> None:
+    def __init__(self, open_listener: Callable[[DeviceHandle], SwitchListener], clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._open_listener = partial(factory.open_listener, driver, wall=wall)
+        self._open_listener = open_listener
         self._name = ""
         self._listener: SwitchListener | None = None
         self._model = BusyShareModel()
@@ -343,7 +335,6 @@ class BusyTimeSplitter:
             if self._listener is None and now >= self._retry_at:
                 self._open(target)
         else:
-            self._saturated_ns = 0
             self.status = SwitchStatus()
         if self._listener is not None and now - self._shared_at > _LINGER_SECONDS:
             self.close()
@@ -353,21 +344,38 @@ class BusyTimeSplitter:
 
         `until`: Unix time of the window's end.
         """
-        usage = replace(usage, bounded=True)
-        if self._listener is None or until is None or not usage.window_ns:
+        usage, listener = replace(usage, bounded=True), self._listener
+        if listener is None or until is None or not usage.window_ns:
             return usage
         try:
-            residency, samples = self._listener.take_window(until, usage.device.gi_id)
-            if usage.busy_ns is None or usage.device.key not in self._shared:
-                return usage
-            if not _covers(residency, usage.window_ns, self._listener.began):
+            residency, samples = listener.take_window(until, usage.device.gi_id)
+            # The log may have been opened during the window.
+            covers = residency.since != listener.began or _covers(residency.window, usage.window_ns)
+            if usage.busy_ns is None or usage.device.key not in self._shared or not residency.stays or not covers:
                 return usage
             _check(residency, usage.window_ns, self._previous_pids | self._pids)
         except SwitchLogError as e:
             self._fall_back(e)
             return usage
         self.status = SwitchStatus(self.status.errors)
-        return self._apply(usage, usage.busy_ns, residency, samples, self._listener)
+        worked, resident = max(0, usage.busy_ns - residency.switching), residency.resident
+        if listener.unsampled:
+            figures = estimate_without_samples(residency, worked)
+        else:
+            self._model.learn(residency, samples)
+            is_saturated = _covers(worked, sum(resident.values()))
+            self._saturated_ns = self._saturated_ns + residency.window if is_saturated else 0
+            listener.pauses_sampling = self._saturated_ns > _SATURATED_NS
+            figures = self._model.estimate(residency, worked, samples)
+        return replace(
+            usage,
+            process_busy_ns={pid: ns for pid, ns in figures.items() if pid not in (HIDDEN_PID, KERNEL_PID)},
+            method="switches" if listener.unsampled else "exact",
+            resident_ns=resident,
+            switching_ns=residency.switching,
+            saving_ns=compute_max_saving(residency),
+            waits=self._waits[usage.device.key].add(residency, figures),
+        )
 
     def close(self) -> None:
         """Closes the log. An open log prevents the driver from being unloaded."""
@@ -396,39 +404,9 @@ class BusyTimeSplitter:
         self.close()
         self._retry_at = self._clock() + _RETRY_SECONDS
 
-    def _apply(
-        self,
-        usage: DeviceUsage,
-        busy_ns: int,
-        residency: Residency,
-        samples: Sequence[BusySample],
-        listener: SwitchListener,
-    ) -> DeviceUsage:
-        worked = max(0, busy_ns - residency.switching)
-        resident = residency.resident
-        if not listener.unsampled:
-            self._model.learn(residency, samples)
-            saturated = worked * _SATURATED_PART >= sum(resident.values()) * (_SATURATED_PART - 1)
-            self._saturated_ns = self._saturated_ns + residency.window if saturated else 0
-            listener.pauses_sampling = self._saturated_ns > _SATURATED_NS
-            figures = self._model.estimate(residency, worked, samples)
-        else:
-            figures = estimate_without_samples(residency, worked)
-        return replace(
-            usage,
-            process_busy_ns={pid: ns for pid, ns in figures.items() if pid not in (HIDDEN_PID, KERNEL_PID)},
-            method="switches" if listener.unsampled else "exact",
-            resident_ns=resident,
-            switching_ns=residency.switching,
-            saving_ns=compute_max_saving(residency),
-            waits=self._waits[usage.device.key].add(residency, figures),
-        )
 
-
-def _covers(residency: Residency, window_ns: int, began: int) -> bool:
-    """Returns False if there was no switch yet, or if the log was opened during the window."""
-    is_partial = residency.since == began and residency.window * _UNKNOWN_PART < window_ns * (_UNKNOWN_PART - 1)
-    return bool(residency.stays) and not is_partial
+def _covers(part: int, whole: int) -> bool:
+    return part * _UNKNOWN_PART >= whole * (_UNKNOWN_PART - 1)
 
 
 def _check(residency: Residency, window_ns: int, listed: Collection[int]) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from podgpu.errors import SourceError
@@ -96,7 +97,8 @@ class UsageReader:
         self._pids: Collection[int] | None = None
         self._splitter: BusyTimeSplitter | None = None
         if settings.switch_logs.wanted != "samples":
-            self._splitter = BusyTimeSplitter(driver, settings.switch_logs, settings.clock, settings.wall)
+            open_listener = partial(settings.switch_logs.open_listener, driver, wall=settings.wall)
+            self._splitter = BusyTimeSplitter(open_listener, settings.clock)
 
     def continue_after(self, previous: UsageReader) -> None:
         """Continues the windows of another reader of the same GPU, so that no time is lost between them."""
@@ -119,7 +121,7 @@ class UsageReader:
         # Energy is read last, because it takes 5 to 20 ms and should cover the same time as the busy windows.
         power = self._read_power()
         energy = self._read_energy(None if running is None else frozenset(process.pid for process in running), power)
-        whole = self._make_usage(device, busy, memory, running, energy, power)
+        whole = replace(self._make_usage(device, busy, running, memory), energy_mj=energy, power_mw=power)
         return UsageAnswer(
             (whole, *parts),
             dropped=tuple(self._guard.dropped),
@@ -152,20 +154,12 @@ class UsageReader:
         return tuple((part, _LACKS[name]) for part in unsupported if (name := part.partition(" gi")[0]) in _LACKS)
 
     def _make_usage(
-        self,
-        device: Device,
-        busy: BusyTime,
-        memory: int | None,
-        running: Sequence[ProcessUsage] | None,
-        energy_mj: int | None = None,
-        power_mw: int | None = None,
+        self, device: Device, busy: BusyTime, running: Sequence[ProcessUsage] | None, memory: int | None
     ) -> DeviceUsage:
         usage = DeviceUsage(
             device,
             busy.window_ns,
             busy_ns=busy.busy_ns,
-            energy_mj=energy_mj,
-            power_mw=power_mw,
             memory_used=memory,
             processes=None if running is None else tuple(p for p in running if p.device == device.key),
             process_busy_ns=busy.process_ns,
@@ -179,9 +173,9 @@ class UsageReader:
                 return call()
         return None
 
-    def _check(self, part: str, value: Number, most: Number) -> Number | None:
+    def _check(self, part: str, value: Number | None, most: Number) -> Number | None:
         """Returns the value if it is between 0 and `most`. Otherwise records it as dropped and returns None."""
-        if 0 <= value <= most:
+        if value is None or 0 <= value <= most:
             return value
         self._guard.dropped.append(part)
         return None
@@ -199,7 +193,7 @@ class UsageReader:
         memory = self._read_memory(_MEMORY + suffix, instance.handle)
         gpm = self._gpm[device.key]
         busy = self._read(_GPM + suffix, lambda: self._read_instance_busy(gpm, _GPM + suffix)) or BusyTime()
-        return self._make_usage(device, busy, memory, running)
+        return self._make_usage(device, busy, running, memory)
 
     def _read_instance_busy(self, gpm: GpmSampler, part: str) -> BusyTime:
         """Reads GPM's graphics activity. NVML has no values per process in MIG mode."""
@@ -225,7 +219,9 @@ class UsageReader:
         now = self._clock()
         since, clock = self._window_start or (self._now_us() - _SECOND_US, now - 1.0)
         samples = self._read(_SAMPLES, lambda: self._read_samples(since))
-        end = self._find_end(since, samples)
+        end = max((int(sample.timeStamp) for sample in samples or ()), default=since)
+        if not samples and (samples is None or since - self._now_us() > _SLACK_US):  # no samples, or the clock was set
+            end = self._now_us()
         if end == since:
             self._window_start = since, clock
             is_silent = self._now_us() - since > _MAX_SILENCE_US
@@ -239,13 +235,6 @@ class UsageReader:
         processes = self._read_process_busy(since, window_ns, is_idle=busy == 0)
         return BusyTime(window_ns, busy, processes, end / 1e6)
 
-    def _find_end(self, since: int, samples: list[Any] | None) -> int:
-        if samples:
-            return max(int(sample.timeStamp) for sample in samples)
-        now = self._now_us()
-        was_set_back = since - now > _SLACK_US
-        return now if samples is None or was_set_back else since
-
     def _now_us(self) -> int:
         return int(self._settings.wall() * 1e6)
 
@@ -256,12 +245,11 @@ class UsageReader:
 
     def _read_entries(self, function: str, *arguments: int) -> Sequence[Any]:
         try:
-            entries: Sequence[Any] = self._driver.call(function, self._handle, *arguments)
+            return self._driver.call(function, self._handle, *arguments)  # type: ignore[no-any-return]
         except SourceError as e:
             if e.reason in _NO_ENTRIES:
                 return ()
             raise
-        return entries
 
     def _compute_busy(self, samples: list[Any] | None, window_ns: int) -> int | None:
         if samples is not None:
@@ -272,7 +260,7 @@ class UsageReader:
             return None
         # A driver without samples: the utilization of the last sampling period is used for the whole window.
         rate = self._read(_RATES, lambda: self._driver.call(_RATES, self._handle).gpu)
-        percent = None if rate is None else self._check(_RATES, rate, 100)
+        percent = self._check(_RATES, rate, 100)
         return None if percent is None else percent * window_ns // 100
 
     def _reads_processes(self) -> bool:
@@ -315,13 +303,13 @@ class UsageReader:
         is_due = before is None or now - before[0] >= _ENERGY_SECONDS - _EARLY_SECONDS
         if not (is_due or changed or power is None) and self._energy_is_known:
             return None
-        counter = self._read(_ENERGY, lambda: self._driver.call(_ENERGY, self._handle))
-        if counter is None or self._check(_ENERGY, counter, _MAX_COUNTER_MJ) is None:
+        counter = self._read(_ENERGY, lambda: int(self._driver.call(_ENERGY, self._handle)))
+        if self._check(_ENERGY, counter, _MAX_COUNTER_MJ) is None or counter is None:
             return None
         self._energy_at, self._energy_is_known = (now, counter), False
         if before is None or counter < before[1]:
             return 0
         most = int(_MAX_WATTS * 1000 * (now - before[0] + _COUNTER_STEP_SECONDS))
-        used = self._check(_ENERGY, int(counter - before[1]), most)
+        used = self._check(_ENERGY, counter - before[1], most)
         self._energy_is_known = used is not None
         return used
