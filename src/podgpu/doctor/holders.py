@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any
 
 from podgpu.device_selection import Selection
-from podgpu.doctor.findings import Finding, note, ok, plural, wrong
+from podgpu.doctor.findings import Finding, note, ok, wrong
 from podgpu.doctor.node import GpuReadings, is_in_pod
-from podgpu.errors import few_of
+from podgpu.errors import few_of, plural
 from podgpu.holders import AllocationSource
 from podgpu.holders.annotations import replace_reservations
 from podgpu.holders.api import ApiAccess
