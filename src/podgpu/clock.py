@@ -12,8 +12,7 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 _MIN_STEP = 2.0  # smaller steps of the wall clock are ignored, so that timestamps in series do not change
 _REPEAT_SECONDS = 60.0
-_DURATION = re.compile(r"(?:[0-9]{1,12}(?:\.[0-9]{0,12})?|\.[0-9]{1,12})(?:ns|us|µs|μs|ms|s|m|h)")
-_DURATION_PART = re.compile(r"([0-9.]+)([a-zµμ]+)")
+_DURATION_PART = re.compile(r"([0-9]{1,12}(?:\.[0-9]{0,12})?|\.[0-9]{1,12})(ns|us|µs|μs|ms|s|m|h)")
 _UNIT_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -27,7 +26,7 @@ def parse_duration(text: str) -> float | None:
     """Converts `1h30m`, `1.5s`, `500ms` or `0` to seconds. Returns None for negative and invalid durations."""
     if text == "0":
         return 0.0
-    if not text or _DURATION.sub("", text):
+    if not text or _DURATION_PART.sub("", text):
         return None
     return sum(float(number) * _UNIT_SECONDS[unit] for number, unit in _DURATION_PART.findall(text))
 

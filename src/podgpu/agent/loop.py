@@ -125,7 +125,7 @@ class Agent:
                 if result.devices != self._telemetry_result.devices:
                     self._allocate_now.set()  # the new devices may resolve ids that were unknown
                     if set(result.lanes) != set(self._schedule.lanes):
-                        self._schedule.make_all_due(self.clock.monotonic())
+                        self._schedule.make_all_due()
                 with self._publishing:
                     self._telemetry_result = result
                     self._health.update(result)
