@@ -29,9 +29,7 @@ from podgpu.workers import ErrorCounts, Workers
 
 _log = logging.getLogger(__name__)
 Forgotten = Literal["gpu", "xids", "nothing"]  # what `podgpu forget` removed
-_UNALLOCATED_READINGS = (
-    12  # use without an allocation is reported after this many allocation readings; usually a minute
-)
+_UNALLOCATED_READINGS = 12  # use without an allocation is reported after this many readings of holders
 
 
 @dataclass(frozen=True)
