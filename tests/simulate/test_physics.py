@@ -37,26 +37,13 @@ def test_samples_and_utilisation() -> None:
     assert [(entry.pid, entry.smUtil) for entry in entries] == [(11, 15), (12, 10)]
 
 
-def test_the_power_cap() -> None:
-    now, driver, handle = ready(jitter=0)
-    driver.place(SimulatedLoad(0, 11, duty=1.0, tensor=1.0, dram=1.0))
-    now[0] += 10
-    assert driver.nvmlDeviceGetPowerUsage(handle) == driver.nvmlDeviceGetEnforcedPowerLimit(handle) == 700_000
-    assert driver.nvmlDeviceGetCurrentClocksEventReasons(handle) == pynvml.nvmlClocksEventReasonSwPowerCap
-    (power,) = driver.nvmlDeviceGetFieldValues(handle, [pynvml.NVML_FI_DEV_PERF_POLICY_POWER])
-    assert power.value.ullVal == 10_000_000_000
-    assert 1000 < driver.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM) < 1980
-
-
 LOADS = st.lists(
     st.builds(
         SimulatedLoad,
         gpu=st.just(0),
         pid=st.integers(1, 9),
         duty=st.floats(0, 1),
-        period=st.floats(0.01, 60),
-        tensor=st.floats(0, 1),
-        dram=st.floats(0, 1),
+        sway=st.floats(0, 1),
         phase=st.floats(0, 60),
     ),
     max_size=4,

@@ -26,18 +26,17 @@ from podgpu.simulate.device_calls import (
     GpmSample,
     address_in,
     evaluate_gpm,
+    fill,
     list_processes,
     pci_bus_id,
     pointer_to,
     raise_error,
     read_field_values,
 )
-from podgpu.simulate.gpu import SimulatedGpu, SimulatedInstance, SimulatedLoad, lay_out
+from podgpu.simulate.gpu import SimulatedGpu, SimulatedInstance, SimulatedLoad
 from podgpu.simulate.models import GpuSpec, MigProfile, parse_spec
 
 _PYNVML_NAMES = ("nvml", "NVML", "c_nvml", "struct_c_nvml")
-_HARMLESS = frozenset({"nvmlStructToFriendlyObject", "nvmlFriendlyObjectToStruct", "nvmlExceptionClass"})
-"""Functions of pynvml that do not call the driver."""
 _MAX_WAIT_SECONDS = 0.025
 """Maximum wait for events, in real time, because an injected clock may not advance. Short, because closing the driver
 waits for the end of this wait."""
@@ -138,12 +137,13 @@ class SimulatedNvml:
             address = next((address for address, target in self._targets.items() if target == (gpu, None)), None)
             for event_set in self._event_sets.values():
                 if address is not None and number in event_set.registered:
-                    event = pynvml.c_nvmlEventData_t()
-                    event.device = pointer_to(address, pynvml.c_nvmlDevice_t)
-                    event.eventType = pynvml.nvmlEventTypeXidCriticalError
-                    event.eventData = xid
-                    event.gpuInstanceId = NO_INSTANCE if gi_id is None else gi_id
-                    event.computeInstanceId = NO_INSTANCE if gi_id is None else 0
+                    event = fill(
+                        pynvml.c_nvmlEventData_t(),
+                        device=pointer_to(address, pynvml.c_nvmlDevice_t),
+                        eventType=pynvml.nvmlEventTypeXidCriticalError,
+                        eventData=xid,
+                        gpuInstanceId=NO_INSTANCE if gi_id is None else gi_id,
+                    )
                     event_set.waiting.append(event)
             self._changed.notify_all()
 
@@ -154,7 +154,7 @@ class SimulatedNvml:
         if not name.startswith(_PYNVML_NAMES):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         known = getattr(pynvml, name)
-        if name not in self._functions and (not isinstance(known, FunctionType) or name in _HARMLESS):
+        if name not in self._functions and not isinstance(known, FunctionType):
             return known
         call = self.__dict__[name] = partial(self._call, name)
         return call
@@ -279,9 +279,16 @@ class SimulatedNvml:
         return self._find_handle(gpu if instance else None, instance)
 
     def _cut(self, gpu: SimulatedGpu, profiles: Sequence[MigProfile]) -> None:
+        """Makes instances with the driver's ids: the whole GPU is 0, halves start at 1, quarters at 3, eighths at 7."""
         layout = next(self._layouts)
-        uuids = [f"MIG-{self._make_uuid('mig', gpu.number, layout, slot)}" for slot in range(len(profiles))]
-        gpu.cut(lay_out(gpu.model, profiles, uuids))
+        instances: dict[int, SimulatedInstance] = {}
+        for slot, profile in enumerate(profiles):
+            gi_id = gpu.model.memory_slices // profile.memory_slices - 1
+            while gi_id in instances:
+                gi_id += 1
+            uuid = f"MIG-{self._make_uuid('mig', gpu.number, layout, slot)}"
+            instances[gi_id] = SimulatedInstance(slot, gi_id, profile, uuid)
+        gpu.cut(tuple(instances.values()))
 
     def _make_uuid(self, *parts: object) -> uuid.UUID:
         named = (self._node, self._seed, *parts) if self._node else (self._seed, *parts)
@@ -304,24 +311,18 @@ class SimulatedNvml:
         del objects[address_in(pointer)]
         self._changed.notify_all()
 
-    def _wait(self, event_set: Any, timeout_ms: int) -> Any:
-        deadline = time.monotonic() + min(timeout_ms / 1000, _MAX_WAIT_SECONDS)
-        while True:
-            self._check_session()
-            waiting = self._find(self._event_sets, event_set).waiting
-            if waiting:
-                return waiting.popleft()
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise_error(pynvml.NVML_ERROR_TIMEOUT)
-            self._changed.wait(left)
+    def _wait(self, pointer: Any, timeout_ms: int) -> Any:
+        """Returns the next event. May time out early."""
+        if not self._find(self._event_sets, pointer).waiting:
+            self._changed.wait(min(timeout_ms / 1000, _MAX_WAIT_SECONDS))
+        self._check_session()
+        waiting = self._find(self._event_sets, pointer).waiting
+        return waiting.popleft() if waiting else raise_error(pynvml.NVML_ERROR_TIMEOUT)
 
     def _fill_gpm_sample(self, gpu: SimulatedGpu, gi_id: int | None, pointer: Any) -> Any:
         if not gpu.model.gpm:
             raise_error(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        meter = gpu.meter if gi_id is None else gpu.instance_meters.get(gi_id)
-        if meter is None:
-            raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        meter = gpu.meter if gi_id is None else gpu.instance_meters[gi_id]
         self._find(self._gpm_samples, pointer)
         self._gpm_samples[address_in(pointer)] = GpmSample(gpu.number, gi_id, gpu.at, gpu.nvlinks, meter)
         return pointer
