@@ -29,10 +29,9 @@ from podgpu.holders.reservations import find_reserved
 from podgpu.metrics.conditions import UNALLOCATED
 from podgpu.metrics.encode import NO_LABELS, Body, Family, Sample, encode, families_in
 from podgpu.metrics.fields import THROTTLE_REASONS, fields
-from podgpu.metrics.gpu_manager import render_gpu_manager
 from podgpu.metrics.labels import Policy
 from podgpu.metrics.names import gpu_figures, in_legacy_units, slot_figures
-from podgpu.metrics.render import render_node, render_self
+from podgpu.metrics.render import render_gpu_manager, render_node, render_self
 from podgpu.model import (
     RESERVATION,
     Condition,

@@ -41,8 +41,8 @@ from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.labels import Policy
 from podgpu.model import WorkloadOwner
+from podgpu.simulate.driver import TurnLog
 from podgpu.simulate.node import StageNode, Tenant
-from podgpu.simulate.switches import TurnLog
 from podgpu.usage.containers import ContainerFinder
 from podgpu.web.app import Listener, Service, run
 from podgpu.web.cluster_app import cluster_application

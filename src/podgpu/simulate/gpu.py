@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from podgpu.simulate.models import MIB, GpuModel, MigProfile
 
+LONG_GAP = 600.0  # seconds; longer time is computed in one step
 THERMAL_LAG = 15.0  # time constant in seconds
 IDLE_CELSIUS, FULL_CELSIUS = 32.0, 72.0
 DRAM = 0.3  # use of the memory bandwidth while busy
@@ -184,7 +185,8 @@ class SimulatedGpu:
     def advance(self, now: float) -> None:
         """Computes the state at `now`. Does nothing if `now` is in the past."""
         while self.at < now:
-            end = min(now, math.floor(self.at) + 1.0) if self.running() else now
+            is_one_step = now - self.at > LONG_GAP or not self.running()
+            end = now if is_one_step else min(now, math.floor(self.at) + 1.0)
             self._step(end - self.at, self.activity)
             self.at = end
 
