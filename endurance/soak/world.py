@@ -88,7 +88,7 @@ class World:
         self.clock = clock
         self.random = random
         self.truth = Truth(clock)
-        self.driver = FaultyNvml(GPUS, clock=clock.monotonic, wall=clock.wall, jitter=0)
+        self.driver = FaultyNvml(GPUS, clock=clock.monotonic, wall=clock.wall)
         self.kubelet = FaultyKubelet(str(folder / "kubelet.sock"))
         self.proc = FaultyProc(folder / "proc")
         self.log = folder / "log"

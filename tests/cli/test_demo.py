@@ -59,7 +59,6 @@ class Demo:
                     gpus,
                     Path(opened.enter_context(tempfile.TemporaryDirectory())),
                     first=8 * number,
-                    seed=number,
                     clock=clock.monotonic,
                     wall=clock.wall,
                 )

@@ -105,7 +105,7 @@ def run_demo(
         nodes = []
         for number, spec in enumerate(gpus):
             root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="podgpu-demo-")))
-            node = StageNode(f"node-{number + 1}", spec, root, first=number * _PODS_PER_NODE, seed=number)
+            node = StageNode(f"node-{number + 1}", spec, root, first=number * _PODS_PER_NODE)
             nodes.append(stack.enter_context(node))
             click.echo(f"SIMULATED {node.name}: {spec}, {len(node.kubelet.pods)} pods")
         exporters = [make_exporter(node, prices) for node in nodes]

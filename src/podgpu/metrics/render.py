@@ -6,7 +6,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
-from math import fsum
 from typing import NamedTuple
 
 from podgpu.metrics.dcgm import render_dcgm
@@ -194,6 +193,10 @@ class _HeldSlot(NamedTuple):
         return fraction_of_gpu(self.gpu.model, self.slot.profile) if isinstance(self.slot, MigInstance) else 1.0
 
     @property
+    def memory(self) -> int | None:
+        return None if self.slot.hidden else self.slot.memory_total_bytes
+
+    @property
     def usage(self) -> HolderUsage:
         return self.holder.usage or HolderUsage()
 
@@ -207,11 +210,14 @@ def render_gpu_manager(state: NodeState, policy: Policy) -> list[Family]:
                 held[holder.key].append(_HeldSlot(gpu, slot, holder))
     requests = {request.key: request for request in state.vcuda if request.pod}
     samples: dict[str, list[Sample]] = {name: [] for name in families_in("gpu-manager")}
+    host = (("node", policy.hostname),) if policy.hostname else ()
     for key in sorted(held.keys() | requests.keys()):
+        _, namespace, pod, container = key
+        names = (("pod_name", pod), ("namespace", namespace), *host, ("container_name", container))
         for family, values in _container_values(held[key], requests.get(key, VcudaRequest())).items():
             label = families_in("gpu-manager")[family].labels[-1]
             samples[family] += [
-                Sample(_labels(key, policy.hostname, label, card), v) for card, v in values.items() if v is not None
+                Sample(make_labels((*names, (label, card))), v) for card, v in values.items() if v is not None
             ]
     return make_families("gpu-manager", samples)
 
@@ -229,26 +235,16 @@ def _container_values(slots: Sequence[_HeldSlot], request: VcudaRequest) -> dict
         percents[f"gpu{index}"] = _add(_multiply(ratio, 100) for ratio in ratios)
         size = _add(held.usage.memory_used_bytes for held in on_card)
         mebibytes[f"gpu{index}"] = None if size is None else int(size // MIB)
+    assigned = [(held, held.holder.share_ratio) for held in slots if held.holder.source]
+    share = _add(_multiply(ratio, held.fraction_of_card) for held, ratio in assigned)
+    size = _add(_multiply(ratio, held.memory) for held, ratio in assigned)
+    requested_mib = request.memory_blocks * _BLOCK_MIB or (None if size is None else round(size / MIB))
     return {
         "container_gpu_utilization": {**percents, "total": _add(percents.values())},
         "container_gpu_memory_total": {**mebibytes, "total": _add(mebibytes.values())},
-        "container_request_gpu_utilization": {"total": _requested_cards(slots, request)},
-        "container_request_gpu_memory": {"total": _requested_mib(slots, request)},
+        "container_request_gpu_utilization": {"total": request.cores / _CORES_OF_A_CARD or share},
+        "container_request_gpu_memory": {"total": requested_mib},
     }
-
-
-def _requested_cards(slots: Sequence[_HeldSlot], request: VcudaRequest) -> Number:
-    if request.cores:
-        return request.cores / _CORES_OF_A_CARD
-    return _add(_multiply(held.holder.share_ratio, held.fraction_of_card) for held in slots if held.holder.source)
-
-
-def _requested_mib(slots: Sequence[_HeldSlot], request: VcudaRequest) -> Number:
-    if request.memory_blocks:
-        return request.memory_blocks * _BLOCK_MIB
-    sizes = ((held.holder, None if held.slot.hidden else held.slot.memory_total_bytes) for held in slots)
-    size = _add(_multiply(holder.share_ratio, size) for holder, size in sizes if holder.source)
-    return None if size is None else round(size / MIB)
 
 
 def _multiply(ratio: Number, whole: Number) -> Number:
@@ -259,15 +255,4 @@ def _add(numbers: Iterable[Number]) -> Number:
     """Returns None if there are no numbers, or if one of them is unknown."""
     addends = list(numbers)
     known = [number for number in addends if number is not None]
-    if not known or len(known) < len(addends):
-        return None
-    if all(isinstance(number, int) for number in known):
-        return sum(known)
-    return round(fsum(known), _DECIMALS)  # fsum does not depend on the order
-
-
-@lru_cache(maxsize=4096)
-def _labels(key: tuple[str, ...], node: str, label: str, card: str) -> Labels:
-    _, namespace, pod, container = key
-    host = [("node", node)] if node else []
-    return Labels([("pod_name", pod), ("namespace", namespace), *host, ("container_name", container), (label, card)])
+    return round(sum(known), _DECIMALS) if known and len(known) == len(addends) else None

@@ -86,9 +86,9 @@ def _utilisation(gpu: SimulatedGpu) -> Any:
     return fill(pynvml.c_nvmlUtilization_t(), gpu=round(100 * activity.busy), memory=round(100 * activity.dram))
 
 
-def _clock(clocks: tuple[int, int, int], kind: int) -> Any:
+def _clock(clocks: tuple[int, int, int], kind: int) -> int:
     """Returns a clock by NVML's number of its kind. Graphics and SM clock are the same."""
-    return (clocks[0], *clocks)[kind] if 0 <= kind < 4 else raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    return (clocks[0], *clocks)[kind]
 
 
 def _max_clocks(gpu: SimulatedGpu) -> tuple[int, int, int]:
@@ -153,7 +153,7 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetUUID": lambda gpu: gpu.uuid,
     "nvmlDeviceGetPciInfo": _pci_info,
     "nvmlDeviceGetMinorNumber": lambda gpu: gpu.minor,
-    "nvmlDeviceGetSerial": lambda gpu: f"16500{gpu.seed % 10_000:04d}{gpu.number:04d}",
+    "nvmlDeviceGetSerial": lambda gpu: f"165000000{gpu.number:04d}",
     "nvmlDeviceGetBrand": lambda gpu: gpu.model.brand,
     "nvmlDeviceGetArchitecture": lambda gpu: gpu.model.architecture,
     "nvmlDeviceGetCudaComputeCapability": lambda gpu: gpu.model.compute_capability,
@@ -179,9 +179,7 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
         0 if gpu.activity.device.busy else pynvml.nvmlClocksEventReasonGpuIdle
     ),
     "nvmlDeviceGetPerformanceState": lambda gpu: 0 if gpu.activity.device.busy else gpu.model.idle_pstate,
-    "nvmlDeviceGetTemperature": lambda gpu, sensor: (
-        round(gpu.celsius) if sensor == 0 else raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-    ),
+    "nvmlDeviceGetTemperature": lambda gpu, sensor: round(gpu.celsius),
     "nvmlDeviceGetTemperatureThreshold": _threshold,
     "nvmlDeviceGetFanSpeed": _where(
         lambda gpu: gpu.model.fan,

@@ -54,18 +54,16 @@ class EventSet:
 class SimulatedNvml:
     """Replaces the pynvml module: `driver.nvmlInit()`, `driver.nvmlDeviceGetPowerUsage(handle)`.
 
-    UUIDs are derived from the seed and the node's name, so that GPUs of different nodes differ. `jitter`: relative
-    variation of the activity. In all methods, `number` is `SimulatedGpu.number`.
+    UUIDs are derived from the node's name, so that GPUs of different nodes differ. In all methods, `number` is
+    `SimulatedGpu.number`.
     """
 
     def __init__(
         self,
         spec: str | Sequence[GpuSpec],
         *,
-        seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
-        jitter: float = 0.04,
         driver_version: str = "580.159.04",
         node: str = "",
     ) -> None:
@@ -73,7 +71,6 @@ class SimulatedNvml:
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)  # notified when an event occurs or a session ends
         self._clock = clock
-        self._seed = seed
         self._node = node
         self._driver_version = driver_version
         self._sessions = 0
@@ -91,8 +88,6 @@ class SimulatedNvml:
                 model=one.model,
                 uuid=f"GPU-{self._make_uuid('gpu', number)}",
                 minor=number,
-                seed=seed,
-                jitter=jitter,
                 at=clock(),
                 epoch=epoch,
             )
@@ -293,7 +288,7 @@ class SimulatedNvml:
         gpu.cut(tuple(instances.values()))
 
     def _make_uuid(self, *parts: object) -> uuid.UUID:
-        named = (self._node, self._seed, *parts) if self._node else (self._seed, *parts)
+        named = (self._node, 0, *parts) if self._node else (0, *parts)
         digest = hashlib.sha256("/".join(map(str, named)).encode()).digest()
         return uuid.UUID(bytes=digest[:16], version=4)
 
@@ -388,7 +383,7 @@ class TurnLog:
                 period = int(load.period * 1e9)
                 if self._next.setdefault(pid, self._at + int(load.phase * 1e9) % period) <= self._at:
                     start = self._at / 1e9 - self._gpu.epoch
-                    self._left[pid] = self._left.get(pid, 0) or int(load.demand(start, start + 1) * period)
+                    self._left[pid] = self._left.get(pid, 0) or int(load.demand(start) * period)
                     self._next[pid] += period
             ready = sorted(pid for pid in loads if self._left.get(pid))
             self._works = bool(ready)

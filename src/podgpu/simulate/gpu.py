@@ -1,6 +1,6 @@
 """One simulated GPU, independent of NVML: identity, MIG layout, loads, and the resulting power, heat and counters.
 
-The activity is a function of loads, time and seed, and is constant within a second. So counters are exact sums, do not
+The activity is a function of loads and time, and is constant within a second. So counters are exact sums, do not
 depend on when they are read, and can be computed again for times in the past.
 """
 
@@ -21,7 +21,6 @@ PCIE_TX_BYTES, PCIE_RX_BYTES, NVLINK_BYTES = 6_000_000, 20_000_000, 400_000_000
 """Bytes per busy second. NVLINK_BYTES is per link and direction."""
 SAMPLES_PER_SECOND = 5
 SAMPLE_BUFFER = 20.0  # seconds for which the driver keeps utilisation samples
-_MASK = (1 << 64) - 1
 
 
 # Loads
@@ -43,13 +42,9 @@ class SimulatedLoad:
     sway: float = 0.0  # relative variation of the duty
     sway_period: float = 60.0  # seconds
 
-    def demand(self, start: float, end: float) -> float:
-        """Returns the mean of the duty between two moments. It varies like a sine."""
-        if not self.sway:
-            return self.duty
-        turn = math.tau / self.sway_period
-        first, last = turn * (start + self.phase), turn * (end + self.phase)
-        swing = (math.cos(first) - math.cos(last)) / (last - first)
+    def demand(self, start: float) -> float:
+        """Returns the duty in the second that begins at `start`. It varies like a sine."""
+        swing = math.sin(math.tau * (start + self.phase) / self.sway_period)
         return min(1.0, max(0.0, self.duty * (1 + self.sway * swing)))
 
 
@@ -69,19 +64,11 @@ class Share(NamedTuple):
         )
 
 
-def split_busy(loads: Sequence[SimulatedLoad], start: float, end: float, factor: float) -> list[float]:
-    """Returns the busy share of each load on one GPU or instance, scaled down if the sum exceeds 1."""
-    wanted = [min(1.0, load.demand(start, end) * factor) for load in loads]
+def split_busy(loads: Sequence[SimulatedLoad], start: float) -> list[float]:
+    """Returns the busy share of each load on one GPU or instance in a second, scaled down if the sum exceeds 1."""
+    wanted = [load.demand(start) for load in loads]
     total = sum(wanted)
     return [part / total for part in wanted] if total > 1 else wanted
-
-
-def make_noise(seed: int, gpu: int, bucket: int) -> float:
-    """Returns deterministic pseudo-random noise between -1 and 1."""
-    mixed = (seed * 0x9E3779B97F4A7C15 + gpu * 0xD1B54A32D192ED03 + bucket * 0x8CB92BA72F3D8DD7) & _MASK
-    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
-    return math.ldexp(float(mixed >> 11), -52) - 1.0
 
 
 # The GPU
@@ -137,8 +124,6 @@ class SimulatedGpu:
     model: GpuModel
     uuid: str
     minor: int
-    seed: int
-    jitter: float  # relative variation of the activity
     at: float  # monotonic time up to which the state is computed
     epoch: float  # Unix time at monotonic zero
     mig_enabled: bool = False
@@ -215,12 +200,9 @@ class SimulatedGpu:
 
     def _share_in(self, bucket: int, gi_id: int | None = None) -> Share:
         loads = self.running(gi_id)
-        parts = split_busy(loads, bucket, bucket + 1.0, self._factor(bucket))
+        parts = split_busy(loads, bucket)
         busy = min(1.0, sum(parts))  # scaled parts may add up to 1.0000000000000002
         return Share(busy, sum(part * load.tensor for load, part in zip(loads, parts, strict=True)), DRAM * busy)
-
-    def _factor(self, bucket: int) -> float:
-        return 1.0 + self.jitter * make_noise(self.seed, self.number, bucket)
 
     def running(self, gi_id: int | None = None) -> list[SimulatedLoad]:
         return [r.load for r in self.loads if r.until == math.inf and (gi_id is None or r.load.gi_id == gi_id)]
@@ -281,6 +263,6 @@ class SimulatedGpu:
         moment = index / SAMPLES_PER_SECOND
         bucket = math.floor((index - 0.5) / SAMPLES_PER_SECOND)
         loads = [r.load for r in self.loads if r.since < moment <= r.until]
-        shares = split_busy(loads, bucket, bucket + 1.0, self._factor(bucket))
+        shares = split_busy(loads, bucket)
         by_pid = {load.pid: share for load, share in zip(loads, shares, strict=True)}
         return UtilisationSample(int((moment + self.epoch) * 1e6), by_pid)

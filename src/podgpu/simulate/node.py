@@ -209,13 +209,12 @@ class StageNode:
         root: Path,
         *,
         first: int = 0,
-        seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         """`first`: position of the first GPU in the pattern of tenants. `root`: directory for the host's files."""
         self.name = name
-        self.driver = SimulatedNvml(gpus, seed=seed, node=name, clock=clock, wall=wall)
+        self.driver = SimulatedNvml(gpus, node=name, clock=clock, wall=wall)
         self.root = root
         self.answers = True  # False while the node's exporter does not answer
         self._proc = SimulatedProc(root / "proc")
