@@ -30,7 +30,7 @@ from podgpu.gpu.nvml.driver import (
     parse_instance_id,
 )
 from podgpu.gpu.nvml.plan import DevicePlan, GpmSampler
-from podgpu.gpu.nvml.switch_splitter import Capability, SwitchListener, SwitchLogFactory
+from podgpu.gpu.nvml.switch_splitter import SwitchListener, SwitchLogFactory
 from podgpu.gpu.nvml.usage import UsageReader, UsageSettings
 from podgpu.gpu.source import ErrorEvent, ErrorEvents, GpuAnswer, Inventory, UsageAnswer
 from podgpu.metrics.fields import Field, detail_fields
@@ -87,7 +87,8 @@ class NvmlTelemetry:
         `switch_logs`: opens context-switch logs (`--usage-from`).
         """
         self.name = name
-        self._settings = UsageSettings(sees_processes, switch_logs or SwitchLogFactory(), clock, wall)
+        self.switch_logs = switch_logs or SwitchLogFactory()
+        self._settings = UsageSettings(sees_processes, self.switch_logs, clock, wall)
         self._driver = NvmlDriver(nvml)
         self._count_expected = count_expected
         self._clock = clock
@@ -239,15 +240,10 @@ class NvmlTelemetry:
         with self._hold(gpu) as state:
             return state.usage(shared)
 
-    def check_capability(self, gpu: Device) -> Capability:
-        """Returns how usage would be split if containers shared this GPU. Raises SourceError."""
-        with self._hold(gpu) as state:
-            return self._settings.switch_logs.check_capability(self._driver, state.layout[0])
-
     def open_switch_log(self, gpu: Device) -> SwitchListener:
         """Opens the context-switch log of this GPU. Raises SwitchLogError or SourceError."""
         with self._hold(gpu) as state:
-            return self._settings.switch_logs.open_listener(self._driver, state.layout[0], self._settings.wall)
+            return self.switch_logs.open_listener(self._driver, state.layout[0], self._settings.wall)
 
     @contextmanager
     def _hold(self, gpu: Device) -> Iterator[NvmlGpu]:
