@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from podgpu.doctor.findings import Finding, note, ok, plural, wrong
-from podgpu.errors import SourceError, StartError, few_of
+from podgpu.doctor.findings import Finding, note, ok, wrong
+from podgpu.errors import SourceError, StartError, few_of, plural
 from podgpu.gpu.dcgm import DcgmTelemetry
 from podgpu.gpu.dcgm.connection import format_version
 from podgpu.gpu.exporter import ExporterTelemetry
