@@ -23,9 +23,9 @@ from podgpu.agent.telemetry_turn import TelemetryResult
 from podgpu.agent.usage_turn import UsageResult
 from podgpu.clock import FaultLog
 from podgpu.errors import few_of
+from podgpu.holders.annotations import find_reserved
 from podgpu.holders.merge import describe, explain
 from podgpu.holders.reader import AllocationResult
-from podgpu.holders.reservations import find_reserved
 from podgpu.metrics.conditions import UNALLOCATED
 from podgpu.metrics.encode import NO_LABELS, Body, Family, Sample, encode, families_in
 from podgpu.metrics.fields import THROTTLE_REASONS, fields
