@@ -19,10 +19,9 @@ from bench.figures import Figure
 from bench.node import simulated_node
 from podgpu.agent.loop import Agent
 from podgpu.metrics.encode import CONTENT_TYPE
-from podgpu.web.app import Listener, listening
+from podgpu.web.app import Address, Listener, listening
 from podgpu.web.connections import ConnectionLimits
 from podgpu.web.exporter_app import application
-from podgpu.web.sockets import Address
 
 MAX_RATIO = 1.5
 _CODINGS = {"plain": "identity", "gzip": "gzip"}

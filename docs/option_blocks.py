@@ -46,7 +46,7 @@ def other_commands() -> Iterator[str]:
 def _options_table(name: str) -> Iterator[str]:
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
-    rows = (_option_row(row) for row, _ in shown_options(command, everything=False) if row.flag != "help-all")
+    rows = (_option_row(row) for row in shown_options(command, everything=False) if row.flag != "help-all")
     return table(("Flag", "Variable", "Default", "Meaning"), rows)
 
 

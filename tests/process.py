@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from podgpu.web.sockets import Address
+from podgpu.web.app import Address
 from tests.net import free_port, lines_of
 from tests.nodes.clock import PATIENCE, wait_until
 from tests.web.server import Client

@@ -13,6 +13,8 @@ from podgpu.errors import SourceError
 from podgpu.files import read_bounded
 
 T = TypeVar("T")
+MakeTlsContext = Callable[[], ssl.SSLContext]
+"""Called for each new connection, so that renewed certificates are used."""
 _MAX_PEM_BYTES = 4 * 1024 * 1024
 
 
@@ -82,6 +84,14 @@ def load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes, names: st
         why = f" ({reason.lower().replace('_', ' ')})" if reason else ""
         problem = f"{names} must be a certificate and a key in PEM without a password{why}"
         raise SourceError("tls", problem) from error
+
+
+def load_authorities(context: ssl.SSLContext, authorities: bytes, name: str) -> None:
+    """Loads the CAs that verify clients' certificates. Raises SourceError if they are invalid."""
+    try:
+        context.load_verify_locations(cadata=authorities.decode("ascii", "ignore"))
+    except (ssl.SSLError, ValueError) as error:
+        raise SourceError("tls", f"{name} contains no valid PEM certificate") from error
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.labels import Policy
 from podgpu.model import Assignment, Unmapped, VcudaRequest, Workload
 from podgpu.simulate.gpu import SimulatedLoad
-from podgpu.web.node_page import build_state
+from podgpu.web.exporter_app import build_state
 from tests.agent.simulated_node import SimulatedNode
 from tests.simulated import FaultyProc, container_cgroup
 

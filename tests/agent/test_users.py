@@ -18,7 +18,7 @@ from podgpu.model import Assignment, Workload
 from podgpu.simulate.gpu import SimulatedLoad
 from podgpu.top.lines import flatten, make_lines
 from podgpu.usage.containers import ContainerFinder
-from podgpu.web.node_page import build_state
+from podgpu.web.exporter_app import build_state
 from tests.agent.simulated_node import SimulatedNode
 from tests.simulated import FaultyProc, cgroup_text
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from podgpu.autoscale.answers import compute_pod_values, compute_value, is_active
 from podgpu.autoscale.metrics import METRICS, PROFILING_METRICS, UTILIZATION
-from podgpu.autoscale.requests import MetricRequest, PodSelector, Refusal, RefusalKind, find_metric, parse_selector
+from podgpu.autoscale.requests import MetricRequest, PodSelector, Refusal, find_metric, parse_selector
 from podgpu.cluster.collect import ViewSettings
 from podgpu.model import DeviceState, SlotUsage
 from tests.autoscale.scenes import BEGIN, INFERENCE, INTERVAL, Stage, busy, figure, gpu, holder, pod, refused
@@ -59,7 +59,7 @@ def test_less_than_half_of_a_window_is_no_value() -> None:
     """After a restart two replicas would answer differently, and one sample is not a mean."""
     stage, window = Stage([pod("a")]), 10 * INTERVAL
     stage.turns(4, n1=(busy("a", 0.2, 0),))
-    assert refused(stage, window=window).kind is RefusalKind.NO_DATA
+    assert refused(stage, window=window).status == 503
     assert pod_values(stage, window=window) == {}
     assert figure(stage, window=4 * INTERVAL) == pytest.approx(20)
     stage.turn(n1=(busy("a", 0.2, 0),))
@@ -171,7 +171,7 @@ def test_a_nodes_clock_that_was_set_or_stands_still_gives_no_rate(jump: float | 
     else:
         for _ in range(4):
             document(stage, 0.0, at=BEGIN + 30.0, busy_seconds=30.0)
-    assert refused(stage, "gpu_busy").kind is RefusalKind.NO_DATA
+    assert refused(stage, "gpu_busy").status == 503
 
 
 # avg_GPU_utilization: the mean over the GPUs in use
@@ -194,7 +194,7 @@ def test_used_utilisation_of_a_namespace_and_the_cluster() -> None:
     )
     assert figure(stage, "avg_GPU_utilization", PodSelector("serving")) == pytest.approx(80)
     assert figure(stage, "avg_GPU_utilization", PodSelector("")) == pytest.approx(50)
-    assert refused(stage, "avg_GPU_utilization", aggregate="p90").kind is RefusalKind.BAD_REQUEST
+    assert refused(stage, "avg_GPU_utilization", aggregate="p90").status == 400
 
 
 @pytest.mark.parametrize("namespace", ["serving", ""])
@@ -204,7 +204,7 @@ def test_used_utilisation_of_a_scope_is_refused_while_one_of_its_nodes_is_stale(
     stage.turn(n1=(idle,), n2=(gpu(1, holder("b"), measured=90.0),))
     stage.turns(8, n1=(idle,))
     error = refused(stage, "avg_GPU_utilization", selector)
-    assert error.kind is RefusalKind.NO_DATA
+    assert error.status == 503
     assert "b on n2, last read 120 s ago" in str(error)
     assert figure(stage, "avg_GPU_utilization", selector, skip_missing=True) == 0.001
     stage.trouble = "the API server is away"
@@ -227,7 +227,7 @@ def test_a_selector_is_of_one_namespace() -> None:
     assert figure(stage, selector=PodSelector("serving", labels=parse_selector("app in (inference,x)"))) == 20
     for labels in ("app=nobody", "app=web"):
         error = refused(stage, selector=PodSelector("serving", labels=parse_selector(labels)))
-        assert error.kind is RefusalKind.NOT_FOUND
+        assert error.status == 404
         assert labels in str(error)
 
 
@@ -236,16 +236,9 @@ def test_a_pod_on_a_stale_node_has_no_value_unless_it_is_skipped() -> None:
     stage.turn(n1=(busy("a", 0.2, 0),), n2=(busy("b", 0.9, 1),))
     stage.turns(4, n1=(busy("a", 0.2, 0),))
     error = refused(stage)
-    assert error.kind is RefusalKind.NO_DATA
+    assert error.status == 503
     assert "b on n2, last read 60 s ago" in str(error)
     assert figure(stage, skip_missing=True) == pytest.approx(20)
-
-
-def test_there_are_no_values_while_the_pods_are_not_known() -> None:
-    stage = three_pods()
-    stage.trouble = "the running pods are not known yet"
-    stage.turn(n1=())
-    assert refused(stage).kind is RefusalKind.NO_DATA
 
 
 # The node of a pod
@@ -269,7 +262,7 @@ def test_an_exporter_that_names_its_node_differently_is_used_if_it_is_the_only_o
     stage.turn(n1=(busy("a", 0.6, 0),))
     assert figure(stage) == pytest.approx(60)
     stage.turn(n1=(busy("a", 0.6, 0),), n2=(busy("a", 0.0, 0, uuid="GPU-b"),))
-    assert refused(stage).kind is RefusalKind.NO_DATA
+    assert refused(stage).status == 503
 
 
 # Idleness
@@ -313,7 +306,7 @@ def test_counters_that_stand_still_do_not_prove_idleness() -> None:
     stage.turns(40, n1=(counted(50.0, 900.0),))
     assert active(stage, 60.0)
     stage.turns(3, n1=(counted(50.0, 900.0, utilization=None),))
-    assert refused(stage, "gpu_busy").kind is RefusalKind.NO_DATA
+    assert refused(stage, "gpu_busy").status == 503
     assert active(stage, 15.0)
 
 
@@ -380,7 +373,7 @@ def test_a_workload_with_a_pod_on_a_stale_node_is_not_idle(requests_gpu: bool) -
     stage.turn(n1=(idle,))
     with pytest.raises(Refusal, match="b on n2") as raised:
         active(stage, 120.0)
-    assert raised.value.kind is RefusalKind.NO_DATA
+    assert raised.value.status == 503
     stage.pods = [pod("a")]
     stage.turn(n1=(idle,))
     assert not active(stage, 120.0)
@@ -391,7 +384,7 @@ def test_a_workload_without_pods_is_neither_active_nor_idle() -> None:
     stage.turn(n1=(gpu(0, utilization=0.0),))
     with pytest.raises(Refusal) as raised:
         active(stage, 60.0)
-    assert raised.value.kind is RefusalKind.NOT_FOUND
+    assert raised.value.status == 404
 
 
 def test_clients_of_mps_have_no_value_and_the_reason_is_said() -> None:
@@ -400,7 +393,7 @@ def test_clients_of_mps_have_no_value_and_the_reason_is_said() -> None:
     stage.turns(3, n1=(replace(shared, usage=SlotUsage(method="mps")),))
     for metric in ("gpu_utilization", "gpu_busy", "gpu_power"):
         refusal = refused(stage, metric)
-        assert refusal.kind is RefusalKind.NO_DATA
+        assert refusal.status == 503
         assert f"{metric} of a, b is not known under MPS" in str(refusal)
     assert figure(stage, "gpu_memory_utilization") == pytest.approx(10), "memory is known"
     assert active(stage, 15.0), "a client that may work is not scaled to zero"
@@ -422,7 +415,7 @@ def test_there_is_no_answer_before_the_first_round_and_long_after_the_last() -> 
     assert stage.snapshot(60.0).rounds
     with pytest.raises(Refusal) as raised:
         stage.snapshot(100.0)
-    assert raised.value.kind is RefusalKind.NO_DATA
+    assert raised.value.status == 503
 
 
 def test_a_clock_that_is_set_does_not_change_the_window() -> None:

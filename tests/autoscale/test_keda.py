@@ -20,7 +20,7 @@ from podgpu.autoscale import externalscaler_pb2 as pb
 from podgpu.autoscale.keda import ExternalScaler, KedaTls
 from podgpu.errors import StartError
 from podgpu.tls import Pem
-from podgpu.web.sockets import Address
+from podgpu.web.app import Address
 from tests.autoscale.scenes import Stage, busy, pod
 from tests.certificates import Certificates
 
@@ -133,9 +133,9 @@ def test_no_data_is_an_error(use: Callable[[Client], Awaitable[Any]]) -> None:
 @pytest.mark.parametrize(
     ("use", "code", "text"),
     [
-        (lambda client: client.is_active(ref(metric="gpu_utilisation")), "NOT_FOUND", "gpu_utilization?"),
+        (lambda client: client.is_active(ref(metric="gpu_utilisation")), "NOT_FOUND", "must be one of gpu_utilization"),
         (lambda client: client.is_active(ref(owner="Deployment/none")), "NOT_FOUND", "Deployment serving/none"),
-        (lambda client: client.is_active(ref(targt="1")), "INVALID_ARGUMENT", "did you mean target?"),
+        (lambda client: client.is_active(ref(targt="1")), "INVALID_ARGUMENT", "must be one of metric, target"),
         (lambda client: client.unknown(ref()), "UNIMPLEMENTED", ""),
     ],
 )

@@ -30,9 +30,9 @@ from podgpu.cluster.view import (
     View,
 )
 from podgpu.metrics.encode import Body, etag_of
+from podgpu.web.app import Address
 from podgpu.web.lifecycle import forget_route
 from podgpu.web.page_routes import page_routes
-from podgpu.web.sockets import Address
 from tests.web.server import LOOPBACK, Client, running
 
 GIB = 1024**3

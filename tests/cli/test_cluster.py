@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from podgpu.cli.main import run
-from podgpu.web.sockets import parse_address
+from podgpu.web.app import parse_address
 from tests.cluster.real_servers import needs, prometheus
 from tests.nodes.clock import PATIENCE, wait_until
 from tests.process import CLUSTER, PODGPU, podgpu
@@ -30,7 +30,7 @@ from tests.web.server import Client
         (["--prometheus", "nowhere"], "--prometheus 'nowhere': not the URL of an HTTP server; write HOST:PORT"),
         (["--prometheus", "http://b", "--node-label", " , "], "--node-label is empty"),
         (["--prometheus", "http://b", "--prometheus-username", "me"], "password-file must be set together"),
-        (["--prometheus", "http://b", "--prometheus-tenant", "a\nb"], "must be one line without"),
+        (["--prometheus", "http://b", "--prometheus-tenant", "a\nb"], "must not contain line breaks"),
         (["--scrape", "http://a", "--match", 'a="b"'], "--match is used only with --prometheus"),
         (
             ["--prometheus", "http://b", "--exporter-username", "a"],

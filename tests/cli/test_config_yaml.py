@@ -36,8 +36,12 @@ def test_a_complete_file() -> None:
         "DCGM_FI_DEV_POWER_USAGE",
         "DCGM_FI_DEV_SM_CLOCK",
     ]
-    assert (config.exporter_metrics, config.interval, config.max_concurrent_scrapes) == (True, 30.0, 8)
-    assert not config.ignored
+    assert config.options == {
+        "collectors": None,
+        "collect_interval": 30.0,
+        "max_concurrent_scrapes": 8,
+        "enable_exporter_metrics": True,
+    }
     (quick,) = config.collections
     assert (quick.name, quick.every) == ("quick-power", 2.0)
 

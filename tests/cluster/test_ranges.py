@@ -19,7 +19,6 @@ from podgpu.cluster.ranges import (
     RangeAnswer,
     RangeQuery,
     RangeRow,
-    RecordedUsage,
     describe_row,
     encode_range_csv,
     escape_cell,
@@ -28,6 +27,7 @@ from podgpu.cluster.ranges import (
 )
 from podgpu.cluster.record import RoundReader
 from podgpu.cluster.state import ClusterState
+from podgpu.cluster.summary import RecordedUsage
 from podgpu.cluster.view import make_view
 from podgpu.errors import UsageError
 from podgpu.history.recorder import HistoryRecorder
@@ -47,7 +47,7 @@ class Cluster:
         clock = Clock(monotonic=lambda: self.at, wall=lambda: WALL + self.at)
         reader = RoundReader(lambda: self.world.state, 60.0, clock.wall)
         self.recorder = HistoryRecorder(reader, clock, directory)
-        self.answers = RecordedUsage(self.recorder, self.state, clock)
+        self.answers = RecordedUsage(self.recorder, self.state)
 
     def state(self) -> ClusterState:
         assert self.world.state is not None

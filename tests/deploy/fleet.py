@@ -31,7 +31,7 @@ from podgpu.metrics.labels import Policy
 from podgpu.metrics.names import HOST_LABELS, NameSet
 from podgpu.simulate.node import Tenant, furnish, place_loads, pods
 from podgpu.usage.containers import ContainerFinder
-from podgpu.web.sockets import Address
+from podgpu.web.app import Address
 from tests.cluster.real_servers import alertmanager, expositions_at, needs, prometheus
 from tests.deploy.relabelings import scrape_job
 from tests.simulated import FaultyNvml

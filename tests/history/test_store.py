@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.history.answers import MAX_POINTS
-from podgpu.history.queries import UsageSum, read_gpu, read_pod, read_range, read_usage_start
+from podgpu.history.answers import MAX_POINTS, UsageSum, read_gpu, read_pod, read_range, read_usage_start
 from podgpu.history.store import (
     Amounts,
     Figures,

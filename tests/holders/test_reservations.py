@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.clock import Clock
 from podgpu.cluster.collect import NodeReading
 from podgpu.cluster.prices import Price, Prices
-from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RecordedUsage
+from podgpu.cluster.ranges import RangeAnswer, RangeQuery
 from podgpu.cluster.record import RoundReader
+from podgpu.cluster.summary import RecordedUsage
 from podgpu.cluster.view import View, make_view
 from podgpu.history.recorder import HistoryRecorder
+from podgpu.holders.annotations import find_reserved, replace_reservations
 from podgpu.holders.merge import merge
-from podgpu.holders.reservations import find_reserved, replace_reservations
 from podgpu.kube.objects import ContainerRecord, PodRecord
 from podgpu.metrics.adapter import node_from_text
 from podgpu.model import Allocation, Assignment, NodeState, Workload
@@ -146,7 +146,7 @@ def view_of(document: NodeState) -> tuple[View, RangeAnswer]:
         assert sum(holder.part for holder in device.holders) <= 1
     recorder = HistoryRecorder(RoundReader(lambda: state, 60.0, time.time))
     recorder.record()
-    return view, asyncio.run(RecordedUsage(recorder, lambda: state, Clock()).range(RangeQuery(order="wasted")))
+    return view, asyncio.run(RecordedUsage(recorder, lambda: state).range(RangeQuery(order="wasted")))
 
 
 @pytest.mark.parametrize(

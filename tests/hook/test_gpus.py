@@ -20,7 +20,6 @@ from podgpu.hook.devices import (
     find_gpus,
     read_cards,
 )
-from podgpu.hook.plugin import Sandboxes
 from tests.hook.runtime import uuid
 
 KOORDINATOR = "scheduling.koordinator.sh/device-allocated"
@@ -52,7 +51,7 @@ def sandbox(annotations: Mapping[str, str] | None = None, **containers: Mapping[
         )
         for name, facts in containers.items()
     ]
-    return Sandboxes([pod], made).all()[0]
+    return Sandbox(pod, tuple(made))
 
 
 def _list(facts: Mapping[str, object], key: str) -> list[object]:

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from podgpu.errors import SourceError
 from podgpu.hook import nri_pb2
 from podgpu.hook.loop import Hook
-from podgpu.hook.nri import PLUGIN_SERVICE, RUNTIME_SERVICE, BadFrame, Demuxer, Message, encode
+from podgpu.hook.nri import PLUGIN_SERVICE, RUNTIME_SERVICE, Message, encode, split_messages
 from tests.hook.conftest import StartHook, wait_written
 from tests.hook.runtime import PLUGIN, Container, Ended, PluginError, Pod, Runtime, gpu_pod, uuid
 from tests.nodes.clock import wait_until
@@ -227,12 +228,10 @@ MESSAGES = st.lists(
 @given(MESSAGES, st.integers(1, 5000))
 def test_round_trip_in_any_pieces(messages: list[Message], size: int) -> None:
     sent = b"".join(map(encode, messages))
-    demuxer = Demuxer()
-    taken = [message for at in range(0, len(sent), size) for message in demuxer.feed(sent[at : at + size])]
-    assert taken == messages
+    assert list(split_messages(sent[at : at + size] for at in range(0, len(sent), size))) == messages
 
 
 @given(st.binary(max_size=300))
 def test_garbage_is_rejected_or_incomplete(garbage: bytes) -> None:
-    with suppress(BadFrame):
-        list(Demuxer().feed(garbage))
+    with suppress(SourceError):
+        list(split_messages([garbage]))

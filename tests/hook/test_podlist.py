@@ -16,8 +16,7 @@ from podgpu.files import AtomicFile
 from podgpu.holders.node_files import PodlistEntry
 from podgpu.hook import HookCounters, nri_pb2
 from podgpu.hook.devices import Cards, Sandbox
-from podgpu.hook.loop import Hook, HookSettings
-from podgpu.hook.podlist import PodlistWriter, encode_podlist
+from podgpu.hook.loop import Hook, HookSettings, PodlistWriter, encode_podlist
 from tests.hook.conftest import StartHook, wait_written
 from tests.hook.runtime import Runtime, gpu_pod, read_podlist, uuid
 from tests.hook.test_life import count, errors

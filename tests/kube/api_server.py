@@ -170,7 +170,6 @@ class SimulatedApiServer:
         self.refusal: tuple[int, str] | None = None  # status and message of every response
         self.refuse_watches_only = False
         self.forbidden_paths: frozenset[str] = frozenset()
-        self.retry_after: int | None = None
         self.raw_answer: bytes | None = None  # sent with status 200 instead of any list
         self.raw_headers: Mapping[str, str] = {"Content-Type": "application/json"}
         self.raw_endless = False  # sent again and again until the client closes the connection
@@ -317,7 +316,7 @@ class SimulatedApiServer:
         if self.tokens is not None and noted.token not in self.tokens:
             return _status(401, "Unauthorized")
         if self.refusal is not None and (noted.watches or not self.refuse_watches_only):
-            return _status(*self.refusal, self.retry_after)
+            return _status(*self.refusal)
         if request.path in self.forbidden_paths:
             return _status(403, f'forbidden: cannot get path "{request.path}"')
         if request.path == "/apis/resource.k8s.io" and self.resource_api_versions:
@@ -391,6 +390,5 @@ class SimulatedApiServer:
         return response
 
 
-def _status(code: int, message: str, retry_after: int | None = None) -> web.Response:
-    headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
-    return web.json_response(_status_object(code, message), status=code, headers=headers)
+def _status(code: int, message: str) -> web.Response:
+    return web.json_response(_status_object(code, message), status=code)

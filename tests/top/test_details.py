@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from podgpu.cluster.summary import JobSummary
 from podgpu.cluster.view import ConditionView, FieldView, GpuDetails, GpuView, SourceView, XidView
 from podgpu.model import WaitPart, Workload, WorkloadOwner, parts_of
-from podgpu.top.details import render_details
+from podgpu.top.screen import render_details
 from podgpu.top.source import FetchedDetails, Sparklines
 from podgpu.top.table import as_text
 from tests.top import scene
@@ -81,7 +81,7 @@ def test_an_instance_with_several_holders() -> None:
     seen = scene.seen(gpu(7, instances=[instance(3, TRAINING, idle)]))
     lines = [as_text(spans) for spans in render_details(seen.lines[0].beneath[0], seen, 80)]
     assert lines[0] == "GPU 7/3 1g.10gb  H100 80GB HBM3  on n  GPU-7"
-    assert lines[-2] == "  utilisation –   memory – GiB   processes –   idle 5m01s   share 25%"
+    assert lines[-1] == "  utilisation –   memory – GiB   processes –   idle 5m01s   share 25%"
 
 
 def test_a_holder_that_waits() -> None:
@@ -113,7 +113,7 @@ def test_the_servers_details() -> None:
 @pytest.mark.parametrize(
     ("fetched", "line"),
     [
-        (None, "fetching details …"),
+        (FetchedDetails(), "fetching details …"),
         (FetchedDetails("GPU-1", DETAILS), "fetching details …"),
         (FetchedDetails("GPU-7", error="no answer within 5 s"), "details are not available: no answer within 5 s"),
     ],

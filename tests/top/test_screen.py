@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from podgpu.cluster.nodes import Alert
 from podgpu.cluster.view import GpuDetails, XidView
 from podgpu.errors import SourceError
-from podgpu.top.feed import Seen
+from podgpu.top.live import decode_keys
 from podgpu.top.screen import Screen
-from podgpu.top.source import FetchedDetails
+from podgpu.top.source import FetchedDetails, Seen
 from podgpu.top.table import Spans, as_text
-from podgpu.top.terminal import decode_keys
 from tests.top import scene
 from tests.top.scene import LOST, gpu, holder
 

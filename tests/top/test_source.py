@@ -6,7 +6,6 @@ import pytest
 
 from podgpu.cluster.view import GpuView, View
 from podgpu.errors import SourceError
-from podgpu.top.feed import Feed
 from podgpu.top.source import ClusterSource, ExporterSource
 from tests.top.scene import LOST, gpu, holder, node, view
 from tests.top.servers import EXPOSITION, HTML, JSON_HEAD, answer, podgpu_server, serving
@@ -48,7 +47,7 @@ def test_a_cluster_without_podgpus_view_is_an_error() -> None:
 )
 def test_bad_histories(body: bytes) -> None:
     with serving(answer(body, JSON_HEAD)) as server, pytest.raises(SourceError):
-        ClusterSource(server.address).read_history(60)
+        ClusterSource(server.address).read_history()
 
 
 # Other exporters
@@ -86,15 +85,3 @@ def test_bad_answers(reply: bytes, reason: str) -> None:
     assert caught.value.reason == reason
     assert server.url in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_silent_server_is_left_at_the_deadline() -> None:
-    with serving(b"") as server:
-        server.silent = True
-        source = ExporterSource(server.url)
-        source.deadline = 0.05
-        feed = Feed(source, 1.0)
-        for message in ("no answer within", "has not returned"):
-            with pytest.raises(SourceError, match=message):
-                feed.read()
-        feed.close()

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from podgpu.agent.usage_turn import make_turns
 from podgpu.model import (
     Assignment,
     Device,
@@ -25,7 +26,6 @@ from podgpu.model import (
     Workload,
     WorkloadKey,
 )
-from podgpu.usage.attribution import make_turns
 from podgpu.usage.containers import OwnersByPid
 from podgpu.usage.ledger import Ledger
 

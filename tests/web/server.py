@@ -14,10 +14,10 @@ from typing import Any
 from aiohttp import web
 
 from podgpu.agent.loop import Agent
-from podgpu.web.app import Listener, listening
-from podgpu.web.connections import ConnectionLimits, MakeTlsContext
+from podgpu.tls import MakeTlsContext
+from podgpu.web.app import Address, Listener, listening
+from podgpu.web.connections import ConnectionLimits
 from podgpu.web.exporter_app import application
-from podgpu.web.sockets import Address
 
 LOOPBACK = Address("127.0.0.1", 0)
 _PATIENCE = 90.0

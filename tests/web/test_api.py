@@ -19,8 +19,7 @@ from podgpu.cluster import view as view_structs
 from podgpu.cluster.prices import read_prices
 from podgpu.metrics.parse import parse_text
 from podgpu.model import NodeState, decode_node, encode_node
-from podgpu.web.exporter_app import PageSources, application
-from podgpu.web.node_page import node_recorder, node_usage
+from podgpu.web.exporter_app import application, node_recorder, node_usage
 from tests.nodes.node import Description, Node, node_of
 from tests.web.conftest import UUID
 from tests.web.server import Client, running
@@ -62,7 +61,7 @@ def test_view_gzip_and_etag(node: Node, client: Client) -> None:
     assert gzip.decompress(zipped.body) == plain.body
     assert plain.headers["Vary"] == "Accept-Encoding"
     etag = plain.headers["ETag"]
-    for known in (etag, f'"a", {etag}', "*", etag.removeprefix("W/")):
+    for known in (etag, f'"a", {etag}', etag.removeprefix("W/")):
         assert client.ask("/api/v1/view", If_None_Match=known).status == 304
     node.clock.advance(1.0)
     node.agent.read_telemetry()
@@ -107,17 +106,16 @@ def test_pod(node: Node, client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status", "words"),
+    ("path", "status", "words"),
     [
-        ("GET", "/api/v1/pods/research/nobody", 404, "pod research/nobody holds no GPU"),
-        ("GET", "/api/v1/pods/a%22b/c%0Ad", 404, 'a"b/c\nd'),
-        ("GET", "/api/v2/view", 404, "/api/v1/view"),
-        ("POST", "/api/v1/view", 405, "only GET and HEAD"),
+        ("/api/v1/pods/research/nobody", 404, "pod research/nobody holds no GPU"),
+        ("/api/v1/pods/a%22b/c%0Ad", 404, 'a"b/c\nd'),
+        ("/api/v2/view", 404, "no path /api/v2/view"),
     ],
 )
-def test_errors_are_json(node: Node, client: Client, method: str, path: str, status: int, words: str) -> None:
+def test_errors_are_json(node: Node, client: Client, path: str, status: int, words: str) -> None:
     node.take_turns()
-    answer = client.ask(path, method)
+    answer = client.ask(path)
     assert (answer.status, answer.headers["Content-Type"]) == (status, "application/json; charset=utf-8")
     assert words in json.loads(answer.body)["error"]
     assert list(json.loads(answer.body)) == ["error"]
@@ -171,7 +169,7 @@ def test_prices(lived_in: Node, tmp_path: Path) -> None:
     lived_in.take_turns()
     file = tmp_path / "prices.yml"
     file.write_text('currency: EUR\nmodels: {"NVIDIA H100 80GB HBM3": {gpu_hour: 7}}', encoding="utf-8")
-    with running(lived_in.agent, app=partial(application, page=PageSources(prices=read_prices(str(file))))) as client:
+    with running(lived_in.agent, app=partial(application, prices=read_prices(str(file)))) as client:
         said = view(client)
         assert (said["currency"], said["prices"]) == ("EUR", "file")
         gpus = said["nodes"][0]["gpus"]
@@ -204,7 +202,7 @@ def test_waste(lived_in: Node) -> None:
         lived_in.agent.read_usage()
         recorder.record()
     usage = node_usage(lived_in.agent, recorder, prices)
-    with running(lived_in.agent, app=partial(application, page=PageSources(usage=usage))) as client:
+    with running(lived_in.agent, app=partial(application, usage=usage)) as client:
         said = json.loads(client.ask("/api/v1/waste").body)
         table = client.ask("/api/v1/waste?by=namespace&format=csv")
         wrong = client.ask("/api/v1/waste?by=gpu")
@@ -240,7 +238,7 @@ def test_range_equals_the_counters_of_the_metrics(lived_in: Node) -> None:
     prices = read_prices("example")
     recorder = node_recorder(lived_in.agent, prices=prices)
     usage = node_usage(lived_in.agent, recorder, prices)
-    with running(lived_in.agent, app=partial(application, page=PageSources(usage=usage))) as client:
+    with running(lived_in.agent, app=partial(application, usage=usage)) as client:
         totals = []
         for number in range(41):
             if number in (0, 40):

@@ -161,7 +161,7 @@ class FakeBcrypt:
 
 def test_unknown_user_takes_as_much_time_as_a_known_one() -> None:
     compare = FakeBcrypt(b"guess")
-    assert not asyncio.run(LoginChecker(compare).is_valid(USERS, b"mallory", b"guess"))
+    assert not asyncio.run(LoginChecker(compare).is_valid(USERS, "mallory", b"guess"))
     ((_, against),) = compare.calls
     assert against.startswith(b"$2b$05$"), "the highest cost of all users"
     assert not bcrypt.checkpw(b"guess", against), "a hash that bcrypt accepts"
@@ -175,17 +175,17 @@ def test_wrong_logins_do_not_delay_a_known_one() -> None:
     logins = LoginChecker(compare)
 
     async def check() -> None:
-        assert await logins.is_valid(USERS, b"alice", b"right")
+        assert await logins.is_valid(USERS, "alice", b"right")
         compare.go.clear()
-        guesses = [asyncio.create_task(logins.is_valid(USERS, b"alice", b"%d" % number)) for number in range(300)]
+        guesses = [asyncio.create_task(logins.is_valid(USERS, "alice", b"%d" % number)) for number in range(300)]
         await asyncio.sleep(0)
-        assert await logins.is_valid(USERS, b"alice", b"right")
+        assert await logins.is_valid(USERS, "alice", b"right")
         assert not any(guess.done() for guess in guesses)
         compare.go.set()
         assert not any(await asyncio.gather(*guesses))
-        assert await logins.is_valid(USERS, b"alice", b"right")
+        assert await logins.is_valid(USERS, "alice", b"right")
         assert sum(password == b"right" for password, _ in compare.calls) == 1
-        assert await logins.is_valid(USERS | {"alice": ALICE}, b"alice", b"right")
+        assert await logins.is_valid(USERS | {"alice": ALICE}, "alice", b"right")
         assert sum(password == b"right" for password, _ in compare.calls) == 2, "the hash changed"
 
     asyncio.run(check())

@@ -11,8 +11,7 @@ import pytest
 
 from podgpu.errors import SourceError
 from podgpu.history.answers import JSON
-from podgpu.web.exporter_app import PageSources, application
-from podgpu.web.node_page import node_recorder
+from podgpu.web.exporter_app import application, node_recorder
 from tests.nodes.node import Node
 from tests.web.conftest import UUID
 from tests.web.server import Client, running
@@ -29,7 +28,7 @@ def test_an_exporter_records_what_its_page_shows(node: Node) -> None:
     recorder = node_recorder(node.agent)
     node.take_turns()
     assert recorder.record()
-    with running(node.agent, app=partial(application, page=PageSources(recorder))) as client:
+    with running(node.agent, app=partial(application, history=recorder)) as client:
         shown = json.loads(client.ask("/api/v1/view").body)["nodes"][0]["gpus"][0]
         said = get(client, f"/api/v1/history/gpus/{UUID}")
         lines = get(client, "/api/v1/history")
@@ -70,13 +69,9 @@ def test_figures_that_are_too_old_are_not_recorded(node: Node) -> None:
 )
 def test_what_cannot_be_answered_says_why(node: Node, path: str, status: int, says: str) -> None:
     recorder = node_recorder(node.agent)
-    with running(node.agent, app=partial(application, page=PageSources(recorder))) as client:
+    with running(node.agent, app=partial(application, history=recorder)) as client:
         assert says in get(client, f"/api/v1/history{path}", status)["error"]
         assert client.ask(f"/api/v1/history{path}", "POST").status == 405
-
-
-def test_without_a_history_it_is_said(client: Client) -> None:
-    assert get(client, "/api/v1/history", 404) == {"error": "this server does not store a history"}
 
 
 class Away:
@@ -92,5 +87,5 @@ class Away:
 
 @pytest.mark.parametrize("path", ["", "/gpus/GPU-0", "/pods/a/b"])
 def test_prometheus_does_not_answer(node: Node, path: str) -> None:
-    with running(node.agent, app=partial(application, page=PageSources(Away()))) as client:
+    with running(node.agent, app=partial(application, history=Away())) as client:
         assert "no whole answer within 10 s" in get(client, f"/api/v1/history{path}", 503)["error"]

@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from podgpu.errors import StartError, UsageError
-from podgpu.web.exporter_app import serve
-from podgpu.web.sockets import Address, parse_address
+from podgpu.web.app import Address, parse_address
+from podgpu.web.exporter_app import application, serve
 from tests.nodes.node import Node
 from tests.web.server import RELEASE, running
 
@@ -26,12 +26,7 @@ def test_addresses(text: str, address: Address) -> None:
     assert parse_address(text) == address
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", "9400", "localhost:", ":http", ":65536", ": 80", "::1:9400", "[::1]", "http://localhost:9400"),
-    ],
-)
+@pytest.mark.parametrize("text", ["", "9400", "localhost:", ":65536", "::1:9400", "[::1]", "http://localhost:9400"])
 def test_texts_that_are_not_addresses(text: str) -> None:
     with pytest.raises(UsageError, match="must be HOST:PORT, :PORT or"):
         parse_address(text)
@@ -43,13 +38,13 @@ def test_error_names_an_address_in_use(node: Node) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(StartError, match=f"cannot listen on 127.0.0.1:{port}: .*in use.*-a"):
-            serve(node.agent, Address("127.0.0.1", port))
+            serve(node.agent, application(node.agent), Address("127.0.0.1", port))
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid", "a..b"])
 def test_error_names_an_address_of_another_machine(node: Node, host: str) -> None:
     with pytest.raises(StartError, match=f"cannot listen on {host}:9400: "):
-        serve(node.agent, Address(host, 9400))
+        serve(node.agent, application(node.agent), Address(host, 9400))
 
 
 def test_ipv6(node: Node) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from podgpu.cluster.prices import no_prices
-from podgpu.web.exporter_app import PageSources, application
+from podgpu.web.exporter_app import application
 from tests.nodes.clock import PATIENCE
 from tests.nodes.node import Node, kubeconfig
 from tests.process import CLUSTER, podgpu
@@ -27,7 +27,7 @@ def test_scrapes_do_not_wait_for_the_page(node: Node) -> None:
         assert go.wait(PATIENCE)
         return no_prices()
 
-    app = partial(application, page=PageSources(prices=read_prices))  # type: ignore[arg-type]
+    app = partial(application, prices=read_prices)  # type: ignore[arg-type]
     with running(node.agent, app=app) as client, ThreadPoolExecutor(8) as threads:
         views = [threads.submit(client.ask, "/api/v1/view") for _ in range(3)]
         assert entered.wait(PATIENCE)

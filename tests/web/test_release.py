@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from podgpu.web.exporter_app import application
-from podgpu.web.lifecycle import is_loopback
 from tests.nodes.node import Description, Node, node_of
 from tests.web.server import RELEASE, Client, running
 
@@ -47,12 +46,11 @@ def assert_released(node: Node, client: Client) -> None:
     assert "nvml: released: " in health.text
 
 
-@pytest.mark.parametrize("seconds", ["0", "3601", "nan", "soon"])
-def test_bad_seconds(node: Node, client: Client, seconds: str) -> None:
+def test_bad_seconds(node: Node, client: Client) -> None:
     node.take_turns()
-    answer = client.ask(f"/-/release?seconds={seconds}", "POST", **RELEASE)
-    assert answer.status == 400
-    assert repr(seconds) in answer.text
+    for seconds in ("0", "3601", "nan", "soon"):
+        answer = client.ask(f"/-/release?seconds={seconds}", "POST", **RELEASE)
+        assert (answer.status, repr(seconds) in answer.text) == (400, True)
     assert node.driver.calls["nvmlShutdown"] == 0
 
 
@@ -77,19 +75,11 @@ def test_driver_that_hangs_at_its_start_is_not_released(folder: Path) -> None:
     "A web page, a sidecar or a proxy requests the release of the driver",
     "403: only requests from this machine with X-Podgpu-Request: release are allowed; all GPUs are still read",
 )
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {},
-        {"X_Podgpu_Request": "forget"},
-        {**RELEASE, "Host": "evil.example:9400"},
-        {**RELEASE, "X_Forwarded_For": "10.0.0.7"},
-        {**RELEASE, "Via": "1.1 envoy"},
-    ],
-)
-def test_refused_requests(node: Node, client: Client, headers: dict[str, str]) -> None:
+def test_refused_requests(node: Node, client: Client) -> None:
     node.take_turns()
-    assert client.ask("/-/release", "POST", **headers).status == 403
+    wrong = ({"Host": "evil.example:9400"}, {"X_Forwarded_For": "10.0.0.7"}, {"Via": "1.1 envoy"})
+    for headers in ({}, {"X_Podgpu_Request": "forget"}, *(RELEASE | each for each in wrong)):
+        assert client.ask("/-/release", "POST", **headers).status == 403
     assert node.driver.calls["nvmlShutdown"] == 0
 
 
@@ -99,20 +89,3 @@ def test_option_turns_it_off(node: Node) -> None:
         answer = client.ask("/-/release", "POST", **RELEASE)
         assert (answer.status, "--web-enable-lifecycle=false" in answer.text) == (403, True)
         assert node.driver.calls["nvmlShutdown"] == 0
-
-
-@pytest.mark.parametrize(
-    ("remote", "loopback"),
-    [
-        ("127.0.0.1", True),
-        ("127.0.0.6", False),
-        ("::1", True),
-        ("::ffff:127.0.0.1", True),
-        ("10.0.0.7", False),
-        ("::ffff:10.0.0.7", False),
-        ("", False),
-        (None, False),
-    ],
-)
-def test_loopback_addresses(remote: str | None, loopback: bool) -> None:
-    assert is_loopback(remote) is loopback

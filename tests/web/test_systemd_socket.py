@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from podgpu.web.sockets import Address
+from podgpu.web.app import Address
 from tests.nodes.clock import PATIENCE, wait_until
 from tests.web.server import Client
 

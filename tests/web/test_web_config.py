@@ -34,15 +34,13 @@ def test_all_keys() -> None:
 tls_server_config:
   cert_file: tls.crt
   key_file: /keys/tls.key
-  client_ca: |
-    -----BEGIN CERTIFICATE-----
+  client_ca_file: ca.crt
   client_auth_type: RequireAndVerifyClientCert
   client_allowed_sans: [prometheus.test, 10.0.0.7]
   min_version: TLS13
   max_version: TLS13
   cipher_suites: [TLS_AES_128_GCM_SHA256, TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256]
   prefer_server_cipher_suites: true
-  curve_preferences: [X25519, CurveP256]
 http_server_config:
   http2: false
   headers: {{X-Frame-Options: deny, Strict-Transport-Security: max-age=31536000}}
@@ -50,17 +48,11 @@ basic_auth_users: {{alice: {HASH}, 0123: {HASH}, on: {HASH}}}
 rate_limit: {{interval: 1m30s, burst: 20}}
 """)
     assert whole.tls is not None
-    pems = [whole.tls.find_pem(name, FILE) for name in ("cert", "key", "client_ca")]
-    assert [pem and (pem.file or pem.text[:10]) for pem in pems] == [
-        "/etc/podgpu/tls.crt",
-        "/keys/tls.key",
-        "-----BEGIN",
-    ]
+    assert (whole.tls.cert_file, whole.tls.key_file) == ("/etc/podgpu/tls.crt", "/keys/tls.key")
     assert whole.tls.verify_mode is ssl.CERT_REQUIRED
     assert whole.tls.client_allowed_sans == ["prometheus.test", "10.0.0.7"]
     assert whole.tls.versions == (ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_3)
     assert whole.tls.ciphers == ["ECDHE-RSA-AES128-GCM-SHA256"]
-    assert whole.tls.curves == ["X25519", "prime256v1"]
     assert whole.headers == {"X-Frame-Options": "deny", "Strict-Transport-Security": "max-age=31536000"}
     assert set(whole.users) == {"alice", "0123", "on"}
     assert whole.rate_limit is not None
@@ -82,8 +74,7 @@ HTTP = "http_server_config"
         ({TLS: PAIR | {"client_auth_type": "require"}}, [TLS, "client_auth_type", "'require'"]),
         ({TLS: PAIR | {"min_version": "TLS13", "max_version": "TLS12"}}, [TLS, "max_version", "min_version"]),
         ({TLS: PAIR | {"cipher_suites": ["TLS_RSA_WITH_RC4_128_SHA"]}}, [TLS, "cipher_suites", "RC4"]),
-        ({TLS: {"cipher_suites": [TLS13_CIPHERS[0]], "max_version": "TLS12"}}, ["cipher_suites"]),
-        ({TLS: {"curve_preferences": ["P256"]}}, [TLS, "curve_preferences", "'P256'", "CurveP256"]),
+        ({TLS: PAIR | {"cipher_suites": [TLS13_CIPHERS[0]], "max_version": "TLS12"}}, ["cipher_suites"]),
         ({HTTP: {"headers": {"Server": "x"}}}, [HTTP, "headers", "Server", "X-Frame-Options"]),
         ({HTTP: {"headers": {"X-Frame-Options": "allow"}}}, ["X-Frame-Options", "deny or sameorigin"]),
         ({HTTP: {"headers": {"X-XSS-Protection": "1\r\nA: b"}}}, ["X-XSS-Protection", "character"]),

@@ -23,7 +23,7 @@ from podgpu.holders.merge import find_lost_gpus
 from podgpu.holders.reader import AllocationReader, AllocationResult, HolderSources
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.labels import Policy
-from podgpu.model import PodLabels, RunningProcess, SourceStatus, Value, source_statuses
+from podgpu.model import PodLabels, RunningProcess, SourceStatus, Value
 from podgpu.usage.containers import ContainerFinder
 from podgpu.workers import ErrorCounts, Workers
 
@@ -208,7 +208,7 @@ class Agent:
             node=settings.node_name or policy.hostname or "this node",
             exporter_id=self._exporter_id,
             interval_seconds=settings.interval,
-            sources=tuple(source_statuses(sources, self._errors.copy(), allocation.allocation.unmapped)),
+            sources=self._errors.add_to(sources, allocation.allocation.unmapped),
         )
         return Published(state, policy, self._read_at)
 

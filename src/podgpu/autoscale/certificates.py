@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from podgpu.clock import Clock, FaultLog
+from podgpu.clock import FaultLog
 from podgpu.errors import SourceError
-from podgpu.kube.client import ApiClient, ApiError
+from podgpu.kube.client import ApiClient
 from podgpu.tls import Pem
 
 _LIFETIME = timedelta(days=3650)  # longer than any process runs
@@ -46,10 +46,6 @@ class ServiceName:
     def host(self) -> str:
         """The name that the API server uses in the TLS handshake."""
         return f"{self.name}.{self.namespace}.svc"
-
-    def serves(self, api_service: Mapping[str, Any]) -> bool:
-        service = api_service["spec"].get("service") or {}
-        return (service.get("namespace"), service.get("name")) == (self.namespace, self.name)
 
 
 def issue(host: str, replica: str, now: datetime | None = None) -> tuple[x509.Certificate, Pem, Pem]:
@@ -95,18 +91,13 @@ class CaBundleUpdater:
     """Keeps our certificate in the caBundle of our APIServices. Does not change APIServices of other Services."""
 
     def __init__(
-        self,
-        client: ApiClient,
-        certificate: x509.Certificate,
-        api_services: Sequence[str],
-        service: ServiceName,
-        clock: Clock | None = None,
+        self, client: ApiClient, certificate: x509.Certificate, api_services: Sequence[str], service: ServiceName
     ) -> None:
         self.client = client
         self._certificate = certificate
         self._api_services = api_services
         self._service = service
-        self._faults: FaultLog[str] = FaultLog((clock or Clock()).monotonic, _LOG_AGAIN_SECONDS)
+        self._faults: FaultLog[str] = FaultLog(time.monotonic, _LOG_AGAIN_SECONDS)
         self.ready = False
         """True after all our APIServices have contained our certificate at least once."""
 
@@ -126,25 +117,23 @@ class CaBundleUpdater:
         except SourceError as error:
             # A missing APIService is not an error: deleting it is the documented way to disable the API.
             # A conflict (409) means that another replica has changed the bundle at the same time.
-            is_conflict = isinstance(error, ApiError) and error.status == 409
-            if not is_conflict and self._faults.fail(name, error.reason):
+            if error.reason != "conflict" and self._faults.fail(name, error.reason):
                 _log.warning("cannot add podgpu's certificate to the APIService %s: %s", name, error)
-            return error.reason == "not_found"
+            return error.reason in ("not_found", "foreign")
+        self._faults.recover(name)
         return True
 
     async def _merge_into(self, name: str) -> None:
         api_service = await self.client.get(f"{_PATH}{name}")
         spec = api_service["spec"]
-        if not self._service.serves(api_service):
-            if self._faults.fail(name, "foreign"):
-                service = spec.get("service")
-                owner = f"{service['namespace']}/{service['name']}" if service else "the API server itself"
-                _log.error(
-                    "the APIService %s points to %s, so podgpu receives no requests for these metrics and leaves it"
-                    " unchanged; delete that APIService if it is not needed, or disable podgpu's API",
-                    *(name, owner),
-                )
-            return
+        service = spec.get("service") or {}  # empty if the API server itself serves the API
+        owner = f"{service.get('namespace')}/{service.get('name')}"
+        if owner != f"{self._service.namespace}/{self._service.name}":
+            raise SourceError(
+                "foreign",
+                f"it points to {owner}. podgpu receives no requests for these metrics. Delete that APIService if it is"
+                " not needed, or disable podgpu's API",
+            )
         bundle = base64.b64decode(spec.get("caBundle") or "").decode("ascii", "ignore")
         if self._certificate not in parse_bundle(bundle):
             merged = merge_bundle(bundle, self._certificate)
@@ -155,4 +144,3 @@ class CaBundleUpdater:
             }
             await self.client.patch(f"{_PATH}{name}", patch)
             _log.info("added podgpu's certificate to the APIService %s", name)
-        self._faults.recover(name)

@@ -6,7 +6,6 @@ accepted client names.
 
 from __future__ import annotations
 
-import logging
 import ssl
 from collections import Counter
 from collections.abc import Callable
@@ -17,20 +16,20 @@ import grpc.aio
 
 from podgpu.autoscale import externalscaler_pb2 as pb
 from podgpu.autoscale.answers import compute_value, is_active
-from podgpu.autoscale.requests import MetricRequest, Refusal, RefusalKind, forbidden, parse_trigger
+from podgpu.autoscale.requests import MetricRequest, Refusal, forbidden, parse_trigger
 from podgpu.autoscale.samples import SampleStore
-from podgpu.errors import SourceError, StartError
-from podgpu.tls import Pem, load_pair
-from podgpu.web.sockets import Address
+from podgpu.errors import StartError
+from podgpu.tls import Pem, load_authorities, load_pair
+from podgpu.web.app import Address
 from podgpu.web.web_config import LastValid
 
 KEDA_OPTION = "--keda-address"
 _SERVICE = "externalscaler.ExternalScaler"
 _STATUS = {
-    RefusalKind.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
-    RefusalKind.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
-    RefusalKind.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
-    RefusalKind.NO_DATA: grpc.StatusCode.UNAVAILABLE,
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    503: grpc.StatusCode.UNAVAILABLE,
 }
 _MAX_CALLS = 4000
 _OPTIONS = (
@@ -47,8 +46,6 @@ _OPTIONS = (
     ("grpc.max_connection_age_grace_ms", 10_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
-_STOP_SECONDS = 1.0
-_log = logging.getLogger(__name__)
 
 
 class ExternalScaler:
@@ -72,7 +69,12 @@ class ExternalScaler:
     async def start(self) -> Address:
         """Starts the gRPC server and returns its address. Raises StartError if it cannot listen."""
         self._server = server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MAX_CALLS)
-        server.add_generic_rpc_handlers((self._make_handler(),))
+        handlers = {
+            "IsActive": self._make_unary("IsActive", self._is_active, pb.ScaledObjectRef),
+            "GetMetricSpec": self._make_unary("GetMetricSpec", self._get_metric_spec, pb.ScaledObjectRef),
+            "GetMetrics": self._make_unary("GetMetrics", self._get_metrics, pb.GetMetricsRequest),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
         host = self._address.host
         target = f"{f'[{host}]' if ':' in host else host or '[::]'}:{self._address.port}"
         try:
@@ -88,15 +90,7 @@ class ExternalScaler:
         return Address(host, port, scheme)
 
     async def stop(self) -> None:
-        await self._server.stop(_STOP_SECONDS)
-
-    def _make_handler(self) -> Any:
-        handlers = {
-            "IsActive": self._make_unary("IsActive", self._is_active, pb.ScaledObjectRef),
-            "GetMetricSpec": self._make_unary("GetMetricSpec", self._get_metric_spec, pb.ScaledObjectRef),
-            "GetMetrics": self._make_unary("GetMetrics", self._get_metrics, pb.GetMetricsRequest),
-        }
-        return grpc.method_handlers_generic_handler(_SERVICE, handlers)
+        await self._server.stop(grace=1.0)
 
     def _make_unary(self, method: str, answer: Callable[[Any], Any], request_type: Any) -> Any:
         async def handle(request: Any, context: Any) -> Any:
@@ -104,7 +98,7 @@ class ExternalScaler:
                 self._check_client(context)
                 message = answer(request)
             except Refusal as error:
-                code = _STATUS[error.kind]
+                code = _STATUS[error.status]
                 self.calls[method, code.name] += 1
                 await context.abort(code, str(error))
             else:
@@ -157,38 +151,27 @@ class KedaTls:
     """Reads the certificate files at every handshake. If they are invalid, uses the last valid ones."""
 
     def __init__(self, certificate: Pem, key: Pem, client_ca: Pem) -> None:
-        self._certificate = certificate
-        self._key = key
-        self._client_ca = client_ca
+        self._files = certificate, key, client_ca
+        self._used: tuple[bytes, ...] = ()
         self._content = LastValid(self._read, "KEDA's listener keeps its previous certificates")
-        self._used = self._content.get()
 
     def make_credentials(self) -> Any:
         """Returns credentials that require a client certificate of the configured CA."""
         return grpc.dynamic_ssl_server_credentials(
-            _make_configuration(self._used), self._reload, require_client_authentication=True
+            self._configure(), self._configure, require_client_authentication=True
         )
 
-    def _reload(self) -> Any:
+    def _configure(self) -> Any:
         """gRPC calls this at every handshake, in its own thread. None keeps the current configuration."""
         content = self._content.get()
         if content == self._used:
             return None
-        self._used = content
-        _log.info("%s has changed: new connections use the new certificate", self._certificate.name)
-        return _make_configuration(content)
+        self._used = certificate, key, client_ca = content
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], client_ca)
 
     def _read(self) -> tuple[bytes, bytes, bytes]:
-        certificate, key, client_ca = self._certificate.read(), self._key.read(), self._client_ca.read()
+        (certificate, key, client_ca), names = (pem.read() for pem in self._files), [pem.name for pem in self._files]
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        load_pair(context, certificate, key, f"{self._certificate.name} and {self._key.name}")
-        try:
-            context.load_verify_locations(cadata=client_ca.decode("ascii", "ignore"))
-        except (ssl.SSLError, ValueError) as error:
-            raise SourceError("tls", f"{self._client_ca.name} contains no valid PEM certificate") from error
+        load_pair(context, certificate, key, f"{names[0]} and {names[1]}")
+        load_authorities(context, client_ca, names[2])
         return certificate, key, client_ca
-
-
-def _make_configuration(content: tuple[bytes, bytes, bytes]) -> Any:
-    certificate, key, client_ca = content
-    return grpc.ssl_server_certificate_configuration([(key, certificate)], client_ca)

@@ -1,4 +1,4 @@
-"""The metrics for scaling workloads.
+"""The metrics for scaling workloads (docs/autoscaling.md).
 
 A pod's value is computed over the devices it holds: utilisation and activity are means, memory is used over total,
 power is the sum. If one device does not report a value, the pod has no value.
@@ -11,63 +11,39 @@ from typing import NamedTuple
 
 class ScalingMetric(NamedTuple):
     name: str
-    unit: str
     column: int  # index in a row of samples
-    text: str
     needs: str  # advice for messages if a pod does not have the metric
     field: str = ""  # DCGM field of the metric
 
 
 _USAGE = "the exporter must see processes (docs/usage.md), or the pod must have its GPUs to itself"
-_PROFILING = "the exporter's counters must include {0}, and the pod must have its GPUs or MIG instances to itself"
 
 
-def _profiling_metric(name: str, column: int, text: str, field: str) -> ScalingMetric:
-    return ScalingMetric(name, "%", column, text, _PROFILING.format(field), field)
+def _profiling_metric(name: str, column: int, field: str) -> ScalingMetric:
+    advice = f"the exporter's counters must include {field}, and the pod must have its GPUs or MIG instances to itself"
+    return ScalingMetric(name, column, advice, field)
 
 
-UTILIZATION = ScalingMetric(
-    "gpu_utilization", "%", 0, "share of time the pod ran on its GPUs, as sampled by the driver", _USAGE
-)
-MEMORY = ScalingMetric(
-    "gpu_memory_utilization", "%", 1, "GPU memory used by the pod, relative to the total of its GPUs", _USAGE
-)
+UTILIZATION = ScalingMetric("gpu_utilization", 0, _USAGE)
+MEMORY = ScalingMetric("gpu_memory_utilization", 1, _USAGE)
 BUSY = ScalingMetric(
-    "gpu_busy",
-    "%",
-    2,
-    "share of time the pod ran on its GPUs, from counters",
-    "the exporter must count busy seconds (docs/usage.md), and a rate needs two readings",
+    "gpu_busy", 2, "the exporter must count busy seconds (docs/usage.md), and a rate needs two readings"
 )
-POWER = ScalingMetric(
-    "gpu_power",
-    "W",
-    3,
-    "power of the pod's GPUs; on shared GPUs only the pod's part",
-    "the exporter must provide power or energy (docs/usage.md)",
-)
-SM = _profiling_metric("gpu_sm_activity", 4, "fraction of multiprocessors with work", "DCGM_FI_PROF_SM_ACTIVE")
-TENSOR = _profiling_metric(
-    "gpu_tensor_activity", 5, "share of time with active tensor cores", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"
-)
-DRAM = _profiling_metric("gpu_dram_activity", 6, "share of time with GPU memory transfers", "DCGM_FI_PROF_DRAM_ACTIVE")
+POWER = ScalingMetric("gpu_power", 3, "the exporter must provide power or energy (docs/usage.md)")
+SM = _profiling_metric("gpu_sm_activity", 4, "DCGM_FI_PROF_SM_ACTIVE")
+TENSOR = _profiling_metric("gpu_tensor_activity", 5, "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE")
+DRAM = _profiling_metric("gpu_dram_activity", 6, "DCGM_FI_PROF_DRAM_ACTIVE")
 USED = ScalingMetric(
-    "avg_GPU_utilization",
-    "%",
-    7,
-    "mean of --used-field over the GPUs in use",
-    "the exporter must export --used-field, which GPUs in MIG mode may not have",
+    "avg_GPU_utilization", 7, "the exporter must export --used-field, which GPUs in MIG mode may not have"
 )
+USED_COUNT = 8  # column with the number of devices in use; the sum of their values is in `USED.column`
+IDLE = 9  # column with the idle seconds of the pod up to now; NaN if busy or unknown
 WAIT = ScalingMetric(
     "gpu_wait",
-    "%",
     10,
-    "share of time the pod had work but another pod ran on its GPUs",
     "the exporter must read context switches (--usage-from switches or exact), and a rate needs two readings",
 )
+COLUMNS = 11
 METRICS = (UTILIZATION, MEMORY, BUSY, WAIT, POWER, SM, TENSOR, DRAM, USED)
 PROFILING_METRICS = (SM, TENSOR, DRAM)
 RATIO_METRICS = (UTILIZATION, BUSY, WAIT, *PROFILING_METRICS)  # means over a pod's devices
-USED_COUNT = 8  # column with the number of devices in use; the sum of their values is in `USED.column`
-IDLE = 9  # column with the idle seconds of the pod up to now; NaN if busy or unknown
-COLUMNS = 11

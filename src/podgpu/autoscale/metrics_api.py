@@ -30,13 +30,12 @@ from podgpu.autoscale.requests import (
     parse_path,
 )
 from podgpu.autoscale.samples import MetricsSnapshot, SampleStore
-from podgpu.errors import SourceError
 from podgpu.kube.objects import KubeObject
-from podgpu.tls import ContextCache, Pem, load_pair
-from podgpu.web.connections import MakeTlsContext
+from podgpu.tls import ContextCache, MakeTlsContext, Pem, load_authorities, load_pair
 from podgpu.web.web_config import LastValid
 
 API_OPTION = "--api-address"
+_REASONS = {403: "Forbidden", 404: "NotFound", 405: "MethodNotAllowed", 503: "ServiceUnavailable"}
 
 
 # The front proxy
@@ -72,11 +71,8 @@ def _make_api_tls(certificate: Pem, key: Pem, find_proxy: Callable[[], FrontProx
         context.verify_mode = ssl.CERT_REQUIRED
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as in Go, an intermediate CA is sufficient
         load_pair(context, certificate_pem, key_pem, names)
-        try:
-            if ca:
-                context.load_verify_locations(cadata=ca)
-        except (ssl.SSLError, ValueError) as error:
-            raise SourceError("tls", "OpenSSL cannot parse the front proxy's CA") from error
+        if ca:
+            load_authorities(context, ca.encode(), "requestheader-client-ca-file")
         return context
 
     cache = ContextCache(make)
@@ -108,8 +104,13 @@ class MetricsApi:
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=64 * 1024, middlewares=[self._explain_errors])
-        for path, document in make_discovery().items():
-            app.router.add_get(path, _serve(document))
+        documents = make_discovery()
+
+        async def discover(request: web.Request) -> web.StreamResponse:
+            return _respond(documents[request.path])
+
+        for path in documents:
+            app.router.add_get(path, discover)
         app.router.add_get(
             f"/apis/{CUSTOM_GROUP}/{{version:{'|'.join(CUSTOM_VERSIONS)}}}/namespaces/{{path:.+}}", self._get_values
         )
@@ -127,28 +128,21 @@ class MetricsApi:
                 raise forbidden(f"{name!r} may not act as a front proxy (requestheader-allowed-names)")
             response = await handler(request)
         except Refusal as error:
-            response = _respond_status(*error.kind.value, str(error))
+            response = _respond_status(error.status, str(error))
         except web.HTTPException as error:
-            reason = {404: "NotFound", 405: "MethodNotAllowed"}.get(error.status, "BadRequest")
-            response = _respond_status(error.status, reason, f"{error.reason}: see /apis")
+            response = _respond_status(error.status, f"{error.reason}: see /apis")
         if "path" in request.match_info:
             self.calls[str(response.status)] += 1
         return response
-
-
-def _serve(document: KubeObject) -> Handler:
-    async def handle(_request: web.Request) -> web.StreamResponse:
-        return _respond(document)
-
-    return handle
 
 
 def _respond(body: KubeObject, code: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.encode(body), status=code, content_type="application/json")
 
 
-def _respond_status(code: int, reason: str, message: str) -> web.Response:
+def _respond_status(code: int, message: str) -> web.Response:
     """Builds an error response in Kubernetes' format."""
+    reason = _REASONS.get(code, "BadRequest")
     status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
     return _respond({**status, "message": message, "reason": reason, "code": code}, code)
 

@@ -5,11 +5,9 @@ Unknown keys are errors, so that a misspelt key does not scale a workload by the
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from functools import partial
 from typing import NamedTuple
 
@@ -27,49 +25,28 @@ _MAX_QUOTED = 80
 # Requests that are rejected or cannot be answered
 
 
-class RefusalKind(Enum):
-    """HTTP status, and the reason in Kubernetes' error format."""
-
-    BAD_REQUEST = 400, "BadRequest"  # the request is invalid; retrying does not help
-    FORBIDDEN = 403, "Forbidden"
-    NOT_FOUND = 404, "NotFound"  # no such metric, no matching pod, or no pod with a GPU
-    NO_DATA = 503, "ServiceUnavailable"  # values are missing now, but may be available later
-
-
 class Refusal(PodgpuError):
     """An error with a message for the user: what is wrong, and what to do."""
 
-    def __init__(self, kind: RefusalKind, message: str) -> None:
+    def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
-        self.kind = kind
+        self.status = status  # HTTP status
 
 
-bad_request = partial(Refusal, RefusalKind.BAD_REQUEST)
-forbidden = partial(Refusal, RefusalKind.FORBIDDEN)
-not_found = partial(Refusal, RefusalKind.NOT_FOUND)
-no_data = partial(Refusal, RefusalKind.NO_DATA)
+bad_request = partial(Refusal, 400)  # the request is invalid; retrying does not help
+forbidden = partial(Refusal, 403)
+not_found = partial(Refusal, 404)  # no such metric, no matching pod, or no pod with a GPU
+no_data = partial(Refusal, 503)  # values are missing now, but may be available later
 
 
 def quote(text: str) -> str:
     """Quotes user input for messages, truncated and without control characters."""
-    shown = "".join(letter if letter.isprintable() else "?" for letter in text[:_MAX_QUOTED])
-    return f"'{shown}…'" if len(text) > _MAX_QUOTED else f"'{shown}'"
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    by_lower = {name.lower(): name for name in known}
-    matches = difflib.get_close_matches(word[:_MAX_QUOTED].lower(), by_lower, n=1)
-    return f": did you mean {by_lower[matches[0]]}?" if matches else f"; must be one of {', '.join(by_lower.values())}"
+    return repr(text[:_MAX_QUOTED])
 
 
 # Label selectors, such as `a=b,c in (d,e),!f`
 
-_NAME = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
-_KEY = rf"(?:[a-z0-9](?:[-a-z0-9.]{{0,251}}[a-z0-9])?/)?{_NAME}"
-_VALUE = re.compile(rf"(?:{_NAME})?", re.ASCII)
-_EQUALITY = re.compile(rf"({_KEY})\s*(==|=|!=)\s*((?:{_NAME})?)", re.ASCII)
-_SET = re.compile(rf"({_KEY})\s+(in|notin)\s*\(([^()]*)\)", re.ASCII)
-_PRESENCE = re.compile(rf"(!?)\s*({_KEY})", re.ASCII)
+_REQUIREMENT = re.compile(r"(!?)\s*([\w./-]+)(?:\s*(==|=|!=)\s*([\w.-]*)|\s+(in|notin)\s*\(([\w.,\s-]*)\))?", re.ASCII)
 _COMMA = re.compile(r",(?![^(]*\))")  # a comma that is not inside brackets
 
 
@@ -96,18 +73,17 @@ def parse_selector(text: str) -> Selector:
 
 
 def _parse_requirement(part: str, whole: str) -> LabelRequirement:
-    if match := _EQUALITY.fullmatch(part):
-        return LabelRequirement(part, match[1], frozenset({match[3]}), match[2] == "!=")
-    if match := _SET.fullmatch(part):
-        values = frozenset(value.strip() for value in match[3].split(","))
-        if all(map(_VALUE.fullmatch, values)):
-            return LabelRequirement(part, match[1], values, match[2] == "notin")
-    elif match := _PRESENCE.fullmatch(part):
-        return LabelRequirement(part, match[2], None, bool(match[1]))
-    raise bad_request(
-        f"cannot parse {quote(part)} in the label selector {quote(whole)}: write key=value, key!=value,"
-        " key in (a,b), key notin (a,b), key or !key, separated by commas"
-    )
+    match = _REQUIREMENT.fullmatch(part)
+    if match is None or (match[1] and (match[3] or match[5])):
+        raise bad_request(
+            f"cannot parse {quote(part)} in the label selector {quote(whole)}: write key=value, key!=value,"
+            " key in (a,b), key notin (a,b), key or !key, separated by commas"
+        )
+    negation, key, operator, value, membership, members = match.groups()
+    if operator:
+        return LabelRequirement(part, key, frozenset({value}), operator == "!=")
+    values = frozenset(each.strip() for each in members.split(",")) if membership else None
+    return LabelRequirement(part, key, values, bool(negation) or membership == "notin")
 
 
 # Requests
@@ -192,7 +168,7 @@ def _make_request(
 def find_metric(name: str) -> ScalingMetric:
     by_name = {metric.name: metric for metric in METRICS}
     if name not in by_name:
-        raise not_found(f"there is no metric {quote(name)}{did_you_mean(name, by_name)}")
+        raise not_found(f"there is no metric {quote(name)}: must be one of {', '.join(by_name)}")
     return by_name[name]
 
 
@@ -208,7 +184,6 @@ def _parse_window(text: str, key: str, longest: float) -> float:
 
 TRIGGER_KEYS = ("metric", "target", "owner", "selector", "scope", *_AGGREGATION_KEYS)
 _KEDA_KEYS = frozenset({"scaleraddress", "enabletls", "unsafessl", "tlscertfile"})  # KEDA's own keys
-_OWNER_KINDS = ("Deployment", "StatefulSet", "ReplicaSet", "DaemonSet", "Job", "ReplicationController")
 
 
 def parse_trigger(namespace: str, metadata: Mapping[str, str], max_window: float) -> tuple[MetricRequest, float]:
@@ -230,7 +205,7 @@ def parse_trigger(namespace: str, metadata: Mapping[str, str], max_window: float
 
 def _check_key(key: str, known: tuple[str, ...], where: str) -> None:
     if key not in known:
-        raise bad_request(f"{where} has an unknown key {quote(key)}{did_you_mean(key, known)}")
+        raise bad_request(f"{where} has an unknown key {quote(key)}: must be one of {', '.join(known)}")
 
 
 def _parse_trigger_pods(namespace: str, values: Mapping[str, str]) -> PodSelector:
@@ -252,8 +227,6 @@ def _parse_trigger_pods(namespace: str, values: Mapping[str, str]) -> PodSelecto
     kind, _, name = text.partition("/")
     if not kind or not name or "/" in name:
         raise bad_request(f"owner {quote(text)}: must be KIND/NAME, such as Deployment/inference")
-    # Corrects the case of Kubernetes' own kinds. Other kinds, such as Rollout, are not changed.
-    kind = {known.lower(): known for known in _OWNER_KINDS}.get(kind.lower(), kind)
     return PodSelector(namespace, owner=(kind, name))
 
 
@@ -268,7 +241,6 @@ WORKLOADS = {  # kind and apiVersion by resource
     "jobs.batch": ("Job", "batch/v1"),
 }
 _KINDS = {"pods": ("Pod", "/v1"), "namespaces": ("Namespace", "/v1"), **WORKLOADS}
-_ALL_PODS = "*"
 
 
 def parse_path(path: str, query: Mapping[str, str], max_window: float) -> MetricRequest:
@@ -286,7 +258,7 @@ def parse_path(path: str, query: Mapping[str, str], max_window: float) -> Metric
     labels = parse_selector(query.get("labelSelector", ""))
     if resource in WORKLOADS:
         pods = PodSelector(namespace, owner=(WORKLOADS[resource][0], name))
-    elif resource == "pods" and name != _ALL_PODS:
+    elif resource == "pods" and name != "*":
         pods = PodSelector(namespace, labels=labels, name=name)
     else:
         pods = PodSelector(namespace, labels=labels)

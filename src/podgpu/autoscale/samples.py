@@ -43,7 +43,7 @@ class RoundSamples(NamedTuple):
 
     at: float  # monotonic time
     rows: dict[SampleKey, Sequence[float]]  # for pods with a GPU, namespaces and the cluster
-    ignored: dict[SampleKey, tuple[str, ...]]  # nodes whose exporters report a pod that does not run there
+    ignored: dict[SampleKey, str]  # nodes whose exporters report a pod that does not run there
     mps: set[SampleKey]  # pods whose use is not known under MPS
 
 
@@ -153,7 +153,7 @@ def sample_round(state: ClusterState, rates: UsageRates, pods: RunningPods, at: 
     samples = RoundSamples(at, {}, {}, mps)
     for scope, used in state.used.items():
         if scope.scope in ("namespace", "cluster"):
-            row = samples.rows[scope.namespace, ""] = _empty_row()
+            row = samples.rows[scope.namespace, ""] = array("f", (nan,)) * COLUMNS
             row[USED.column] = 100 * used.mean / state.settings.full * used.devices
             row[USED_COUNT] = float(used.devices)
     node_names = {pod.node for pod in pods.by_key.values()}
@@ -161,7 +161,7 @@ def sample_round(state: ClusterState, rates: UsageRates, pods: RunningPods, at: 
         name = _find_node(pods.by_key.get(pod), by_node, node_names)
         if name is not None:
             samples.rows[pod] = _make_row(by_node[name], state)
-        if ignored := tuple(other for other in by_node if other != name):
+        if ignored := ", ".join(other for other in by_node if other != name):
             samples.ignored[pod] = ignored
     return samples
 
@@ -177,12 +177,8 @@ def _find_node(pod: PodSeen | None, reporting: Collection[str], node_names: Coll
     return next(iter(possible)) if len(possible) == 1 else None
 
 
-def _empty_row() -> array[float]:
-    return array("f", (nan,)) * COLUMNS
-
-
 def _make_row(devices: Sequence[_PodDevice], state: ClusterState) -> array[float]:
-    row = _empty_row()
+    row = array("f", (nan,)) * COLUMNS
     for metric, ratios in zip(RATIO_METRICS, zip(*starmap(_read_ratios, devices), strict=True), strict=True):
         if (ratio := _sum(ratios)) is not None:
             row[metric.column] = 100 * ratio / len(devices)
@@ -292,14 +288,18 @@ class SampleStore:
         self._pods = pods
         self._clock = clock or Clock()
         self._rates = UsageRates(settings.stale_after)
-        self._ignored: frozenset[SampleKey] = frozenset()  # pods with ignored values in the last round
         self._snapshot: MetricsSnapshot | None = None
 
     def add_round(self, state: ClusterState) -> None:
         """Adds the samples of a finished round and publishes a new snapshot."""
         before, now, pods = self._snapshot, self._clock.monotonic(), self._pods()
         samples = sample_round(state, self._rates, pods, now)
-        self._log_ignored(samples.ignored, pods)
+        for key, nodes in samples.ignored.items():
+            if key in pods.by_key and (before is None or key not in before.last.ignored):
+                _log.warning(
+                    "the exporter on %s reports the pod %s/%s, but that pod runs on %s: these values are ignored",
+                    *(nodes, *key, pods.by_key[key].node or "no node"),
+                )
         rounds = [one for one in before.rounds if one.at > now - self.max_window] if before else []
         held_before = before.held_before if before else frozenset()
         if not pods.trouble:
@@ -315,16 +315,6 @@ class SampleStore:
             {node.name: node.age_seconds or 0.0 for node in state.nodes if node.stale},
             tuple(dict.fromkeys((*state.notes, *(outcome.text for outcome in state.outcomes if outcome.error)))),
         )
-
-    def _log_ignored(self, ignored: Mapping[SampleKey, Sequence[str]], pods: RunningPods) -> None:
-        for key, nodes in ignored.items():
-            pod = pods.by_key.get(key)
-            if pod is not None and key not in self._ignored:
-                _log.warning(
-                    "the exporter on %s reports the pod %s/%s, but that pod runs on %s: these values are ignored",
-                    *(", ".join(nodes), *key, pod.node or "no node"),
-                )
-        self._ignored = frozenset(ignored)
 
     def snapshot(self) -> MetricsSnapshot:
         """Raises Refusal if there is no snapshot yet, or if it is too old."""

@@ -7,7 +7,7 @@ import logging
 import platform
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -20,9 +20,8 @@ from podgpu.autoscale.requests import CUSTOM_GROUP, Refusal
 from podgpu.autoscale.samples import SampleStore
 from podgpu.cluster.loop import Cluster
 from podgpu.metrics.encode import NO_LABELS, Body, Family, Labels, Sample, encode, make_families
-from podgpu.web.app import PROBE_OPTION, Listener, make_application
+from podgpu.web.app import PROBE_OPTION, Address, Listener, make_application
 from podgpu.web.responses import metrics_response, probe_routes
-from podgpu.web.sockets import Address
 
 _log = logging.getLogger("podgpu")
 
@@ -51,7 +50,7 @@ class AutoscaleServer:
         async with AsyncExitStack() as stack:
             if self.updater is not None:
                 stack.push_async_callback(self.updater.client.close)
-                stack.push_async_callback(_cancel, asyncio.create_task(self.updater.run()))
+                stack.callback(asyncio.create_task(self.updater.run()).cancel)
             if self.scaler is not None:
                 bound = await self.scaler.start()
                 stack.push_async_callback(self.scaler.stop)
@@ -100,9 +99,3 @@ class AutoscaleServer:
             "podgpu_autoscale_pods_synced": 0 if snapshot.pods.trouble else 1,
         }
         return {name: [Sample(NO_LABELS, float(value))] for name, value in values.items()}
-
-
-async def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task

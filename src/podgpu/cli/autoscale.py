@@ -28,8 +28,7 @@ from podgpu.kube.client import ApiClient
 from podgpu.kube.config import is_loopback, require_config
 from podgpu.kube.reflector import Informer
 from podgpu.tls import Pem
-from podgpu.web.app import run
-from podgpu.web.sockets import Address
+from podgpu.web.app import Address, run
 
 API_SERVICES = tuple(f"{version}.{CUSTOM_GROUP}" for version in CUSTOM_VERSIONS)
 _CONFIGMAP = "extension-apiserver-authentication"

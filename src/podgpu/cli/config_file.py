@@ -5,9 +5,9 @@ Flags and environment variables override the file.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, NamedTuple
 
 import click
 from msgspec import Meta, Struct
@@ -24,49 +24,34 @@ _MAX_BYTES = 256 * 1024
 _ALL_FIELDS = ["*"]
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigFile:
-    """Content of the configuration file. None means not set."""
+class ConfigFile(NamedTuple):
+    """Content of the configuration file."""
 
-    path: str = ""
-    counters_file: str = ""
-    counters: tuple[CounterSpec, ...] | None = None
-    exporter_metrics: bool | None = None
-    interval: float | None = None
+    options: Mapping[str, Any] = MappingProxyType({})  # values of options; None means not set
+    counters: tuple[CounterSpec, ...] | None = None  # None if the counters are in a file of their own
     collections: tuple[Collection, ...] = ()  # without the collection that matches all fields
     ignored: tuple[str, ...] = ()  # warnings about entries without effect
-    max_concurrent_scrapes: int | None = None
 
 
 def merge_config_file(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
     """Returns the options merged with the file. Entries without a matching option are in `config`."""
     path = options["config_file"]
-    config = _read(path) if path else ConfigFile()
-    values = {
-        "collectors": config.counters_file or None,
-        "collect_interval": config.interval,
-        "max_concurrent_scrapes": config.max_concurrent_scrapes,
-        "enable_exporter_metrics": config.exporter_metrics,
-    }
-    from_file = {name: value for name, value in values.items() if value is not None and not is_set(ctx, name)}
-    if is_set(ctx, "collectors") or (is_set(ctx, "configmap_data") and options["configmap_data"] != "none"):
-        config = replace(config, counters=None)
-        from_file.pop("collectors", None)
-    ctx.meta[FROM_FILE] = dict.fromkeys(from_file, path)
-    return {**options, **from_file, "config": config}
-
-
-def _read(path: str) -> ConfigFile:
     try:
-        return parse_config_file(read_bounded(path, _MAX_BYTES), path)
+        config = parse_config_file(read_bounded(path, _MAX_BYTES), path) if path else ConfigFile()
     except SourceError as e:
         raise UsageError(f"--config-file {e}") from e
+    given = {name for name in config.options if is_set(ctx, name)}
+    if "collectors" in given or options["configmap_data"] != "none":
+        config = config._replace(counters=None)
+        given.add("collectors")
+    from_file = {name: value for name, value in config.options.items() if value is not None and name not in given}
+    ctx.meta[FROM_FILE] = dict.fromkeys(from_file, path)
+    return {**options, **from_file, "config": config}
 
 
 # The file
 
 _Text = Annotated[str, Meta(min_length=1)]
-_Count = Annotated[int, Meta(ge=0, le=999_999_999)]
 
 
 class _ConfigSection(Struct, rename="camel", forbid_unknown_fields=True):
@@ -85,27 +70,6 @@ class _Metrics(_ConfigSection):
     enable_exporter_metrics: bool | None = None
 
 
-class _BindUnbind(_ConfigSection):
-    enabled: bool | None = None
-    poll_interval: str | None = None
-
-
-class _Watch(_ConfigSection):
-    """How long DCGM keeps samples. No effect, because podgpu uses only the newest sample."""
-
-    max_keep_age: str | None = None
-    max_keep_samples: _Count | None = None
-
-
-class _Dcgm(_ConfigSection):
-    watch: _Watch | None = None
-    detect_bind_unbind: _BindUnbind | None = None
-
-
-class _Sources(_ConfigSection):
-    dcgm: _Dcgm | None = None
-
-
 class _Include(_ConfigSection):
     include: Annotated[list[_Text], Meta(min_length=1)]
 
@@ -114,7 +78,7 @@ class _ConfigCollection(_ConfigSection):
     name: _Text
     every: str
     metrics: _Include
-    sources: _Sources | None = None
+    sources: Any = None
 
 
 class _Server(_ConfigSection):
@@ -125,7 +89,7 @@ class _Config(_ConfigSection):
     version: Literal[2]
     metrics: _Metrics | None = None
     collections: Annotated[list[_ConfigCollection], Meta(min_length=1)] | None = None
-    sources: _Sources | None = None
+    sources: Any = None  # how DCGM is watched; no effect
     server: _Server | None = None
 
 
@@ -133,21 +97,20 @@ def parse_config_file(content: bytes, path: str) -> ConfigFile:
     """Parses the file. Raises UsageError with the path of the file and of the invalid entry."""
     config = decode_yaml(content, path, _Config)
     metrics, server = config.metrics or _Metrics(), config.server or _Server()
-    bind_unbind = ((config.sources or _Sources()).dcgm or _Dcgm()).detect_bind_unbind
     if metrics.file and metrics.fields:
         raise UsageError(f"{path}: metrics: set file or fields, not both")
     interval, collections = _read_collections(config, path)
-    where = f"{path}: sources.dcgm.detectBindUnbind"
-    ignored = f"{where} has no effect: podgpu always detects GPUs that are added or removed"
+    ignored = f"{path}: sources has no effect: podgpu uses the newest sample, and always detects added and removed GPUs"
     return ConfigFile(
-        path=path,
-        counters_file=metrics.file or "",
-        counters=_read_fields(metrics.fields, path) if metrics.fields else None,
-        exporter_metrics=metrics.enable_exporter_metrics,
-        interval=interval,
-        collections=collections,
-        ignored=(ignored,) if bind_unbind is not None and bind_unbind.enabled else (),
-        max_concurrent_scrapes=server.max_concurrent_scrapes,
+        {
+            "collectors": metrics.file or None,
+            "collect_interval": interval,
+            "max_concurrent_scrapes": server.max_concurrent_scrapes,
+            "enable_exporter_metrics": metrics.enable_exporter_metrics,
+        },
+        _read_fields(metrics.fields, path) if metrics.fields else None,
+        collections,
+        (ignored,) if config.sources else (),
     )
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
 import click
 
 from podgpu.agent.loop import Agent
-from podgpu.cli.config_file import merge_config_file
+from podgpu.cli.config_file import ConfigFile, merge_config_file
 from podgpu.cli.node import build_exporter_agent
 from podgpu.cli.options import EXPORTER_OPTIONS, is_given, make_command
 from podgpu.cli.terminal import configure_logging, print_out
@@ -20,10 +19,9 @@ from podgpu.device_selection import parse_selection
 from podgpu.errors import MOST_NAMED, StartError, UsageError
 from podgpu.holders.api import SOON_SECONDS, SYNC_SECONDS, ApiAccess
 from podgpu.model import has_readings
-from podgpu.web.app import load_protection
-from podgpu.web.exporter_app import PageSources, RequestLimits, serve
-from podgpu.web.node_page import node_recorder, node_usage
-from podgpu.web.sockets import open_systemd_sockets
+from podgpu.web.app import load_protection, open_systemd_sockets
+from podgpu.web.connections import ConnectionLimits
+from podgpu.web.exporter_app import application, node_recorder, node_usage, serve
 
 _log = logging.getLogger("podgpu")
 
@@ -40,7 +38,6 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     """Export this node's GPUs to Prometheus. Accepts every flag and variable of dcgm-exporter."""
     configure_logging(options["log_format"], options["debug"])
     options = resolve_options(ctx, options)
-    check_options(options)
     once = options["once"]
     sockets = open_systemd_sockets(os.environ) if options["web_systemd_socket"] and not once else []
     # Also loaded with --once, so that errors in these files are found before deployment.
@@ -49,31 +46,36 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     # The exporter must answer probes soon, even if the API server does not respond. With --once it can wait longer.
     with closing(ApiAccess(options["kubeconfig"], SYNC_SECONDS if once else SOON_SECONDS)) as api:
         agent = build_exporter_agent(options, api)
-        for sentence in (*list_ignored_options(ctx), *options["config"].ignored):
+        for sentence in list_ignored_options(ctx, options["config"]):
             _log.warning("%s", sentence)
         if once:
             _print_once(agent)
             return
         recorder = node_recorder(agent, options["history_dir"], prices)
+        app = application(
+            agent,
+            protection,
+            options["web_enable_lifecycle"],
+            recorder,
+            prices,
+            node_usage(agent, recorder, prices),
+            options["max_concurrent_scrapes"],
+        )
         serve(
             agent,
+            app,
             options["address"],
-            lambda bound: _log.info("listening on %s/metrics", bound.url),
+            protection,
             options["gpu_manager_address"],
             options["probe_address"],
-            protection,
             sockets,
-            options["web_enable_lifecycle"],
-            page=PageSources(recorder, prices, node_usage(agent, recorder, prices)),
-            services=[recorder],
-            limits=RequestLimits(
-                options["web_read_timeout"], options["web_write_timeout"], options["max_concurrent_scrapes"]
-            ),
+            [recorder],
+            ConnectionLimits(header_seconds=options["web_read_timeout"], write_seconds=options["web_write_timeout"]),
         )
 
 
 def resolve_options(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """Merges the configuration file into the options and checks DCGM's options. Raises UsageError.
+    """Merges the configuration file into the options and checks options that depend on each other. Raises UsageError.
 
     Adds `host_engine`, which is None unless -r is given.
     """
@@ -85,21 +87,17 @@ def resolve_options(ctx: click.Context, options: dict[str, Any]) -> dict[str, An
         engine = parse_address(options["remote_hostengine_info"])
     parse_selection(options["switch_devices"], "-s")
     parse_selection(options["cpu_devices"], "-p")
-    return {**options, "host_engine": engine}
-
-
-def check_options(options: Mapping[str, Any]) -> None:
-    """Checks options that depend on each other."""
     if options["gpu_manager_address"] and not options["gpu_manager_metrics"]:
         raise UsageError("--gpu-manager-address needs --gpu-manager-metrics")
     if options["kubernetes_virtual_gpus"] and not options["dcgm_holder_labels"]:
         raise UsageError("--kubernetes-virtual-gpus needs --dcgm-holder-labels")
+    return {**options, "host_engine": engine}
 
 
-def list_ignored_options(ctx: click.Context) -> list[str]:
-    """Returns warnings about given options that have no effect."""
+def list_ignored_options(ctx: click.Context, config: ConfigFile) -> list[str]:
+    """Returns warnings about given options and entries of the configuration file that have no effect."""
     ignored = (option for option in EXPORTER_OPTIONS if not option.works and is_given(ctx, option))
-    return [f"--{option.flag} ({option.env}) has no effect: {option.help}" for option in ignored]
+    return [*(f"--{option.flag} ({option.env}) has no effect: {option.help}" for option in ignored), *config.ignored]
 
 
 def _print_once(agent: Agent) -> None:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from podgpu.agent.counters import CounterSpecs, ReadCounters, counters_in_configmap, read_counters
 from podgpu.agent.loop import Agent, Settings
-from podgpu.cli.config_file import ConfigFile
 from podgpu.clock import Clock
 from podgpu.device_selection import parse_selection
 from podgpu.errors import UsageError
@@ -28,7 +27,7 @@ from podgpu.holders.identity import IdentityReader
 from podgpu.holders.reader import HolderSources
 from podgpu.holders.sources import SourceSettings, create_sources
 from podgpu.http_client import DEFAULT_TIMEOUT, Access, redact_url
-from podgpu.metrics.counters import add_other_names, make_counter
+from podgpu.metrics.counters import add_other_names
 from podgpu.metrics.labels import Policy
 from podgpu.metrics.names import HOST_LABELS, NameSet
 from podgpu.model import PodLabels
@@ -65,7 +64,7 @@ def build_exporter_agent(
         node_name=node,
         interval=options["collect_interval"],
         allocation_interval=options["allocation_interval"],
-        collections=options.get("config", ConfigFile()).collections,
+        collections=options["config"].collections,
         counters_may_come=configmap != "none",
         selection=selection,
         policy=Policy(
@@ -105,10 +104,8 @@ def choose_counters(options: Options, names: NameSet) -> tuple[CounterSpecs, Rea
 
     The second value is a function that reads them again, or None if they cannot change.
     """
-    config: ConfigFile | None = options.get("config")
-    if config is not None and config.counters is not None:
-        rows = (make_counter(c.name, c.type, c.help) for c in config.counters)
-        return add_other_names(tuple(rows), names), None
+    if (counters := options["config"].counters) is not None:
+        return add_other_names(counters, names), None
     return read_counters(options["collectors"], names)
 
 

@@ -9,6 +9,7 @@ import csv
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from podgpu.errors import UsageError
 from podgpu.holders.sources import describe_sources
 
 if TYPE_CHECKING:
-    from podgpu.web.sockets import Address
+    from podgpu.web.app import Address
 
 GROUPS = {
     "common": "Common",
@@ -109,49 +110,43 @@ _PLAIN_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _PLAIN_UNITS = {"duration": "s", "milliseconds": "ms"}
 
 
-class _Duration(click.ParamType):  # type: ignore[type-arg]
-    """Converts a duration to seconds."""
+class _Parsed(click.ParamType):  # type: ignore[type-arg]
+    """A type whose function raises UsageError for a wrong value."""
 
-    name = "duration"
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self._parse = parse
 
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        text = str(value).strip()
-        seconds = parse_duration(f"{text}{_PLAIN_UNITS[self._kind]}" if _PLAIN_NUMBER.fullmatch(text) else text)
-        if seconds is None:
-            self.fail(f"{text!r} is not a duration such as 5s, 500ms or 1m30s", param, ctx)
-        if not 0.1 <= seconds <= 86_400:
-            unit = "milliseconds" if self._kind == "milliseconds" else "seconds"
-            self.fail(f"{text} must be from 100 ms to 24 h; a number without a unit is {unit}", param, ctx)
-        return seconds
-
-
-class _ListenAddress(click.ParamType):  # type: ignore[type-arg]
-    """Converts `:9400` or `HOST:9400` to an `Address`. With `ADDRESS|none`, an empty text and `none` become None."""
-
-    def __init__(self, kind: str) -> None:
-        self.name = kind
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Address | None:
-        text = str(value).strip()
-        if self.name.endswith("|none") and text in ("", "none"):
-            return None
-        from podgpu.web.sockets import parse_address  # imports asyncio, which the hook needs only with an address
-
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
-            return parse_address(text)
+            return self._parse(str(value).strip())
         except UsageError as error:
             self.fail(str(error), param, ctx)
+
+
+def _parse_seconds(unit: str, text: str) -> float:
+    seconds = parse_duration(f"{text}{unit}" if _PLAIN_NUMBER.fullmatch(text) else text)
+    if seconds is None:
+        raise UsageError(f"{text!r} is not a duration such as 5s, 500ms or 1m30s")
+    if not 0.1 <= seconds <= 86_400:
+        raise UsageError(f"{text} must be from 100 ms to 24 h; a number without a unit is in {unit}")
+    return seconds
+
+
+def _parse_listen_address(may_be_none: bool, text: str) -> Address | None:
+    if may_be_none and text in ("", "none"):
+        return None
+    from podgpu.web.app import parse_address  # imports aiohttp, which the hook needs only with an address
+
+    return parse_address(text)
 
 
 def _make_type(kind: str) -> click.ParamType:  # type: ignore[type-arg]
     name, _, rest = kind.partition(":")
     if name in _PLAIN_UNITS:
-        return _Duration(name)
+        return _Parsed("duration", partial(_parse_seconds, _PLAIN_UNITS[name]))
     if name.startswith("ADDRESS"):
-        return _ListenAddress(name)
+        return _Parsed(name, partial(_parse_listen_address, name == "ADDRESS|none"))
     if name == "bool":
         return click.BOOL
     if name == "choice":
@@ -195,38 +190,21 @@ _HELP_ALL = "podgpu.help_all"
 _NAMES_WIDTH = 30
 
 
-class _Option(click.Option):
-    """A click option that also has its row of options.csv, for the group and the visibility."""
-
-    def __init__(self, *arguments: Any, row: Option, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self.row = row
-
-
 def make_command(
     name: str, options: Iterable[Option], *examples: Example
 ) -> Callable[[Callable[..., Any]], click.Command]:
     """Returns a decorator that makes a function a command with these options, grouped help and --help-all."""
     rows = list(options)
-    settings = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
-
-    def decorate(function: Callable[..., Any]) -> click.Command:
-        if any(not row.common for row in rows):
-            function = click.option(
-                "--help-all",
-                is_flag=True,
-                is_eager=True,
-                expose_value=False,
-                callback=_show_all,
-                help="Show every option and exit.",
-                cls=_Option,
-                row=Option("help-all"),
-            )(function)
-        for row in reversed(rows):
-            function = _make_option(row)(function)
-        return click.command(name, cls=_GroupedCommand, examples=examples, context_settings=settings)(function)
-
-    return decorate
+    if any(not row.common for row in rows):
+        rows.append(Option("help-all", kind="help", help="Show every option and exit."))
+    return click.command(
+        name,
+        cls=_GroupedCommand,
+        rows=rows,
+        examples=examples,
+        params=[_make_option(row) for row in rows],
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    )
 
 
 def _show_all(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
@@ -236,33 +214,32 @@ def _show_all(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
         ctx.exit()
 
 
-def _make_option(row: Option) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    if row.kind == "flag":
-        return click.option(*row.names, row.parameter, cls=_Option, row=row, is_flag=True, help=row.help)
-    more: dict[str, Any] = {}
+def _make_option(row: Option) -> click.Option:
+    more: dict[str, Any]
+    if row.kind == "help":
+        more = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _show_all}
+    elif row.kind == "flag":
+        more = {"is_flag": True}
+    else:
+        more = {
+            "type": _make_type(row.kind),
+            "envvar": row.env or None,
+            "show_envvar": True,
+            "default": row.default,
+            "show_default": row.default not in ("", "false"),
+        }
     if row.kind == "bool":
         metavar = "" if row.default == "false" else "[true|false]"
-        more = {"is_flag": False, "flag_value": "true", "metavar": metavar}
+        more |= {"is_flag": False, "flag_value": "true", "metavar": metavar}
     elif row.kind.isupper() or row.kind.startswith("ADDRESS"):
-        more = {"metavar": row.kind}
-    return click.option(
-        *row.names,
-        row.parameter,
-        cls=_Option,
-        row=row,
-        type=_make_type(row.kind),
-        envvar=row.env or None,
-        show_envvar=True,
-        default=row.default,
-        show_default=row.default not in ("", "false"),
-        help=row.help,
-        **more,
-    )
+        more["metavar"] = row.kind
+    return click.Option([*row.names, row.parameter], help=row.help, **more)
 
 
 class _GroupedCommand(click.Command):
-    def __init__(self, *arguments: Any, examples: Sequence[Example], **named: Any) -> None:
+    def __init__(self, *arguments: Any, rows: Sequence[Option], examples: Sequence[Example], **named: Any) -> None:
         super().__init__(*arguments, **named)
+        self.rows = rows
         self.examples = examples
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -277,11 +254,9 @@ class _GroupedCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         shown = shown_options(self, everything=bool(ctx.meta.get(_HELP_ALL)))
-        help_option = self.get_help_option(ctx)
+        groups = {f"--{row.flag}": row.group for row in shown} | {"--help": "common"}
         for group, title in GROUPS.items():
-            params: list[click.Option] = [param for row, param in shown if row.group == group]
-            if group == "common" and help_option is not None:
-                params.append(help_option)
+            params = [param for param in self.get_params(ctx) if any(groups.get(name) == group for name in param.opts)]
             records = [record for param in params if (record := param.get_help_record(ctx)) is not None]
             if records:
                 with formatter.section(title):
@@ -291,10 +266,10 @@ class _GroupedCommand(click.Command):
         write_examples(formatter, self.examples)
 
 
-def shown_options(command: click.Command, *, everything: bool) -> Sequence[tuple[Option, click.Option]]:
+def shown_options(command: click.Command, *, everything: bool) -> list[Option]:
     """Returns the options that --help shows, or with `everything` those of --help-all."""
-    options = [param for param in command.params if isinstance(param, _Option)]
-    return [(param.row, param) for param in options if everything or param.row.common]
+    assert isinstance(command, _GroupedCommand)
+    return [row for row in command.rows if everything or row.common]
 
 
 def write_examples(formatter: click.HelpFormatter, examples: Sequence[Example]) -> None:

@@ -22,10 +22,9 @@ from podgpu.holders.api import ApiAccess
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.fields import fields
 from podgpu.metrics.labels import Policy
-from podgpu.top.feed import Feed
 from podgpu.top.lines import Order, arrange
 from podgpu.top.screen import Screen
-from podgpu.top.source import ClusterSource, ExporterSource, LocalSource, Source
+from podgpu.top.source import ClusterSource, ExporterSource, Feed, LocalSource, Source
 from podgpu.top.table import Table, as_text, render_totals
 
 _FIELDS = (150, 155, 203, 250, 251, 252, 253, 1001)  # temperature, power, utilisation, memory
@@ -108,7 +107,7 @@ def _open_source(options: Options, at_exit: ExitStack) -> Source:
     agent = Agent(telemetry, holders, settings, containers=make_finder(options))
     agent.check_selection()
     at_exit.callback(agent.stop)
-    return LocalSource(agent, options["processes"], options["interval"])
+    return LocalSource(agent, options["processes"])
 
 
 def _run(feed: Feed, screen: Screen) -> int:
@@ -117,21 +116,23 @@ def _run(feed: Feed, screen: Screen) -> int:
     feed.read()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # the terminal's encoding may lack letters of a name
-    return show_live(feed, screen, wants_colour(), sys.stdin.fileno(), sys.stdout)
+    return show_live(feed, screen)
 
 
 def _print_once(feed: Feed, order: Order, wanted: str) -> int:
     seen = feed.read()
-    size = os.get_terminal_size(sys.stdout.fileno()) if sys.stdout.isatty() else None
+    width = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else None
     lines = arrange(seen.lines, order, wanted)
-    table = Table(lines, order, size.columns if size else None)
+    table = Table(lines, order, width)
     printed = [table.header(), *table.body]
-    if size:  # scripts get no totals
-        printed.append(render_totals(seen.view.totals, seen.view.currency, size.columns))
-    if size and wants_colour():
-        from podgpu.top.live import Painter  # imports rich's console, which is needed only on a terminal
+    if width:  # scripts get no totals
+        printed.append(render_totals(seen.view.totals, seen.view.currency, width))
+    if width and wants_colour():
+        from podgpu.top.live import make_text, open_console  # imports rich's console, as above
 
-        Painter(sys.stdout, colour=True).print(printed, size)
+        console = open_console()
+        for line in printed:
+            console.print(make_text(line))
     else:
         print_out("".join(f"{as_text(line)}\n" for line in printed))
     if wanted and not lines:

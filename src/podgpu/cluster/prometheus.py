@@ -77,7 +77,7 @@ class PrometheusCollector:
         raise SourceError("not_available", "the figures come from Prometheus; exporters are not read directly")
 
     async def close(self) -> None:
-        await self._client.close()
+        await self._client.aclose()
 
     async def run_round(self) -> None:
         started = self._clock.monotonic()

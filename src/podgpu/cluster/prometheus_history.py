@@ -6,9 +6,10 @@ import asyncio
 import math
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from podgpu.cluster.prometheus import FB_USED, GR_ENGINE, POWER, TEMPERATURE, UTIL
 from podgpu.cluster.promql import PrometheusClient, PrometheusServer, RangeSeries, by, one_of, quote, select
@@ -38,13 +39,11 @@ CACHE_SECONDS = 15.0
 _FINE, _COARSE = 15, 300  # steps in seconds, as in the SQLite store
 _MAX_SAMPLES = 20_000  # of a range query; VictoriaMetrics allows 30,000
 _MAX_GAP_SECONDS = 300  # shorter gaps do not end a holder or a condition, because a scrape may be missing
-_CONCURRENCY = 2
 _MAX_GPUS_OF_POD = 256
 _DCGM_BLANK = 0x7FFFFFF0
 _KEYS = (*UUID_LABELS, "GPU_I_ID")
 _HELD_NAMES = ("podgpu_allocation_info", *names_of(UTIL), *names_of(GR_ENGINE))
 
-T = TypeVar("T")
 Device = tuple[str, str]  # UUID, MIG instance
 Values = list[float | None]  # one per step
 
@@ -81,37 +80,40 @@ class Window(NamedTuple):
 
 
 class PrometheusHistory:
-    """Implements `HistorySource`. Answers are cached for 15 s."""
+    """Implements `HistorySource`. Sparklines are cached for 15 s, because every open page requests them."""
 
     def __init__(self, server: PrometheusServer, clock: Callable[[], float] = time.monotonic) -> None:
-        PrometheusClient(server)
         self._server = server
         self._clock = clock
-        self._cache: dict[tuple[object, ...], tuple[float, Any]] = {}
-        self._slots = asyncio.Semaphore(_CONCURRENCY)
+        self._sparklines: JSON = {}
+        self._sparklines_at = -math.inf
+        self._lock = asyncio.Lock()
 
     async def sparklines(self) -> JSON:
-        return await self._read_cached(self._read_sparklines)
+        async with self._lock:
+            now = self._clock()
+            if now - self._sparklines_at > CACHE_SECONDS:
+                async with aclosing(PrometheusClient(self._server)) as client:
+                    self._sparklines = await self._read_sparklines(client)
+                self._sparklines_at = now
+            return self._sparklines
 
     async def gpu(self, uuid: str, instance: str, seconds: int) -> GpuHistory | None:
-        return await self._read_cached(self._read_gpu, (uuid, instance), seconds)
+        async with aclosing(PrometheusClient(self._server)) as client:
+            reader = await self._make_reader(client, seconds)
+            device = (await reader.read_devices([uuid])).get((uuid, instance))
+            return None if device is None else device.make_history(device.figures)
 
     async def pod(self, namespace: str, pod: str, seconds: int) -> PodHistory | None:
-        return await self._read_cached(self._read_pod, (namespace, pod), seconds)
-
-    async def _read_cached(self, read: Callable[..., Awaitable[T]], *arguments: object) -> T:
-        key = read.__name__, *arguments
-        async with self._slots:
-            now = self._clock()
-            self._cache = {k: cached for k, cached in self._cache.items() if now - cached[0] <= CACHE_SECONDS}
-            if key not in self._cache:
-                client = PrometheusClient(self._server)
-                try:
-                    self._cache[key] = now, await read(client, *arguments)
-                finally:
-                    await client.close()
-            answer: T = self._cache[key][1]
-            return answer
+        name = namespace, pod
+        async with aclosing(PrometheusClient(self._server)) as client:
+            reader = await self._make_reader(client, seconds)
+            uuids = {_read_device(line.labels)[0] for line in await reader.read(reader.held_by(name))} - {""}
+            devices = await reader.read_devices(sorted(uuids)[:_MAX_GPUS_OF_POD], name) if uuids else {}
+        histories = [device.history_of_pod(name) for device in devices.values()]
+        held = [history for history in histories if history is not None]
+        held.sort(key=lambda history: (history.node, history.index or 0, history.uuid, history.instance))
+        return make_pod_history(namespace, pod, held)
 
     async def _read_sparklines(self, client: PrometheusClient) -> JSON:
         window = Window(sparkline_start(await client.query_time()), SPARKLINE_STEP, SPARKLINE_POINTS)
@@ -123,20 +125,6 @@ class PrometheusHistory:
                 ratios = (_check_ratio(value) for value in window.align(values))
                 lines[f"{uuid}/{instance}" if instance else uuid] = bytes(map(utilization_byte, ratios))
         return sparklines_json(window.start, lines)
-
-    async def _read_gpu(self, client: PrometheusClient, device: Device, seconds: int) -> GpuHistory | None:
-        reader = await self._make_reader(client, seconds)
-        devices = await reader.read_devices([device[0]])
-        return devices[device].make_history(devices[device].figures) if device in devices else None
-
-    async def _read_pod(self, client: PrometheusClient, pod: PodName, seconds: int) -> PodHistory | None:
-        reader = await self._make_reader(client, seconds)
-        uuids = {_read_device(line.labels)[0] for line in await reader.read(reader.held_by(pod))} - {""}
-        devices = await reader.read_devices(sorted(uuids)[:_MAX_GPUS_OF_POD], pod) if uuids else {}
-        histories = [device.history_of_pod(pod) for device in devices.values()]
-        held = [history for history in histories if history is not None]
-        held.sort(key=lambda history: (history.node, history.index or 0, history.uuid, history.instance))
-        return make_pod_history(*pod, held)
 
     async def _make_reader(self, client: PrometheusClient, seconds: int) -> _HistoryReader:
         step = _FINE if seconds <= MAX_POINTS * _FINE else _COARSE * -(-seconds // (_COARSE * MAX_POINTS))
@@ -259,7 +247,7 @@ class _DeviceLines:
 
     device: Device
     window: Window
-    node: tuple[int, str] = (1000, "")  # position of the label in --node-label, and its value
+    node: str = ""
     index: int | None = None
     figures: dict[str, Values] = field(default_factory=dict)
     holders: dict[Workload, set[int]] = field(default_factory=lambda: defaultdict(set))
@@ -275,8 +263,7 @@ class _DeviceLines:
         if figure == "utilization_ratio":
             values = [_check_ratio(value) for value in values]
         if what == "held":
-            named = [(place, labels[name]) for place, name in enumerate(node_labels) if labels.get(name)]
-            self.node = min((self.node, *named))
+            self.node = next((labels[name] for name in node_labels if labels.get(name)), "")
             index = labels.get("gpu", "")
             self.index = int(index) if index.isdecimal() else self.index
             if holder is not None:
@@ -326,7 +313,7 @@ class _DeviceLines:
         return GpuHistory(
             uuid=uuid,
             instance=instance,
-            node=self.node[1],
+            node=self.node,
             index=self.index,
             from_=self.window.start,
             to=self.window.end,

@@ -11,7 +11,8 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from podgpu.cluster.prices import Prices, ReadPrices
@@ -20,7 +21,7 @@ from podgpu.cluster.promql import PrometheusClient, PrometheusServer, by, select
 from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RowName, make_range, name_row, utc_text
 from podgpu.cluster.state import ClusterState
 from podgpu.errors import SourceError
-from podgpu.history.queries import UsageSum
+from podgpu.history.answers import UsageSum
 from podgpu.history.store import COARSE, FINE, HOUR, UNALLOCATED, Amounts, UsageAccount
 from podgpu.metrics.adapter import (
     MODEL_LABELS,
@@ -47,11 +48,6 @@ _COUNTERS = {
     "waited": "podgpu_container_gpu_wait_seconds_total",
     "energy": "podgpu_container_gpu_energy_joules_total",
     "unattributed_energy": "podgpu_device_unattributed_energy_joules_total",
-}
-_WORDS = {
-    **{"busy": "used hours", "busy_min": "lower bounds of used hours", "busy_max": "upper bounds of used hours"},
-    **{"idle": "idle hours", "unattributed_energy": "energy of unallocated GPUs", "shares": "shares of GPUs"},
-    **{"waited": "hours of waiting", "gpu_seconds": "hours of unallocated GPUs"},
 }
 _RULES = {"podgpu:usage:sum1h": HOUR, USAGE_RULE: COARSE}  # the coarsest first
 _MIN_SAMPLES = 200  # the first and last sample of a rule may be partly outside the range
@@ -84,41 +80,29 @@ class PrometheusRanges:
         self._read_state = read_state
 
     async def range(self, query: RangeQuery) -> RangeAnswer:
-        client = PrometheusClient(self._server)
-        try:
+        async with aclosing(PrometheusClient(self._server)) as client:
             start, end = query.bounds(await client.query_time())
             step = FINE * max(1, math.ceil((end - start) / FINE / _MAX_STEPS))
             end = end // step * step
             start = min(start // step * step, end - step)
             reader = _RangeReader(client, self._server, query, self._prices()[0], self._read_state())
             return await reader.read(start, end, step)
-        finally:
-            await client.close()
 
 
+@dataclass
 class _RangeReader:
-    def __init__(
-        self,
-        client: PrometheusClient,
-        server: PrometheusServer,
-        query: RangeQuery,
-        prices: Prices,
-        state: ClusterState,
-    ) -> None:
-        self._client = client
-        self._match = server.match
-        self._cluster = server.cluster_label
-        self._gpus = select(_GPU_NAMES, server.match)
-        self._query = query
-        self._prices = prices
-        self._state = state
-        self._notes: list[str] = []
+    client: PrometheusClient
+    server: PrometheusServer
+    query: RangeQuery
+    prices: Prices
+    state: ClusterState
+    notes: list[str] = field(default_factory=list)
 
     async def read(self, start: float, end: float, step: int) -> RangeAnswer:
         """Adds a note for each failed query. Raises SourceError if there are no allocated hours."""
         rule = await self._find_rule(start, end)
         usage: list[UsageSum] = []
-        for first, last, prices in self._prices.periods(start, end):
+        for first, last, prices in self.prices.periods(start, end):
             if rule:
                 function = f"sum_over_time({{}}[{round((last - first) * 1000) - 1}ms])"
                 found = await self._read_rule(rule, function, last)
@@ -126,19 +110,19 @@ class _RangeReader:
                 found = await self._read_counters(first, last, step)
             usage += await self._make_usage(found, first, last, prices)
         if not await self._may_have_gpus(start + step):
-            self._notes.append(f"Prometheus has no GPU metrics at {utc_text(start)}, the start of the range")
+            self.notes.append(f"Prometheus has no GPU metrics at {utc_text(start)}, the start of the range")
         if not any(any(one.account) for one in usage):
-            self._notes.append("Prometheus has no counters of podgpu's exporters in this range")
-        now = None if self._query.end is not None else await self._read_now(end, bool(rule))
-        method = select(("podgpu_device_usage_method",), self._match)
+            self.notes.append("Prometheus has no counters of podgpu's exporters in this range")
+        now = None if self.query.end is not None else await self._read_now(end, bool(rule))
+        method = select(("podgpu_device_usage_method",), self.server.match)
         methods = await self._ask("methods of usage", f"group by (method) ({method})", end)
         return make_range(
-            self._query,
+            self.query,
             (start, end),
             usage,
-            self._prices.at(end),
-            tuple(dict.fromkeys((*self._notes, *self._client.notes))),
-            self._state.simulated,
+            self.prices.at(end),
+            tuple(dict.fromkeys((*self.notes, *self.client.notes))),
+            self.state.simulated,
             sorted({sample.labels.get("method", "") for sample in methods} - {""}),
             now,
             rule or "counters",
@@ -146,57 +130,55 @@ class _RangeReader:
 
     async def _ask(self, what: str, query: str, at: float) -> list[ParsedSample]:
         try:
-            return await self._client.query(query, at)
+            return await self.client.query(query, at)
         except SourceError as error:
             if what == "allocated":
                 raise
-            self._notes.append(f"missing: {_WORDS.get(what, what)}: {error}")
+            self.notes.append(f"missing: {what.replace('_', ' ')}: {error}")
             return []
 
     # Queries
 
     async def _find_rule(self, start: float, end: float) -> str:
         """Returns the name of the coarsest recording rule that covers the range, or as much of it as the counters."""
-        if self._query.by not in ("owner", "namespace"):
+        if self.query.by not in ("owner", "namespace"):
             return ""
         for name, seconds in _RULES.items():
             length = end - start
             if length < _MIN_SAMPLES * seconds:
                 continue
-            series = select((name,), 'kind="gpu_seconds"', self._match)
+            series = select((name,), 'kind="gpu_seconds"', self.server.match)
             counts = await self._ask("recording rules", f"max(count_over_time({series}[{round(length)}s]))", end)
             covered = sum(count.value for count in counts) * seconds
-            if covered >= 0.99 * length:
+            is_oldest = covered and not await self._may_have_gpus(end - covered - 2 * seconds)
+            if covered >= 0.99 * length or is_oldest:  # the server has no older samples
                 return name
-            if covered and not await self._may_have_gpus(end - covered - 2 * seconds):
-                return name  # the server has no older samples
-            if covered:
-                self._notes.append(f"{name} covers only {covered / length:.0%} of the range, so it is not used")
         return ""
 
     async def _may_have_gpus(self, at: float) -> bool:
         """Returns False if the server certainly has no GPU metrics at this time."""
         try:
-            return bool(await self._client.query(f"group({self._gpus})", at))
+            return bool(await self.client.query(f"group({select(_GPU_NAMES, self.server.match)})", at))
         except SourceError as error:
-            self._notes.append(f"missing: GPUs at {utc_text(at)}: {error}")
+            self.notes.append(f"missing: GPUs at {utc_text(at)}: {error}")
             return True
 
     async def _read_rule(self, name: str, function: str, end: float) -> Vectors:
         """`function` contains `{}` in the place of the series."""
-        series = function.format(select((name,), self._match))
+        series = function.format(select((name,), self.server.match))
         found: dict[str, list[ParsedSample]] = defaultdict(list)
-        for sample in await self._client.query(f"max {by(self._cluster, *RULE_LABELS)} ({series})", end):
+        for sample in await self.client.query(f"max {by(self.server.cluster_label, *RULE_LABELS)} ({series})", end):
             found[sample.labels.get("kind", "")].append(sample)
         return found
 
     async def _read_counters(self, start: float, end: float, step: int) -> Vectors:
         length = round((end - start) * 1000) - 1  # milliseconds; excludes the start of the range
-        gpus = f"group {by(self._cluster, *_GPU_KEYS)} ({self._gpus})"
+        cluster = self.server.cluster_label
+        gpus = f"group {by(cluster, *_GPU_KEYS)} ({select(_GPU_NAMES, self.server.match)})"
         queries = {kind: self._increase(name, end - start) for kind, name in _COUNTERS.items()}
         queries["shares"] = self._shares(end - start)
         queries["gpu_seconds"] = (
-            f"{step} * sum {by(self._cluster, *MODEL_LABELS)} (count_over_time(({gpus})[{length}ms:{step}s]))"
+            f"{step} * sum {by(cluster, *MODEL_LABELS)} (count_over_time(({gpus})[{length}ms:{step}s]))"
         )
         return await self._ask_all(queries, end)
 
@@ -206,13 +188,13 @@ class _RangeReader:
 
     def _increase(self, name: str, seconds: float) -> str:
         """Counts the copies of an HA pair of Prometheus servers once. Adds up the series of an exporter that moved."""
-        grown = f"increase({select((name,), self._match)}[{round(seconds)}s])"
-        keys = (self._cluster, *_HOLDER_KEYS)
+        grown = f"increase({select((name,), self.server.match)}[{round(seconds)}s])"
+        keys = (self.server.cluster_label, *_HOLDER_KEYS)
         return f"sum {by(*keys)} (max {by(*keys, 'job', 'instance')} ({grown}))"
 
     def _shares(self, seconds: float) -> str:
-        shares = select(("podgpu_allocation_share_ratio",), self._match)
-        return f"avg {by(self._cluster, *_HOLDER_KEYS)} (avg_over_time({shares}[{round(seconds)}s]))"
+        shares = select(("podgpu_allocation_share_ratio",), self.server.match)
+        return f"avg {by(self.server.cluster_label, *_HOLDER_KEYS)} (avg_over_time({shares}[{round(seconds)}s]))"
 
     async def _read_now(self, end: float, has_rules: bool) -> dict[RowName, dict[str, float | None]]:
         """Returns the current values of rows: means over the last 5 minutes."""
@@ -223,8 +205,8 @@ class _RangeReader:
             queries = {kind: self._increase(_COUNTERS[kind], COARSE) for kind in ("allocated", "idle")}
             found = dict(await self._ask_all({**queries, "shares": self._shares(COARSE)}, end))
         groups: dict[RowName, list[UsageSum]] = defaultdict(list)
-        for one in await self._make_usage(found, end - COARSE, end, self._prices.at(end)):
-            groups[name_row(one, self._query)].append(one)
+        for one in await self._make_usage(found, end - COARSE, end, self.prices.at(end)):
+            groups[name_row(one, self.query)].append(one)
         return {
             name: {
                 "gpus": round(math.fsum(one.amounts.allocated_seconds for one in group) / COARSE, 2),
@@ -247,18 +229,18 @@ class _RangeReader:
         for part in parts:
             if part.workload.pod:
                 pods[part.cluster].add((part.workload.namespace, part.workload.pod))
-        label, accounts = self._query.label, {}
+        label, accounts = self.query.label, {}
         labels = await self._read_labels(label, window, end) if label else {}
         for cluster, names in pods.items():
             owners: Mapping[PodName, WorkloadOwner] = {}
-            if not label and self._query.by != "namespace":
+            if not label and self.query.by != "namespace":
                 try:
-                    found = PodOwners(self._client, self._match, self._cluster, cluster)
+                    found = PodOwners(self.client, self.server.match, self.server.cluster_label, cluster)
                     owners = await found.read(sorted(names), window, end)
                 except SourceError as error:
-                    self._notes.append(f"missing: owners of pods: {error}")
+                    self.notes.append(f"missing: owners of pods: {error}")
             for pod in names:
-                owner = owners.get(pod) or self._state.owners.get(pod) or WorkloadOwner("", "")
+                owner = owners.get(pod) or self.state.owners.get(pod) or WorkloadOwner("", "")
                 accounts[cluster, pod] = UsageAccount(
                     *pod, owner_kind=owner.kind, owner_name=owner.name, labels=labels.get((cluster, pod), "")
                 )
@@ -269,12 +251,12 @@ class _RangeReader:
         found: dict[tuple[str, PodName], str] = {}
         for names, label in ((_GPU_NAMES, name), (("kube_pod_labels",), f"label_{name}")):
             matcher = f'{label}!=""'
-            series = f"last_over_time({select(names, matcher, self._match)}[{window}])"
-            query = f"group {by(self._cluster, *WORKLOAD_LABELS, label)} ({series})"
+            series = f"last_over_time({select(names, matcher, self.server.match)}[{window}])"
+            query = f"group {by(self.server.cluster_label, *WORKLOAD_LABELS, label)} ({series})"
             for sample in await self._ask(f"label {label}", query, end):
                 pod = read_workload(sample.labels)
                 if pod is not None and pod.pod:
-                    key = sample.labels.get(self._cluster, ""), (pod.namespace, pod.pod)
+                    key = sample.labels.get(self.server.cluster_label, ""), (pod.namespace, pod.pod)
                     found[key] = json.dumps({name: sample.labels[label]})
         return found
 
@@ -291,7 +273,7 @@ class _RangeReader:
         joules: dict[tuple[str, str], float] = defaultdict(float)
         for sums, kind in ((seconds, "gpu_seconds"), (joules, "unattributed_energy")):
             for sample in found.get(kind, ()):
-                sums[sample.labels.get(self._cluster, ""), _read_model(sample.labels)] += sample.value
+                sums[sample.labels.get(self.server.cluster_label, ""), _read_model(sample.labels)] += sample.value
         usage = []
         for part, one in self._divide(found, {part: sample.labels for part, sample in billed.items()}, prices):
             workload = part.workload
@@ -349,7 +331,7 @@ class _RangeReader:
         return dict(parts)
 
     def _read_part(self, labels: LabelMap) -> _Part | None:
-        cluster = labels.get(self._cluster, "")
+        cluster = labels.get(self.server.cluster_label, "")
         if "kind" not in labels:
             workload = read_workload(labels)
             if workload is None:

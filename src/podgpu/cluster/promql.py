@@ -160,7 +160,7 @@ class PrometheusClient:
         self.notes = list(dict.fromkeys((*self.notes, *notes)))[:MAX_NOTES]
         return answer.data.result
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         if self._session is not None:
             await self._session.close()
             self._session = None

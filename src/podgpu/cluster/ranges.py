@@ -5,28 +5,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import io
 import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from podgpu.clock import Clock
 from podgpu.cluster.parts import MPS_REASON, HeldPart, sum_held
 from podgpu.cluster.prices import Prices
 from podgpu.cluster.state import ClusterState
 from podgpu.errors import UsageError
-from podgpu.history.answers import parse_range
-from podgpu.history.queries import UsageSum, read_range, read_usage_start
-from podgpu.history.recorder import HistoryRecorder
-from podgpu.history.store import COARSE, DAY, UNALLOCATED, Amounts, UsageAccount
+from podgpu.history.answers import UsageSum, parse_range
+from podgpu.history.store import DAY, UNALLOCATED, Amounts, UsageAccount
 from podgpu.model import WorkloadOwner
 
 Order = Literal["cost", "wasted"]
@@ -116,33 +112,6 @@ class UsageAnswers(Protocol):
         """Raises SourceError if the usage cannot be read."""
 
 
-class RecordedUsage:
-    """Implements `UsageAnswers` with the history in SQLite."""
-
-    def __init__(self, recorder: HistoryRecorder, read_state: Callable[[], ClusterState], clock: Clock) -> None:
-        self._recorder = recorder
-        self._read_state = read_state
-        self._clock = clock
-
-    async def range(self, query: RangeQuery) -> RangeAnswer:
-        return await asyncio.to_thread(self._read_range, query)
-
-    def _read_range(self, query: RangeQuery) -> RangeAnswer:
-        now = self._clock.wall()
-        with self._recorder.reader() as db:
-            start, end, sums = read_range(db, *query.bounds(now))
-            since = read_usage_start(db)
-        notes = []
-        if since is None or start + COARSE < since:
-            notes.append(f"there is no record before {utc_text(now if since is None else since)}")
-        state = self._read_state()
-        methods = {s.usage.method for n in state.nodes for g in n.gpus for s in (g, *g.instances) if s.usage} - {""}
-        now_by_row = None if query.end is not None else _group_held(state, sums, query)
-        return make_range(
-            query, (start, min(end, now)), sums, state.prices, notes, state.simulated, sorted(methods), now_by_row
-        )
-
-
 def parse_range_query(query: Mapping[str, str], order: Order = "cost") -> RangeQuery:
     by, form, name = query.get("by", "pod"), query.get("format", "json"), query.get("range", "24h")
     if by not in ("pod", "owner", "namespace") and not (by.startswith(_LABEL) and by != _LABEL):
@@ -221,8 +190,8 @@ def make_range(
     )
 
 
-def _group_held(state: ClusterState, usage: Iterable[UsageSum], query: RangeQuery) -> dict[RowName, dict[str, Any]]:
-    """Returns the current values of the rows. A pod that ended has 0 GPUs."""
+def group_now(state: ClusterState, usage: Iterable[UsageSum], query: RangeQuery) -> dict[RowName, dict[str, Any]]:
+    """Returns the current values of the rows, by row. A pod that ended has 0 GPUs."""
     known = {one.account[:5]: one for one in usage}
     groups: dict[RowName, list[HeldPart]] = {name_row(one, query): [] for one in usage if one.account != UNALLOCATED}
     for part in (part for node in state.nodes for part in node.held):

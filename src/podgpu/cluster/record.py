@@ -18,7 +18,7 @@ from podgpu.cluster.parts import (
 )
 from podgpu.cluster.ranges import account_of
 from podgpu.cluster.state import ClusterState
-from podgpu.cluster.summary import RecordedJobs
+from podgpu.cluster.summary import RecordedUsage
 from podgpu.history.events import IDLE
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.history.store import Amounts, Figures, GpuSample, HistoryRound, HolderSample
@@ -237,5 +237,5 @@ def cluster_recorder(cluster: Cluster, directory: str = "") -> HistoryRecorder:
     return recorder
 
 
-def cluster_usage(cluster: Cluster, recorder: HistoryRecorder) -> RecordedJobs:
-    return RecordedJobs(recorder, lambda: cluster.published.state, cluster.clock)
+def cluster_usage(cluster: Cluster, recorder: HistoryRecorder) -> RecordedUsage:
+    return RecordedUsage(recorder, lambda: cluster.published.state)

@@ -1,20 +1,19 @@
-"""Total usage of a pod (`/api/v1/summary`), and a hint if a smaller part of a GPU would be enough."""
+"""Reads usage from the history in SQLite: `/api/v1/range`, and the summary of a pod with a hint for a smaller GPU."""
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from sqlite3 import Connection
 
 import msgspec
 
-from podgpu.cluster.ranges import RangeFigures, RecordedUsage, add_up
+from podgpu.cluster.ranges import RangeAnswer, RangeFigures, RangeQuery, add_up, group_now, make_range, utc_text
 from podgpu.cluster.state import ClusterState
-from podgpu.history.answers import Mark, PodHistory, make_pod_history
+from podgpu.history.answers import Mark, PodHistory, make_pod_history, read_pod, read_range, read_usage_start
 from podgpu.history.events import IDLE, EventQuery, EventsAnswer, read_events
-from podgpu.history.queries import read_pod, read_range
-from podgpu.history.store import DAY, FINE
+from podgpu.history.recorder import HistoryRecorder
+from podgpu.history.store import COARSE, DAY, FINE
 from podgpu.model import DeviceState, WorkloadOwner
 
 _LONGEST = 8 * DAY  # how long values are stored
@@ -24,9 +23,12 @@ _MIG_PARTS = ((1, 1), (2, 2), (3, 4), (4, 4))  # sevenths of compute and eighths
 _MIG_MODELS = ("A100", "H100", "H200", "GH200", "B200")
 _MAX_SHARE = 0.6  # a pod that needs more than this gets no hint
 _GIB = 1024**3
+# While a node does not answer, its pods have not ended.
 _SPANS = """
-SELECT started, ended, owner_kind, owner_name
-FROM span JOIN account ON account.id = span.account WHERE namespace = ? AND pod = ? ORDER BY started"""
+SELECT span.started, iif(gone.gpu IS NULL, span.ended, gone.ended), owner_kind, owner_name
+FROM span JOIN account ON account.id = span.account
+LEFT JOIN span AS gone ON gone.gpu = span.gpu AND gone.name = 'node_gone' AND gone.started = span.ended
+WHERE namespace = ? AND pod = ? ORDER BY span.started"""
 
 
 class JobSummary(RangeFigures, kw_only=True):
@@ -52,23 +54,38 @@ class JobSummary(RangeFigures, kw_only=True):
     hint: str = ""
 
 
-class RecordedJobs(RecordedUsage):
-    """Adds `/api/v1/events` and `/api/v1/summary`. The methods raise SourceError if history cannot be read."""
+class RecordedUsage:
+    """Implements `UsageAnswers` with the history in SQLite, and provides `/api/v1/events` and `/api/v1/summary`.
+
+    The methods raise SourceError if history cannot be read.
+    """
+
+    def __init__(self, recorder: HistoryRecorder, read_state: Callable[[], ClusterState]) -> None:
+        self._recorder = recorder
+        self._read_state = read_state
+
+    async def range(self, query: RangeQuery) -> RangeAnswer:
+        return await self._recorder.ask(lambda db, now: read_range_answer(db, query, now, self._read_state()))
 
     async def events(self, query: EventQuery) -> EventsAnswer:
-        return await asyncio.to_thread(self._read_events, query)
+        return await self._recorder.ask(lambda db, now: read_events(db, query, now))
 
     async def summary(self, namespace: str, pod: str) -> JobSummary | None:
         """Returns None if there is no record of the pod."""
-        return await asyncio.to_thread(self._read_summary, namespace, pod)
+        return await self._recorder.ask(lambda db, now: read_summary(db, namespace, pod, now, self._read_state()))
 
-    def _read_events(self, query: EventQuery) -> EventsAnswer:
-        with self._recorder.reader() as db:
-            return read_events(db, query, self._clock.wall())
 
-    def _read_summary(self, namespace: str, pod: str) -> JobSummary | None:
-        with self._recorder.reader() as db:
-            return read_summary(db, namespace, pod, self._clock.wall(), self._read_state())
+def read_range_answer(db: Connection, query: RangeQuery, now: float, state: ClusterState) -> RangeAnswer:
+    start, end, sums = read_range(db, *query.bounds(now))
+    since = read_usage_start(db)
+    notes = []
+    if since is None or start + COARSE < since:
+        notes.append(f"there is no record before {utc_text(now if since is None else since)}")
+    methods = {s.usage.method for n in state.nodes for g in n.gpus for s in (g, *g.instances) if s.usage} - {""}
+    now_by_row = None if query.end is not None else group_now(state, sums, query)
+    return make_range(
+        query, (start, min(end, now)), sums, state.prices, notes, state.simulated, sorted(methods), now_by_row
+    )
 
 
 def read_summary(db: Connection, namespace: str, pod: str, now: float, state: ClusterState) -> JobSummary | None:
@@ -108,7 +125,10 @@ def _add_history(summary: JobSummary, history: PodHistory, end: float, state: Cl
     memory = [value for one in series for value in _known(one["memory_used_bytes"])]
     summary.gpus = len(history.devices)
     summary.nodes = tuple(sorted({device.node for device in history.devices}))
-    summary.peak_use = max((max(values) for values in use if values), default=None)
+    known = [value for values in use for value in values]
+    summary.peak_use = max(known, default=None)
+    # Mean and peak are parts of the GPU or MIG instance; /api/v1/range has the mean of the pod's share of it.
+    summary.mean_use = round(sum(known) / len(known), 4) if known else summary.mean_use
     summary.p95_use = max((_p95(values) for values in use if values), default=None)
     summary.peak_memory_bytes = max(memory, default=None)
     summary.step_seconds = history.step_seconds
@@ -143,7 +163,9 @@ def _hint(summary: JobSummary, p95: list[float], gpus: list[DeviceState]) -> str
     peak, total = summary.peak_memory_bytes, min((gpu.memory_total_bytes or 0 for gpu in gpus), default=0)
     if not p95 or peak is None or not total:
         return ""
-    usual = f"below {max(p95) * 100:.0f} % for 95 % of the time, at most {peak / _GIB:.1f} GiB of memory"
+    if not summary.peak_use:
+        return f"Nothing ran on its {'GPU, so it' if len(p95) == 1 else f'{len(p95)} GPUs, so they'} can be released."
+    usual = f"below {max(1, round(max(p95) * 100))} % for 95 % of the time, at most {peak / _GIB:.1f} GiB of memory"
     proviso = "if its use stays as before: " + usual
     if len(p95) > 1:
         needed = max(1, math.ceil(sum(p95)), math.ceil(peak * len(p95) / total))

@@ -19,7 +19,7 @@ from podgpu.metrics.encode import Family, Labels, Sample, encode
 from podgpu.metrics.labels import HOLDER_LABELS, Policy, holder_pairs
 from podgpu.metrics.parse import ParsedFamily, ParsedSample, encode_parsed
 from podgpu.metrics.render import render_self
-from podgpu.model import Assignment, Device, NodeState, SourceStatus, source_statuses
+from podgpu.model import Assignment, Device, NodeState, SourceStatus
 from podgpu.workers import ErrorCounts
 
 _log = logging.getLogger("podgpu")
@@ -202,8 +202,8 @@ class Enricher:
         existing: Set[str] = frozenset(),
     ) -> bytes:
         """Encodes podgpu's own metrics. Skips `existing` families, because a second HELP line would be invalid."""
-        statuses = source_statuses(sources, self._errors.copy(), held.allocation.unmapped)
-        state = NodeState(producer="podgpu", version=__version__, taken_at=taken_at or None, sources=tuple(statuses))
+        statuses = self._errors.add_to(sources, held.allocation.unmapped)
+        state = NodeState(producer="podgpu", version=__version__, taken_at=taken_at or None, sources=statuses)
         families = (family for family in render_self(state) if family.name not in existing)
         return encode(_add_file_label(family, self._file.path.name) for family in families)
 

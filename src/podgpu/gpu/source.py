@@ -168,7 +168,6 @@ class CompanionDriver:
     def __init__(self, driver: Telemetry | None) -> None:
         self._driver = driver
         self._devices: Mapping[str, Device] = {}
-        self._gpus: frozenset[str] = frozenset()
         self._update: threading.Thread | None = None
 
     def update(self) -> None:
@@ -194,16 +193,15 @@ class CompanionDriver:
 
     def _read_driver(self, driver: Telemetry) -> None:
         devices: dict[str, Device] = {}
-        gpus: tuple[Device, ...] = ()
         with suppress(SourceError, StartError):
-            gpus = driver.inventory().gpus
-        for gpu in gpus:
-            with suppress(SourceError):
-                devices |= {reading.device.key: reading.device for reading in driver.read(gpu, ()).readings}
-        self._devices, self._gpus = devices, frozenset(gpu.uuid for gpu in gpus)
+            for gpu in driver.inventory().gpus:
+                devices[gpu.key] = gpu
+                with suppress(SourceError):
+                    devices |= {reading.device.key: reading.device for reading in driver.read(gpu, ()).readings}
+        self._devices = devices
 
     def _find_driver(self, gpu: Device) -> Telemetry:
-        if self._driver is None or gpu.uuid not in self._gpus:
+        if self._driver is None or gpu.uuid not in self._devices:
             raise Unsupported(
                 f"GPU {gpu.index}: processes are read from the NVIDIA driver, which does not list this GPU here"
             )

@@ -1,15 +1,21 @@
-"""Time ranges and JSON of `/api/v1/history`, shared by the SQLite store and Prometheus."""
+"""JSON of `/api/v1/history`, shared by the SQLite store and Prometheus, and the functions that read it from SQLite.
+
+Each `read_` function takes a connection from `HistoryStore.reader` and a range of Unix times.
+"""
 
 from __future__ import annotations
 
+import math
 import re
+import sqlite3
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from podgpu.errors import UsageError
+from podgpu.history.store import AMOUNT_UNITS, COARSE, DAY, FINE, HOUR, Amounts, Figures, UsageAccount
 
 MAX_POINTS = 500
 SPARKLINE_STEP, SPARKLINE_POINTS = 60, 60
@@ -153,3 +159,162 @@ def make_pod_history(namespace: str, pod: str, gpus: Iterable[GpuHistory]) -> Po
 
 def _overlaps(mark: Mark, span: HolderSpan) -> bool:
     return (span.to is None or mark.at < span.to) and (mark.until is None or mark.until > span.from_)
+
+
+# Reading from SQLite
+
+# Rounds of the chosen resolution, and the newest fine rounds, which have not been rolled up yet.
+_ROUNDS = """
+WITH rounds AS (
+    SELECT * FROM round WHERE resolution = :resolution AND time >= :start AND time < :end
+    UNION ALL SELECT * FROM round WHERE resolution = :fine AND time >= max(:start, :rolled_up) AND time < :end)"""
+# Account 0 selects the values of the GPU. Another account (a pod or job) selects its own values while it held the GPU,
+# or the values of the GPU if it has none. CROSS JOIN makes SQLite look up one sample per round instead of scanning all.
+_FIGURES = f"""{_ROUNDS}
+SELECT (time - :start) / :step AS point,
+    avg(utilization) / 1e4, avg(memory) * 1048576, avg(power) / 10, avg(temperature)
+FROM rounds CROSS JOIN sample USING (resolution, time)
+WHERE gpu = :gpu AND account = (
+    SELECT max(own.account) FROM sample AS own WHERE own.resolution = rounds.resolution AND own.time = rounds.time
+    AND own.gpu = :gpu AND own.account IN (0, :account))
+AND (:account = 0 OR EXISTS (SELECT * FROM span WHERE span.gpu = :gpu AND span.account = :account
+    AND started < rounds.time + rounds.resolution AND (ended IS NULL OR ended > rounds.time)))
+GROUP BY point"""
+_HOLDERS = """
+SELECT started, ended, name, namespace, pod, job, uid, container_id
+FROM span JOIN account ON account.id = span.account
+WHERE gpu = :gpu AND started < :end AND (ended IS NULL OR ended > :start) ORDER BY started"""
+_MARKS = """
+SELECT started, ended, name, message FROM span
+WHERE gpu = :gpu AND account = 0 AND started < :end AND (ended IS NULL OR ended > :start) ORDER BY started"""
+_GPUS_OF_POD = """
+SELECT DISTINCT uuid, instance, gpu.node, gpu_index, gpu.id, account.id
+FROM account JOIN span ON span.account = account.id JOIN gpu ON gpu.id = span.gpu
+WHERE namespace = ? AND pod = ? AND started < ? AND (ended IS NULL OR ended > ?)
+ORDER BY gpu.node, gpu_index, instance"""
+_SPARKLINES = """
+SELECT iif(instance = '', uuid, uuid || '/' || instance), avg(utilization) / 1e4
+FROM sample JOIN gpu ON gpu.id = sample.gpu
+WHERE resolution = ? AND time >= ? AND time < ? AND account = 0 GROUP BY gpu"""
+# Each account is summed before the join, because that is faster.
+_RANGE = f"""
+SELECT namespace, pod, job, uid, container_id, owner_kind, owner_name, labels, currency,
+    {", ".join(f"{name} / {unit}" for name, unit in AMOUNT_UNITS.items())}
+FROM account JOIN (
+    SELECT account AS id, currency, {", ".join(f"sum({name}) AS {name}" for name in AMOUNT_UNITS)}
+    FROM ({{rows}}) GROUP BY account, currency) USING (id)
+ORDER BY namespace, pod, job, uid, container_id, currency"""
+_RANGE_ROWS = "SELECT * FROM usage WHERE resolution = ? AND time >= ? AND time < ?"
+
+
+class UsageSum(NamedTuple):
+    """Usage of a pod or job, or of unallocated GPUs, in a range. `currency` is empty if the GPUs have no price."""
+
+    account: UsageAccount
+    currency: str
+    amounts: Amounts
+    cluster: str = ""  # only with Prometheus
+
+
+def read_gpu(db: sqlite3.Connection, uuid: str, start: float, end: float, instance: str = "") -> GpuHistory | None:
+    """Returns the history of a GPU in at most 500 points. None if the GPU is unknown."""
+    sql = "SELECT uuid, instance, node, gpu_index, id, 0 FROM gpu WHERE uuid = ? AND instance = ?"
+    row = db.execute(sql, (uuid, instance)).fetchone()
+    return None if row is None else _read_history(db, row, _choose_window(db, start, end))
+
+
+def read_pod(db: sqlite3.Connection, namespace: str, pod: str, start: float, end: float) -> list[GpuHistory]:
+    """Returns the GPUs that a running or ended pod held. On shared GPUs, the values are the pod's own."""
+    window = _choose_window(db, start, end)
+    return [_read_history(db, row, window) for row in db.execute(_GPUS_OF_POD, (namespace, pod, end, start)).fetchall()]
+
+
+def read_utilization(db: sqlite3.Connection, start: int, end: int) -> Mapping[str, float | None]:
+    """Returns the mean utilisation by `UUID` or `UUID/INSTANCE`. The range must be within the last hour."""
+    return dict(db.execute(_SPARKLINES, (FINE, start, end)).fetchall())
+
+
+def read_range(db: sqlite3.Connection, start: float, end: float) -> tuple[int, int, list[UsageSum]]:
+    """Extends the range to whole stored steps (5 minutes, hours or days). Returns its start, its end and the usage."""
+    times = {
+        resolution: db.execute("SELECT min(time), max(time) FROM usage WHERE resolution = ?", (resolution,)).fetchone()
+        for resolution in (COARSE, HOUR, DAY)
+    }
+    oldest = {resolution: math.inf if first is None else first for resolution, (first, _) in times.items()}
+    rolled_up = {resolution: 0 if last is None else last + resolution for resolution, (_, last) in times.items()}
+
+    def step(time: float) -> int:
+        """Returns the finest resolution that reaches back to this time, or as far back as the next coarser one."""
+        for finer, coarser in ((COARSE, HOUR), (HOUR, DAY)):
+            if time >= oldest[finer] or not oldest[finer] // coarser * coarser > oldest[coarser]:
+                return finer
+        return DAY
+
+    first, last = _floor(start, step(start)), _ceil(end, step(end))
+    # Whole days are read from daily rows, the hours before and after them from hourly rows, the rest from steps.
+    first_hour = min(_ceil(first, HOUR), last)
+    last_hour = max(min(_floor(last, HOUR), rolled_up[HOUR]), first_hour)
+    first_day = min(_ceil(first_hour, DAY), last_hour)
+    last_day = max(min(_floor(last_hour, DAY), rolled_up[DAY]), first_day)
+    rows = (
+        *(COARSE, first, first_hour),
+        *(HOUR, first_hour, first_day),
+        *(DAY, first_day, last_day),
+        *(HOUR, last_day, last_hour),
+        *(COARSE, last_hour, last),
+    )
+    query = _RANGE.format(rows=" UNION ALL ".join([_RANGE_ROWS] * (len(rows) // 3)))
+    sums = [UsageSum(UsageAccount(*row[:8]), row[8], Amounts(*row[9:])) for row in db.execute(query, rows)]
+    return first, last, sums
+
+
+def read_usage_start(db: sqlite3.Connection) -> int | None:
+    """Returns the Unix time of the oldest stored usage, rounded down to a day if there are no samples of that time."""
+    sql = "SELECT (SELECT min(time) FROM usage WHERE resolution = 86400), (SELECT min(time) FROM round)"
+    first_day, first_round = db.execute(sql).fetchone()
+    start: int | None = first_round if first_day is None or first_round < first_day + DAY else first_day
+    return start
+
+
+def _floor(time: float, step: int) -> int:
+    return int(time // step) * step
+
+
+def _ceil(time: float, step: int) -> int:
+    return -int(-time // step) * step
+
+
+def _choose_window(db: sqlite3.Connection, start: float, end: float) -> dict[str, int]:
+    """Chooses resolution and step. Returns them and the range as parameters for the queries."""
+    sql = "SELECT resolution FROM round WHERE time + resolution > ? AND time < ? ORDER BY time + resolution LIMIT 1"
+    oldest = db.execute(sql, (start, end)).fetchone()
+    newest_coarse = db.execute("SELECT max(time) FROM round WHERE resolution = ?", (COARSE,)).fetchone()[0]
+    # A short range is read from fine samples, unless it starts before the oldest fine sample.
+    resolution = FINE if end - start <= MAX_POINTS * FINE and oldest != (COARSE,) else COARSE
+    first, last = _floor(start, resolution), _ceil(end, resolution)
+    step = resolution * -(-(last - first) // (resolution * MAX_POINTS))
+    rolled_up = last if resolution == FINE else 0 if newest_coarse is None else newest_coarse + COARSE
+    return {"resolution": resolution, "fine": FINE, "rolled_up": rolled_up, "start": first, "end": last, "step": step}
+
+
+def _read_history(db: sqlite3.Connection, row: Sequence[Any], window: dict[str, int]) -> GpuHistory:
+    uuid, instance, node, index, gpu_id, account_id = row
+    start, end, step = window["start"], window["end"], window["step"]
+    steps = -(-(end - start) // step)
+    series: dict[str, list[float | None]] = {name: [None] * steps for name in Figures._fields}
+    parameters = window | {"gpu": gpu_id, "account": account_id}
+    for point, *means in db.execute(_FIGURES, parameters):
+        for name, mean in zip(series, means, strict=True):
+            series[name][point] = mean
+    return GpuHistory(
+        uuid=uuid,
+        instance=instance,
+        node=node,
+        index=index,
+        from_=start,
+        to=start + step * steps,
+        step_seconds=step,
+        series=round_series(series),
+        holders=[HolderSpan(*span) for span in db.execute(_HOLDERS, parameters)],
+        marks=[Mark(*span) for span in db.execute(_MARKS, parameters)],
+    )

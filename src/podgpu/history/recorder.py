@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from sqlite3 import Connection
+from typing import TypeVar
 
 from podgpu.clock import Clock
 from podgpu.errors import SourceError, StartError, UsageError
@@ -19,17 +19,20 @@ from podgpu.history.answers import (
     GpuHistory,
     PodHistory,
     make_pod_history,
+    read_gpu,
+    read_pod,
+    read_utilization,
     sparkline_start,
     sparklines_json,
     utilization_byte,
 )
-from podgpu.history.queries import read_gpu, read_pod, read_utilization
 from podgpu.history.store import FINE, HistoryError, HistoryRound, HistoryStore
 
 FILE_NAME = "history.db"
 _REOPEN_SECONDS = 60.0
 _EMPTY_RETRY_SECONDS = 2.0  # interval until the first values are available
 _STOP_SECONDS = 2.0
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
@@ -74,14 +77,6 @@ class HistoryRecorder:
     def warnings(self) -> tuple[str, ...]:
         """Warnings to show on the page."""
         return (self._problem,) if self._problem else ()
-
-    @contextmanager
-    def reader(self) -> Iterator[Connection]:
-        try:
-            with self._store.reader() as db:
-                yield db
-        except HistoryError as error:
-            raise SourceError("history_unreadable", str(error)) from error
 
     def _reopen(self) -> None:
         """Opens the file. After a failure, retries every minute and keeps history in memory until then."""
@@ -133,38 +128,37 @@ class HistoryRecorder:
 
     # Answers
 
+    async def ask(self, read: Callable[[Connection, float], T]) -> T:
+        """Calls `read` in a thread with a connection and the current Unix time. Raises SourceError."""
+
+        def ask() -> T:
+            try:
+                with self._store.reader() as db:
+                    return read(db, self._clock.wall())
+            except HistoryError as error:
+                raise SourceError("history_unreadable", str(error)) from error
+
+        return await asyncio.to_thread(ask)
+
     async def sparklines(self) -> JSON:
-        return await asyncio.to_thread(self._read_sparklines)
+        return await self.ask(self._read_sparklines)
 
     async def gpu(self, uuid: str, instance: str, seconds: int) -> GpuHistory | None:
-        return await asyncio.to_thread(self._read_gpu, uuid, instance, seconds)
+        return await self.ask(lambda db, now: read_gpu(db, uuid, now - seconds, now, instance))
 
     async def pod(self, namespace: str, pod: str, seconds: int) -> PodHistory | None:
-        return await asyncio.to_thread(self._read_pod, namespace, pod, seconds)
+        return await self.ask(
+            lambda db, now: make_pod_history(namespace, pod, read_pod(db, namespace, pod, now - seconds, now))
+        )
 
-    def _read_sparklines(self) -> JSON:
+    def _read_sparklines(self, db: Connection, now: float) -> JSON:
         """Caches points of the past, because every open page requests them repeatedly."""
-        now = self._clock.wall()
         start = sparkline_start(now)
         cached, points = self._points, {}  # a request in another thread may replace self._points
-        with self.reader() as db:
-            for number in range(SPARKLINE_POINTS):
-                at = start + number * SPARKLINE_STEP
-                points[at] = cached.get(at, {})
-                if at not in cached or at + SPARKLINE_STEP > now - FINE:
-                    points[at] = read_utilization(db, at, at + SPARKLINE_STEP)
+        for at in range(start, start + SPARKLINE_POINTS * SPARKLINE_STEP, SPARKLINE_STEP):
+            is_final = at in cached and at + SPARKLINE_STEP <= now - FINE
+            points[at] = cached[at] if is_final else read_utilization(db, at, at + SPARKLINE_STEP)
         self._points = points
-        by_point = points.values()
-        names = sorted({name for values in by_point for name in values})
-        lines = {name: bytes(utilization_byte(values.get(name)) for values in by_point) for name in names}
+        names = sorted({name for values in points.values() for name in values})
+        lines = {name: bytes(utilization_byte(values.get(name)) for values in points.values()) for name in names}
         return sparklines_json(start, lines)
-
-    def _read_gpu(self, uuid: str, instance: str, seconds: int) -> GpuHistory | None:
-        end = self._clock.wall()
-        with self.reader() as db:
-            return read_gpu(db, uuid, end - seconds, end, instance)
-
-    def _read_pod(self, namespace: str, pod: str, seconds: int) -> PodHistory | None:
-        end = self._clock.wall()
-        with self.reader() as db:
-            return make_pod_history(namespace, pod, read_pod(db, namespace, pod, end - seconds, end))

@@ -9,17 +9,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from podgpu.errors import SourceError, UsageError
+from podgpu.holders import AllocationSource
 from podgpu.holders.annotations import is_read
 from podgpu.kube.config import ApiConfig, load_config
 from podgpu.kube.objects import (
-    RESOURCE_VERSIONS,
+    NVIDIA_DRIVER,
+    PODS_PATH,
+    RESOURCE_GROUP,
     PodRecord,
     PoolSlice,
     find_slices_path,
     parse_pod,
     parse_slice,
-    slices_params,
-    slices_path,
 )
 from podgpu.kube.reflector import FindPath, Informer, ReflectorSettings
 from podgpu.model import Allocation, Device, PodLabels
@@ -95,7 +96,7 @@ class ApiAccess:
         """Watches this node's pods."""
         if self.watched_pods is None:
             selector = {"fieldSelector": f"spec.nodeName={self.node}"}
-            self.watched_pods = self._watch("/api/v1/pods", selector, lambda body: parse_pod(body, is_read))
+            self.watched_pods = self._watch(PODS_PATH, selector, lambda body: parse_pod(body, is_read))
         return self.watched_pods
 
     def known_pods(self) -> tuple[PodRecord, ...]:
@@ -108,15 +109,16 @@ class ApiAccess:
         if not colon or not namespace or not map_name or "/" in name:
             raise UsageError(f"-m {name!r}: write NAMESPACE:NAME of a ConfigMap with the key {CONFIGMAP_KEY!r}")
         path = f"/api/v1/namespaces/{namespace}/configmaps"
-        watcher = self._watch(path, {"fieldSelector": f"metadata.name={map_name}"}, _csv_text)
+        selector = {"fieldSelector": f"metadata.name={map_name}"}
+        watcher = self._watch(path, selector, lambda body: (body.get("data") or {}).get(CONFIGMAP_KEY))
         if not watcher.wait_synced(self._sync_seconds):
             _log.warning("ConfigMap %s cannot be read yet (%s); starting with the counters of -f", name, watcher.error)
         return lambda: next(iter(watcher.items()), None)
 
     def resource_slices(self) -> Informer[PoolSlice]:
         """Watches this node's DRA devices, in an API version that the server supports."""
-        path, params = slices_path(RESOURCE_VERSIONS[0]), slices_params(self.node)
-        return self._watch(path, params, parse_slice, find_slices_path)
+        selector = {"fieldSelector": f"spec.driver={NVIDIA_DRIVER},spec.nodeName={self.node}"}
+        return self._watch(f"{RESOURCE_GROUP}/v1/resourceslices", selector, parse_slice, find_slices_path)
 
     def _watch(
         self, path: str, params: Mapping[str, str], keep: Any, find_path: FindPath | None = None
@@ -130,13 +132,7 @@ class ApiAccess:
             feed.close()
 
 
-def _csv_text(configmap: Mapping[str, Any]) -> str | None:
-    data = configmap.get("data")
-    text = data.get(CONFIGMAP_KEY) if isinstance(data, Mapping) else None
-    return text if isinstance(text, str) else None
-
-
-class ApiHealth:
+class ApiHealth(AllocationSource):
     """An allocation source without assignments. It reports failures of the watches in logs and metrics."""
 
     name = "api-server"
@@ -146,12 +142,10 @@ class ApiHealth:
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
         for feed in self._feeds:
-            if feed.error is not None:
-                raise feed.error
+            error = feed.error
+            if error is not None:
+                raise SourceError(error.reason, str(error))  # raising the same error again would extend its traceback
         return Allocation()
-
-    def close(self) -> None:
-        """Does nothing: ApiAccess closes the watches."""
 
 
 class LabelFilter:

@@ -15,12 +15,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct, field
 
-from podgpu.decode import convert, decode_json, malformed, shorten_path
+from podgpu.decode import convert, decode_json, malformed
 from podgpu.errors import SourceError
 from podgpu.files import ReadOnChange
 from podgpu.holders.device_ids import DeviceIndex, parse_device_id, sort_allocation
@@ -30,6 +29,7 @@ from podgpu.kube.config import ApiConfig
 from podgpu.kube.objects import (
     NVIDIA_DRIVER,
     RESOURCE_GROUP,
+    KubeObject,
     PoolSlice,
     SliceDevice,
     current_devices,
@@ -202,7 +202,6 @@ def parse_claims(response: Any) -> Iterator[ClaimedDevice]:
 class ClaimResult(Struct):
     """A device that was allocated to a claim. A device can have several results."""
 
-    request: str = ""
     driver: str = ""
     pool: str = ""
     device: str = ""
@@ -211,21 +210,10 @@ class ClaimResult(Struct):
     consumed: dict[str, str | int | float] | None = field(name="consumedCapacity", default=None)
 
 
-class _ClaimDevices(Struct):
-    results: list[ClaimResult] | None = None
-
-
-class _ClaimAllocation(Struct):
-    devices: _ClaimDevices | None = None
-
-
-class _ClaimStatus(Struct):
-    allocation: _ClaimAllocation | None = None
-
-    @property
-    def results(self) -> tuple[ClaimResult, ...]:
-        devices = self.allocation and self.allocation.devices
-        return tuple(result for result in (devices and devices.results) or () if result.driver == NVIDIA_DRIVER)
+def _read_results(status: KubeObject | None) -> tuple[ClaimResult, ...]:
+    devices = ((status or {}).get("allocation") or {}).get("devices") or {}
+    results = convert(devices.get("results") or [], list[ClaimResult])
+    return tuple(result for result in results if result.driver == NVIDIA_DRIVER)
 
 
 class ClaimReader:
@@ -268,16 +256,13 @@ class ClaimReader:
 
 
 async def _get_results(client: ApiClient, version: str, name: ClaimName) -> tuple[ClaimResult, ...]:
-    path = "/".join((RESOURCE_GROUP, version, "namespaces", quote(name[0], ""), "resourceclaims", quote(name[1], "")))
+    path = f"{RESOURCE_GROUP}/{version}/namespaces/{name[0]}/resourceclaims/{name[1]}"
     try:
-        claim = await client.get(path)
-        return convert(claim.get("status") or {}, _ClaimStatus).results
+        return _read_results((await client.get(path)).get("status"))
     except SourceError as error:
         if error.reason != "not_found":  # `not_found`: a deleted claim, which the kubelet still lists for a moment
             raise
         return ()
-    except msgspec.ValidationError as error:
-        raise malformed(f"the claim {'/'.join(name)}", shorten_path(error)) from error
 
 
 # The driver's checkpoint
@@ -288,55 +273,6 @@ class PreparedClaims(NamedTuple):
 
     uuids: Mapping[DeviceName, str] = {}  # current UUIDs of GPUs and MIG devices
     results: Mapping[ClaimName, tuple[ClaimResult, ...]] = {}
-
-
-class _Reference(Struct):
-    pool: str = field(name="PoolName", default="")
-    device: str = field(name="DeviceName", default="")
-
-
-class _Identity(Struct):
-    uuid: str | None = None
-    mig_uuid: str | None = field(name="migUUID", default=None)
-
-
-class _PreparedDevice(Struct):
-    """Versions of the driver store the UUID of a MIG device in different members."""
-
-    device: _Reference | None = None
-    info: _Identity | None = None
-    created: _Identity | None = None
-    concrete: _Identity | None = None
-
-    @property
-    def uuid(self) -> str:
-        identities = [identity for identity in (self.info, self.created, self.concrete) if identity]
-        return next((uuid for one in identities if (uuid := one.uuid or one.mig_uuid)), "")
-
-
-class _PreparedEntry(Struct):
-    gpu: _PreparedDevice | None = None
-    mig: _PreparedDevice | None = None
-
-
-class _PreparedGroup(Struct):
-    devices: list[_PreparedEntry] | None = None
-
-
-class _PreparedClaim(Struct):
-    name: str = ""
-    namespace: str = ""
-    state: str = field(name="checkpointState", default="")
-    status: _ClaimStatus | None = None
-    groups: list[_PreparedGroup] | None = field(name="preparedDevices", default=None)
-
-
-class _CheckpointVersion(Struct):
-    claims: dict[str, _PreparedClaim] | None = field(name="preparedClaims", default=None)
-
-
-class _CheckpointFile(Struct):
-    v2: _CheckpointVersion | None = None
 
 
 class DriverCheckpoint:
@@ -362,16 +298,24 @@ class DriverCheckpoint:
 
 def parse_driver_checkpoint(content: bytes, path: str = "the driver's checkpoint") -> PreparedClaims:
     """Parses version 2 of the file. Raises SourceError if it is malformed."""
-    version = decode_json(content, path, _CheckpointFile).v2 or _CheckpointVersion()
     uuids: dict[DeviceName, str] = {}
     results: dict[ClaimName, tuple[ClaimResult, ...]] = {}
-    for claim in (version.claims or {}).values():
-        if claim.state not in ("PrepareCompleted", ""):
-            continue
-        for group in claim.groups or ():
-            for device in (device for entry in group.devices or () for device in (entry.gpu, entry.mig)):
-                if device is not None and device.device is not None and device.uuid:
-                    uuids[device.device.pool, device.device.device] = device.uuid
-        if claim.status is not None:
-            results[claim.namespace, claim.name] = claim.status.results
+    document = decode_json(content, path, KubeObject)
+    try:
+        for claim in ((document.get("v2") or {}).get("preparedClaims") or {}).values():
+            if claim.get("checkpointState") not in ("PrepareCompleted", "", None):
+                continue
+            entries = (entry for group in claim.get("preparedDevices") or () for entry in group.get("devices") or ())
+            for device in filter(None, (entry.get("gpu") or entry.get("mig") for entry in entries)):
+                uuids[device["device"]["PoolName"], device["device"]["DeviceName"]] = _find_uuid(device)
+            if claim.get("status"):
+                results[claim.get("namespace"), claim.get("name")] = _read_results(claim["status"])
+    except (AttributeError, LookupError, TypeError, msgspec.ValidationError) as error:
+        raise malformed(path, str(error)) from error
     return PreparedClaims(uuids, results)
+
+
+def _find_uuid(device: KubeObject) -> str:
+    """Versions of the driver store the UUID of a MIG device in different members."""
+    parts = (device.get(name) or {} for name in ("info", "created", "concrete"))
+    return next((uuid for part in parts if (uuid := part.get("uuid") or part.get("migUUID"))), "")

@@ -70,15 +70,14 @@ def _create_kubelet(argument: str, settings: SourceSettings) -> AllocationSource
 
 def _create_claims(settings: SourceSettings) -> DraClaims | None:
     """Without an API server, uses only the DRA driver's checkpoint, if it is mounted."""
+    from podgpu.holders.api import open_if_api
     from podgpu.holders.dra import DRIVER_CHECKPOINT, ClaimReader, DraClaims, DriverCheckpoint
 
     path = os.path.join(settings.kubelet_directory, DRIVER_CHECKPOINT)
-    try:
-        slices, reader = settings.api.resource_slices(), ClaimReader(settings.api.config)
-    except UsageError as error:
-        _log.warning("--kubernetes-enable-dra: %s; continuing without it", error)
+    slices = open_if_api("kubernetes-enable-dra", settings.api.resource_slices)
+    if slices is None:
         return DraClaims(None, DriverCheckpoint(path)) if os.path.exists(path) else None
-    return DraClaims(slices, DriverCheckpoint(path), reader)
+    return DraClaims(slices, DriverCheckpoint(path), ClaimReader(settings.api.config))
 
 
 def _checkpoint_path(settings: SourceSettings) -> str:
@@ -144,10 +143,8 @@ def create_sources(text: str, settings: SourceSettings, kubernetes: bool) -> lis
 
 def _create(entry: str, settings: SourceSettings) -> AllocationSource:
     name, _, argument = entry.partition(":")
-    if name == "auto":
-        raise UsageError("--allocation: auto uses all sources that are present and cannot be combined with others")
     if name not in SOURCES:
-        raise UsageError(f"--allocation {entry!r}: unknown source; sources are auto, {', '.join(SOURCES)}")
+        raise UsageError(f"--allocation {entry!r}: unknown source; write auto alone, or some of {', '.join(SOURCES)}")
     if argument and not SOURCES[name].argument:
         raise UsageError(f"--allocation {name} takes no argument, but {argument!r} was given")
     return SOURCES[name].create(argument, settings)

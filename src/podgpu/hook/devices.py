@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -76,27 +77,20 @@ def read_cards(proc: str) -> Cards:
     """Reads /proc/driver/nvidia/gpus, so that no driver library is needed. Blocks if the driver hangs."""
     root = os.path.join(proc, "driver", "nvidia", "gpus")
     try:
-        places = sorted((name for name in os.listdir(root) if _PCI_NAME.fullmatch(name)), key=_bus_order)
+        places = [name for name in os.listdir(root) if _PCI_NAME.fullmatch(name)]
     except OSError:
         return Cards()
-    texts = (_read_information(os.path.join(root, place, "information")) for place in places)
-    return Cards(tuple(_parse_card(text) for text in texts if not _EXCLUDED.search(text)))
-
-
-def _bus_order(place: str) -> tuple[int, ...]:
-    return tuple(int(part, 16) for part in re.split(r"[:.]", place))
-
-
-def _read_information(path: str) -> str:
-    try:
-        return read_bounded(path, _MAX_INFORMATION_BYTES).decode(errors="replace")
-    except SourceError:
-        return ""
-
-
-def _parse_card(text: str) -> Card:
-    uuid, minor = _UUID.search(text), _MINOR.search(text)
-    return Card(uuid[1] if uuid else "", int(minor[1]) if minor else None)
+    cards = []
+    for place in sorted(places, key=lambda place: [int(part, 16) for part in re.split(r"[:.]", place)]):
+        text = ""
+        with suppress(SourceError):
+            text = read_bounded(os.path.join(root, place, "information"), _MAX_INFORMATION_BYTES).decode(
+                errors="replace"
+            )
+        uuid, minor = _UUID.search(text), _MINOR.search(text)
+        if not _EXCLUDED.search(text):
+            cards.append(Card(uuid[1] if uuid else "", int(minor[1]) if minor else None))
+    return Cards(tuple(cards))
 
 
 # The GPUs of a sandbox
@@ -124,11 +118,7 @@ def find_assigned(pod: Any, cards: Cards) -> tuple[str, ...]:
     annotations = ((KOORDINATOR_DEVICES, pod.annotations.get(KOORDINATOR_DEVICES, "")),)
     held = read_grants(PodRecord(pod.namespace, pod.name, pod.uid, annotations=annotations))
     minors = ((entry.text, entry.device_id.minor if entry.device_id else None) for entry in held)
-    return _unique(text if minor is None else cards.find_by_minor(minor) for text, minor in minors)
-
-
-def _unique(ids: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(ids))
+    return tuple(dict.fromkeys(text if minor is None else cards.find_by_minor(minor) for text, minor in minors))
 
 
 def read_variables(container: Any) -> dict[str, str]:
@@ -186,4 +176,4 @@ def _resolve(words: Iterable[str], is_monitor: bool, cards: Cards) -> tuple[str,
             ids.append(cards.find_by_index(int(name)))
         elif parse_id_or_minor(name) is not None:
             ids.append(name)
-    return _unique(ids) if ids or is_known else None
+    return tuple(dict.fromkeys(ids)) if ids or is_known else None

@@ -1,29 +1,40 @@
-"""Connects to the runtime, passes its containers to the podlist writer, and reconnects."""
+"""Connects to the runtime and reconnects. Writes podlist.json in a second thread, whenever its content changes.
+
+Changes during a write or shortly after it are combined into one write. A file that was removed or overwritten is
+restored. If it cannot be written, the old file stays and the write is retried every 5 s.
+"""
 
 from __future__ import annotations
 
-import errno
 import logging
 import platform
 import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
+import msgspec
+
 from podgpu import __version__
 from podgpu.errors import SourceError, StartError
-from podgpu.files import AtomicFile
+from podgpu.files import AtomicFile, OutputError, read_bounded
+from podgpu.holders.node_files import MAX_BYTES, PodlistEntry
 from podgpu.hook import HookCounters
-from podgpu.hook.devices import Cards, read_cards
+from podgpu.hook.devices import Cards, Sandbox, find_gpus, read_cards
 from podgpu.hook.nri import Session
 from podgpu.hook.plugin import Plugin
-from podgpu.hook.podlist import PodlistWriter
 from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample, make_families
+from podgpu.workers import Workers
 
 _log = logging.getLogger("podgpu")
 _RETRY_SECONDS = 0.5
+_PAUSE_SECONDS = 0.05
+_CHECK_SECONDS = 5.0
+_STOP_SECONDS = 5.0
+_CARDS_INTERVAL, _CARDS_DEADLINE = 10.0, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +111,7 @@ class Hook:
         """Returns True if the runtime reported its containers before the connection ended."""
         cards = (lambda: self._writer.cards) if self._settings.inject else None
         plugin = Plugin(self._writer.update, self._counters, cards)
+        reason, message = "connection_ended", "the runtime ended the connection"
         try:
             self._connection = self._connect()
             self._plugin = plugin
@@ -107,39 +119,36 @@ class Hook:
                 _shut(self._connection)
             name = self._settings.name, self._settings.index
             Session(self._connection, plugin.answer, name, self._counters).run()
-            self._ended("connection_ended", "the runtime ended the connection", plugin)
         except SourceError as error:
-            self._ended(error.reason, str(error), plugin)
+            reason, message = error.reason, str(error)
         except Exception as error:  # noqa: BLE001 - without this thread the file would never change again
             _log.exception("unexpected error, please report it")
-            self._ended("bug", f"{type(error).__name__}: {error}", plugin)
+            reason, message = "bug", repr(error)
         finally:
             self._connection = self._plugin = None
+        if not self._stopping.is_set():
+            if plugin.is_synchronised or message != self._logged:  # repeated failures are logged once
+                _log.warning("%s; podlist.json stays unchanged until the connection works again", message)
+            self._logged = message
+            self._counters.error(reason)
         return plugin.is_synchronised
-
-    def _ended(self, reason: str, message: str, plugin: Plugin) -> None:
-        """Counts every failure. Logs it only once until a connection works again."""
-        if self._stopping.is_set():
-            return
-        if plugin.is_synchronised or message != self._logged:
-            _log.warning("%s; podlist.json stays unchanged until the connection works again", message)
-        self._logged = message
-        self._counters.error(reason)
 
     def _connect(self) -> socket.socket:
         inherited, path = self._settings.inherited, self._settings.socket
+        connection = None
         try:
             if inherited is not None:
-                path = f"descriptor {inherited}"
                 return socket.socket(fileno=inherited)
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                connection.connect(path)
-            except OSError:
-                connection.close()
-                raise
+            connection.connect(path)
         except OSError as error:
-            raise _explain(error, path) from error
+            if connection is not None:
+                connection.close()
+            raise SourceError(
+                "no_connection",
+                f"cannot connect to the NRI socket {path} ({error.strerror}): mount its directory from the host, run as"
+                " root (runAsUser: 0), and check that NRI is enabled in the runtime (containerd 1.7 disables it)",
+            ) from error
         return connection
 
 
@@ -149,13 +158,113 @@ def _shut(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def _explain(error: OSError, path: str) -> SourceError:
-    if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return SourceError(
-            "no_socket",
-            f"there is no NRI socket {path}: mount its directory from the host, and check that NRI is enabled"
-            " in the runtime (containerd 1.7 disables it by default)",
-        )
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return SourceError("permission_denied", f"no permission to connect to {path}: run as root (runAsUser: 0)")
-    return SourceError("no_connection", f"cannot connect to {path} ({error.strerror}): the runtime may be stopped")
+# podlist.json
+
+
+def encode_podlist(entries: Iterable[PodlistEntry]) -> bytes:
+    """Returns the file content: one line per container, sorted."""
+    ordered = sorted(entries, key=lambda entry: (entry.namespace, entry.name, entry.container))
+    lines = b",\n".join(map(msgspec.json.encode, ordered))
+    return b"[\n" + lines + b"\n]\n" if lines else b"[]\n"
+
+
+class PodlistWriter:
+    def __init__(self, file: AtomicFile, counters: HookCounters, read_cards: Callable[[], Cards] = Cards) -> None:
+        self._file = file
+        self._counters = counters
+        self._read_cards = read_cards
+        self._workers = Workers()
+        self._next_cards_at = 0.0
+        self.cards = Cards()
+        self._sandboxes: tuple[Sandbox, ...] | None = None
+        """None until the runtime has reported all containers. The previous file is kept until then."""
+        self._logged: set[str] = set()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._failure = ""
+        self.is_up_to_date = False
+        self.gpu_containers = 0
+        self._thread = threading.Thread(target=self._run, name="hook-podlist", daemon=True)
+
+    def start(self) -> None:
+        self.update_cards()
+        self._thread.start()
+
+    def update(self, sandboxes: tuple[Sandbox, ...]) -> None:
+        """Sets the sandboxes to write. Does not block."""
+        self._sandboxes = sandboxes
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Stops the thread after the last update is written, but waits only a few seconds."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(_STOP_SECONDS)
+        self._workers.close()
+
+    def update_cards(self) -> None:
+        """Waits for a second at most, because the driver may hang. A late answer is used when it arrives."""
+        if time.monotonic() < self._next_cards_at:
+            return
+        result = self._workers.run({"cards": self._read_cards}, _CARDS_DEADLINE, self._wake.set)["cards"]
+        if result.value is not None:
+            self.cards = result.value
+            self._next_cards_at = time.monotonic() + _CARDS_INTERVAL
+
+    def _run(self) -> None:
+        stopping = False
+        while not stopping:
+            self._wake.wait(_CHECK_SECONDS)
+            self._wake.clear()
+            stopping = self._stopping
+            try:
+                self.write_changes()
+                self._failure = ""
+            except OutputError as error:
+                self._failed(error.reason, str(error))
+            except Exception as error:  # noqa: BLE001 - the thread must continue
+                _log.exception("unexpected error, please report it")
+                self._failed("bug", repr(error))
+            if not stopping:
+                time.sleep(_PAUSE_SECONDS)
+
+    def write_changes(self) -> None:
+        """Writes the file if its content changed. Raises OutputError; the old file is then unchanged."""
+        sandboxes = self._sandboxes
+        if sandboxes is None:
+            return
+        self.update_cards()
+        entries: list[PodlistEntry] = []
+        problems: dict[str, str] = {}  # text -> reason
+        for sandbox in sandboxes:
+            try:
+                entries += find_gpus(sandbox, self.cards)
+            except SourceError as error:
+                problems[str(error)] = error.reason
+            except Exception as error:  # noqa: BLE001 - one pod must not remove the entries of others
+                pod = sandbox.pod
+                problems[f"pod {pod.namespace}/{pod.name} is skipped, please report this: {error!r}"] = "bug"
+        for text in problems.keys() - self._logged:
+            self._counters.error(problems[text])
+            _log.warning("%s", text)
+        self._logged = set(problems)
+        self.gpu_containers = len(entries)
+        content = encode_podlist(entries)
+        if not self._has_content(content):
+            self.is_up_to_date = False
+            self._file.write(content)
+            self._counters.add("podgpu_hook_podlist_writes_total")
+        self.is_up_to_date = sandboxes is self._sandboxes
+
+    def _has_content(self, content: bytes) -> bool:
+        with suppress(SourceError):
+            return read_bounded(str(self._file.path), MAX_BYTES) == content
+        return False
+
+    def _failed(self, reason: str, message: str) -> None:
+        self.is_up_to_date = False
+        if self._failure != message:
+            self._failure = message
+            _log.warning("%s", message)
+        self._counters.error(reason)

@@ -10,7 +10,7 @@ import logging
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -35,17 +35,6 @@ _UNIMPLEMENTED = 12
 _log = logging.getLogger("podgpu")
 
 
-class BadFrame(SourceError):
-    """The received data is not valid NRI, so the connection must be closed."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__("bad_frame", f"the runtime sent data that is not valid NRI ({what})")
-
-
-class NoSuchMethod(Exception):
-    """podgpu does not implement this method."""
-
-
 class Message(NamedTuple):
     service: int
     stream: int
@@ -53,22 +42,17 @@ class Message(NamedTuple):
     data: bytes
 
 
-class Demuxer:
-    """Splits received bytes into messages. Checks lengths before buffering."""
-
-    def __init__(self) -> None:
-        self._frames = bytearray()
-        self._streams = {PLUGIN_SERVICE: bytearray(), RUNTIME_SERVICE: bytearray()}
-
-    def feed(self, received: bytes) -> Iterator[Message]:
-        """Yields complete messages. Raises BadFrame if the data is invalid."""
-        self._frames += received
-        while frame := _cut(self._frames, _FRAME_HEADER, 1, _MAX_FRAME):
+def split_messages(received: Iterable[bytes]) -> Iterator[Message]:
+    """Yields complete messages. Raises SourceError if the data is invalid. Checks lengths before buffering."""
+    frames, streams = bytearray(), {PLUGIN_SERVICE: bytearray(), RUNTIME_SERVICE: bytearray()}
+    for piece in received:
+        frames += piece
+        while frame := _cut(frames, _FRAME_HEADER, 1, _MAX_FRAME):
             (service, _length), content = frame
-            if service not in self._streams:  # ignored, because NRI may add services
+            if service not in streams:  # ignored, because NRI may add services
                 continue
-            self._streams[service] += content
-            while message := _cut(self._streams[service], _MESSAGE_HEADER, 0, MAX_MESSAGE):
+            streams[service] += content
+            while message := _cut(streams[service], _MESSAGE_HEADER, 0, MAX_MESSAGE):
                 (_length, stream, kind, _flags), data = message
                 yield Message(service, stream, kind, data)
 
@@ -82,7 +66,8 @@ def _cut(
     fields = header.unpack_from(buffer)
     length = fields[length_position]
     if length > limit:
-        raise BadFrame(f"{length:,} bytes; the maximum is {limit:,}")
+        problem = f"the runtime sent data that is not valid NRI ({length:,} bytes; the maximum is {limit:,})"
+        raise SourceError("bad_frame", problem)
     end = header.size + length
     if len(buffer) < end:
         return None
@@ -119,9 +104,11 @@ class Session:
     def run(self) -> None:
         """Returns when the runtime ends the connection. Raises SourceError if it fails."""
         self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_SECONDS, 0))
+        self._connection.settimeout(_REGISTRATION_SECONDS)
         try:
             self._register()
-            self._read_all()
+            for message in split_messages(iter(lambda: self._connection.recv(_READ_BYTES), b"")):
+                self._handle(message)
         except TimeoutError as error:
             raise SourceError(
                 "no_answer", f"the runtime did not answer the registration for {_REGISTRATION_SECONDS:.0f} s"
@@ -130,25 +117,18 @@ class Session:
             raise SourceError("connection_lost", f"the connection to the runtime broke ({error.strerror})") from error
         finally:
             self._connection.close()
-
-    def _register(self) -> None:
-        self._connection.settimeout(_REGISTRATION_SECONDS)
-        registration = nri_pb2.RegisterPluginRequest(plugin_name=self._name, plugin_idx=self._index)
-        payload = registration.SerializeToString()
-        request = nri_pb2.Request(service=RUNTIME_API, method="RegisterPlugin", payload=payload)
-        self._send(Message(RUNTIME_SERVICE, 1, REQUEST, request.SerializeToString()))
-
-    def _read_all(self) -> None:
-        demuxer = Demuxer()
-        while received := self._connection.recv(_READ_BYTES):
-            for message in demuxer.feed(received):
-                self._handle(message)
         if not self._registered:
             raise SourceError(
                 "refused",
                 "the runtime closed the connection before it registered the plugin: see its log; it may accept only"
                 " plugins that it started itself (containerd: disable_connections)",
             )
+
+    def _register(self) -> None:
+        registration = nri_pb2.RegisterPluginRequest(plugin_name=self._name, plugin_idx=self._index)
+        payload = registration.SerializeToString()
+        request = nri_pb2.Request(service=RUNTIME_API, method="RegisterPlugin", payload=payload)
+        self._send(Message(RUNTIME_SERVICE, 1, REQUEST, request.SerializeToString()))
 
     def _handle(self, message: Message) -> None:
         if message.service == RUNTIME_SERVICE and message.kind == RESPONSE:
@@ -159,10 +139,7 @@ class Session:
             self._counters.error("unexpected_message")
 
     def _finish_registration(self, data: bytes) -> None:
-        try:
-            answer = nri_pb2.Response.FromString(data)
-        except DecodeError as error:
-            raise BadFrame("the answer to the registration is not a ttrpc message") from error
+        answer = nri_pb2.Response.FromString(data)
         if answer.status.code:
             raise SourceError(
                 "refused",
@@ -174,17 +151,14 @@ class Session:
 
     def _answer(self, data: bytes) -> bytes:
         started = time.monotonic()
+        request, response, method = nri_pb2.Request(), nri_pb2.Response(), "other"
         try:
-            request = nri_pb2.Request.FromString(data)
-        except DecodeError:
-            self._counters.error("bad_request")
-            return b""
-        method, response = request.method, nri_pb2.Response()
-        try:
+            request.ParseFromString(data)
+            method = request.method
             if request.service != PLUGIN_API:
-                raise NoSuchMethod
+                raise NotImplementedError
             response.payload = self._call(method, request.payload)
-        except NoSuchMethod:
+        except NotImplementedError:
             self._failed(f"{request.service}/{method}", "other_protocol", f"podgpu implements {PLUGIN_API} only")
             response.status.code, method = _UNIMPLEMENTED, "other"
         except DecodeError:
@@ -193,7 +167,7 @@ class Session:
             self._failed(method, error.reason, str(error))
         except Exception as error:  # noqa: BLE001 - a bug here must not fail a container
             _log.exception("unexpected error, please report it")
-            self._failed(method, "bug", f"{type(error).__name__}: {error}")
+            self._failed(method, "bug", repr(error))
         self._counters.add("podgpu_hook_requests_total", method)
         self._counters.add("podgpu_hook_request_seconds_total", method, time.monotonic() - started)
         encoded: bytes = response.SerializeToString()

@@ -6,82 +6,26 @@ This module never waits for a disk, a driver or a lock, because the runtime wait
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
-from podgpu.errors import SourceError
 from podgpu.hook import HookCounters, nri_pb2
 from podgpu.hook.devices import VISIBLE_DEVICES, Cards, Sandbox, find_assigned, read_variables
-from podgpu.hook.nri import NoSuchMethod
 
-_RUN_POD, _STOP_POD, _REMOVE_POD, _CREATE, _START, _UPDATE, _STOP, _REMOVE = 1, 2, 3, 4, 6, 8, 10, 11
-_EVENT_OF_METHOD = {
-    "RunPodSandbox": _RUN_POD,
-    "StopPodSandbox": _STOP_POD,
-    "RemovePodSandbox": _REMOVE_POD,
-    "StartContainer": _START,
-    "UpdateContainer": _UPDATE,
-    "StopContainer": _STOP,
-    "RemoveContainer": _REMOVE,
+_METHODS = {
+    1: "RunPodSandbox",
+    2: "StopPodSandbox",
+    3: "RemovePodSandbox",
+    4: "CreateContainer",
+    6: "StartContainer",
+    8: "UpdateContainer",
+    10: "StopContainer",
+    11: "RemoveContainer",
 }
-EVENTS = sum(1 << number - 1 for number in (_CREATE, *_EVENT_OF_METHOD.values()))
-"""Subscribed events. Each one adds a request to every pod start."""
+"""Subscribed events by number. Each one adds a request to every pod start."""
+EVENTS = sum(1 << number - 1 for number in _METHODS)
 _STOPPED = 4
 _log = logging.getLogger("podgpu")
-
-
-class Sandboxes:
-    """All sandboxes and containers of the node."""
-
-    def __init__(self, pods: Iterable[Any] = (), containers: Iterable[Any] = ()) -> None:
-        self._by_id: dict[str, Sandbox] = {}
-        pod_by_id = {pod.id: pod for pod in pods}
-        for pod in pod_by_id.values():
-            self.add(pod)
-        # If two containers have the same name, the newer one is running.
-        for container in sorted(containers, key=lambda container: container.created_at):
-            if container.pod_sandbox_id in pod_by_id:
-                self.put_container(pod_by_id[container.pod_sandbox_id], container)
-
-    def all(self) -> tuple[Sandbox, ...]:
-        return tuple(self._by_id.values())
-
-    def get(self, sandbox_id: str) -> Sandbox | None:
-        return self._by_id.get(sandbox_id)
-
-    def add(self, pod: Any) -> None:
-        """Adds a sandbox. Removes older sandboxes of the same pod, whose stop event may have been missed."""
-        for sandbox in self.all():
-            if pod.uid and sandbox.pod.uid == pod.uid and sandbox.pod.id != pod.id:
-                self.remove(sandbox.pod.id)
-        self._update(pod)
-
-    def remove(self, sandbox_id: str) -> None:
-        self._by_id.pop(sandbox_id, None)
-
-    def put_container(self, pod: Any, container: Any) -> None:
-        """Adds a container. Replaces an older one with the same name, whose stop event may have been missed."""
-        self.remove_container(container.id)
-        if container.state == _STOPPED:
-            return
-        if not container.id or not pod.id:
-            raise SourceError("nameless", "the runtime reported a container without an id or without a sandbox")
-        sandbox = self._update(pod)
-        others = (other for other in sandbox.containers if other.name != container.name)
-        self._by_id[pod.id] = Sandbox(sandbox.pod, (*others, container))
-
-    def remove_container(self, container_id: str) -> None:
-        for sandbox in self.all():
-            kept = tuple(container for container in sandbox.containers if container.id != container_id)
-            if len(kept) < len(sandbox.containers):
-                self._by_id[sandbox.pod.id] = Sandbox(sandbox.pod, kept)
-
-    def _update(self, pod: Any) -> Sandbox:
-        """Keeps the known facts if the runtime sends only the id, as it does when a container ends."""
-        known = self._by_id.get(pod.id)
-        if known is None or pod.name:
-            known = self._by_id[pod.id] = Sandbox(pod, known.containers if known else ())
-        return known
 
 
 class Plugin:
@@ -100,17 +44,21 @@ class Plugin:
         self._on_change = on_change
         self._cards = cards
         self._counters = counters
-        self._sandboxes = Sandboxes()
+        self._sandboxes: dict[str, Sandbox] = {}
         self._reported_pods: list[Any] = []  # parts of an unfinished Synchronize
         self._reported_containers: list[Any] = []
         self.is_synchronised = False
 
     @property
     def containers(self) -> int:
-        return sum(len(sandbox.containers) for sandbox in self._sandboxes.all())
+        return sum(len(sandbox.containers) for sandbox in self.sandboxes)
+
+    @property
+    def sandboxes(self) -> tuple[Sandbox, ...]:
+        return tuple(self._sandboxes.values())
 
     def answer(self, method: str, payload: bytes) -> bytes:
-        """Returns the encoded response. Raises NoSuchMethod, SourceError or protobuf's DecodeError."""
+        """Returns the encoded response. Raises NotImplementedError, SourceError or protobuf's DecodeError."""
         if method == "Configure":
             return self._configure(payload)
         if method == "Synchronize":
@@ -119,19 +67,17 @@ class Plugin:
             return self._create(payload)
         if method == "StateChange":
             change = nri_pb2.StateChangeEvent.FromString(payload)
-            self._apply(change.event, change.pod, change.container)
-        elif method in _EVENT_OF_METHOD:
+            self._apply(_METHODS.get(change.event, ""), change.pod, change.container)
+        elif method in _METHODS.values():
             subject = nri_pb2.Subject.FromString(payload)
-            self._apply(_EVENT_OF_METHOD[method], subject.pod, subject.container)
+            self._apply(method, subject.pod, subject.container)
         elif method != "Shutdown":
-            raise NoSuchMethod(method)
+            raise NotImplementedError(method)
         return b""
 
     def _configure(self, payload: bytes) -> bytes:
         request = nri_pb2.ConfigureRequest.FromString(payload)
         _log.info("registered with %s %s", request.runtime_name or "the runtime", request.runtime_version)
-        if request.config:
-            _log.warning("the runtime's configuration of this plugin is ignored: use podgpu's options")
         return _encode(nri_pb2.ConfigureResponse(events=EVENTS))
 
     def _synchronize(self, payload: bytes) -> bytes:
@@ -140,7 +86,13 @@ class Plugin:
         self._reported_containers += request.containers
         if request.more:
             return _encode(nri_pb2.SynchronizeResponse(more=True))
-        self._sandboxes = Sandboxes(self._reported_pods, self._reported_containers)
+        self._sandboxes = {}
+        for pod in self._reported_pods:
+            self._add(pod)
+        # If two containers have the same name, the newer one is running.
+        for container in sorted(self._reported_containers, key=lambda container: container.created_at):
+            if container.pod_sandbox_id in self._sandboxes:
+                self._put_container(self._sandboxes[container.pod_sandbox_id].pod, container)
         self._reported_pods, self._reported_containers = [], []
         self.is_synchronised = True
         self._counters.add("podgpu_hook_synchronisations_total")
@@ -150,7 +102,7 @@ class Plugin:
 
     def _create(self, payload: bytes) -> bytes:
         subject = nri_pb2.Subject.FromString(payload)
-        self._apply(_CREATE, subject.pod, subject.container)
+        self._apply("CreateContainer", subject.pod, subject.container)
         sandbox = self._sandboxes.get(subject.pod.id)
         if self._cards is None or sandbox is None:
             return b""
@@ -164,22 +116,44 @@ class Plugin:
             env.insert(0, nri_pb2.KeyValue(key=f"-{VISIBLE_DEVICES}", value=""))
         return _encode(nri_pb2.CreateContainerResponse(adjust=nri_pb2.ContainerAdjustment(env=env)))
 
-    def _apply(self, event: int, pod: Any, container: Any) -> None:
-        if event == _RUN_POD:
-            self._sandboxes.add(pod)
-        elif event in (_STOP_POD, _REMOVE_POD):
-            self._sandboxes.remove(pod.id)
-        elif event in (_STOP, _REMOVE):
-            self._sandboxes.remove_container(container.id)
-        elif event in (_CREATE, _START, _UPDATE):  # start and update events make up for a missed creation
-            self._sandboxes.put_container(pod, container)
-        else:
-            return
+    def _apply(self, method: str, pod: Any, container: Any) -> None:
+        if method == "RunPodSandbox":
+            self._add(pod)
+        elif method in ("StopPodSandbox", "RemovePodSandbox"):
+            self._sandboxes.pop(pod.id, None)
+        elif method in ("StopContainer", "RemoveContainer"):
+            self._remove_container(container.id)
+        elif method:  # start and update events make up for a missed creation
+            self._put_container(pod, container)
         self._publish()
+
+    def _add(self, pod: Any) -> None:
+        """Adds a sandbox. Removes older sandboxes of the same pod, whose stop event may have been missed."""
+        for sandbox in self.sandboxes:
+            if pod.uid and sandbox.pod.uid == pod.uid and sandbox.pod.id != pod.id:
+                del self._sandboxes[sandbox.pod.id]
+        known = self._sandboxes.get(pod.id)
+        self._sandboxes[pod.id] = Sandbox(pod, known.containers if known else ())
+
+    def _put_container(self, pod: Any, container: Any) -> None:
+        """Adds a container. Replaces an older one with the same name, whose stop event may have been missed."""
+        self._remove_container(container.id)
+        if container.state == _STOPPED:
+            return
+        known = self._sandboxes.get(pod.id, Sandbox(pod))
+        others = (other for other in known.containers if other.name != container.name)
+        # When a container ends, the runtime may send only the id of the pod.
+        self._sandboxes[pod.id] = Sandbox(pod if pod.name else known.pod, (*others, container))
+
+    def _remove_container(self, container_id: str) -> None:
+        for sandbox in self.sandboxes:
+            kept = tuple(container for container in sandbox.containers if container.id != container_id)
+            if len(kept) < len(sandbox.containers):
+                self._sandboxes[sandbox.pod.id] = Sandbox(sandbox.pod, kept)
 
     def _publish(self) -> None:
         if self.is_synchronised:
-            self._on_change(self._sandboxes.all())
+            self._on_change(self.sandboxes)
 
 
 def _encode(message: Any) -> bytes:

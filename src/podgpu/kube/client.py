@@ -14,9 +14,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from subprocess import DEVNULL, PIPE
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import aiohttp
 import msgspec
@@ -35,36 +35,22 @@ _MAX_BYTES = 32 * 1024 * 1024  # a page of 500 large pods
 _MAX_OBJECT_BYTES = 4 * 1024 * 1024
 """Maximum size of one line of a watch. etcd stores objects of at most 1.5 MiB; as JSON they are larger."""
 _CONNECT_SECONDS = 10.0
-_MAX_RETRY_AFTER = 300.0
-_FAILURES = {
-    "tls": ("tls", "check server, certificate-authority, tls-server-name and the client certificate of the kubeconfig"),
-    "timeout": ("timeout", "the API server hangs, or a firewall drops packets"),
-    "bad_url": ("bad_kubeconfig", "check clusters[].cluster.server"),
-    "not_http": ("bad_answer", "check the address of the API server"),
+_FAILURES = {"tls": "tls", "timeout": "timeout", "bad_url": "bad_kubeconfig", "not_http": "bad_answer"}
+"""Reason of a failed request -> reason of the SourceError. Other failures are `unreachable`."""
+_STATUSES = {
+    401: "unauthorized",
+    403: "forbidden",
+    404: "not_found",
+    409: "conflict",
+    410: "gone",
+    429: "throttled",
 }
-"""Reason of a failed request -> reason of the SourceError, and advice. Other failures are `unreachable`."""
-_STATUSES = {401: "unauthorized", 403: "forbidden", 404: "not_found", 410: "gone", 429: "throttled"}
-
-
-class ApiError(SourceError):
-    """An error response of the API server, or an error event of a watch."""
-
-    def __init__(self, reason: str, message: str, status: int = 0, retry_after: float = 0.0) -> None:
-        super().__init__(reason, message)
-        self.status = status
-        self.retry_after = retry_after
 
 
 class ApiClient:
     """Client of one API server. Must be used and closed in one event loop."""
 
-    def __init__(
-        self,
-        config: ApiConfig,
-        *,
-        deadline: float = 30.0,
-        metadata_only: bool = False,
-    ) -> None:
+    def __init__(self, config: ApiConfig, deadline: float = 30.0, metadata_only: bool = False) -> None:
         """`metadata_only` requests objects without spec and status, which makes a pod ten times smaller."""
         self.config = config
         self._deadline = deadline
@@ -84,7 +70,12 @@ class ApiClient:
 
     async def get(self, path: str, params: Mapping[str, str] | None = None) -> KubeObject:
         """Returns the object or list at a path."""
-        return _parse_object(await self.read(path, params), path)
+        body = await self.read(path, params)
+        try:
+            return find_decoder(KubeObject).decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            problem = f"the answer to {path} is not a JSON object: check that this is an API server"
+            raise SourceError("bad_answer", problem) from error
 
     async def read(self, path: str, params: Mapping[str, str] | None = None) -> bytes:
         headers = self._accept("PartialObjectMetadataList")
@@ -159,50 +150,34 @@ class ApiClient:
             return {}
         return {"Accept": f"application/json;as={kind};g=meta.k8s.io;v=v1,application/json"}
 
-    async def _read_error(self, response: aiohttp.ClientResponse, path: str) -> ApiError:
+    async def _read_error(self, response: aiohttp.ClientResponse, path: str) -> SourceError:
         body = b""
         with suppress(SourceError):
             body = await self._read(response, path)
         if response.status == 401:
             self._credentials.invalidate()
-        seconds = response.headers.get("Retry-After", "").strip()  # HTTP also allows a date; API servers send seconds
-        retry_after = min(float(seconds), _MAX_RETRY_AFTER) if seconds.isascii() and seconds.isdigit() else 0.0
-        return explain_status(response.status, body, path, self.config.origin, retry_after)
+        return explain_status(response.status, body, path, self.config.origin)
 
     def _explain(self, failure: str, why: str, path: str) -> SourceError:
         if failure == "tls":
             self._credentials.invalidate()
-        other = "unreachable", "the API server is down, or a network policy blocks it"
-        reason, advice = _FAILURES.get(failure, other)
-        return SourceError(reason, f"no answer from {self.config.server} to {path} ({why}): {advice}")
+        advice = "check that the API server runs, its address and certificates in the kubeconfig, and network policies"
+        text = f"no answer from {self.config.server} to {path} ({why}): {advice}"
+        return SourceError(_FAILURES.get(failure, "unreachable"), text)
 
 
-def _parse_object(body: bytes, path: str) -> KubeObject:
-    try:
-        return find_decoder(KubeObject).decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SourceError(
-            "bad_answer", f"the answer to {path} is not a JSON object: check that this is an API server"
-        ) from error
-
-
-def explain_status(status: int, body: bytes, path: str, origin: str, retry_after: float = 0.0) -> ApiError:
-    """Returns an error that explains a response other than 200. The message of a 403 names the missing permission."""
+def explain_status(status: int, body: bytes, path: str, origin: str) -> SourceError:
+    """Explains a response other than 200, or an error event. The message of a 403 names the missing permission."""
     reason = _STATUSES.get(status, "server_error" if status >= 500 else "bad_answer")
-    text = f"the API server answered {path} with status {status} ({status_message(body)}), credentials from {origin}"
+    try:
+        message = str(find_decoder(KubeObject).decode(body).get("message"))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        message = body[:2000].decode("utf-8", "replace")
+    message = one_line(" ".join(message.split()))[:600]
+    text = f"the API server answered {path} with status {status} ({message}), credentials from {origin}"
     if status == 403:
         text += ": add this permission to podgpu's ClusterRole or Role"
-    return ApiError(reason, text, status, retry_after)
-
-
-def status_message(body: bytes) -> str:
-    """Returns the `message` of a Status object, or the beginning of the body if it is something else."""
-    try:
-        answer = _parse_object(body, "")
-        text = str(answer.get("message") or answer.get("reason") or "")
-    except SourceError:
-        text = body[:2000].decode("utf-8", "replace")
-    return one_line(" ".join(text.split()))[:600] or "no message"
+    return SourceError(reason, text)
 
 
 # Credentials
@@ -218,64 +193,59 @@ class Credential:
     token: str = field(default="", repr=False)
     certificate: str = field(default="", repr=False)
     key: str = field(default="", repr=False)
-    expires: float | None = None  # Unix time, if a plugin reported one
+    expires: float = float("inf")  # Unix time
 
 
 class Credentials:
     """Provides the current token and TLS context. Must be used in one event loop."""
 
-    def __init__(self, config: ApiConfig, clock: Callable[[], float] = time.time, plugin_seconds: float = 30.0) -> None:
+    def __init__(self, config: ApiConfig, clock: Callable[[], float] = time.time) -> None:
         self._config = config
         self._clock = clock
-        self._plugin_seconds = plugin_seconds
         self._current: tuple[str, ssl.SSLContext | None] | None = None
-        self._renewed_at = 0.0
-        self._max_age = 0.0
+        self._renew_at = 0.0
         self._contexts = ContextCache(self._make_context)
         self._lock = asyncio.Lock()
 
     async def current(self) -> tuple[str, ssl.SSLContext | None]:
         """Returns the bearer token (may be empty) and the TLS context (None for plain HTTP)."""
         async with self._lock:
-            age = self._clock() - self._renewed_at  # negative if the clock was set back
-            if self._current is None or not 0 <= age < self._max_age:
+            if self._current is None or self._clock() >= self._renew_at:
                 await self._renew()
             assert self._current is not None
             return self._current
 
     def invalidate(self) -> None:
         """Makes the next request renew the credentials. Call it after the server rejected them."""
-        self._max_age = 0.0
+        self._renew_at = 0.0
 
     async def _renew(self) -> None:
-        config, max_age = self._config, _FILE_MAX_AGE
+        config, renew_at = self._config, self._clock() + _FILE_MAX_AGE
         credential = Credential()
         if config.plugin is not None and not config.token and not config.token_file:
-            credential = await run_plugin(config.plugin, self._plugin_seconds)
-            lifetime = float("inf") if credential.expires is None else credential.expires - self._clock()
-            max_age = lifetime - min(_RENEW_BEFORE_SECONDS, lifetime / 2)
+            credential = await run_plugin(config.plugin)
+            lifetime = credential.expires - self._clock()
+            renew_at = credential.expires - min(_RENEW_BEFORE_SECONDS, lifetime / 2)
         try:
-            self._current = await asyncio.to_thread(self._load, credential)  # the disk may be slow
+            # In a thread, because the disk may be slow.
+            token = credential.token or await asyncio.to_thread(self._read_token)
+            self._current = token, await asyncio.to_thread(self._load_tls, credential)
         except SourceError as error:
             if self._current is None:
                 raise
             # Not fatal: the files may be in the middle of a rotation.
             _log.warning("%s; the previous credentials are still used", error)
-        self._max_age, self._renewed_at = max_age, self._clock()
-
-    def _load(self, credential: Credential) -> tuple[str, ssl.SSLContext | None]:
-        return credential.token or self._read_token(), self._load_tls(credential)
+        self._renew_at = renew_at
 
     def _read_token(self) -> str:
         config = self._config
-        if config.token_file:
-            try:
-                text = read_bounded(config.token_file, _MAX_TOKEN).decode("ascii", "replace").strip()
-                return _check_token(text, config.token_file)
-            except SourceError as error:
-                if not config.token:
-                    raise SourceError("no_token", f"cannot read the token: {error}") from error
-        return _check_token(config.token, config.origin) if config.token else ""
+        if not config.token_file:
+            return _check_token(config.token, config.origin) if config.token else ""
+        try:
+            text = read_bounded(config.token_file, _MAX_TOKEN).decode("ascii", "replace").strip()
+        except SourceError as error:
+            raise SourceError("no_token", f"cannot read the token: {error}") from error
+        return _check_token(text, config.token_file)
 
     def _load_tls(self, credential: Credential) -> ssl.SSLContext | None:
         config = self._config
@@ -308,7 +278,7 @@ def _check_token(token: str, where: str, reason: str = "no_token") -> str:
 # Exec plugins (client.authentication.k8s.io). Their output is secret: messages quote only the last line of stderr.
 
 
-async def run_plugin(plugin: ExecPlugin, seconds: float) -> Credential:
+async def run_plugin(plugin: ExecPlugin, seconds: float = 30.0) -> Credential:
     def error(problem: str) -> SourceError:
         return SourceError("exec_plugin", f"the credential plugin {plugin.command} {problem}")
 
@@ -347,7 +317,7 @@ class _ExecStatus(msgspec.Struct, rename="camel"):
     token: str | None = None
     client_certificate_data: str | None = None
     client_key_data: str | None = None
-    expiration_timestamp: datetime | None = None
+    expiration_timestamp: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
 
 
 class _ExecCredential(msgspec.Struct, rename="camel"):
@@ -369,6 +339,4 @@ def parse_credential(output: bytes, plugin: ExecPlugin) -> Credential:
     if token:
         _check_token(token, name, "exec_plugin")
     expires = status.expiration_timestamp
-    if expires is not None and expires.tzinfo is None:
-        expires = expires.replace(tzinfo=UTC)
-    return Credential(token, certificate, key, expires.timestamp() if expires is not None else None)
+    return Credential(token, certificate, key, expires.timestamp() if expires is not None else float("inf"))

@@ -9,6 +9,7 @@ import base64
 import ipaddress
 import logging
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from podgpu.tls import NO_PEM, Pem
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _EXEC_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
+_SERVER = re.compile(r"https?://([^\s/@:\[\]]+|\[[0-9a-fA-F:.]+\])(:\d+)?(/[^\s@]*)?")
 _UNSUPPORTED = ("username", "password", "auth_provider", "as_")
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -60,7 +62,7 @@ class ApiConfig:
     certificate: Pem = NO_PEM
     key: Pem = NO_PEM
     token: str = field(default="", repr=False)
-    token_file: str = ""  # overrides `token` if it is readable
+    token_file: str = ""  # overrides `token`
     plugin: ExecPlugin | None = None
 
 
@@ -113,14 +115,11 @@ def _find_config(kubeconfig: str | None, environ: Mapping[str, str], service_acc
     existing = [name for name in files if os.path.exists(name)]  # kubectl skips missing files, too
     if existing:
         return _read_kubeconfig(existing)
-    problem = (
-        f"this pod has no service-account token in {service_account}: set automountServiceAccountToken: true in its"
-        " spec, or set $KUBECONFIG to a kubeconfig"
-        if host
-        else f"no Kubernetes API server is configured: podgpu does not run in a pod, and {' and '.join(files)} does not"
-        " exist: run it in the cluster, or set $KUBECONFIG to a kubeconfig"
+    raise SourceError(
+        "no_api_config",
+        f"no Kubernetes API server is configured: there is neither {token} nor {' nor '.join(files)}: in a pod, set"
+        " automountServiceAccountToken: true in its spec; elsewhere, set $KUBECONFIG to a kubeconfig",
     )
-    raise SourceError("no_api_config", problem)
 
 
 def is_loopback(host: str) -> bool:
@@ -213,23 +212,16 @@ class _Entry(Generic[T]):
         return Pem(text=text, origin=f"{self.file}: {self.where}.{name}-data")
 
 
-def _read_kubeconfig(files: Sequence[str]) -> ApiConfig:
-    contents = {}
-    for file in files:
-        try:
-            contents[file] = Path(file).read_bytes()  # may be a pipe, which kubectl also accepts
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise _bad(f"cannot read the kubeconfig {file}: {reason}") from error
-    return parse_kubeconfig(contents)
-
-
-def parse_kubeconfig(contents: Mapping[str, bytes]) -> ApiConfig:
+def _read_kubeconfig(paths: Sequence[str]) -> ApiConfig:
     """Merges the files and uses the first `current-context`."""
-    try:
-        files = {name: decode_yaml(content, name, _Kubeconfig) for name, content in contents.items()}
-    except UsageError as error:
-        raise _bad(str(error)) from None
+    files: dict[str, _Kubeconfig] = {}
+    for path in paths:
+        try:
+            files[path] = decode_yaml(Path(path).read_bytes(), path, _Kubeconfig)  # may be a pipe, as with kubectl
+        except OSError as error:
+            raise _bad(f"cannot read the kubeconfig {path}: {error.strerror}") from error
+        except UsageError as error:
+            raise _bad(str(error)) from None
     chosen = next((file.current_context for file in files.values() if file.current_context), None)
     if not chosen:
         raise _bad(f"{', '.join(files)}: current-context is not set: run kubectl config use-context")
@@ -256,10 +248,13 @@ def _make_config(cluster: _Entry[_Cluster], user: _Entry[_User], origin: str) ->
         if getattr(user.value, name):
             field_name = name.strip("_").replace("_", "-")
             raise user.error(field_name, "is not supported: use a token, a client certificate or an exec plugin")
+    url = cluster.value.server.rstrip("/")
+    if not _SERVER.fullmatch(url):
+        raise cluster.error("server", "is not a URL such as https://10.0.0.1:6443")
     if cluster.value.proxy_url:
         raise cluster.error("proxy-url", "is not supported: connect podgpu directly, or run kubectl proxy")
     return ApiConfig(
-        server=_check_server(cluster),
+        server=url,
         origin=origin,
         ca=cluster.pem("certificate-authority"),
         verify=not cluster.value.insecure_skip_tls_verify,
@@ -270,17 +265,6 @@ def _make_config(cluster: _Entry[_Cluster], user: _Entry[_User], origin: str) ->
         token_file=user.path(user.value.token_file),
         plugin=_make_plugin(user, user.value.exec) if user.value.exec else None,
     )
-
-
-def _check_server(cluster: _Entry[_Cluster]) -> str:
-    url = cluster.value.server.rstrip("/")
-    try:
-        is_usable = urlsplit(url).scheme in ("http", "https") and bool(urlsplit(url).hostname) and "@" not in url
-    except ValueError:
-        is_usable = False
-    if not is_usable:
-        raise cluster.error("server", "is not a URL such as https://10.0.0.1:6443")
-    return url
 
 
 def _make_plugin(user: _Entry[_User], plugin: ExecPlugin) -> ExecPlugin:

@@ -220,11 +220,7 @@ class PoolSlice:
 
 
 async def find_slices_path(client: ApiClient) -> str:
-    return slices_path(await find_resource_version(client))
-
-
-def slices_path(version: str) -> str:
-    return f"{RESOURCE_GROUP}/{version}/resourceslices"
+    return f"{RESOURCE_GROUP}/{await find_resource_version(client)}/resourceslices"
 
 
 async def find_resource_version(client: ApiClient) -> str:
@@ -246,10 +242,6 @@ async def find_resource_version(client: ApiClient) -> str:
         f"the API server has no supported version of {RESOURCE_GROUP}: DRA needs Kubernetes 1.31, and must be enabled"
         " explicitly before 1.34; podgpu retries",
     )
-
-
-def slices_params(node: str) -> dict[str, str]:
-    return {"fieldSelector": f"spec.driver={NVIDIA_DRIVER},spec.nodeName={node}"}
 
 
 def parse_slice(body: KubeObject) -> PoolSlice | None:

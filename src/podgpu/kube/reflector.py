@@ -13,13 +13,13 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Generic, NoReturn, Self, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
 import msgspec
 
 from podgpu.decode import find_decoder
 from podgpu.errors import SourceError
-from podgpu.kube.client import ApiClient, ApiError, explain_status, status_message
+from podgpu.kube.client import ApiClient, explain_status
 from podgpu.kube.config import ApiConfig
 from podgpu.kube.objects import KubeObject
 
@@ -93,21 +93,15 @@ class Informer(Generic[T]):
         self._metadata_only = metadata_only
         self._find_path = find_path
         self._page_size = page_size
-        self._retries: Counter[str] = Counter()  # reason -> retries since the last event
+        self._retries: Counter[str] = Counter()
+        """Retries since the last event, by reason, because a starting server fails with several reasons in a row."""
         self._resume_version = ""  # the watch resumes after this version; if empty, the collection is listed first
         self._reads_etcd = False  # True if the next list must come from etcd, not from the API server's cache
-        self._logged_conversion = False
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         name = f"watch-{path.rpartition('/')[2]}"
         self._thread = threading.Thread(target=self._run_thread, name=name, daemon=True)
         self._thread.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Closes the connection and ends the thread. The objects stay readable. Can be called twice."""
@@ -124,27 +118,9 @@ class Informer(Generic[T]):
         self._answered.wait(timeout)
         return self.synced
 
-    def _replace(self, objects: dict[str, T]) -> None:
-        with self._lock:
-            self._objects = objects
-        self.synced = True
-        self._answered.set()
-
-    def _set(self, key: str, value: T | None) -> None:
-        """Adds or changes one object, or removes it if the value is None."""
-        with self._lock:
-            if value is None:
-                self._objects.pop(key, None)
-            else:
-                self._objects[key] = value
-
     def _run_thread(self) -> None:
         async def reflect_until_stopped() -> None:
-            client = ApiClient(
-                self._config,
-                deadline=self._settings.request_seconds,
-                metadata_only=self._metadata_only,
-            )
+            client = ApiClient(self._config, self._settings.request_seconds, self._metadata_only)
             reflecting = asyncio.create_task(self._reflect(client))
             await self._stop.wait()
             reflecting.cancel()
@@ -178,24 +154,19 @@ class Informer(Generic[T]):
         self.error = error
         if error.reason in REFUSALS:
             self._answered.set()
-        await asyncio.sleep(self._next_delay(error))
-
-    def _next_delay(self, error: SourceError) -> float:
-        """Returns an exponential delay with full jitter, so that thousands of nodes do not reconnect at the same time.
-
-        Retries are counted by reason, because a starting server fails with several reasons in short succession.
-        """
         limit = self._settings.max_refused_delay if error.reason in REFUSALS else self._settings.max_delay
         longest = min(limit, self._settings.first_delay * 2.0 ** min(self._retries[error.reason], 30))
         self._retries[error.reason] += 1
-        retry_after = error.retry_after if isinstance(error, ApiError) else 0.0
-        return max(retry_after, random.uniform(0, longest))
+        await asyncio.sleep(random.uniform(0, longest))  # random, so that thousands of nodes do not reconnect together
 
     async def _list(self, client: ApiClient) -> None:
         if self._find_path is not None:
             self._path = await self._find_path(client)
         objects: dict[str, T] = {}
-        query = self._list_query()
+        query = {"limit": str(self._page_size)} if self._page_size else {}
+        if not self._page_size and not self._reads_etcd:
+            # Reads from the API server's cache, because thousands of nodes must not read from etcd.
+            query = {"resourceVersion": "0", "resourceVersionMatch": "NotOlderThan"}
         while True:
             page = find_decoder(_Page).decode(await client.read(self._path, self._params | query))
             for raw in page.items or ():
@@ -206,18 +177,12 @@ class Informer(Generic[T]):
             token = page.metadata.get("continue")
             if not token:
                 break
-            if not page.items:
-                message = f"the API server returned an empty page of {self._path}, although it announced more"
-                raise SourceError("bad_answer", message)
             query = {"limit": str(self._page_size), "continue": token}
-        self._replace(objects)
+        with self._lock:
+            self._objects = objects
+        self.synced = True
+        self._answered.set()
         self._resume_version = page.metadata["resourceVersion"]
-
-    def _list_query(self) -> dict[str, str]:
-        if self._page_size:
-            return {"limit": str(self._page_size)}
-        # Reads from the API server's cache, because thousands of nodes must not read from etcd.
-        return {} if self._reads_etcd else {"resourceVersion": "0", "resourceVersionMatch": "NotOlderThan"}
 
     async def _watch(self, client: ApiClient) -> None:
         seconds = random.randint(*self._settings.watch_seconds)
@@ -247,21 +212,18 @@ class Informer(Generic[T]):
 
     def _apply(self, line: bytes) -> None:
         event = find_decoder(_Event).decode(line)
-        kind, item = event.type, event.object
-        if kind == "ERROR":
-            body = msgspec.json.encode(item)
-            if item.get("code") == 410 or item.get("reason") in ("Expired", "Gone"):
-                raise explain_status(410, body, self._path, self._config.origin)
-            problem = f"the API server ended the watch of {self._path} ({status_message(body)}): podgpu will list again"
-            raise SourceError("bad_answer", problem)
-        version = item["metadata"]["resourceVersion"]
-        if kind in ("ADDED", "MODIFIED"):
-            self._set(_key(item), self._reduce(item))
-        elif kind == "DELETED":
-            self._set(_key(item), None)
-        elif kind != "BOOKMARK":
-            raise SourceError("bad_answer", f"the watch of {self._path} returned an event of an unknown type")
-        self._resume_version = version
+        item = event.object
+        if event.type == "ERROR":
+            self._resume_version = ""
+            raise explain_status(item.get("code", 0), msgspec.json.encode(item), self._path, self._config.origin)
+        if event.type != "BOOKMARK":
+            value = None if event.type == "DELETED" else self._reduce(item)
+            with self._lock:
+                if value is None:
+                    self._objects.pop(_key(item), None)
+                else:
+                    self._objects[_key(item)] = value
+        self._resume_version = item["metadata"]["resourceVersion"]
         self._retries.clear()
 
     def _reduce(self, item: KubeObject) -> T | None:
@@ -269,7 +231,5 @@ class Informer(Generic[T]):
         try:
             return self._convert(item)
         except Exception:  # noqa: BLE001
-            if not self._logged_conversion:
-                _log.exception("an object of %s cannot be converted and is skipped, please report it", self._path)
-            self._logged_conversion = True
+            _log.exception("an object of %s cannot be converted and is skipped, please report it", self._path)
             return None

@@ -1,25 +1,30 @@
-"""Runs the live table: draws with rich, and waits for keys, signals and new readings."""
+"""Runs the live table: draws it with rich, and reads keys and signals."""
 
 from __future__ import annotations
 
 import os
+import re
+import select
+import signal
+import sys
+import termios
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import Literal, TextIO
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
-from rich.console import Console, ConsoleDimensions, Group
+from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
 from podgpu.errors import StartError
-from podgpu.top.feed import Feed
 from podgpu.top.screen import Screen
+from podgpu.top.source import Feed
 from podgpu.top.table import Spans
-from podgpu.top.terminal import EventLoop, read_single_keys, stop_process
 
-_REDRAW_SECONDS = 1.0  # updates the displayed ages even if there are no events
+_POLL_SECONDS = 0.1  # how often new readings, signals and the size of the terminal are checked
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _EXIT_BY_SIGNAL = 128
+_CTRL_Z = "\x1a"
 _STYLES = {
     "title": "bold",
     "header": "reverse",
@@ -30,79 +35,92 @@ _STYLES = {
     "bad": "bold red",
     "cursor": "reverse",
 }
-End = int | Literal["stopped"]
+_KEY = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1bO[A-Za-z]|.", re.DOTALL)
+_NAMES = {
+    **dict.fromkeys(("\x1b[A", "\x1bOA"), "up"),
+    **dict.fromkeys(("\x1b[B", "\x1bOB"), "down"),
+    **dict.fromkeys(("\x1b[H", "\x1bOH", "\x1b[1~", "\x1b[7~"), "home"),
+    **dict.fromkeys(("\x1b[F", "\x1bOF", "\x1b[4~", "\x1b[8~"), "end"),
+    **dict.fromkeys(("\r", "\n"), "enter"),
+    **dict.fromkeys(("\x7f", "\x08"), "backspace"),
+    "\x1b": "escape",
+    "\x1b[5~": "page_up",
+    "\x1b[6~": "page_down",
+}
 
 
-class Painter:
-    """Writes styled lines to a terminal."""
-
-    def __init__(self, file: TextIO, colour: bool) -> None:
-        self._console = Console(file=file, force_terminal=True, no_color=not colour, highlight=False, markup=False)
-        self._live: Live | None = None
-
-    @contextmanager
-    def use_alternate_screen(self) -> Iterator[None]:
-        live = Live(
-            console=self._console,
-            screen=True,
-            auto_refresh=False,
-            redirect_stdout=False,
-            redirect_stderr=False,
-            vertical_overflow="crop",
-        )
-        with live:
-            self._live = live
-            yield
-        self._live = None
-
-    def show(self, lines: Iterable[Spans], size: tuple[int, int]) -> None:
-        self._console.size = ConsoleDimensions(*size)
-        if self._live is not None:
-            self._live.update(Group(*(self._to_text(line) for line in lines)), refresh=True)
-
-    def print(self, lines: Iterable[Spans], size: tuple[int, int]) -> None:
-        self._console.size = ConsoleDimensions(*size)
-        for line in lines:
-            self._console.print(self._to_text(line))
-
-    def _to_text(self, line: Spans) -> Text:
-        text = Text(no_wrap=True, overflow="crop")
-        for part, names in line:
-            text.append(part, " ".join(_STYLES.get(name, "") for name in names.split()))
-        return text
+def open_console() -> Console:
+    return Console(file=sys.stdout, highlight=False, markup=False)
 
 
-def show_live(feed: Feed, screen: Screen, colour: bool, keyboard: int, output: TextIO) -> int:
+def make_text(line: Spans) -> Text:
+    text = Text(no_wrap=True, overflow="crop")
+    for part, names in line:
+        text.append(part, " ".join(_STYLES.get(name, "") for name in names.split()))
+    return text
+
+
+def decode_keys(data: bytes) -> list[str]:
+    """Returns characters and the names of special keys. An unknown escape sequence remains as it is."""
+    return [_NAMES.get(key, key) for key in _KEY.findall(data.decode(errors="replace"))]
+
+
+def show_live(feed: Feed, screen: Screen) -> int:
     """Shows the table until the user quits. Raises StartError if retrying cannot help.
 
     Returns the exit code: 0, or 128 plus the number of the signal that ended the process.
     """
-    painter = Painter(output, colour)
-    with EventLoop(keyboard) as events:
-        feed.start(events.notify)
-        while True:
-            with read_single_keys(keyboard), painter.use_alternate_screen():
-                end = _run(feed, screen, painter, output.fileno(), events)
-            if end != "stopped":
-                return end
-            stop_process()
-
-
-def _run(feed: Feed, screen: Screen, painter: Painter, output: int, events: EventLoop) -> End:
+    console, keyboard = open_console(), sys.stdin.fileno()
+    signals: list[int] = []
+    for number in _ENDING_SIGNALS:
+        signal.signal(number, lambda number, _frame: signals.append(number))
+    feed.start()
     while True:
-        seen = feed.seen or feed.read()
+        with _read_single_keys(keyboard), Live(console=console, screen=True, auto_refresh=False) as live:
+            is_suspended = _run(feed, screen, live, keyboard, signals)
+        if not is_suspended:
+            return _EXIT_BY_SIGNAL + signals[0] if signals else 0
+        os.kill(os.getpid(), signal.SIGSTOP)  # returns when the shell resumes the process
+
+
+def _run(feed: Feed, screen: Screen, live: Live, keyboard: int, signals: list[int]) -> bool:
+    """Returns True if Ctrl-Z was pressed."""
+    drawn: tuple[object, ...] = ()
+    keys: list[str] = []
+    while not screen.ended and not signals:
+        seen, size, now = feed.seen or feed.read(), live.console.size, time.monotonic()
         if isinstance(seen.error, StartError):
             raise seen.error
-        size = os.get_terminal_size(output)
-        painter.show(screen.draw(seen, size, time.monotonic()), size)
-        feed.select(screen.detailed_uuid)
-        happened = events.wait(_REDRAW_SECONDS)
-        for key in happened.keys:
+        frame = (seen.read_at, seen.error, size, int(now))  # each second, because ages are displayed
+        if keys or frame != drawn:
+            live.update(Group(*map(make_text, screen.draw(seen, size, now))), refresh=True)
+            feed.select(screen.detailed_uuid)
+            drawn = frame
+        keys = []
+        if select.select([keyboard], [], [], _POLL_SECONDS)[0]:
+            try:
+                keys = decode_keys(os.read(keyboard, 1024))
+            except OSError:
+                keys = []
+            if not keys:  # the terminal was closed
+                return False
+        for key in keys:
+            if key == _CTRL_Z:
+                return True
             screen.press(key)
-            screen.draw(seen, size, time.monotonic())  # determines where the next key can move the cursor
-        if happened.ended_by:
-            return _EXIT_BY_SIGNAL + happened.ended_by
-        if happened.stopped:
-            return "stopped"
-        if screen.ended or happened.closed:
-            return 0
+            screen.draw(seen, size, now)  # determines where the next key can move the cursor
+    return False
+
+
+@contextmanager
+def _read_single_keys(keyboard: int) -> Iterator[None]:
+    """Switches off line buffering and echo. Ctrl-Z becomes a key, so that the terminal can be restored first."""
+    before, mode = termios.tcgetattr(keyboard), termios.tcgetattr(keyboard)
+    mode[3] &= ~(termios.ECHO | termios.ICANON)
+    mode[6][termios.VSUSP] = b"\0"
+    try:
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, mode)
+        yield
+    finally:
+        with suppress(termios.error):  # the terminal was closed
+            termios.tcsetattr(keyboard, termios.TCSAFLUSH, before)

@@ -1,19 +1,19 @@
-"""The sources of `top`: the driver on this node, an exporter, or a cluster view."""
+"""Reads the view for `top` from the driver on this node, an exporter or a cluster, in the background."""
 
 from __future__ import annotations
 
+import threading
 import time
 from base64 import b64decode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Annotated, NamedTuple, Protocol
 from urllib.parse import quote, urlsplit
 
 import msgspec
 from msgspec import Meta
-from msgspec.structs import replace
 
 from podgpu.agent.loop import Agent
 from podgpu.cluster.collect import ClusterReading, NodeReading, ViewSettings
@@ -21,28 +21,26 @@ from podgpu.cluster.state import ClusterState, build_cluster_state, build_single
 from podgpu.cluster.summary import JobSummary
 from podgpu.cluster.view import GpuDetails, View, decode_details, decode_view, make_view
 from podgpu.decode import find_decoder
-from podgpu.errors import MOST_NAMED, SourceError, UsageError, few_of
+from podgpu.errors import MOST_NAMED, SourceError, StartError, UsageError, few_of
 from podgpu.gpu.exporter import UrlExposition
 from podgpu.http_client import HttpClient
 from podgpu.metrics.adapter import node_from_text
 from podgpu.metrics.parse import BadExposition
-from podgpu.model import NodeState, has_readings
-from podgpu.top.lines import Processes
-from podgpu.top.text import FULL, NO_DATA
+from podgpu.model import has_readings
+from podgpu.top.lines import Line, Processes, flatten, make_lines
 
-EXPORTER_TIMEOUT = 5.0
-CLUSTER_TIMEOUT = 10.0  # the view of a large cluster has several megabytes
-_ALLOCATION_SECONDS = 1.0
-_MAX_WARM_UP = 1.0
-POINTS = 60
-_HISTORY_SECONDS, _DETAILS_SECONDS = 30.0, 5.0  # how often they are read
+_EXPORTER_TIMEOUT = 5.0
+_CLUSTER_TIMEOUT = 10.0  # the view of a large cluster has several megabytes
+_POINTS = 60
+FULL, NO_DATA = 200, 255  # a utilisation point is one byte: 200 means 100 %, 255 means no data
+_DETAILS_SECONDS = 5.0  # how often history and details are read
 _MAX_JOBS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Sparklines:
     points: Mapping[tuple[str, str], bytes] = field(default_factory=dict)
-    """By UUID and MIG instance. Encoded as described at `text.FULL`, newest last."""
+    """By UUID and MIG instance. Encoded as described at `FULL`, newest last."""
     span: float = 0.0  # time covered by all points, in seconds
 
 
@@ -50,8 +48,8 @@ class Sparklines:
 class FetchedDetails:
     """Details of the selected GPU, and what its holders used since they started."""
 
-    uuid: str
-    details: GpuDetails | None = None  # None if the source has none
+    uuid: str = ""
+    details: GpuDetails | None = None  # None if the server has none
     error: str = ""
     jobs: Sequence[JobSummary] = ()
 
@@ -60,12 +58,11 @@ class Reading(NamedTuple):
     view: View
     processes: Processes = MappingProxyType({})
     history: Sparklines | None = None  # None if the source has no history
-    fetched: FetchedDetails | None = None
+    fetched: FetchedDetails | None = None  # None if the source has no details
 
 
 class Source(Protocol):
     name: str
-    deadline: float
 
     def read(self, selected: str = "") -> Reading:
         """`selected` is the UUID of the GPU whose details are read. Raises SourceError or StartError."""
@@ -74,43 +71,31 @@ class Source(Protocol):
 class LocalSource:
     name = "this node"
 
-    def __init__(self, agent: Agent, with_processes: bool, interval: float) -> None:
+    def __init__(self, agent: Agent, with_processes: bool) -> None:
         self._agent = agent
         self._with_processes = with_processes
-        self._warm_up = min(_MAX_WARM_UP, interval)
-        self._allocated_at = float("-inf")
-        self.deadline = (
-            self._warm_up + 4 * agent.settings.deadline
-        )  # `read` makes several calls, each with its own deadline
+        self._is_warm = False
 
     def read(self, selected: str = "") -> Reading:
         """Raises SourceError if no GPU can be read now, StartError if retrying cannot help."""
         agent = self._agent
-        self._read_agent()
-        if self._warm_up:  # the usage of containers is a rate, which needs two readings
-            time.sleep(self._warm_up)
-            self._warm_up = 0.0
-            self._read_agent()
+        if self._is_warm:
+            agent.read_telemetry()
+            agent.read_allocation()
+            agent.read_usage()
+        else:
+            agent.warm_up()
+            self._is_warm = True
         state = agent.published.state
         failing = [source for source in state.sources if source.up is False]
         if not has_readings(state):
             why = "; ".join(source.message for source in failing[:MOST_NAMED]) or "this node has none"
             raise SourceError("no_gpu", f"no GPU could be read: {why}. To show other machines, use --url or --cluster")
         notes = [f"{source.name}: {source.message or source.error}" for source in failing]
-        state = replace(state, sources=())  # the notes already include these errors, with messages
+        state = msgspec.structs.replace(state, sources=())  # the notes already include these errors, with messages
         now, wall = agent.clock.monotonic(), agent.clock.wall()
         view = make_view(build_single_node_state(state, ViewSettings(), now, wall, notes=notes))
-        fetched = FetchedDetails(selected) if selected else None
-        return Reading(view, agent.list_processes() if self._with_processes else {}, fetched=fetched)
-
-    def _read_agent(self) -> None:
-        agent = self._agent
-        agent.read_telemetry()
-        now = agent.clock.monotonic()
-        if now - self._allocated_at >= _ALLOCATION_SECONDS:
-            self._allocated_at = now
-            agent.read_allocation()
-        agent.read_usage()
+        return Reading(view, agent.list_processes() if self._with_processes else {})
 
 
 class _HistoryAnswer(msgspec.Struct):
@@ -121,58 +106,37 @@ class _HistoryAnswer(msgspec.Struct):
 class ClusterSource:
     """Reads the JSON API of `podgpu cluster` or of a podgpu exporter (docs/api.md)."""
 
-    def __init__(
-        self,
-        url: str,
-        server: str = "podgpu cluster",
-        timeout: float = CLUSTER_TIMEOUT,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, url: str, server: str = "podgpu cluster", timeout: float = _CLUSTER_TIMEOUT) -> None:
         """`server` names the expected server in error messages. Raises UsageError if the URL is invalid."""
-        base = url.rstrip("/").removesuffix("/metrics")
-        self._client = HttpClient(base, timeout=timeout)
+        self._client = HttpClient(url.rstrip("/").removesuffix("/metrics"), timeout=timeout)
         self._server = server
-        self._clock = clock
         self.name = self._client.shown
-        self.deadline = 2 * timeout + 1.0  # longer than the requests' timeouts, so that their errors are shown
         self._history: Sparklines | None = None
-        self._fetched = FetchedDetails("")
-        self._history_at = self._fetched_at = float("-inf")
-        self._last_start = float("inf")  # a request that begins later may end after the deadline
+        self._fetched = FetchedDetails()
+        self._due_at = float("-inf")
 
     def read(self, selected: str = "") -> Reading:
-        self._last_start = self._clock() + self._client.timeout
         body = self._client.get_blocking("api/v1/view")
         try:
             view = decode_view(body)
         except SourceError as error:
             raise SourceError(error.reason, f"{self.name} {error}: is it the address of {self._server}?") from error
-        now = self._clock()
-        if now >= self._history_at + _HISTORY_SECONDS and self._has_time():
-            self._history_at = now
+        now = time.monotonic()
+        if now >= self._due_at or selected != self._fetched.uuid:
+            self._due_at = now + _DETAILS_SECONDS
             with suppress(SourceError):  # not every server has a history
-                self._history = self.read_history(POINTS)
-        is_due = selected != self._fetched.uuid or now >= self._fetched_at + _DETAILS_SECONDS
-        if selected and is_due and self._has_time():
-            self._fetched_at = now
-            self._fetched = self._fetch_details(selected, view)
-        return Reading(view, history=self._history, fetched=self._fetched if selected else None)
+                self._history = self.read_history()
+            self._fetched = self._fetch_details(selected, view) if selected else FetchedDetails()
+        return Reading(view, history=self._history, fetched=self._fetched)
 
-    def _has_time(self) -> bool:
-        return self._clock() <= self._last_start
-
-    def read_history(self, points: int) -> Sparklines:
-        body = self._client.get_blocking("api/v1/history", {"points": str(points)})
+    def read_history(self) -> Sparklines:
+        body = self._client.get_blocking("api/v1/history")
         try:
             answer = find_decoder(_HistoryAnswer).decode(body)
-            decoded = {name: b64decode(text, validate=True) for name, text in answer.devices.items()}
+            points = {name.partition("/")[::2]: b64decode(text, validate=True) for name, text in answer.devices.items()}
         except (msgspec.DecodeError, ValueError) as error:
             raise SourceError("malformed", f"not a valid response of podgpu's /api/v1/history: {error}") from error
-        devices = {
-            _split_device(name): bytes(value if value <= FULL else NO_DATA for value in values[-points:])
-            for name, values in decoded.items()
-        }
-        return Sparklines(devices, answer.step_seconds * points)
+        return Sparklines(points, answer.step_seconds * _POINTS)
 
     def _fetch_details(self, uuid: str, view: View) -> FetchedDetails:
         details, problem = None, ""
@@ -187,29 +151,20 @@ class ClusterSource:
         )
         jobs = []
         for pod in list(pods)[:_MAX_JOBS]:
-            if not self._has_time():
-                break
             with suppress(SourceError, msgspec.DecodeError):  # not every server has summaries
                 path = "/".join(quote(name, safe="") for name in pod)
                 jobs.append(find_decoder(JobSummary).decode(self._client.get_blocking(f"api/v1/summary/{path}")))
         return FetchedDetails(uuid, details, problem, jobs)
 
 
-def _split_device(name: str) -> tuple[str, str]:
-    uuid, _, instance = name.partition("/")
-    return uuid, instance
-
-
 class ExporterSource:
     """Reads the view of a podgpu exporter, or the metrics of any other GPU exporter."""
-
-    deadline = 3 * EXPORTER_TIMEOUT + 0.5  # longer than three requests, so that their more detailed errors are shown
 
     def __init__(self, url: str) -> None:
         """If the URL has no path, /metrics is used. Raises UsageError if the URL is invalid."""
         try:
-            self._metrics = UrlExposition(url, timeout=EXPORTER_TIMEOUT)
-            self._api = ClusterSource(url, "a podgpu exporter", EXPORTER_TIMEOUT)
+            self._metrics = UrlExposition(url, timeout=_EXPORTER_TIMEOUT)
+            self._api = ClusterSource(url, "a podgpu exporter", _EXPORTER_TIMEOUT)
         except UsageError as error:
             raise UsageError(f"--url {error}") from error
         self.name = self._metrics.shown
@@ -223,22 +178,102 @@ class ExporterSource:
                 reading = self._api.read(selected)
                 if any(node.gpus for node in reading.view.nodes):
                     return reading
-        return Reading(self._read_metrics(), fetched=FetchedDetails(selected) if selected else None)
-
-    def _read_metrics(self) -> View:
-        states = self._parse(self._metrics.fetch())
-        failing = [source.name for state in states for source in state.sources if source.up is False]
+        body = self._metrics.fetch()
+        try:
+            states = node_from_text(body.decode(), address=urlsplit(self.name).netloc)
+        except (UnicodeDecodeError, BadExposition, msgspec.ValidationError) as error:
+            raise SourceError("malformed", f"cannot parse the metrics of {self.name}: {error}") from error
         if not any(state.devices for state in states):
+            failing = [source.name for state in states for source in state.sources if source.up is False]
             reason = f"the exporter cannot read {few_of(failing)}" if failing else "is it a GPU exporter?"
             raise SourceError("no_gpu", f"the metrics of {self.name} contain no GPU: {reason}")
         self._is_podgpu = any(state.producer == "podgpu" for state in states)
-        now, wall = time.monotonic(), time.time()
+        now = time.monotonic()
         readings = tuple(NodeReading(self.name, state, now) for state in states)
-        self._state = build_cluster_state(ClusterReading(readings), self._state, ViewSettings(), now, wall)
-        return make_view(self._state)
+        self._state = build_cluster_state(ClusterReading(readings), self._state, ViewSettings(), now, time.time())
+        return Reading(make_view(self._state))
 
-    def _parse(self, body: bytes) -> list[NodeState]:
+
+# Readings in the background
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The last successful reading, and the error if a later one failed."""
+
+    view: View
+    lines: tuple[Line, ...] = ()
+    read_at: float = 0.0  # monotonic
+    now: float = 0.0  # Unix time of the reading by the source's clock
+    sparklines: Sparklines = field(default_factory=Sparklines)
+    fetched: FetchedDetails | None = None
+    error: SourceError | StartError | None = None
+
+    @property
+    def notes(self) -> list[str]:
+        notes = list(self.view.notes)
+        for node in self.view.nodes:
+            if node.old:
+                age = "" if node.age_seconds is None else f": {node.age_seconds:.0f} s"
+                notes.append(f"{node.name} is stale{age}")
+            notes += [f"{node.name}: {text}" for text in node.notes]
+        return notes
+
+
+class Feed:
+    """Reads a source in a thread, so that the screen never waits. Stores recent utilisation for sparklines."""
+
+    def __init__(self, source: Source, interval: float) -> None:
+        self._source = source
+        self._interval = interval
+        self._wake = threading.Event()
+        self._is_closed = False
+        self._points: dict[tuple[str, str], bytes] = {}  # of the readings since the start
+        self._selected = ""
+        self.seen: Seen | None = None
+        self.name = source.name
+
+    def read(self) -> Seen:
+        """Reads once. Raises SourceError or StartError if no reading succeeded before."""
+        before = self.seen
         try:
-            return node_from_text(body.decode(), address=urlsplit(self.name).netloc)
-        except (UnicodeDecodeError, BadExposition, msgspec.ValidationError) as error:
-            raise SourceError("malformed", f"cannot parse the metrics of {self.name}: {error}") from error
+            view, processes, history, fetched = self._source.read(self._selected)
+        except (SourceError, StartError) as error:
+            if before is None:
+                raise
+            self.seen = replace(before, error=error)
+            return self.seen
+        wall = view.taken_at or time.time()
+        # A cluster's view changes every 15 s. In between, reuse the lines, because there may be thousands.
+        is_same = before is not None and not processes and (view, wall) == (before.view, before.now)
+        lines = before.lines if before and is_same else tuple(make_lines(view, wall, processes))
+        slots = {line.row[1:3]: line.utilization for _, line in flatten(lines) if line.is_slot}
+        self._points = {
+            key: (self._points.get(key, b"") + bytes([_encode_point(ratio)]))[-_POINTS:] for key, ratio in slots.items()
+        }
+        if history is None or not history.points:
+            history = Sparklines(self._points, self._interval * _POINTS)
+        self.seen = Seen(view, lines, time.monotonic(), wall, history, fetched)
+        return self.seen
+
+    def select(self, uuid: str) -> None:
+        """Selects the GPU whose details are read. An empty UUID selects none."""
+        if uuid != self._selected:
+            self._selected = uuid
+            self._wake.set()
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="top-feed", daemon=True).start()
+
+    def _run(self) -> None:
+        while not self._is_closed:
+            self._wake.wait(self._interval)
+            self._wake.clear()
+            self.read()
+
+    def close(self) -> None:
+        self._is_closed = True
+
+
+def _encode_point(ratio: float | None) -> int:
+    return NO_DATA if ratio is None else round(min(1.0, max(0.0, ratio)) * FULL)

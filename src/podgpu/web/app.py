@@ -1,12 +1,13 @@
-"""Runs web applications on their addresses until a signal or a fatal error."""
+"""Runs web applications on their addresses until a signal or a fatal error. podgpu or systemd binds the sockets."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,20 +15,51 @@ from typing import TYPE_CHECKING, Protocol
 
 from aiohttp import web
 
-from podgpu.errors import StartError
-from podgpu.web.connections import ConnectionLimits, LimitedServer, MakeTlsContext
-from podgpu.web.sockets import ADDRESS_OPTION, Address, address_of, bind
+from podgpu.errors import StartError, UsageError
+from podgpu.tls import MakeTlsContext
+from podgpu.web.connections import ConnectionLimits, LimitedServer
 
 if TYPE_CHECKING:
     from podgpu.web.protection import Protection
 
 PROBE_OPTION = "--probe-address"
+ADDRESS_OPTION = "-a"
+SYSTEMD_OPTION = "--web-systemd-socket"
+_BACKLOG = 512
+_UNIX = "unix:"
+_FIRST_DESCRIPTOR = 3
 _SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
 }
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    host: str
+    """Empty for all interfaces."""
+    port: int
+    scheme: str = "http"
+
+    @property
+    def url(self) -> str:
+        if self.host.startswith(_UNIX):
+            return self.host
+        host = self.host or "localhost"
+        return f"{self.scheme}://[{host}]:{self.port}" if ":" in host else f"{self.scheme}://{host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """Parses `:9400`, `127.0.0.1:9400`, `[::1]:9400` and `name:9400`. Raises UsageError for other texts."""
+    host, colon, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if bracketed else host
+    is_port = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535
+    if not colon or not is_port or (":" in host and not bracketed):
+        raise UsageError(f"{text!r} must be HOST:PORT, :PORT or [IPV6]:PORT, such as :9400")
+    return Address(host, int(port))
 
 
 class Service(Protocol):
@@ -94,42 +126,36 @@ def run(
 
     Calls `on_listening` with the addresses of all listeners before the services start, and `release` on SIGUSR1.
     """
-    asyncio.run(_run(services, listeners, on_listening, release, limits))
+
+    async def serve() -> None:
+        loop = asyncio.get_running_loop()
+        done = asyncio.Event()
+        for stop_signal in (signal.SIGINT, signal.SIGTERM):
+            _handle_signal(stop_signal, done.set)
+        if release is not None:
+            _handle_signal(signal.SIGUSR1, _run_once_at_a_time(release))
+
+        def reload_all() -> None:
+            for service in services:
+                service.reload()
+
+        _handle_signal(signal.SIGHUP, reload_all)
+        async with AsyncExitStack() as stack:
+            for service in services:
+                stack.callback(service.stop)
+            bound = [await stack.enter_async_context(listening(listener, limits)) for listener in listeners]
+            for listener, address in zip(listeners, bound, strict=True):
+                if listener.announcement:
+                    _log.info(listener.announcement, address.url)
+            on_listening(bound)
+            for service in services:
+                service.start(on_fatal=partial(loop.call_soon_threadsafe, done.set))
+            await done.wait()
+
+    asyncio.run(serve())
     for service in services:
         if service.fatal is not None:
             raise service.fatal
-
-
-async def _run(
-    services: Sequence[Service],
-    listeners: Sequence[Listener],
-    on_listening: Callable[[Sequence[Address]], None],
-    release: Callable[[], object] | None,
-    limits: ConnectionLimits,
-) -> None:
-    loop = asyncio.get_running_loop()
-    done = asyncio.Event()
-    for stop_signal in (signal.SIGINT, signal.SIGTERM):
-        _handle_signal(stop_signal, done.set)
-    if release is not None:
-        _handle_signal(signal.SIGUSR1, _run_once_at_a_time(release))
-
-    def reload_all() -> None:
-        for service in services:
-            service.reload()
-
-    _handle_signal(signal.SIGHUP, reload_all)
-    async with AsyncExitStack() as stack:
-        for service in services:
-            stack.callback(service.stop)
-        bound = [await stack.enter_async_context(listening(listener, limits)) for listener in listeners]
-        for listener, address in zip(listeners, bound, strict=True):
-            if listener.announcement:
-                _log.info(listener.announcement, address.url)
-        on_listening(bound)
-        for service in services:
-            service.start(on_fatal=partial(loop.call_soon_threadsafe, done.set))
-        await done.wait()
 
 
 def _handle_signal(number: signal.Signals, callback: Callable[[], object]) -> None:
@@ -171,3 +197,60 @@ async def listening(listener: Listener, limits: ConnectionLimits) -> AsyncIterat
     finally:
         server.cancel()
         await asyncio.wait([server])
+
+
+# Sockets
+
+
+async def bind(address: Address, option: str) -> list[socket.socket]:
+    """Listens on every IP address of the host name. Raises StartError if that fails."""
+    loop = asyncio.get_running_loop()
+    try:
+        # Used only to resolve and bind: LimitedServer accepts the connections.
+        server = await loop.create_server(
+            asyncio.Protocol, address.host or None, address.port, backlog=_BACKLOG, start_serving=False
+        )
+    except (OSError, UnicodeError) as e:  # UnicodeError: an invalid host name such as a..b
+        why = getattr(e, "strerror", None) or e
+        raise StartError(
+            f"cannot listen on {address.host}:{address.port}: {why}; choose another address with {option}"
+        ) from e
+    bound = [socket.socket(fileno=os.dup(opened.fileno())) for opened in server.sockets]
+    server.close()
+    for listener in bound:
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+    return bound
+
+
+def open_systemd_sockets(environment: MutableMapping[str, str]) -> list[socket.socket]:
+    """Returns the sockets that systemd passed to this process (see sd_listen_fds). Raises UsageError if there are none.
+
+    Removes the LISTEN_* variables, so that child processes do not use the sockets.
+    """
+    is_for_us = environment.pop("LISTEN_PID", "") == str(os.getpid())
+    count = environment.pop("LISTEN_FDS", "")
+    try:
+        sockets = [socket.socket(fileno=_FIRST_DESCRIPTOR + number) for number in range(int(count) if is_for_us else 0)]
+        is_listening = all(each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) for each in sockets)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{SYSTEMD_OPTION}: cannot use systemd's sockets (LISTEN_FDS={count}): {error}") from error
+    if not sockets or not is_listening:
+        raise UsageError(
+            f"{SYSTEMD_OPTION}: systemd passed no listening socket to this process. Start podgpu through podgpu.socket "
+            "(systemctl enable --now podgpu.socket; it needs ListenStream= and Accept=no), or use -a instead"
+        )
+    for each in sockets:
+        each.set_inheritable(False)
+        each.setblocking(False)
+    return sockets
+
+
+def address_of(listening: socket.socket, host: str | None, secure: bool) -> Address:
+    """Returns the address of a bound socket, including the port chosen for port 0. `host` is the configured host."""
+    name = listening.getsockname()
+    scheme = "https" if secure else "http"
+    if not isinstance(name, tuple):
+        return Address(f"{_UNIX}{name}", 0, scheme)
+    own = "" if name[0] in ("0.0.0.0", "::") else name[0]
+    return Address(own if host is None else host, name[1], scheme)

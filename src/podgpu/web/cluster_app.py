@@ -13,11 +13,10 @@ from podgpu.cluster.state import bound_notes
 from podgpu.cluster.view import GpuDetails, GpuResponse, SourceView, add_details, decode_details
 from podgpu.errors import SourceError
 from podgpu.metrics.encode import NO_METRICS
-from podgpu.web.app import Listener, make_application, probe_listener
+from podgpu.web.app import Address, Listener, make_application, probe_listener
 from podgpu.web.lifecycle import forget_in_cluster, forget_route
 from podgpu.web.page_routes import page_routes
-from podgpu.web.responses import Handler, metrics_response, probe_routes
-from podgpu.web.sockets import Address
+from podgpu.web.responses import metrics_response, probe_routes
 
 if TYPE_CHECKING:
     from podgpu.cluster.ranges import UsageAnswers
@@ -28,21 +27,15 @@ if TYPE_CHECKING:
 _LINKS = ("metrics", "metrics/nodes", "health", "ready")
 _MAX_PROBLEMS = 100
 _EXPORTER_SECONDS = 3.0
-_MAX_EXPORTER_REQUESTS = 8
-"""Maximum number of concurrent requests to exporters for GPU details."""
 
 
 def cluster_listeners(
     cluster: Cluster,
+    app: web.Application,
     address: Address,
     probe_address: Address | None,
     protection: Protection | None,
-    history: HistorySource | None = None,
-    usage: UsageAnswers | None = None,
-    lifecycle: bool = True,
 ) -> list[Listener]:
-    """`lifecycle` enables POST /-/forget."""
-    app = cluster_application(cluster, protection, history, usage, lifecycle)
     listeners = [Listener(app, address, tls=protection.make_tls if protection else None)]
     if probe_address is not None:
         listeners.append(probe_listener(_probe_routes(cluster), probe_address))
@@ -56,9 +49,17 @@ def cluster_application(
     usage: UsageAnswers | None = None,
     lifecycle: bool = True,
 ) -> web.Application:
+    """`lifecycle` enables POST /-/forget."""
+
+    async def metrics(request: web.Request) -> web.Response:
+        return metrics_response(request, await cluster.metrics("metrics"))
+
+    async def node_metrics(request: web.Request) -> web.Response:
+        return metrics_response(request, await cluster.metrics("nodes") if cluster.turns else NO_METRICS)
+
     routes = [
-        web.get("/metrics", _metrics(cluster)),
-        web.get("/metrics/nodes", _node_metrics(cluster)),
+        web.get("/metrics", metrics),
+        web.get("/metrics/nodes", node_metrics),
         *_probe_routes(cluster),
         forget_route(forget_in_cluster(cluster), lifecycle),
         *page_routes(lambda: cluster.published, _complete_gpu(cluster), _LINKS, history, usage),
@@ -68,12 +69,11 @@ def cluster_application(
 
 def _complete_gpu(cluster: Cluster) -> Complete:
     """Returns a function that fetches a GPU's details from its exporter and adds them to the response."""
-    limit = asyncio.Semaphore(_MAX_EXPORTER_REQUESTS)
 
     async def complete(answer: GpuResponse) -> GpuResponse:
         target = next((node.target for node in cluster.published.state.nodes if node.name == answer.node), "")
         try:
-            async with asyncio.timeout(_EXPORTER_SECONDS), limit:
+            async with asyncio.timeout(_EXPORTER_SECONDS):
                 body = await cluster.fetch(target, f"api/v1/gpus/{answer.gpu.uuid}")
             return add_details(answer, await asyncio.to_thread(decode_details, body))
         except TimeoutError:
@@ -84,20 +84,6 @@ def _complete_gpu(cluster: Cluster) -> Complete:
         return add_details(answer, GpuDetails(sources=[failed]))
 
     return complete
-
-
-def _metrics(cluster: Cluster) -> Handler:
-    async def handle(request: web.Request) -> web.Response:
-        return metrics_response(request, await cluster.metrics("metrics"))
-
-    return handle
-
-
-def _node_metrics(cluster: Cluster) -> Handler:
-    async def handle(request: web.Request) -> web.Response:
-        return metrics_response(request, await cluster.metrics("nodes") if cluster.turns else NO_METRICS)
-
-    return handle
 
 
 def _probe_routes(cluster: Cluster) -> list[web.RouteDef]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from socket import SHUT_RDWR, socket
@@ -15,9 +14,9 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from podgpu.clock import RepeatFilter
+from podgpu.tls import MakeTlsContext
+from podgpu.web.responses import send_response
 
-MakeTlsContext = Callable[[], ssl.SSLContext]
-"""Called for each new connection, so that renewed certificates are picked up."""
 _log = logging.getLogger(__name__)
 _log.addFilter(RepeatFilter())
 
@@ -34,12 +33,10 @@ class ConnectionLimits:
 class _Connection:
     socket: socket
     deadline: float
-    transport: asyncio.Transport | None = None  # None until the first complete request
+    has_requests: bool = False
     is_answering: bool = False
 
     def close(self) -> None:
-        if self.transport is not None:
-            self.transport.abort()
         with suppress(OSError):
             self.socket.shutdown(SHUT_RDWR)  # makes asyncio close the socket, even during a TLS handshake
 
@@ -50,12 +47,7 @@ class LimitedServer:
     def __init__(self, app: web.Application, limits: ConnectionLimits, make_tls: MakeTlsContext | None = None) -> None:
         app.middlewares.insert(0, self._track_request)
         self._runner = web.AppRunner(
-            app,
-            access_log=None,
-            keepalive_timeout=limits.idle_seconds,
-            lingering_time=1.0,
-            shutdown_timeout=1.0,
-            max_headers=64,
+            app, access_log=None, keepalive_timeout=limits.idle_seconds, shutdown_timeout=1.0, max_headers=64
         )
         self._limits, self._make_tls = limits, make_tls
         self._connections: dict[web.RequestHandler, _Connection] = {}  # ordered by the last complete request
@@ -88,9 +80,7 @@ class LimitedServer:
     async def _open(self, accepted: socket) -> None:
         self._connections = {key: each for key, each in self._connections.items() if each.socket.fileno() >= 0}
         if len(self._connections) >= self._limits.max_connections:
-            _log.warning(
-                "more than %d connections: closing those that have been idle longest", self._limits.max_connections
-            )
+            _log.warning("too many connections: closing those that have been idle longest")
             if not self._evict():
                 return accepted.close()
         assert self._runner.server is not None
@@ -105,14 +95,11 @@ class LimitedServer:
             _log.debug("a connection failed: %s", error)
 
     def _evict(self) -> bool:
-        """Closes the longest idle connection, preferably one without any request, so that scrapers stay connected.
-
-        Returns False if none is idle.
-        """
+        """Closes the longest idle connection, preferably one without requests. Returns False if none is idle."""
         idle = [handler for handler, each in self._connections.items() if not each.is_answering]
-        silent = [handler for handler in idle if self._connections[handler].transport is None]
         if idle:
-            self._connections.pop((silent or idle)[0]).close()
+            longest = min(idle, key=lambda handler: self._connections[handler].has_requests)
+            self._connections.pop(longest).close()
         return bool(idle)
 
     @web.middleware
@@ -121,7 +108,7 @@ class LimitedServer:
             raise web.HTTPServiceUnavailable  # the connection was evicted while the request arrived
         self._connections[request.protocol] = connection
         connection.deadline = monotonic() + self._limits.write_seconds
-        connection.transport, connection.is_answering = request.transport, True
+        connection.has_requests = connection.is_answering = True
         try:
             return await send_response(request, await handler(request))
         finally:
@@ -134,11 +121,3 @@ class LimitedServer:
             for connection in self._connections.values():
                 if connection.deadline < monotonic():
                     connection.close()
-
-
-async def send_response(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
-    """Returns when the response is fully written, so that the count of running scrapes includes slow clients."""
-    with suppress(ConnectionError):  # the client has closed the connection
-        await response.prepare(request)
-        await response.write_eof()
-    return response

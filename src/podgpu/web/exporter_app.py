@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,19 +13,24 @@ from aiohttp import web
 
 from podgpu.agent.loop import Agent
 from podgpu.agent.publish import Published, RenderedText
+from podgpu.cluster.collect import ViewSettings
+from podgpu.cluster.loop import PublishedState
+from podgpu.cluster.nodes import describe_node, sort_alerts
+from podgpu.cluster.prices import ReadPrices, no_prices
+from podgpu.cluster.record import LONGEST_GAP, RoundReader
+from podgpu.cluster.state import ClusterState, build_single_node_state
+from podgpu.cluster.summary import RecordedUsage
 from podgpu.cluster.view import GpuResponse, add_details, make_details
-from podgpu.metrics.encode import NO_METRICS, Body
+from podgpu.history.recorder import HistoryRecorder
+from podgpu.metrics.encode import NO_METRICS
 from podgpu.model import has_readings
-from podgpu.web.app import Listener, Service, make_application, probe_listener, run
-from podgpu.web.connections import ConnectionLimits, send_response
+from podgpu.web.app import Address, Listener, Service, make_application, probe_listener, run
+from podgpu.web.connections import ConnectionLimits
 from podgpu.web.lifecycle import DEFAULT_RELEASE_SECONDS, forget_on_node, forget_route, release_route
-from podgpu.web.node_page import NodePage, describe_alerts, describe_problems
 from podgpu.web.page_routes import page_routes
-from podgpu.web.responses import JSON_HEADERS, Handler, body_response, metrics_response, probe_routes
-from podgpu.web.sockets import Address
+from podgpu.web.responses import JSON_HEADERS, METRICS_HEADERS, Handler, body_response, probe_routes, send_response
 
 if TYPE_CHECKING:
-    from podgpu.cluster.prices import ReadPrices
     from podgpu.cluster.ranges import UsageAnswers
     from podgpu.history.answers import HistorySource
     from podgpu.web.protection import Protection
@@ -33,66 +38,47 @@ if TYPE_CHECKING:
 GPU_MANAGER_OPTION = "--gpu-manager-address"
 
 
-@dataclass(frozen=True, slots=True)
-class PageSources:
-    """Optional data of the web page; None if not available."""
-
-    history: HistorySource | None = None
-    prices: ReadPrices | None = None
-    usage: UsageAnswers | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RequestLimits:
-    read_seconds: float = 10.0
-    write_seconds: float = 30.0
-    scrapes: int = 16
-    """Maximum number of concurrent requests for /metrics."""
-
-
 def serve(
     agent: Agent,
+    app: web.Application,
     address: Address,
-    on_listening: Callable[[Address], None] = lambda a: None,
+    protection: Protection | None = None,
     gpu_manager_address: Address | None = None,
     probe_address: Address | None = None,
-    protection: Protection | None = None,
     sockets: Sequence[socket.socket] = (),
-    lifecycle: bool = True,
-    page: PageSources = PageSources(),  # noqa: B008 - frozen
     services: Sequence[Service] = (),
-    limits: RequestLimits = RequestLimits(),  # noqa: B008 - frozen
+    limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008 - frozen
 ) -> None:
-    """Starts the agent and serves requests until SIGINT, SIGTERM or a fatal error of the agent.
+    """Starts the agent and serves `app` until SIGINT, SIGTERM or a fatal error of the agent.
 
     - `gpu_manager_address`: a separate listener that serves only gpu-manager's metrics.
     - `probe_address`: a separate listener for probes, without `protection`, because a kubelet sends neither a password
       nor a certificate.
     - `sockets`: sockets that are already bound. If given, `address` is not bound.
-    - `lifecycle`: enables POST /-/release and /-/forget.
     - `services`: started and stopped together with the agent.
     """
     tls = protection.make_tls if protection else None
-    app = application(agent, protection, lifecycle, page, limits.scrapes)
-    listeners = [Listener(app, address, tls=tls, sockets=sockets)]
+    listeners = [Listener(app, address, tls=tls, announcement="listening on %s/metrics", sockets=sockets)]
     if gpu_manager_address is not None:
         gpu_manager = gpu_manager_application(agent, protection)
         text = "serving only gpu-manager's metrics on %s/metric"
         listeners.append(Listener(gpu_manager, gpu_manager_address, GPU_MANAGER_OPTION, tls, text))
     if probe_address is not None:
         listeners.append(probe_listener(_probe_routes(agent), probe_address))
-    connection_limits = ConnectionLimits(header_seconds=limits.read_seconds, write_seconds=limits.write_seconds)
     release = partial(agent.release, DEFAULT_RELEASE_SECONDS)
-    run([agent, *services], listeners, lambda bound: on_listening(bound[0]), release, connection_limits)
+    run([agent, *services], listeners, release=release, limits=limits)
 
 
 def application(
     agent: Agent,
     protection: Protection | None = None,
     lifecycle: bool = True,
-    page: PageSources = PageSources(),  # noqa: B008 - frozen
+    history: HistorySource | None = None,
+    prices: ReadPrices = no_prices,
+    usage: UsageAnswers | None = None,
     scrapes: int = 16,
 ) -> web.Application:
+    """`lifecycle` enables POST /-/release and /-/forget. `scrapes` limits concurrent requests for /metrics."""
     has_gpu_manager = agent.settings.policy.gpu_manager
     links = ["metrics", *(["metric"] if has_gpu_manager else []), "health", "ready"]
 
@@ -101,13 +87,13 @@ def application(
         return add_details(answer, make_details(agent.published.state, uuid, *agent.details(uuid)))
 
     routes = [
-        web.get("/metrics", limit_concurrency(scrapes, _metrics(agent))),
-        *([web.get("/metric", _gpu_manager_metrics(agent))] if has_gpu_manager else []),
+        web.get("/metrics", limit_concurrency(scrapes, _serve_text(agent, "fresh", "stale"))),
+        *([web.get("/metric", _serve_text(agent, "gpu_manager", None))] if has_gpu_manager else []),
         *_probe_routes(agent),
         release_route(agent, lifecycle),
         forget_route(forget_on_node(agent), lifecycle),
-        web.get("/api/v1/node", _node_document(agent)),
-        *page_routes(NodePage(agent, page.prices).latest, complete_gpu, links, page.history, page.usage),
+        web.get("/api/v1/node", _serve_text(agent, "fresh_json", "stale_json", JSON_HEADERS)),
+        *page_routes(NodePage(agent, prices).latest, complete_gpu, links, history, usage),
     ]
     return make_application(routes, protection)
 
@@ -115,7 +101,7 @@ def application(
 def gpu_manager_application(agent: Agent, protection: Protection | None = None) -> web.Application:
     """Serves gpu-manager's metrics on its own path and on Prometheus' default path."""
     return make_application(
-        [web.get(path, _gpu_manager_metrics(agent)) for path in ("/metric", "/metrics")], protection
+        [web.get(path, _serve_text(agent, "gpu_manager", None)) for path in ("/metric", "/metrics")], protection
     )
 
 
@@ -126,39 +112,21 @@ def _probe_routes(agent: Agent) -> list[web.RouteDef]:
 # Metrics
 
 
-def _metrics(agent: Agent) -> Handler:
-    async def handle(request: web.Request) -> web.Response:
-        published = agent.published
-        if agent.is_fresh(published):
-            text = await _render(published, "fresh")
-        if not agent.is_fresh(published):  # the snapshot may also become stale during a long rendering
-            text = await _render(published, "stale")
-        return metrics_response(request, text)
-
-    return handle
-
-
-def _gpu_manager_metrics(agent: Agent) -> Handler:
-    async def handle(request: web.Request) -> web.Response:
-        published = agent.published
-        text = await _render(published, "gpu_manager") if agent.is_fresh(published) else NO_METRICS
-        return metrics_response(request, text if agent.is_fresh(published) else NO_METRICS)
-
-    return handle
-
-
-async def _render(published: Published, text: RenderedText) -> Body:
+def _serve_text(
+    agent: Agent, fresh: RenderedText, stale: RenderedText | None, headers: Mapping[str, str] = METRICS_HEADERS
+) -> Handler:
     """Renders in a thread, once for all concurrent requests, so that probes do not wait."""
-    if text in published.rendered:
-        return published.rendered[text]
-    return await asyncio.to_thread(published.render, text)
 
-
-def _node_document(agent: Agent) -> Handler:
     async def handle(request: web.Request) -> web.Response:
         published = agent.published
-        body = await _render(published, "fresh_json" if agent.is_fresh(published) else "stale_json")
-        return body_response(request, body, JSON_HEADERS)
+        text = fresh if agent.is_fresh(published) else stale
+        if text is None:
+            body = NO_METRICS
+        elif text in published.rendered:
+            body = published.rendered[text]
+        else:
+            body = await asyncio.to_thread(published.render, text)
+        return body_response(request, body, headers)
 
     return handle
 
@@ -199,3 +167,76 @@ def is_ready(agent: Agent) -> tuple[bool, str]:
         lines = [*describe_alerts(agent), *describe_problems(agent)]
         return False, "\n".join(["no GPU has been read", *lines, ""])
     return True, "OK\n"
+
+
+def describe_alerts(agent: Agent) -> list[str]:
+    state = agent.published.state
+    return [alert.text for alert in sort_alerts(describe_node(state.node, state))]
+
+
+def describe_problems(agent: Agent) -> list[str]:
+    """Returns one line for each failing source and each other problem."""
+    state = agent.published.state
+    lines = [f"{source.name}: {source.error}: {source.message}" for source in state.sources if source.up is False]
+    has_answer = any(source.up is not None for source in state.sources)
+    if has_answer and not lines and not state.gpus_visible and state.gpus_expected:
+        lines.append(f"the PCI bus shows {state.gpus_expected} GPUs, but the driver shows none: run `podgpu doctor`")
+    return [*lines, *agent.notes_beside()]
+
+
+# The page: the state, history and waste of this node
+
+
+def build_state(agent: Agent, prices: ReadPrices = no_prices, notes: Iterable[str] = ()) -> ClusterState:
+    """Builds a cluster state that contains only this node."""
+    published = agent.published
+    tags, problems = prices()
+    return build_single_node_state(
+        published.state,
+        ViewSettings(interval=agent.settings.interval, idle_after=None),
+        agent.clock.monotonic(),
+        agent.clock.wall(),
+        fresh=agent.is_fresh(published),
+        prices=tags,
+        notes=(*notes, *problems),
+    )
+
+
+class NodePage:
+    """Caches the data of the web page for each snapshot. Thread-safe."""
+
+    def __init__(self, agent: Agent, prices: ReadPrices) -> None:
+        self._agent = agent
+        self._prices = prices
+        self._lock = threading.Lock()
+        self._cached: tuple[Published, bool, PublishedState] | None = None
+
+    def latest(self) -> PublishedState:
+        with self._lock:
+            published = self._agent.published
+            fresh = self._agent.is_fresh(published)
+            if self._cached is None or self._cached[0] is not published or self._cached[1] is not fresh:
+                self._cached = published, fresh, self._make(published, fresh)
+            return self._cached[2]
+
+    def _make(self, published: Published, fresh: bool) -> PublishedState:
+        notes = describe_problems(self._agent)
+        if not fresh:
+            age = "the readings are too old to be shown" if published.state.taken_at else "there are no readings yet"
+            notes = [age, *notes]
+        return PublishedState(build_state(self._agent, self._prices, notes))
+
+
+def node_recorder(agent: Agent, directory: str = "", prices: ReadPrices = no_prices) -> HistoryRecorder:
+    """Raises UsageError if `directory` is not a directory."""
+
+    def read_state() -> ClusterState | None:
+        return build_state(agent, prices) if agent.is_fresh(agent.published) else None
+
+    recorder = HistoryRecorder(RoundReader(read_state, LONGEST_GAP, agent.clock.wall), agent.clock, directory)
+    agent.notes_beside = recorder.warnings
+    return recorder
+
+
+def node_usage(agent: Agent, recorder: HistoryRecorder, prices: ReadPrices = no_prices) -> RecordedUsage:
+    return RecordedUsage(recorder, lambda: build_state(agent, prices))

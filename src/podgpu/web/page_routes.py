@@ -6,7 +6,6 @@ Responses are built and compressed in threads, so that they do not delay scrapes
 from __future__ import annotations
 
 import asyncio
-import html
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from aiohttp import web
 from podgpu import __version__
 from podgpu.cluster.loop import PublishedState
 from podgpu.cluster.ranges import Order, UsageAnswers, encode_range_csv, parse_range_query
-from podgpu.cluster.summary import RecordedJobs
+from podgpu.cluster.summary import RecordedUsage
 from podgpu.cluster.view import GpuResponse, make_gpu_answer, make_pod
 from podgpu.errors import SourceError, UsageError
 from podgpu.history.answers import HistorySource, parse_range
@@ -30,10 +29,6 @@ Complete = Callable[[GpuResponse], Awaitable[GpuResponse]]
 """Adds the details of a GPU that only its exporter provides."""
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
 _FOLDER = Path(__file__).parent / "page"
-_PATHS = (
-    "/api/v1/view, /api/v1/gpus/UUID, /api/v1/pods/NAMESPACE/POD, /api/v1/history, /api/v1/range, /api/v1/waste,"
-    " /api/v1/events and /api/v1/summary/NAMESPACE/POD"
-)
 
 
 def page_routes(
@@ -45,8 +40,7 @@ def page_routes(
 ) -> list[web.RouteDef]:
     """Returns the routes of the page and the API. Add them last: they include a 404 for all other paths below `/api`.
 
-    Each request calls `latest` in a thread. `links` are other paths of the server, shown at the bottom of
-    the page.
+    Each request calls `latest` in a thread. `links` are other paths of the server, shown at the bottom of the page.
     """
     types = {file.name: _TYPES[file.suffix] for file in _FOLDER.iterdir() if file.suffix in _TYPES}
 
@@ -82,18 +76,16 @@ def page_routes(
         web.get("/api/v1/view", view),
         web.get("/api/v1/gpus/{uuid}", gpu),
         web.get("/api/v1/pods/{namespace}/{pod}", pod),
-        web.get("/api/v1/history", _history(history, _sparklines)),
-        web.get("/api/v1/history/gpus/{uuid}", _history(history, _history_of_gpu)),
-        web.get("/api/v1/history/pods/{namespace}/{pod}", _history(history, _history_of_pod)),
+        *([] if history is None else _history_routes(history)),
         *([] if usage is None else _usage_routes(usage)),
-        web.route("*", "/api/{rest:.*}", _unknown_path),
+        web.get("/api/{rest:.*}", _unknown_path),
     ]
 
 
 def _read_index(links: Sequence[str]) -> bytes:
-    anchors = "".join(f'<a href="{html.escape(link)}">{html.escape(link)}</a>' for link in links)
+    anchors = "".join(f'<a href="{link}">{link}</a>' for link in links)
     text = (_FOLDER / "index.html").read_text(encoding="utf-8")
-    return text.replace("<!--links-->", anchors).replace("<!--version-->", html.escape(__version__)).encode()
+    return text.replace("<!--links-->", anchors).replace("<!--version-->", __version__).encode()
 
 
 async def _file_response(request: web.Request, read: Callable[[], bytes], content_type: str) -> web.Response:
@@ -131,34 +123,27 @@ def _reject_errors(handler: Handler) -> Handler:
     return handle
 
 
-def _history(
-    history: HistorySource | None,
-    find: Callable[[web.Request, HistorySource], Awaitable[msgspec.Struct | JsonObject | str]],
-) -> Handler:
-    """`find` returns the JSON object, or a message if there is no history for the request."""
+def _history_routes(history: HistorySource) -> list[web.RouteDef]:
+    async def sparklines(request: web.Request) -> web.StreamResponse:
+        return await _json_response(request, await history.sparklines())
 
-    async def handle(request: web.Request) -> web.StreamResponse:
-        if history is None:
-            return json_error(404, "this server does not store a history")
-        return await _json_response(request, await find(request, history))
+    async def gpu(request: web.Request) -> web.StreamResponse:
+        uuid, instance = request.match_info["uuid"], request.query.get("instance", "")
+        answer = await history.gpu(uuid, instance, parse_range(request.query.get("range", "1h")))
+        name = f"{uuid[:64]}{'/' if instance else ''}{instance[:16]}"
+        return await _json_response(request, answer or f"there is no history of GPU {name}")
 
-    return _reject_errors(handle)
+    async def pod(request: web.Request) -> web.StreamResponse:
+        namespace, name = request.match_info["namespace"], request.match_info["pod"]
+        answer = await history.pod(namespace, name, parse_range(request.query.get("range", "1h")))
+        missing = f"there is no record that pod {namespace}/{name} held a GPU in this time range"
+        return await _json_response(request, answer or missing)
 
-
-async def _sparklines(request: web.Request, history: HistorySource) -> JsonObject:
-    return await history.sparklines()
-
-
-async def _history_of_gpu(request: web.Request, history: HistorySource) -> msgspec.Struct | str:
-    uuid, instance = request.match_info["uuid"], request.query.get("instance", "")
-    answer = await history.gpu(uuid, instance, parse_range(request.query.get("range", "1h")))
-    return answer or f"there is no history of GPU {uuid[:64]}{'/' if instance else ''}{instance[:16]}"
-
-
-async def _history_of_pod(request: web.Request, history: HistorySource) -> msgspec.Struct | str:
-    namespace, name = request.match_info["namespace"], request.match_info["pod"]
-    answer = await history.pod(namespace, name, parse_range(request.query.get("range", "1h")))
-    return answer or f"there is no record that pod {namespace}/{name} held a GPU in this time range"
+    return [
+        web.get("/api/v1/history", _reject_errors(sparklines)),
+        web.get("/api/v1/history/gpus/{uuid}", _reject_errors(gpu)),
+        web.get("/api/v1/history/pods/{namespace}/{pod}", _reject_errors(pod)),
+    ]
 
 
 def _usage_routes(usage: UsageAnswers) -> list[web.RouteDef]:
@@ -168,19 +153,20 @@ def _usage_routes(usage: UsageAnswers) -> list[web.RouteDef]:
             answer = await usage.range(query)
             if not query.is_csv:
                 return await _json_response(request, answer)
-            name = f"{file_name}{'-SIMULATED' if answer.simulated else ''}.csv"
-            return await _csv_response(request, name, lambda: encode_range_csv(answer))
+            attachment = f'attachment; filename="{file_name}{"-SIMULATED" if answer.simulated else ""}.csv"'
+            headers = {**PAGE_HEADERS, "Content-Type": "text/csv; charset=utf-8", "Content-Disposition": attachment}
+            return await _response(request, lambda: encode_range_csv(answer), headers)
 
         return _reject_errors(handle)
 
     return [
         web.get("/api/v1/range", ordered_by("cost", "podgpu-cost")),
         web.get("/api/v1/waste", ordered_by("wasted", "podgpu-waste")),
-        *(_job_routes(usage) if isinstance(usage, RecordedJobs) else []),
+        *(_job_routes(usage) if isinstance(usage, RecordedUsage) else []),
     ]
 
 
-def _job_routes(jobs: RecordedJobs) -> list[web.RouteDef]:
+def _job_routes(jobs: RecordedUsage) -> list[web.RouteDef]:
     async def events(request: web.Request) -> web.StreamResponse:
         return await _json_response(request, await jobs.events(parse_events_query(request.query)))
 
@@ -195,13 +181,5 @@ def _job_routes(jobs: RecordedJobs) -> list[web.RouteDef]:
     ]
 
 
-async def _csv_response(request: web.Request, name: str, make: Callable[[], bytes]) -> web.Response:
-    attachment = f'attachment; filename="{name}"'
-    headers = {**PAGE_HEADERS, "Content-Type": "text/csv; charset=utf-8", "Content-Disposition": attachment}
-    return await _response(request, make, headers)
-
-
 async def _unknown_path(request: web.Request) -> web.Response:
-    if request.method not in ("GET", "HEAD"):
-        return json_error(405, f"{request.method} {request.path}: only GET and HEAD are allowed", Allow="GET, HEAD")
-    return json_error(404, f"no such path: {request.path}; the paths are {_PATHS}")
+    return json_error(404, f"there is no path {request.path}; docs/api.md lists the paths")

@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import hashlib
 import ipaddress
-import logging
 import os
 import ssl
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import bcrypt
-from aiohttp import web
+from aiohttp import BasicAuth, web
 from aiohttp.typedefs import Handler
 
 from podgpu.errors import UsageError
 from podgpu.files import ReadOnChange
-from podgpu.tls import NO_PEM, ContextCache, load_pair
-from podgpu.web.connections import MakeTlsContext
-from podgpu.web.web_config import LastValid, TlsConfig, WebConfig, parse_web_config
+from podgpu.tls import ContextCache, MakeTlsContext, Pem, load_authorities, load_pair
+from podgpu.web.web_config import LastValid, TlsConfig, parse_web_config
 
 _MAX_CONFIG_BYTES = 256 * 1024
-_MAX_CACHED_LOGINS = 100
 _MAX_BCRYPT_BYTES = 72
 """Longer passwords are truncated, as in Go. Python's bcrypt rejects them."""
-_log = logging.getLogger(__name__)
 
 
 class Protection:
@@ -52,36 +45,14 @@ class Protection:
         """None for plain HTTP. Turning TLS on or off requires a restart."""
         if config.tls is not None:
             self.make_tls = LastValid(self._load_context, "the previous certificate stays in effect").get
-        self._warn(config)
 
     def _load_context(self) -> ssl.SSLContext:
         config = self._config.get().tls
         if config is None:
             raise UsageError(f"{self._path} no longer enables TLS, but turning TLS off requires a restart")
-        certificate, key, authorities = (
-            config.find_pem(name, self._path) or NO_PEM for name in ("cert", "key", "client_ca")
-        )
-        material = TlsMaterial(
-            config,
-            certificate.read(),
-            key.read(),
-            authorities.read() if authorities else None,
-            f"{certificate.name} and {key.name}",
-            authorities.name,
-        )
-        return self._contexts.get(material)
-
-    def _warn(self, config: WebConfig) -> None:
-        tls = config.tls
-        if tls is None and config.tls_server_config not in (None, TlsConfig()):
-            _log.warning("%s: tls_server_config has no certificate: podgpu serves plain HTTP", self._path)
-        if config.users and tls is None:
-            _log.warning("%s: basic auth without TLS: passwords are sent in clear text", self._path)
-        if tls is not None and tls.verify_mode and not (tls.client_ca_file or tls.client_ca):
-            _log.warning(
-                "%s: no client_ca_file: client certificates from every CA that this system trusts are accepted",
-                self._path,
-            )
+        files = (Pem(file=path or "") for path in (config.cert_file, config.key_file, config.client_ca_file))
+        certificate, key, authorities = (pem.read() for pem in files)
+        return self._contexts.get((config, certificate, key, authorities))
 
     async def add_headers(self, _request: web.Request, response: web.StreamResponse) -> None:
         for name, value in self._config.get().headers.items():
@@ -100,8 +71,11 @@ class Protection:
         return await handler(request)
 
     async def _has_valid_login(self, request: web.Request, users: Mapping[str, str]) -> bool:
-        login = parse_basic(request.headers.get("Authorization", ""))
-        return login is not None and await self._logins.is_valid(users, *login)
+        try:
+            login = BasicAuth.decode(request.headers.get("Authorization", ""), "utf-8")
+        except ValueError:
+            return False
+        return await self._logins.is_valid(users, login.login, login.password.encode())
 
 
 class TokenBucket:
@@ -129,12 +103,12 @@ class LoginChecker:
 
     def __init__(self, compare: Callable[[bytes, bytes], bool] = bcrypt.checkpw) -> None:
         self._compare = compare
-        self._right: dict[bytes, None] = {}
+        self._right: set[bytes] = set()
         self._salt = os.urandom(32)
         self._lock = asyncio.Lock()
 
-    async def is_valid(self, users: Mapping[str, str], user: bytes, password: bytes) -> bool:
-        hashed = users.get(user.decode("utf-8", "surrogateescape"))
+    async def is_valid(self, users: Mapping[str, str], user: str, password: bytes) -> bool:
+        hashed = users.get(user)
         # For unknown users, compare with a dummy hash: equal timing does not reveal which users exist.
         against = (hashed or f"$2b${max(value[4:6] for value in users.values())}${'.' * 53}").encode()
         # The cache key contains the hash, so that a changed password takes effect immediately.
@@ -144,9 +118,7 @@ class LoginChecker:
         async with self._lock:
             is_right = await asyncio.to_thread(self._is_equal, password, against) and hashed is not None
         if is_right:
-            if len(self._right) >= _MAX_CACHED_LOGINS:
-                del self._right[next(iter(self._right))]
-            self._right[login] = None
+            self._right.add(login)
         return is_right
 
     def _is_equal(self, password: bytes, hashed: bytes) -> bool:
@@ -156,58 +128,24 @@ class LoginChecker:
             return False
 
 
-def parse_basic(header: str) -> tuple[bytes, bytes] | None:
-    """Returns user and password from an Authorization header, or None."""
-    scheme, _, credentials = header.partition(" ")
-    if scheme.lower() != "basic":
-        return None
-    try:
-        user, colon, password = base64.b64decode(credentials.encode("ascii"), validate=True).partition(b":")
-    except (binascii.Error, UnicodeEncodeError):
-        return None
-    return (user, password) if colon else None
-
-
 # TLS
 
 
-class TlsMaterial(NamedTuple):
-    config: TlsConfig
-    certificate: bytes
-    key: bytes
-    authorities: bytes | None
-    """None for the CAs of the system."""
-    pair_name: str
-    authorities_name: str
-
-
-def make_server_context(material: TlsMaterial) -> ssl.SSLContext:
-    """Raises UsageError if OpenSSL lacks a setting, SourceError if a certificate is invalid."""
-    config = material.config
+def make_server_context(material: tuple[TlsConfig, bytes, bytes, bytes]) -> ssl.SSLContext:
+    """Builds the context from the settings, certificate, key and client CAs. Raises UsageError or SourceError."""
+    config, certificate, key, authorities = material
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
     context.minimum_version, context.maximum_version = config.versions
-    try:
-        if config.ciphers:
-            context.set_ciphers(":".join(config.ciphers))
-        if len(config.curves) == 1:
-            context.set_ecdh_curve(config.curves[0])
-    except (ssl.SSLError, ValueError):
-        raise UsageError(
-            "tls_server_config: this OpenSSL supports none of cipher_suites, or not the curve in curve_preferences"
-        ) from None
-    load_pair(context, material.certificate, material.key, material.pair_name)
+    if config.ciphers:
+        context.set_ciphers(":".join(config.ciphers))
+    load_pair(context, certificate, key, f"{config.cert_file} and {config.key_file}")
     context.verify_mode = config.verify_mode
-    if config.verify_mode is ssl.CERT_NONE:
-        return context
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as in Go, an intermediate CA is sufficient
-    if material.authorities is None:
+    if config.verify_mode is not ssl.CERT_NONE and not config.client_ca_file:
         context.load_default_certs(ssl.Purpose.CLIENT_AUTH)  # as in Go
-        return context
-    try:
-        context.load_verify_locations(cadata=material.authorities.decode("ascii", "ignore"))
-    except (ssl.SSLError, ValueError) as error:
-        raise UsageError(f"{material.authorities_name} contains no valid PEM certificate") from error
+    elif config.client_ca_file:
+        load_authorities(context, authorities, config.client_ca_file)
     return context
 
 
@@ -217,13 +155,8 @@ def _client_names(request: web.Request) -> frozenset[str]:
 
 
 def subject_names(certificate: dict[str, Any]) -> frozenset[str]:
-    """Returns the DNS, e-mail, IP and URI alternative names, formatted as in Go."""
-    names = set()
-    for kind, value in certificate.get("subjectAltName", ()):
-        if kind in ("DNS", "email", "URI"):
-            names.add(value)
-        elif kind == "IP Address":  # OpenSSL writes ::1 as 0:0:0:0:0:0:0:1
-            with suppress(ValueError):
-                address = ipaddress.ip_address(value.strip())
-                names.add(str(getattr(address, "ipv4_mapped", None) or address))
-    return frozenset(names)
+    """Returns the alternative names, with IP addresses as in Go: OpenSSL writes ::1 as 0:0:0:0:0:0:0:1."""
+    return frozenset(
+        str(ipaddress.ip_address(value.strip())) if kind == "IP Address" else value
+        for kind, value in certificate.get("subjectAltName", ())
+    )

@@ -1,10 +1,10 @@
-"""Builds HTTP responses in the encoding that the client accepts."""
+"""Builds and sends HTTP responses in the encoding that the client accepts."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 
 from aiohttp import web
 
@@ -16,13 +16,12 @@ Probe = Callable[[], tuple[bool, str]]
 
 PAGE_HEADERS = {
     "Cache-Control": "no-cache",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
 }
+METRICS_HEADERS = {"Content-Type": CONTENT_TYPE}
 JSON_HEADERS = {**PAGE_HEADERS, "Content-Type": "application/json; charset=utf-8"}
 
 
@@ -42,13 +41,14 @@ def probe_routes(is_live: Probe, is_ready: Probe) -> list[web.RouteDef]:
 
 
 def metrics_response(request: web.Request, body: Body) -> web.Response:
-    return body_response(request, body, {"Content-Type": CONTENT_TYPE})
+    return body_response(request, body, METRICS_HEADERS)
 
 
 def body_response(request: web.Request, body: Body, headers: Mapping[str, str]) -> web.Response:
     """`headers` must contain the Content-Type. If they contain an ETag that the client has, responds with 304."""
     sent = {**headers, "Vary": "Accept-Encoding"}
-    if "ETag" in sent and _has_etag(request, sent["ETag"]):
+    known = request.headers.get("If-None-Match", "")
+    if "ETag" in sent and sent["ETag"].removeprefix("W/") in known:
         return web.Response(status=304, headers={k: v for k, v in sent.items() if k != "Content-Type"})
     if accepts_gzip(request.headers.get("Accept-Encoding", "")):
         return web.Response(body=body.zipped, headers={**sent, "Content-Encoding": "gzip"})
@@ -60,17 +60,14 @@ def json_error(status: int, message: str, **headers: str) -> web.Response:
     return web.Response(status=status, body=body, headers={**JSON_HEADERS, **headers})
 
 
-def _has_etag(request: web.Request, etag: str) -> bool:
-    """Uses the weak comparison of RFC 9110; * matches every ETag."""
-    tags = {tag.strip().removeprefix("W/") for tag in request.headers.get("If-None-Match", "").split(",")}
-    return "*" in tags or etag.removeprefix("W/") in tags
-
-
 def accepts_gzip(header: str) -> bool:
-    """Implements RFC 9110: uses the weight of gzip or, if gzip is not listed, the weight of *. Weight 0 means no."""
-    weights: dict[str, bool] = {}
-    for part in header.lower().split(","):
-        coding, *parameters = (piece.strip() for piece in part.split(";"))
-        is_refused = any(re.fullmatch(r"q\s*=\s*0(\.0*)?", parameter) for parameter in parameters)
-        weights.setdefault(coding, not is_refused)
-    return weights.get("gzip", weights.get("*", False))
+    """As in Prometheus' Go client, weights are ignored."""
+    return any(part.partition(";")[0].strip().lower() == "gzip" for part in header.split(","))
+
+
+async def send_response(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
+    """Returns when the response is fully written, so that the count of running scrapes includes slow clients."""
+    with suppress(ConnectionError):  # the client has closed the connection
+        await response.prepare(request)
+        await response.write_eof()
+    return response

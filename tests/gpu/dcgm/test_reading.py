@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.errors import SourceError
+from podgpu.gpu.dcgm.entities import decode
 from podgpu.gpu.dcgm.structs import FieldType, FieldValueV2
-from podgpu.gpu.dcgm.values import decode
 from podgpu.gpu.source import Lane
 from podgpu.metrics.fields import DEVICE_LEVELS, Blank, fields
 from tests.gpu.dcgm.double import (

@@ -3,66 +3,67 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
 from ctypes import byref
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported, UsageError
 from podgpu.gpu.dcgm import structs as s
 from podgpu.workers import DriverLock
 
-SONAMES = ("libdcgm.so.4", "libdcgm.so.3")
+_log = logging.getLogger(__name__)
+_SONAMES = ("libdcgm.so.4", "libdcgm.so.3")
 _FOLDERS = ("/usr/lib64/", "/usr/lib/x86_64-linux-gnu/", "/usr/lib/aarch64-linux-gnu/", "/usr/lib/")
-_MAJORS = (3, 4)
 Version = tuple[int, ...]
 """Such as (4, 2, 3); empty if unknown."""
 
-_UNSUPPORTED = {
+_UNSUPPORTED = {-6, -13, -17, -20, -22, -29, -32, -33, -36}
+_LOST = {-18, -19}
+_GONE = {-10, -21, -25, -56, -67}
+_REASONS = {
     -6: "not_supported",
+    -10: "connection_lost",
+    -11: "timeout",
+    -12: "version_mismatch",
     -13: "unknown_field",
+    -14: "no_data",
+    -15: "stale_data",
+    -16: "not_watched",
     -17: "no_permission",
     -20: "not_supported",
+    -21: "connection_lost",
     -22: "not_supported",
+    -24: "max_limit",
+    -25: "driver_not_loaded",
     -29: "no_permission",
     -32: "not_supported",
     -33: "module_not_loaded",
     -36: "profiling_not_supported",
-}
-_LOST = {-18, -19}
-_GONE = {
-    -10: ("connection_lost", "the connection to DCGM is not valid any more"),
-    -21: ("connection_lost", "the connection to the host engine was lost"),
-    -25: ("driver_not_loaded", "DCGM does not find the driver's libnvidia-ml.so.1 (check `nvidia-smi` on the host)"),
-    -56: ("driver_not_loaded", "DCGM reports that no driver is loaded (check `nvidia-smi` on the host)"),
-    -67: ("gpus_detached", "the GPUs are detached from the host engine (dcgmi detach); attach them again"),
-}
-_REASONS = {
-    -11: "timeout",
-    -12: "version_mismatch",
-    -14: "no_data",
-    -15: "stale_data",
-    -16: "not_watched",
-    -24: "max_limit",
     -49: "insufficient_resources",
+    -56: "driver_not_loaded",
+    -67: "gpus_detached",
 }
 """Names of the codes that are common or handled. Other codes are shown as numbers."""
+_ADVICE = {
+    "driver_not_loaded": "; check `nvidia-smi` on the host",
+    "gpus_detached": "; attach them again (dcgmi attach)",
+}
 
 
 def _load(path: str) -> ctypes.CDLL:
     """Loads the library at `path`, or the newest libdcgm. Searches the loader's own path before `_FOLDERS`."""
-    names = [path] if path else [f"{folder}{name}" for name in SONAMES for folder in ("", *_FOLDERS)]
-    problem = f"{path or ' or '.join(SONAMES)} was not found"
-    for name in names:
+    problem = f"{path or ' or '.join(_SONAMES)} was not found"
+    for name in [path] if path else [f"{folder}{name}" for name in _SONAMES for folder in ("", *_FOLDERS)]:
         try:
             # RTLD_GLOBAL, because the embedded engine later loads modules that need DCGM's symbols.
             return ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
         except OSError as e:
-            if "/" in name and Path(name).exists():
+            if os.path.exists(name):
                 problem = str(e)
     raise DriverGone(
         f"{problem}: install datacenter-gpu-manager-4-core (libdcgm.so.4) in podgpu's image or on the host, give its "
@@ -83,20 +84,17 @@ def format_version(version: Version) -> str:
 
 def translate(code: int, what: str) -> SourceError:
     """Converts DCGM's return code to one of our errors."""
-    if code in _UNSUPPORTED:
-        reason = _UNSUPPORTED[code]
-        return Unsupported(f"{what}: {reason.replace('_', ' ')} (DCGM {code})", reason)
     if code in _LOST:
         return DeviceLost(f"{what}: the GPU is lost (DCGM {code}); reset the GPU or reboot the node (see dmesg)")
-    if code in _GONE:
-        reason, text = _GONE[code]
-        return DriverGone(text, reason)
     reason = _REASONS.get(code, f"dcgm_{-code}")
-    return SourceError(reason, f"{what}: {reason.replace('_', ' ')} (DCGM {code})")
+    text = f"{what}: {reason.replace('_', ' ')} (DCGM {code}){_ADVICE.get(reason, '')}"
+    if code in _UNSUPPORTED:
+        return Unsupported(text, reason)
+    return DriverGone(text, reason) if code in _GONE else SourceError(reason, text)
 
 
-DEFAULT_PORT = 5555
-LOG_LEVELS = ("NONE", "FATAL", "ERROR", "WARN", "INFO", "DEBUG", "VERB")
+_DEFAULT_PORT = 5555
+_LOG_LEVELS = ("NONE", "FATAL", "ERROR", "WARN", "INFO", "DEBUG", "VERB")
 _CONNECT_MS = 2000
 _HOST_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]/]+)(?::(?P<port>\d{1,5}))?")
 _VSOCK = re.compile(r"vsock://\d{1,10}:\d{1,10}")
@@ -123,12 +121,12 @@ def parse_address(text: str) -> EngineAddress:
     if _VSOCK.fullmatch(text):
         return EngineAddress(text, "localhost")  # libdcgm also uses this host name for vsock
     m = _HOST_PORT.fullmatch(text.removeprefix("tcp://"))
-    if m is None or not 0 < int(m["port"] or DEFAULT_PORT) < 65536:
+    if m is None or not 0 < int(m["port"] or _DEFAULT_PORT) < 65536:
         raise UsageError(
             f"-r {text!r}: the address of the host engine must be HOST:PORT, [IPV6]:PORT, unix:///path or "
             "vsock://CID:PORT"
         )
-    return EngineAddress(f"{m['host']}:{int(m['port'] or DEFAULT_PORT)}", m["host"].strip("[]"))
+    return EngineAddress(f"{m['host']}:{int(m['port'] or _DEFAULT_PORT)}", m["host"].strip("[]"))
 
 
 class DcgmConnection:
@@ -156,7 +154,7 @@ class DcgmConnection:
     @property
     def major(self) -> int:
         """Major version of the library."""
-        return self.library_version[0] if self.library_version else _MAJORS[-1]
+        return self.library_version[0] if self.library_version else 4
 
     @property
     def version(self) -> Version:
@@ -190,6 +188,17 @@ class DcgmConnection:
             self.lost = self.lost or e.reason == "connection_lost"
             raise
 
+    def try_call(self, name: str, *arguments: Any) -> bool:
+        """Makes a call that many engines do not support. Returns False if it fails. Raises DriverGone."""
+        try:
+            self.call(name, *arguments)
+        except DriverGone:
+            raise
+        except SourceError as e:
+            _log.debug("%s", e)
+            return False
+        return True
+
     def _call(self, name: str, *arguments: Any) -> None:
         function = getattr(self._dll, name, None)
         if function is None:
@@ -206,13 +215,6 @@ class DcgmConnection:
         info = s.make_struct(s.VersionInfo)
         self._call("dcgmVersionInfo", byref(info))
         self.library_version = parse_version(info.text)
-        if self.major not in _MAJORS:
-            self._dll = None
-            raise DriverGone(
-                f"libdcgm has version {format_version(self.library_version)}, and podgpu supports DCGM 3.3 and 4.x: "
-                "install datacenter-gpu-manager-4-core, or use --telemetry nvml, which needs no DCGM",
-                "version_mismatch",
-            )
 
     def _connect(self) -> None:
         if self._dll is None:
@@ -221,17 +223,15 @@ class DcgmConnection:
         try:
             self._handle = self._start_embedded() if self._address is None else self._connect_to(self._address)
             self._check_versions()
-        except SourceError as e:
+        except SourceError:
             self._disconnect()
-            if e.reason == "version_mismatch":
-                raise self._make_mismatch_error() from e
             raise
         self.lost = False
 
     def _start_embedded(self) -> s.Handle:
         parameters = s.make_struct(s.StartEmbeddedV2Params)
         parameters.opMode = s.MODE_AUTO
-        parameters.severity = LOG_LEVELS.index(self._log_level or "NONE")
+        parameters.severity = _LOG_LEVELS.index(self._log_level or "NONE")
         self._call("dcgmStartEmbedded_v2", byref(parameters))
         return s.Handle(parameters.dcgmHandle)
 
@@ -241,11 +241,9 @@ class DcgmConnection:
         try:
             self._call("dcgmConnect_v2", address.text.encode(), byref(parameters), byref(handle))
         except SourceError as e:
-            if e.reason == "version_mismatch":
-                raise
             raise DriverGone(
-                f"no host engine answers at {address.text}: check that nv-hostengine runs there and listens on that "
-                "address (nv-hostengine -b ALL), or leave -r out",
+                f"no host engine answers at {address.text} ({e}): check that nv-hostengine runs there and listens on "
+                "that address (nv-hostengine -b ALL), or leave -r out",
                 "host_engine_unreachable",
             ) from e
         return handle
@@ -259,15 +257,12 @@ class DcgmConnection:
         self._call("dcgmHostengineVersionInfo", self._handle, byref(info))
         self.engine_version = parse_version(info.text)
         if self.library_version and self.engine_version and self.major != self.engine_version[0]:
-            raise self._make_mismatch_error()
-
-    def _make_mismatch_error(self) -> DriverGone:
-        engine = f"has version {format_version(self.engine_version)}" if self.engine_version else "has another version"
-        return DriverGone(
-            f"libdcgm has version {format_version(self.library_version)}, the host engine {engine}: the major versions "
-            "must be equal; give the path of a matching library with --telemetry dcgm:PATH, or update the older one",
-            "version_mismatch",
-        )
+            raise DriverGone(
+                f"libdcgm has version {format_version(self.library_version)}, the host engine "
+                f"{format_version(self.engine_version)}: the major versions must be equal; give the path of a matching "
+                "library with --telemetry dcgm:PATH, or update the older one",
+                "version_mismatch",
+            )
 
     def _disconnect(self) -> None:
         with suppress(SourceError):

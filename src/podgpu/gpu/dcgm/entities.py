@@ -1,24 +1,36 @@
-"""Finds DCGM's entities on a node: GPUs with their MIG instances and links, NVSwitches, and CPUs with their cores."""
+"""Finds DCGM's entities (GPUs with MIG instances and links, switches, CPUs), watches fields and reads their values."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from ctypes import byref, c_int, c_uint32
+from ctypes import byref, c_double, c_int, c_int64, c_uint16, c_uint32
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from podgpu.device_selection import Selection
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
 from podgpu.gpu.dcgm import structs as s
-from podgpu.gpu.dcgm.connection import DcgmConnection
+from podgpu.gpu.dcgm.connection import DcgmConnection, Version, translate
 from podgpu.gpu.dcgm.structs import EntityGroup
-from podgpu.gpu.dcgm.values import Entity, read_live
-from podgpu.metrics.fields import fields
-from podgpu.model import Device
+from podgpu.metrics.fields import Blank, Field, fields, value_of, within_unit
+from podgpu.metrics.names import converted
+from podgpu.model import Device, Value
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Entity(NamedTuple):
+    group: int
+    id: int
+
+
+# Layout
+
 _NAME, _UUID, _MINOR = 50, 54, 55
 _LOST_STATES = {
     4: "lost: reset it or reboot the node (see dmesg)",
@@ -177,22 +189,10 @@ def _link(owner: EntityGroup, owner_id: int, link: int) -> Entity:
     return Entity(EntityGroup.LINK, s.make_link_id(owner, owner_id, link))
 
 
-def _read_optional(connection: DcgmConnection, function: str, *arguments: object) -> bool:
-    """Makes a call. Returns False if it fails, because most nodes do not support switches, links or CPUs."""
-    try:
-        connection.call(function, *arguments)
-    except DriverGone:
-        raise
-    except SourceError as e:
-        _log.debug("%s", e)
-        return False
-    return True
-
-
 def _read_links(connection: DcgmConnection) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
     """Returns the links that are up, by GPU and by switch. Returns none with DCGM 3, which uses other ids for links."""
     status = s.make_struct(s.NvLinkStatus)
-    if connection.major < 4 or not _read_optional(connection, "dcgmGetNvLinkLinkStatus", byref(status)):
+    if connection.major < 4 or not connection.try_call("dcgmGetNvLinkLinkStatus", byref(status)):
         return {}, {}
     gpus, switches = (
         {owner.entityId: [link for link, state in enumerate(owner.linkState) if state == s.LINK_UP] for owner in owners}
@@ -205,7 +205,7 @@ def _read_switches(
     connection: DcgmConnection, selection: Selection, links: Mapping[int, Sequence[int]]
 ) -> Iterator[DcgmEntity]:
     ids, count = (c_uint32 * _MAX_SWITCHES)(), c_int(_MAX_SWITCHES)
-    if not _read_optional(connection, "dcgmGetEntityGroupEntities", EntityGroup.SWITCH, ids, byref(count), 0):
+    if not connection.try_call("dcgmGetEntityGroupEntities", EntityGroup.SWITCH, ids, byref(count), 0):
         return
     for switch in ids[: count.value]:
         name = ("nvswitch", f"nvswitch{switch}")
@@ -219,7 +219,7 @@ def _read_switches(
 
 def _read_cpus(connection: DcgmConnection, selection: Selection) -> Iterator[DcgmEntity]:
     hierarchy = s.make_struct(s.CpuHierarchy)
-    if not _read_optional(connection, "dcgmGetCpuHierarchy", byref(hierarchy)):
+    if not connection.try_call("dcgmGetCpuHierarchy", byref(hierarchy)):
         return
     for cpu in hierarchy.cpus[: hierarchy.numCpus]:
         name = ("cpu", str(cpu.cpuId))
@@ -230,3 +230,219 @@ def _read_cpus(connection: DcgmConnection, selection: Selection) -> Iterator[Dcg
             if selection.shows_instance(core):
                 entity = Entity(EntityGroup.CPU_CORE, core)
                 yield DcgmEntity("CPU_CORE", entity, labels=(("cpucore", str(core)), name))
+
+
+# Values
+
+_MAX_VALUES = 1024
+"""Maximum number of values per call, because a value needs 4 KiB of memory."""
+_NOT_YET_READ = {"no_data", "not_watched"}
+_KEEP_SECONDS = 600.0  # how long the engine keeps a sample: dcgm-exporter's default
+_STALE_INTERVALS = 3
+_NOT_CAUSED_BY_A_FIELD = {"timeout", "max_limit", "insufficient_resources", "version_mismatch"}
+_FIRST_FIELD_OF_4_7 = 1613
+_BLANKS = (s.INT64_BLANK, s.INT32_BLANK, s.DOUBLE_BLANK)
+_BLANK_VALUES = {blank + offset for blank in _BLANKS for offset in range(2)} | set(range(s.INT64_BLANK + 4, 1 << 63))
+"""Blank and not found; larger 64-bit numbers are reserved."""
+_UNSUPPORTED_VALUES = {blank + offset for blank in _BLANKS for offset in (2, 3)} | {b"<<<NOT_SUPPORTED>>>"}
+"""Not supported and not permitted."""
+
+
+def _chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+@dataclass(slots=True)
+class LatestValues:
+    values: dict[Entity, dict[int, Value]]
+    unsupported: list[tuple[Entity, int]] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+
+class Timestamps:
+    """Remembers when the timestamp of each value last changed, even if the connection is opened again."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._seen: dict[tuple[Entity, int], tuple[int, float]] = {}
+
+    def is_fresh(self, entity: Entity, raw: Any, max_age: float) -> bool:
+        """Returns False if the timestamp has not changed for `max_age` seconds."""
+        now, key = self._clock(), (entity, raw.fieldId)
+        seen = self._seen.get(key)
+        if seen is None or seen[0] != raw.ts:
+            self._seen[key] = raw.ts, now
+            return True
+        return now - seen[1] < max_age
+
+
+@dataclass(slots=True)
+class Watch:
+    """Fields that the engine reads periodically from a set of entities (GPUs, links, CPUs).
+
+    The engine removes watches when the connection is closed.
+    """
+
+    _connection: DcgmConnection
+    _entities: Sequence[Entity]
+    _fields: Sequence[Field]
+    _interval: float
+    _timestamps: Timestamps
+    groups: list[s.Handle] = field(default_factory=list)
+    """Groups of entities."""
+    field_groups: list[s.Handle] = field(default_factory=list)
+    rejected: set[int] = field(default_factory=set)
+    """Ids of fields that the engine rejected."""
+    _wanted: dict[int, list[Field]] = field(default_factory=dict)
+    """Id of the field that is read -> wanted fields."""
+
+    def start(self) -> None:
+        """Raises SourceError. Fields that the engine rejects are only added to `rejected`."""
+        for wanted in self._fields:
+            self._wanted.setdefault(_read_as(wanted, self._connection.version).id, []).append(wanted)
+        self.groups = [self._create_group(entities) for entities in _chunks(self._entities, s.MAX_ENTITIES)]
+        for ids in _chunks(list(self._wanted), s.MAX_FIELDS):
+            self._watch_fields(ids)
+
+    def stop(self) -> None:
+        for field_group in self.field_groups:
+            self._remove(field_group)
+        for group in self.groups:
+            with suppress(SourceError):
+                self._connection.call("dcgmGroupDestroy", group)
+        self.groups, self.field_groups = [], []
+
+    def read(self, entities: Sequence[Entity], latest: LatestValues) -> None:
+        """Reads the values of some entities from the engine's cache.
+
+        Raises DeviceLost for a lost GPU, SourceError if the call itself fails.
+        """
+        rejected = [want.id for field_id in self.rejected for want in self._wanted[field_id]]
+        latest.unsupported += [(entity, field_id) for entity in entities for field_id in rejected]
+        watched = [field_id for field_id in self._wanted if field_id not in self.rejected]
+        for raw in _read_raw(self._connection, entities, watched):
+            entity = Entity(raw.entityGroupId, raw.entityId)
+            if entity in latest.values:
+                for want in self._wanted.get(raw.fieldId, ()):
+                    self._accept(latest, entity, want, raw)
+
+    def _accept(self, latest: LatestValues, entity: Entity, wanted: Field, raw: Any) -> None:
+        try:
+            value = decode(fields()[raw.fieldId], raw)
+        except Blank:
+            latest.dropped.append(wanted.id)
+        except Unsupported:
+            latest.unsupported.append((entity, wanted.id))
+        except SourceError as e:
+            if isinstance(e, DeviceLost) and entity.group == EntityGroup.GPU:
+                raise
+            latest.errors += [e.reason] if e.reason not in _NOT_YET_READ else []
+        else:
+            # The timestamp of a constant never changes.
+            if not wanted.once and not self._timestamps.is_fresh(entity, raw, _STALE_INTERVALS * self._interval):
+                latest.errors.append("stale_data")
+            elif raw.fieldId == wanted.id or isinstance(value, str):
+                latest.values[entity][wanted.id] = value
+            else:
+                latest.values[entity][wanted.id] = converted(wanted, value, wanted.factor)
+
+    def _create_group(self, entities: Sequence[Entity]) -> s.Handle:
+        group = s.Handle()
+        self._connection.call("dcgmGroupCreate", s.GROUP_EMPTY, _make_name(), byref(group))
+        for entity in entities:
+            self._connection.try_call("dcgmGroupAddEntity", group, *entity)  # it may have been removed
+        return group
+
+    def _watch_fields(self, ids: Sequence[int]) -> None:
+        """Watches these fields. If the engine rejects the group because of one field, finds that field by bisection."""
+        field_group = s.Handle()
+        timing = c_int64(round(self._interval * 1_000_000)), c_double(_KEEP_SECONDS), 0
+        try:
+            numbers = (c_uint16 * len(ids))(*ids)
+            self._connection.call("dcgmFieldGroupCreate", len(ids), numbers, _make_name(), byref(field_group))
+            for group in self.groups:
+                self._connection.call("dcgmWatchFields", group, field_group, *timing)
+            self.field_groups.append(field_group)
+        except (DriverGone, DeviceLost):
+            raise
+        except SourceError as e:
+            self._remove(field_group)
+            if e.reason in _NOT_CAUSED_BY_A_FIELD:
+                raise
+            if len(ids) == 1:
+                self.rejected.add(ids[0])
+                return
+            middle = len(ids) // 2
+            self._watch_fields(ids[:middle])
+            self._watch_fields(ids[middle:])
+
+    def _remove(self, field_group: s.Handle) -> None:
+        for group in self.groups:
+            with suppress(SourceError):
+                self._connection.call("dcgmUnwatchFields", group, field_group)
+        with suppress(SourceError):
+            self._connection.call("dcgmFieldGroupDestroy", field_group)
+
+
+def _make_name() -> bytes:
+    return f"podgpu-{uuid.uuid4().hex[:16]}".encode()
+
+
+def _read_as(wanted: Field, version: Version) -> Field:
+    """Returns the field to read: if this version of DCGM lacks the wanted field, the older field in another unit.
+
+    DCGM 4.6.1 added the fields 1600 to 1612, and 4.7 the fields from 1613 on. The older fields may be less exact.
+    """
+    first_version = (4, 7) if wanted.id >= _FIRST_FIELD_OF_4_7 else (4, 6, 1)
+    return wanted if wanted.legacy is None or version >= first_version else fields()[wanted.legacy]
+
+
+def read_live(connection: DcgmConnection, entities: Sequence[Entity], wanted: Field) -> dict[Entity, Value]:
+    """Reads one field from the driver instead of the cache. Entities without a value are left out."""
+    values: dict[Entity, Value] = {}
+    try:
+        for raw in _read_raw(connection, entities, [wanted.id], s.LIVE):
+            with suppress(Blank, SourceError):
+                values[Entity(raw.entityGroupId, raw.entityId)] = decode(wanted, raw)
+    except DriverGone:
+        raise
+    except SourceError as e:
+        _log.debug("%s: %s", wanted.name, e)
+    return values
+
+
+def _read_raw(
+    connection: DcgmConnection, entities: Sequence[Entity], field_ids: Sequence[int], flags: int = 0
+) -> Iterator[Any]:
+    for ids in _chunks(field_ids, s.MAX_FIELDS):
+        for some in _chunks(entities, max(1, min(s.MAX_ENTITIES, _MAX_VALUES // len(ids)))):
+            pairs = (s.EntityPair * len(some))(*(s.EntityPair(*entity) for entity in some))
+            values = (s.FieldValueV2 * (len(some) * len(ids)))()
+            numbers = (c_uint16 * len(ids))(*ids)
+            connection.call("dcgmEntitiesGetLatestValues", pairs, len(some), numbers, len(ids), flags, values)
+            yield from values
+
+
+def decode(wanted: Field, raw: Any) -> Value:
+    """Returns the value. Raises Blank if there is no value, and Unsupported or SourceError if DCGM reports an error."""
+    if raw.status:
+        raise translate(raw.status, wanted.name)
+    value: Any
+    match raw.fieldType:
+        case s.FieldType.INT | s.FieldType.TIME:
+            value = raw.value.i64
+        case s.FieldType.DOUBLE:
+            value = raw.value.dbl
+        case s.FieldType.STRING:
+            value = raw.value.str
+        case _:
+            raise Blank(f"type {raw.fieldType}")
+    if value in _UNSUPPORTED_VALUES:
+        raise Unsupported(f"{wanted.name}: not supported or not permitted")
+    if value in _BLANK_VALUES or (isinstance(value, bytes) and value.startswith(b"<<<")):
+        raise Blank(repr(value))
+    if isinstance(value, float) and s.DOUBLE_BLANK < value < math.inf:
+        return within_unit(wanted, value)  # a large counter, which `value_of` would treat as blank
+    return value_of(wanted, value, is_converted=True)

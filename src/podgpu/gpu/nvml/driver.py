@@ -1,24 +1,21 @@
-"""Makes all NVML calls: translates errors, shuts down safely and waits for XID events."""
+"""Makes all NVML calls, translates their errors, and finds a GPU, its MIG instances and its processes."""
 
 from __future__ import annotations
 
 import ctypes
-import logging
-import threading
-import time
-from collections.abc import Callable, Hashable, Iterable, Iterator
+import re
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 import pynvml
 
 from podgpu.errors import DeviceLost, DriverGone, SourceError, StartError, Unsupported
-from podgpu.gpu.source import ErrorEvent, ErrorEvents
-from podgpu.model import device_key
+from podgpu.model import Device, ProcessUsage, device_key
 from podgpu.workers import DriverLock
 
-_log = logging.getLogger(__name__)
 Key = TypeVar("Key", bound=Hashable)
 _UNSUPPORTED = {
     pynvml.NVML_ERROR_NOT_SUPPORTED: "not_supported",
@@ -56,8 +53,6 @@ _OUT_STRUCTS = {
     "nvmlDeviceGetPlatformInfo": "c_nvmlPlatformInfo_v2_t",
     "nvmlDeviceGetSramEccErrorStatus": "c_nvmlEccSramErrorStatus_v1_t",
 }
-_GREW = f"nvml_{pynvml.NVML_ERROR_INSUFFICIENT_SIZE}"
-_LIST_ATTEMPTS = 4
 _NO_INSTANCE = 0xFFFFFFFF
 
 
@@ -91,22 +86,17 @@ class NvmlDriver:
     def constant(self, name: str) -> Any:
         return getattr(self._nvml, name)
 
-    def call(self, function: str, *arguments: Any) -> Any:
-        """Calls an NVML function. Raises Unsupported, DeviceLost, DriverGone, VersionMismatch or SourceError."""
+    def call(self, function: str, *arguments: Any, attempts: int = 4) -> Any:
+        """Calls an NVML function. Raises Unsupported, DeviceLost, DriverGone, VersionMismatch or SourceError.
+
+        Retries if a list grew after pynvml read its length.
+        """
         try:
             return self._call(function, *arguments)
         except pynvml.NVMLError as e:
+            if e.value == pynvml.NVML_ERROR_INSUFFICIENT_SIZE and attempts > 1:
+                return self.call(function, *arguments, attempts=attempts - 1)
             raise translate(e.value, function) from e
-
-    def call_list(self, function: str, *arguments: Any) -> Any:
-        """Calls a function that returns a list. Retries if entries were added after pynvml read the length."""
-        for _ in range(_LIST_ATTEMPTS - 1):
-            try:
-                return self.call(function, *arguments)
-            except SourceError as e:
-                if e.reason != _GREW:
-                    raise
-        return self.call(function, *arguments)
 
     def _call(self, name: str, *arguments: Any) -> Any:
         function = getattr(self._nvml, name, None)
@@ -116,13 +106,10 @@ class NvmlDriver:
             struct = getattr(self._nvml, _OUT_STRUCTS[name])()
             function(*arguments, ctypes.byref(struct))
             return struct
-        if name == "nvmlDeviceValidateInforom":
-            return self._validate_inforom(function, *arguments)
-        return function(*arguments)
-
-    def _validate_inforom(self, function: Callable[..., None], device: Any) -> int:
+        if name != "nvmlDeviceValidateInforom":
+            return function(*arguments)
         try:
-            function(device)
+            function(*arguments)
         except pynvml.NVMLError as e:
             if e.value == pynvml.NVML_ERROR_CORRUPTED_INFOROM:
                 return 0
@@ -190,71 +177,111 @@ def parse_instance_id(gi_id: int) -> int | None:
     return None if gi_id == _NO_INSTANCE else gi_id
 
 
-_WAIT_MS = 400
-"""Maximum duration of a wait for events. A wait costs 0.17 ms of CPU (H200). Closing the driver waits for its end."""
+# Devices
+
+_PROFILE = re.compile(r"MIG (?:\d+c\.)?(\S+)")  # "NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb": the instance is 3g.20gb
 
 
-class XidWatcher:
-    """Waits for XID errors in its own thread. The reader of each GPU registers it."""
+@dataclass(frozen=True, slots=True)
+class DeviceHandle:
+    """A GPU or MIG instance with its NVML handle."""
 
-    def __init__(self, driver: NvmlDriver, wall: Callable[[], float]) -> None:
-        self._driver = driver
-        self._wall = wall
-        self._event_set: Any = None
-        self._uuids: dict[int | None, str] = {}
-        self.events = ErrorEvents()
+    device: Device
+    handle: Any = field(compare=False, hash=False)
+    """For an instance, the handle of one of its MIG devices. It returns the memory of the whole instance."""
 
-    def start(self) -> None:
-        """Starts the thread. Call after opening the driver, within `hold`."""
-        self._uuids = {}
+
+def open_gpu(driver: NvmlDriver, index: int) -> DeviceHandle:
+    """Returns the GPU with this index. Raises SourceError."""
+    handle = driver.call("nvmlDeviceGetHandleByIndex", index)
+    minor: int | None = None
+    with suppress(Unsupported):
+        minor = int(driver.call("nvmlDeviceGetMinorNumber", handle))
+    device = Device(
+        index=index,
+        uuid=driver.call("nvmlDeviceGetUUID", handle),
+        pci_bus_id=driver.call("nvmlDeviceGetPciInfo", handle).busId,
+        model=driver.call("nvmlDeviceGetName", handle),
+        minor=minor,
+    )
+    return DeviceHandle(device, handle)
+
+
+def list_instances(driver: NvmlDriver, gpu: DeviceHandle) -> list[DeviceHandle]:
+    """Returns the MIG instances of a GPU."""
+    instances: dict[int, DeviceHandle] = {}
+    for slot in range(driver.call("nvmlDeviceGetMaxMigDeviceCount", gpu.handle)):
         try:
-            self._event_set = self._driver.call("nvmlEventSetCreate")
-        except DriverGone:
-            raise
+            mig = driver.call("nvmlDeviceGetMigDeviceHandleByIndex", gpu.handle, slot)
         except SourceError as e:
-            _log.warning("XID errors cannot be watched on this node: %s", e)
-            return
-        threading.Thread(target=self._run, args=(self._event_set,), name="xid-watch", daemon=True).start()
-
-    def register(self, uuid: str, handle: Any) -> bool:
-        """Registers a GPU. Returns False if XIDs cannot be watched on this node. Raises SourceError, and Unsupported if
-        the GPU reports no XIDs."""
-        if self._event_set is None:
-            return False
-        self._uuids[handle_address(handle)] = uuid
-        xid = self._driver.constant("nvmlEventTypeXidCriticalError")
-        self._driver.call("nvmlDeviceRegisterEvents", handle, xid, self._event_set)
-        return True
-
-    def free(self) -> None:
-        """Frees the event set, which ends the thread. Call when no driver call is in progress."""
-        event_set, self._event_set = self._event_set, None
-        if event_set is not None:
-            with suppress(SourceError):
-                self._driver.call("nvmlEventSetFree", event_set)
-
-    def _run(self, event_set: Any) -> None:
-        try:
-            while self._wait(event_set):
-                pass
-        except DriverGone:
-            _log.debug("XID watch ends: the driver is gone")
-
-    def _wait(self, event_set: Any) -> bool:
-        """Waits for one event. Returns False if the event set was freed, even if a new one exists."""
-        try:
-            with self._driver.hold(gives_way=True):
-                if event_set is not self._event_set:
-                    return False
-                self._record(self._driver.call("nvmlEventSetWait_v2", event_set, _WAIT_MS))
-        except DriverGone:
+            if e.reason == "not_found" or isinstance(e, Unsupported):
+                continue  # an empty slot; older drivers return INVALID_ARGUMENT
             raise
-        except SourceError as e:
-            if e.reason != "timeout":  # with a lost GPU the wait fails immediately; continue for the other GPUs
-                time.sleep(_WAIT_MS / 1000)
-        return True
+        gi_id = driver.call("nvmlDeviceGetGpuInstanceId", mig)
+        name = driver.call("nvmlDeviceGetName", mig)
+        profile = _PROFILE.search(name)
+        device = replace(gpu.device, gi_id=gi_id, profile=profile[1] if profile else name)
+        known = instances.get(gi_id, DeviceHandle(device, mig))  # an instance may have several compute instances
+        mig_uuids = (*known.device.mig_uuids, driver.call("nvmlDeviceGetUUID", mig))
+        instances[gi_id] = replace(known, device=replace(known.device, mig_uuids=mig_uuids))
+    return [instances[gi_id] for gi_id in sorted(instances)]
 
-    def _record(self, data: Any) -> None:
-        uuid = self._uuids.get(handle_address(data.device), "unknown")  # a lost GPU cannot be queried for its UUID
-        key = device_key(uuid, parse_instance_id(data.gpuInstanceId))
-        self.events.add(ErrorEvent(key, int(data.eventData), self._wall()))
+
+# Processes
+
+# Function names have a version, because pynvml's unversioned functions raise other exceptions with older drivers.
+_LISTS = tuple(f"nvmlDeviceGet{kind}RunningProcesses_v3" for kind in ("Compute", "MPSCompute", "Graphics"))
+_NOT_AVAILABLE = 0xFFFFFFFFFFFFFFFF
+MAX_PID = 1 << 22
+"""Linux's PID_MAX_LIMIT. Larger numbers are uninitialized memory of the driver."""
+
+
+def list_processes(driver: NvmlDriver, layout: Sequence[DeviceHandle]) -> tuple[ProcessUsage, ...]:
+    """Lists the processes on a GPU and its instances.
+
+    Raises Unsupported if the driver provides no list at all, SourceError if a call fails.
+    """
+    gpu, *instances = layout
+    targets = [(gpu.handle, gpu.device.uuid)]
+    for instance in instances:
+        uuids = instance.device.mig_uuids
+        targets += [(driver.call("nvmlDeviceGetHandleByUUID", uuid), instance.device.key) for uuid in uuids]
+    if gpu.device.mig_enabled and len(targets) == 1:
+        return ()
+    usages: list[ProcessUsage] = []
+    refusals: list[Unsupported] = []
+    for function in _LISTS:
+        for target, key in targets:
+            try:
+                entries = driver.call(function, target)
+            except Unsupported as e:
+                refusals.append(e)
+                continue
+            mps = "MPS" in function
+            usages += [_parse(gpu.device.uuid, key, entry, mps) for entry in entries if 0 < entry.pid <= MAX_PID]
+            if entries and target is gpu.handle:
+                break  # with privileges, the GPU lists the processes of its MIG devices, too
+    if len(refusals) == len(_LISTS) * len(targets):
+        raise Unsupported(f"NVML lists no processes on {gpu.device.uuid}", refusals[0].reason)
+    return _deduplicate(usages)
+
+
+def _parse(gpu: str, key: str, entry: Any, mps: bool) -> ProcessUsage:
+    gi_id = parse_instance_id(entry.gpuInstanceId)
+    memory = None if entry.usedGpuMemory == _NOT_AVAILABLE else entry.usedGpuMemory
+    return ProcessUsage(key if gi_id is None else device_key(gpu, gi_id), entry.pid, memory, mps)
+
+
+def _deduplicate(usages: Iterable[ProcessUsage]) -> tuple[ProcessUsage, ...]:
+    """Merges entries of the same process. An MPS client, or a process with compute and graphics, is in two lists, and
+    each entry has all of its memory."""
+    merged: dict[tuple[str, int], ProcessUsage] = {}
+    for usage in usages:
+        key = (usage.device, usage.pid)
+        known = merged.get(key, usage)
+        merged[key] = replace(max(known, usage, key=_bytes), mps=known.mps or usage.mps)
+    return tuple(merged[key] for key in sorted(merged))
+
+
+def _bytes(usage: ProcessUsage) -> int:
+    return -1 if usage.memory is None else usage.memory

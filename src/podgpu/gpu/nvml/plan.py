@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -12,7 +12,6 @@ from podgpu.metrics.fields import Blank, Field, FieldValue, Gpm, NvmlCall, value
 from podgpu.model import Value
 
 _VALUE_MEMBERS = dict(enumerate(("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")))
-ENERGY = "nvmlDeviceGetTotalEnergyConsumption"
 MIN_GPM_SECONDS = 0.1
 """NVML requires at least 100 ms between two GPM samples."""
 
@@ -29,7 +28,7 @@ class GpmSampler:
         self.last_at: float | None = None
         """Time of the last sample."""
 
-    def read(self, metrics: Iterable[int], now: float) -> dict[int, tuple[int, float]]:
+    def read(self, metrics: Sequence[int], now: float) -> dict[int, tuple[int, float]]:
         """Returns (NVML return code, percent or MiB/s) per metric, as means since the last call.
 
         Returns nothing in the first call.
@@ -43,12 +42,12 @@ class GpmSampler:
             self._driver.call("nvmlGpmSampleGet", self._gpu, newer)
         else:
             self._driver.call("nvmlGpmMigSampleGet", self._gpu, self._gi_id, newer)
-        values = {} if self.last_at is None else self._compute(older, newer, list(metrics))
+        values = {} if self.last_at is None else self._compute(older, newer, metrics)
         self._samples = [newer, older]
         self.last_at = now
         return values
 
-    def _compute(self, older: Any, newer: Any, metrics: list[int]) -> dict[int, tuple[int, float]]:
+    def _compute(self, older: Any, newer: Any, metrics: Sequence[int]) -> dict[int, tuple[int, float]]:
         request = self._driver.constant("c_nvmlGpmMetricsGet_t")()
         request.version = self._driver.constant("NVML_GPM_METRICS_GET_VERSION")
         request.numMetrics = len(metrics)
@@ -66,77 +65,46 @@ class GpmSampler:
         self._samples, self.last_at = [], None
 
 
-class EnergyCounter:
-    """The energy counter of one GPU, shared by telemetry and usage. A reading costs 4.5 ms of CPU (H200)."""
-
-    def __init__(self, driver: NvmlDriver, handle: Any, clock: Callable[[], float]) -> None:
-        self._driver = driver
-        self._handle = handle
-        self._clock = clock
-        self._last: tuple[float, Any] | None = None
-
-    def read(self, max_age: float = 0.0) -> tuple[float, Any]:
-        """Returns time and value of the last reading. Reads the counter again after `max_age` seconds."""
-        last, now = self._last, self._clock()
-        if last is None or now - last[0] >= max_age:
-            last = self._last = now, self._driver.call(ENERGY, self._handle)
-        return last
-
-
 class DevicePlan:
     """Reads a set of fields of one GPU or MIG device. Fields that are not supported are not read again."""
 
-    def __init__(
-        self,
-        driver: NvmlDriver,
-        handle: Any,
-        gpm: GpmSampler,
-        fields: Iterable[Field],
-        energy: EnergyCounter | None = None,
-    ) -> None:
+    def __init__(self, driver: NvmlDriver, handle: Any, gpm: GpmSampler, fields: Sequence[Field]) -> None:
         self._driver = driver
         self._handle = handle
-        self._energy = energy
         self._gpm = gpm
-        self._fields = {field.id: field for field in fields}
+        self._fields = fields
         self._values: dict[int, Value] = {}
         self._once: dict[int, Value] = {}
         self._totals: dict[int, tuple[float, float]] = {}
-        self.guard = CallGuard(field.id for field in self._fields.values() if field.recipe is None)
-        self._compile()
-
-    def _compile(self) -> None:
-        self._calls: dict[tuple[str, tuple[int | str, ...]], list[tuple[Field, NvmlCall]]] = {}
-        self._field_values: list[tuple[Field, FieldValue]] = []
-        self._metrics: list[tuple[Field, Gpm]] = []
-        for field in self._fields.values():
-            match field.recipe:
-                case _ if field.id in self.guard.unsupported:
-                    continue
-                case NvmlCall() as call if field.id not in self._once:
-                    self._calls.setdefault((call.function, call.arguments), []).append((field, call))
-                case FieldValue() as value:
-                    self._field_values.append((field, value))
-                case Gpm() as gpm:
-                    self._metrics.append((field, gpm))
-        self._batch = sorted({(i, value.scope) for _, value in self._field_values for i in value.ids})
+        """Field id -> time and value of the last reading, for rates."""
+        self.guard = CallGuard(field.id for field in fields if field.recipe is None)
 
     def read(self, now: float) -> dict[int, Value]:
         """Returns values by field id. Raises DeviceLost or DriverGone; other errors affect only their fields."""
         self.guard.begin()
-        finished = len(self.guard.unsupported) + len(self._once)
         self._values = dict(self._once)
-        for users in self._calls.values():
-            with self.guard.catch(*(f.id for f, _ in users)):
+        calls: dict[tuple[str, tuple[int | str, ...]], list[tuple[Field, NvmlCall]]] = {}
+        field_values: list[tuple[Field, FieldValue]] = []
+        metrics: list[tuple[Field, Gpm]] = []
+        for field in self._fields:
+            match field.recipe:
+                case _ if field.id in self.guard.unsupported or field.id in self._once:
+                    continue
+                case NvmlCall() as call:
+                    calls.setdefault((call.function, call.arguments), []).append((field, call))
+                case FieldValue() as value:
+                    field_values.append((field, value))
+                case Gpm() as gpm:
+                    metrics.append((field, gpm))
+        for users in calls.values():
+            with self.guard.catch(*(field.id for field, _ in users)):
                 self._read_call(users)
-        if self._batch:
-            with self.guard.catch(*(f.id for f, _ in self._field_values)):
-                self._read_batch(now)
-        if self._metrics:
-            with self.guard.catch(*(f.id for f, _ in self._metrics)):
-                self._read_gpm(now)
-        if len(self.guard.unsupported) + len(self._once) != finished:
-            self._compile()
+        if field_values:
+            with self.guard.catch(*(field.id for field, _ in field_values)):
+                self._read_field_values(field_values, now)
+        if metrics:
+            with self.guard.catch(*(field.id for field, _ in metrics)):
+                self._read_gpm(metrics, now)
         return self._values
 
     def close(self) -> None:
@@ -156,32 +124,27 @@ class DevicePlan:
         arguments = [self._driver.constant(a) if isinstance(a, str) else a for a in call.arguments]
         if call.takes_device:
             arguments.insert(0, self._handle)
-        if self._energy is not None and call.function == ENERGY:
-            _, answer = self._energy.read()
-        else:
-            answer = self._driver.call(call.function, *arguments)
+        answer = self._driver.call(call.function, *arguments)
         for field, recipe in users:
             try:
-                self._accept(field, _select(answer, recipe))
+                value = getattr(answer, recipe.member) if recipe.member else answer
             except AttributeError:
                 self.guard.unsupported.add(field.id)  # an older driver returns a smaller structure without this value
+                continue
+            self._accept(field, value if recipe.element is None else value[recipe.element])
 
-    def _read_batch(self, now: float) -> None:
-        answer = self._driver.call("nvmlDeviceGetFieldValues", self._handle, self._batch)
-        entries = {key: _decode_field_value(entry) for key, entry in zip(self._batch, answer, strict=True)}
-        for field, recipe in self._field_values:
+    def _read_field_values(self, users: list[tuple[Field, FieldValue]], now: float) -> None:
+        batch = sorted({(i, recipe.scope) for _, recipe in users for i in recipe.ids})
+        answer = self._driver.call("nvmlDeviceGetFieldValues", self._handle, batch)
+        entries = dict(zip(batch, answer, strict=True))
+        for field, recipe in users:
             with self.guard.catch(field.id):
-                self._accept_entries(field, [entries[(i, recipe.scope)] for i in recipe.ids], now)
-
-    def _accept_entries(self, field: Field, entries: list[Any], now: float) -> None:
-        for entry in entries:
-            if isinstance(entry, SourceError):
-                raise entry
-        total = sum(entries) if len(entries) > 1 else entries[0]
-        if not field.is_rate:
-            self._accept(field, total)
-        elif (rate := self._compute_rate(field.id, total, now)) is not None:
-            self._accept(field, rate)
+                numbers = [_decode_field_value(entries[i, recipe.scope]) for i in recipe.ids]
+                total = sum(numbers) if len(numbers) > 1 else numbers[0]
+                if not field.is_rate:
+                    self._accept(field, total)
+                elif (rate := self._compute_rate(field.id, total, now)) is not None:
+                    self._accept(field, rate)
 
     def _compute_rate(self, field_id: int, total: float, now: float) -> float | None:
         """Returns the increase per second. Returns None on the first call and after the counter was reset."""
@@ -191,9 +154,9 @@ class DevicePlan:
             return None
         return (total - before[1]) / (now - before[0])
 
-    def _read_gpm(self, now: float) -> None:
-        answer = self._gpm.read([g.metric for _, g in self._metrics], now)
-        for field, recipe in self._metrics:
+    def _read_gpm(self, users: list[tuple[Field, Gpm]], now: float) -> None:
+        answer = self._gpm.read([recipe.metric for _, recipe in users], now)
+        for field, recipe in users:
             code, value = answer.get(recipe.metric, (0, None))
             with self.guard.catch(field.id):
                 if code:
@@ -202,16 +165,9 @@ class DevicePlan:
                     self._accept(field, value)
 
 
-def _select(answer: Any, recipe: NvmlCall) -> Any:
-    if recipe.member:
-        return getattr(answer, recipe.member)
-    return answer if recipe.element is None else answer[recipe.element]
-
-
 def _decode_field_value(entry: Any) -> Any:
-    """Returns the number, or the error of this entry."""
     if entry.nvmlReturn:
-        return translate(entry.nvmlReturn, f"NVML field {entry.fieldId}")
+        raise translate(entry.nvmlReturn, f"NVML field {entry.fieldId}")
     if member := _VALUE_MEMBERS.get(entry.valueType):
         return getattr(entry.value, member)
-    return SourceError("bad_answer", f"NVML field {entry.fieldId} has the unknown value type {entry.valueType}")
+    raise SourceError("bad_answer", f"NVML field {entry.fieldId} has the unknown value type {entry.valueType}")

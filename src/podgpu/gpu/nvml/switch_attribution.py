@@ -150,12 +150,9 @@ class Timeline:
         """Adds a switch. Raises SwitchLogError if it contradicts the previous one."""
         if self._last is not None:
             was_switched_in, last_pid, last_timestamp = self._last
-            if timestamp < last_timestamp:
-                raise SwitchLogError("disorder", "the context-switch log runs backwards in time")
-            if was_switched_in == switched_in:
-                raise SwitchLogError("disorder", "the context-switch log has two switches of the same kind in a row")
-            if was_switched_in and last_pid != pid:
-                raise SwitchLogError("disorder", "the context-switch log saves a process that was not resident")
+            is_alternating = was_switched_in != switched_in and (switched_in or last_pid == pid)
+            if timestamp < last_timestamp or not is_alternating:
+                raise SwitchLogError("disorder", "the records of the context-switch log contradict each other")
         self._last = switched_in, pid, timestamp
         self._times.append(timestamp)
         self._pids.append(pid if switched_in else ~pid)

@@ -11,6 +11,7 @@ import ctypes
 import fcntl
 import mmap
 import os
+import re
 import struct
 from contextlib import ExitStack, suppress
 from typing import Final
@@ -62,8 +63,8 @@ _MEMORY_BYTES: Final = 128
 
 def check_driver(version: str) -> None:
     """Raises SwitchLogError if the driver is too old for the layouts of this module. Newer drivers should work."""
-    major = version.split(".", 1)[0]
-    if not (major.isascii() and major.isdigit() and int(major) >= _OLDEST_BRANCH):
+    major = re.match(r"\d+", version, re.ASCII)
+    if major is None or int(major[0]) < _OLDEST_BRANCH:
         raise SwitchLogError(
             "old_driver",
             f"the context-switch log of driver {version} cannot be read; version {_OLDEST_BRANCH} or later is required",
@@ -101,19 +102,18 @@ class ContextSwitchLog:
             self._device_fd = self._open(f"/dev/nvidia{minor}")
             self._subdevice = self._find_gpu(pci_bus_id)
             self._buffer, self._header, self._ring = self._make_buffer()
-            self._bind()
+            # Subscribes to the switches of all users. Without privilege, records of other users have no pid.
+            self._control(self._subdevice, _BIND, struct.pack("<IIIIB3xI", self._buffer, _PAYLOAD_BYTES, 0, 0, 1, 0))
             self._control(self._buffer, _ENABLE, struct.pack("<B3xI", 1, _KEEP_OLDEST))
-            self._get = self._read_header()[0]
+            self._get: int = _HEADER.unpack_from(self._header)[0]
             undo.pop_all()
 
     def drain(self) -> bytes:
         """Returns the records since the last call, oldest first."""
         self._control(self._buffer, _FLUSH, b"")
-        _, put, _, dropped, _ = self._read_header()
+        _, put, _, dropped, _ = _HEADER.unpack_from(self._header)
         if dropped:
             raise SwitchLogError("ring_overflow", f"{dropped} context switches were lost because the log was full")
-        if put >= _RECORDS:
-            raise SwitchLogError("bad_record", f"the context-switch log ends at record {put}, beyond its {_RECORDS}")
         if put == self._get:
             return b""
         size, ring = RECORD.size, self._ring
@@ -134,10 +134,10 @@ class ContextSwitchLog:
         where = ctypes.addressof(operation)
         self._control(self._subdevice, _READ_REGISTERS, struct.pack("<IIIIIIQ16x", 0, 0, 0, 0, 0, 1, where))
         status, value = operation.raw[2], struct.unpack_from("<I", operation.raw, 20)[0]
-        if status:
-            raise SwitchLogError("register_status", f"the driver did not read the busy register (status {status})")
-        if value >> 16 == _REFUSED_VALUE:
-            raise SwitchLogError("register_value", f"the busy register returned {value:#010x}, an error value")
+        if status or value >> 16 == _REFUSED_VALUE:
+            raise SwitchLogError(
+                "register_value", f"the busy register cannot be read (status {status}, value {value:#010x})"
+            )
         return bool(value & 1)
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ class ContextSwitchLog:
         if self._client:
             request = bytearray(struct.pack("<IIII", self._client, 0, self._client, 0))
             with suppress(SwitchLogError):
-                self._ioctl(_FREE, request)
+                self._ioctl(_FREE, request, 12, "the release of its objects")
             self._client = 0
         for fd in (self._device_fd, self._control_fd):
             if fd >= 0:
@@ -155,21 +155,17 @@ class ContextSwitchLog:
         self._device_fd = self._control_fd = -1
 
     def _find_gpu(self, pci_bus_id: str) -> int:
-        wanted = _parse_bus_id(pci_bus_id)
+        wanted = pci_bus_id.lower().partition(".")[0]
         attached = struct.unpack("<32I", self._control(self._client, _ATTACHED_IDS, b"\xff" * 128))
-        for gpu_id in attached:
-            if gpu_id not in _NO_GPU and self._read_bus_id(gpu_id) == wanted:
+        for gpu_id in (gpu_id for gpu_id in attached if gpu_id not in _NO_GPU):
+            answer = self._control(self._client, _PCI_INFO, struct.pack("<I8x", gpu_id))
+            _, domain, bus, slot = struct.unpack("<IIHH", answer)
+            if f"{domain:08x}:{bus:02x}:{slot:02x}" == wanted:
                 answer = self._control(self._client, _ID_INFO, struct.pack("<I28x", gpu_id))
                 device_instance, subdevice_instance = struct.unpack_from("<II", answer, 8)
                 device = self._allocate(self._client, _DEVICE, struct.pack("<I52x", device_instance))
                 return self._allocate(device, _SUBDEVICE, struct.pack("<I", subdevice_instance))
         raise SwitchLogError("gpu_not_found", f"the kernel driver has no GPU at PCI address {pci_bus_id}")
-
-    def _read_bus_id(self, gpu_id: int) -> tuple[int, int, int]:
-        _, domain, bus, slot = struct.unpack(
-            "<IIHH", self._control(self._client, _PCI_INFO, struct.pack("<I8x", gpu_id))
-        )
-        return domain, bus, slot
 
     def _make_buffer(self) -> tuple[int, mmap.mmap, mmap.mmap]:
         header, ring = self._make_memory(_HEADER_BYTES), self._make_memory(_RECORDS * RECORD.size)
@@ -186,30 +182,20 @@ class ContextSwitchLog:
         struct.pack_into("<Q", parameters, 64, size)
         return self._allocate(self._client, _MEMORY, bytes(parameters))
 
-    def _bind(self) -> None:
-        """Subscribes to the switches of all users. Without privilege, records of other users have no pid."""
-        request = struct.pack("<IIIIB3xI", self._buffer, _PAYLOAD_BYTES, 0, 0, 1, 0)
-        self._control(self._subdevice, _BIND, request)
-
-    def _read_header(self) -> tuple[int, int, int, int, int]:
-        return _HEADER.unpack_from(self._header, 0)
-
     def _allocate(self, parent: int, kind: int, parameters: bytes) -> int:
         memory = ctypes.create_string_buffer(parameters + bytes(_PADDING)) if parameters else None
         where = ctypes.addressof(memory) if memory is not None else 0
         self._handles += 1
         handle = 0xCAFE0000 + self._handles if kind != _CLIENT else 0
         request = bytearray(struct.pack("<IIIIQII", self._client, parent, handle, kind, where, 0, 0))
-        self._ioctl(_ALLOC, request)
-        _check(request, 28, f"an object of class {kind:#x}")
+        self._ioctl(_ALLOC, request, 28, f"an object of class {kind:#x}")
         return int(struct.unpack_from("<I", request, 8)[0])
 
     def _control(self, handle: int, command: int, parameters: bytes) -> bytes:
         memory = ctypes.create_string_buffer(parameters, len(parameters)) if parameters else None
         where = ctypes.addressof(memory) if memory is not None else 0
         request = bytearray(struct.pack("<IIIIQII", self._client, handle, command, 0, where, len(parameters), 0))
-        self._ioctl(_CONTROL, request)
-        _check(request, 28, f"control {command:#x}")
+        self._ioctl(_CONTROL, request, 28, f"control {command:#x}")
         return memory.raw if memory is not None else b""
 
     def _map(self, memory: int, length: int) -> mmap.mmap:
@@ -219,8 +205,7 @@ class ContextSwitchLog:
             request = bytearray(
                 struct.pack("<IIIIQQQIIi4x", self._client, self._client, memory, 0, 0, length, 0, 0, _READ_ONLY_MAP, fd)
             )
-            self._ioctl(_MAP, request)
-            _check(request, 40, "a mapping")
+            self._ioctl(_MAP, request, 40, "a mapping")
             mapped = self._kernel.map(fd, length)
         except (OSError, ValueError) as e:
             raise SwitchLogError("rm_error", f"the context-switch log cannot be mapped: {e}") from e
@@ -235,24 +220,12 @@ class ContextSwitchLog:
         except OSError as e:
             raise SwitchLogError("no_device_node", f"{path} cannot be opened: {e.strerror}") from e
 
-    def _ioctl(self, number: int, request: bytearray) -> None:
+    def _ioctl(self, number: int, request: bytearray, status_offset: int, what: str) -> None:
         code = 3 << 30 | len(request) << 16 | ord("F") << 8 | number
         try:
             self._kernel.ioctl(self._control_fd, code, request)
         except OSError as e:
-            raise SwitchLogError("rm_error", f"ioctl {number:#x} of the kernel driver failed: {e.strerror}") from e
-
-
-def _check(answer: bytearray, offset: int, what: str) -> None:
-    (status,) = struct.unpack_from("<I", answer, offset)
-    if status:
-        raise SwitchLogError("rm_error", f"the kernel driver rejected {what} (status {status:#x})")
-
-
-def _parse_bus_id(bus_id: str) -> tuple[int, int, int]:
-    """Parses `00000000:3B:00.0` to domain, bus and slot."""
-    try:
-        domain, bus, rest = bus_id.split(":")
-        return int(domain, 16), int(bus, 16), int(rest.split(".")[0], 16)
-    except ValueError as e:
-        raise SwitchLogError("gpu_not_found", f"{bus_id!r} is not a PCI address") from e
+            raise SwitchLogError("rm_error", f"the kernel driver failed for {what}: {e.strerror}") from e
+        (status,) = struct.unpack_from("<I", request, status_offset)
+        if status:
+            raise SwitchLogError("rm_error", f"the kernel driver rejected {what} (status {status:#x})")

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from podgpu.errors import SourceError
-from podgpu.gpu.nvml.driver import CallGuard, NvmlDriver, translate
-from podgpu.gpu.nvml.mig import MAX_PID, DeviceHandle, list_processes
-from podgpu.gpu.nvml.plan import ENERGY, MIN_GPM_SECONDS, EnergyCounter, GpmSampler
+from podgpu.gpu.nvml.driver import MAX_PID, CallGuard, DeviceHandle, NvmlDriver, list_processes, translate
+from podgpu.gpu.nvml.plan import MIN_GPM_SECONDS, GpmSampler
 from podgpu.gpu.nvml.switch_splitter import BusyTimeSplitter, SwitchLogFactory
 from podgpu.gpu.source import Lack, UsageAnswer
 from podgpu.model import Device, DeviceUsage, ProcessUsage
@@ -31,9 +31,10 @@ _NEWER_PROCESSES = "nvmlDeviceGetProcessesUtilizationInfo"
 """Returns the same values as `_PROCESSES`. Some Blackwell GPUs support only this function."""
 _GPM = "nvmlGpmMetricsGet"
 _POWER = "nvmlDeviceGetPowerUsage"
+_ENERGY = "nvmlDeviceGetTotalEnergyConsumption"
 _LACKS: Mapping[str, Lack] = {
     _NEWER_PROCESSES: "no_process_utilization",
-    ENERGY: "no_energy",
+    _ENERGY: "no_energy",
     _MEMORY: "no_memory",
     _GPM: "no_instance_utilization",
     _PROCESS_LIST: "no_process_list",
@@ -51,9 +52,7 @@ _NO_ENTRIES = frozenset({"not_found", "nvml_0"})
 _GRAPHICS_UTIL = 1
 _MAX_GPM_PERCENT = 101.0  # GPM slightly exceeds 100 % at full load
 _ENERGY_SECONDS = 5.0
-"""Interval of energy readings while processes stay the same."""
-_SHARED_SECONDS = 1.0
-"""A telemetry reading of the counter is used instead of a new one if it is younger than this."""
+"""Interval of energy readings while processes stay the same. A reading costs 4.5 ms of CPU (H200)."""
 _EARLY_SECONDS = 0.5  # tolerance: a turn may read the counter this much before the interval ends
 _MAX_WATTS = 5000
 _MAX_COUNTER_MJ = 1 << 62  # a larger value is NVML's sentinel
@@ -80,10 +79,9 @@ class BusyTime(NamedTuple):
 class UsageReader:
     """Reads the usage of one GPU and its instances. Called from one worker."""
 
-    def __init__(self, driver: NvmlDriver, handle: Any, energy: EnergyCounter, settings: UsageSettings) -> None:
+    def __init__(self, driver: NvmlDriver, handle: Any, settings: UsageSettings) -> None:
         self._driver = driver
         self._handle = handle
-        self._energy = energy
         self._settings = settings
         self._clock = settings.clock
         self._guard: CallGuard[str] = CallGuard()
@@ -99,7 +97,8 @@ class UsageReader:
         self._pids: Collection[int] | None = None
         self._splitter: BusyTimeSplitter | None = None
         if settings.switch_logs.wanted != "samples":
-            self._splitter = BusyTimeSplitter(driver, settings.switch_logs, settings.clock, settings.wall)
+            open_listener = partial(settings.switch_logs.open_listener, driver, wall=settings.wall)
+            self._splitter = BusyTimeSplitter(open_listener, settings.clock)
 
     def continue_after(self, previous: UsageReader) -> None:
         """Continues the windows of another reader of the same GPU, so that no time is lost between them."""
@@ -122,7 +121,7 @@ class UsageReader:
         # Energy is read last, because it takes 5 to 20 ms and should cover the same time as the busy windows.
         power = self._read_power()
         energy = self._read_energy(None if running is None else frozenset(process.pid for process in running), power)
-        whole = self._make_usage(device, busy, memory, running, energy, power)
+        whole = replace(self._make_usage(device, busy, running, memory), energy_mj=energy, power_mw=power)
         return UsageAnswer(
             (whole, *parts),
             dropped=tuple(self._guard.dropped),
@@ -155,20 +154,12 @@ class UsageReader:
         return tuple((part, _LACKS[name]) for part in unsupported if (name := part.partition(" gi")[0]) in _LACKS)
 
     def _make_usage(
-        self,
-        device: Device,
-        busy: BusyTime,
-        memory: int | None,
-        running: Sequence[ProcessUsage] | None,
-        energy_mj: int | None = None,
-        power_mw: int | None = None,
+        self, device: Device, busy: BusyTime, running: Sequence[ProcessUsage] | None, memory: int | None
     ) -> DeviceUsage:
         usage = DeviceUsage(
             device,
             busy.window_ns,
             busy_ns=busy.busy_ns,
-            energy_mj=energy_mj,
-            power_mw=power_mw,
             memory_used=memory,
             processes=None if running is None else tuple(p for p in running if p.device == device.key),
             process_busy_ns=busy.process_ns,
@@ -182,9 +173,9 @@ class UsageReader:
                 return call()
         return None
 
-    def _check(self, part: str, value: Number, most: Number) -> Number | None:
+    def _check(self, part: str, value: Number | None, most: Number) -> Number | None:
         """Returns the value if it is between 0 and `most`. Otherwise records it as dropped and returns None."""
-        if 0 <= value <= most:
+        if value is None or 0 <= value <= most:
             return value
         self._guard.dropped.append(part)
         return None
@@ -202,7 +193,7 @@ class UsageReader:
         memory = self._read_memory(_MEMORY + suffix, instance.handle)
         gpm = self._gpm[device.key]
         busy = self._read(_GPM + suffix, lambda: self._read_instance_busy(gpm, _GPM + suffix)) or BusyTime()
-        return self._make_usage(device, busy, memory, running)
+        return self._make_usage(device, busy, running, memory)
 
     def _read_instance_busy(self, gpm: GpmSampler, part: str) -> BusyTime:
         """Reads GPM's graphics activity. NVML has no values per process in MIG mode."""
@@ -228,7 +219,9 @@ class UsageReader:
         now = self._clock()
         since, clock = self._window_start or (self._now_us() - _SECOND_US, now - 1.0)
         samples = self._read(_SAMPLES, lambda: self._read_samples(since))
-        end = self._find_end(since, samples)
+        end = max((int(sample.timeStamp) for sample in samples or ()), default=since)
+        if not samples and (samples is None or since - self._now_us() > _SLACK_US):  # no samples, or the clock was set
+            end = self._now_us()
         if end == since:
             self._window_start = since, clock
             is_silent = self._now_us() - since > _MAX_SILENCE_US
@@ -242,13 +235,6 @@ class UsageReader:
         processes = self._read_process_busy(since, window_ns, is_idle=busy == 0)
         return BusyTime(window_ns, busy, processes, end / 1e6)
 
-    def _find_end(self, since: int, samples: list[Any] | None) -> int:
-        if samples:
-            return max(int(sample.timeStamp) for sample in samples)
-        now = self._now_us()
-        was_set_back = since - now > _SLACK_US
-        return now if samples is None or was_set_back else since
-
     def _now_us(self) -> int:
         return int(self._settings.wall() * 1e6)
 
@@ -259,12 +245,11 @@ class UsageReader:
 
     def _read_entries(self, function: str, *arguments: int) -> Sequence[Any]:
         try:
-            entries: Sequence[Any] = self._driver.call_list(function, self._handle, *arguments)
+            return self._driver.call(function, self._handle, *arguments)  # type: ignore[no-any-return]
         except SourceError as e:
             if e.reason in _NO_ENTRIES:
                 return ()
             raise
-        return entries
 
     def _compute_busy(self, samples: list[Any] | None, window_ns: int) -> int | None:
         if samples is not None:
@@ -275,7 +260,7 @@ class UsageReader:
             return None
         # A driver without samples: the utilization of the last sampling period is used for the whole window.
         rate = self._read(_RATES, lambda: self._driver.call(_RATES, self._handle).gpu)
-        percent = None if rate is None else self._check(_RATES, rate, 100)
+        percent = self._check(_RATES, rate, 100)
         return None if percent is None else percent * window_ns // 100
 
     def _reads_processes(self) -> bool:
@@ -314,19 +299,17 @@ class UsageReader:
         because its energy cannot be divided among turns. The first reading, and the first after a reset, return 0.
         """
         changed, self._pids = pids != self._pids, pids
-        if changed or power is None or not self._energy_is_known or self._energy_at is None:
-            return self._read_counter(max_age=0.0)
-        is_due = self._clock() - self._energy_at[0] >= _ENERGY_SECONDS - _EARLY_SECONDS
-        return self._read_counter(_SHARED_SECONDS) if is_due else None
-
-    def _read_counter(self, max_age: float) -> int | None:
-        reading = self._read(ENERGY, lambda: self._energy.read(max_age))
-        if reading is None or self._check(ENERGY, reading[1], _MAX_COUNTER_MJ) is None:
+        now, before = self._clock(), self._energy_at
+        is_due = before is None or now - before[0] >= _ENERGY_SECONDS - _EARLY_SECONDS
+        if not (is_due or changed or power is None) and self._energy_is_known:
             return None
-        before, self._energy_at, self._energy_is_known = self._energy_at, reading, False
-        if before is None or reading[1] < before[1]:
+        counter = self._read(_ENERGY, lambda: int(self._driver.call(_ENERGY, self._handle)))
+        if self._check(_ENERGY, counter, _MAX_COUNTER_MJ) is None or counter is None:
+            return None
+        self._energy_at, self._energy_is_known = (now, counter), False
+        if before is None or counter < before[1]:
             return 0
-        most = int(_MAX_WATTS * 1000 * (reading[0] - before[0] + _COUNTER_STEP_SECONDS))
-        used = self._check(ENERGY, int(reading[1] - before[1]), most)
+        most = int(_MAX_WATTS * 1000 * (now - before[0] + _COUNTER_STEP_SECONDS))
+        used = self._check(_ENERGY, counter - before[1], most)
         self._energy_is_known = used is not None
         return used
