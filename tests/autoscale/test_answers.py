@@ -241,13 +241,6 @@ def test_a_pod_on_a_stale_node_has_no_value_unless_it_is_skipped() -> None:
     assert figure(stage, skip_missing=True) == pytest.approx(20)
 
 
-def test_there_are_no_values_while_the_pods_are_not_known() -> None:
-    stage = three_pods()
-    stage.trouble = "the running pods are not known yet"
-    stage.turn(n1=())
-    assert refused(stage).status == 503
-
-
 # The node of a pod
 
 

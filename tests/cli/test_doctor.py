@@ -15,7 +15,7 @@ import pynvml
 import pytest
 
 from podgpu.cli.config_file import merge_config_file
-from podgpu.cli.doctor import NodeExamination, command
+from podgpu.cli.doctor import command, examine_node
 from podgpu.cli.main import run
 from podgpu.cli.node import simulated_driver
 from podgpu.doctor.findings import Finding, Level, as_text, note, ok, wrong
@@ -113,7 +113,7 @@ def examined(tree: Tree, clock: FakeClock) -> Iterator[Examined]:
     """Examines a node with this driver and these arguments. Hanging calls are released after the test."""
     drivers: list[FaultyNvml] = []
 
-    def examine_node(
+    def examine(
         driver: FaultyNvml, *arguments: str, kubernetes: bool = True, deadline: float = PATIENCE
     ) -> list[Finding]:
         drivers.append(driver)
@@ -122,9 +122,10 @@ def examined(tree: Tree, clock: FakeClock) -> Iterator[Examined]:
         )
         context = command.make_context("doctor", [*tree.options, *arguments])
         options = merge_config_file(context, context.params)
-        return NodeExamination(options, kubernetes, telemetry).run(deadline, clock.advance, str(tree.dev))
+        options["check_kubernetes"] = kubernetes
+        return examine_node(options, telemetry, deadline, clock.advance, str(tree.dev))
 
-    yield examine_node
+    yield examine
     for driver in drivers:
         driver.faults.release_all()
         driver.faults.reload_driver(pynvml.NVML_ERROR_UNINITIALIZED)  # ends the threads that wait for events

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from podgpu.cli.config_file import merge_config_file
-from podgpu.cli.doctor import NodeExamination, command
+from podgpu.cli.doctor import command, examine_node
 from podgpu.doctor.findings import Level
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.nvml.switch_attribution import SwitchLogError
@@ -31,7 +31,7 @@ def examined() -> Iterator[Examine]:
         version: str = "580.159.04",
         error: SwitchLogError | None = None,
     ) -> list[tuple[Level, str, str]]:
-        driver = FaultyNvml(spec, jitter=0, driver_version=version)
+        driver = FaultyNvml(spec, driver_version=version)
         drivers.append(driver)
 
         def open_log(device: Device, driver_version: str) -> SwitchLog:
@@ -44,8 +44,8 @@ def examined() -> Iterator[Examine]:
         telemetry = NvmlTelemetry(driver, "nvml", lambda: None, switch_logs=factory)
         paths = ("--path-proc", "/nowhere", "--path-sysfs", "/nowhere")
         context = command.make_context("doctor", ["--usage-from", wanted, "--no-hostname", "-f", "none", *paths])
-        examination = NodeExamination(merge_config_file(context, context.params), False, telemetry)
-        findings = examination.run(5.0, lambda _: None, "/nowhere")
+        options = {**merge_config_file(context, context.params), "check_kubernetes": False}
+        findings = examine_node(options, telemetry, 5.0, lambda _: None, "/nowhere")
         return [(one.level, one.text, one.advice) for one in findings if one.subject == "sharing"]
 
     yield run

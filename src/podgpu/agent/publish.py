@@ -23,16 +23,15 @@ from podgpu.agent.telemetry_turn import TelemetryResult
 from podgpu.agent.usage_turn import UsageResult
 from podgpu.clock import FaultLog
 from podgpu.errors import few_of
+from podgpu.holders.annotations import find_reserved
 from podgpu.holders.merge import describe, explain
 from podgpu.holders.reader import AllocationResult
-from podgpu.holders.reservations import find_reserved
 from podgpu.metrics.conditions import UNALLOCATED
 from podgpu.metrics.encode import NO_LABELS, Body, Family, Sample, encode, families_in
 from podgpu.metrics.fields import THROTTLE_REASONS, fields
-from podgpu.metrics.gpu_manager import render_gpu_manager
 from podgpu.metrics.labels import Policy
 from podgpu.metrics.names import gpu_figures, in_legacy_units, slot_figures
-from podgpu.metrics.render import render_node, render_self
+from podgpu.metrics.render import render_gpu_manager, render_node, render_self
 from podgpu.model import (
     RESERVATION,
     Condition,

@@ -13,9 +13,9 @@ from podgpu.agent.telemetry_turn import TelemetryResult
 from podgpu.clock import Clock
 from podgpu.errors import SourceError
 from podgpu.gpu.source import Telemetry, UsageAnswer
+from podgpu.holders.annotations import find_reserved
 from podgpu.holders.merge import LAST_RESORT
 from podgpu.holders.reader import AllocationReader, AllocationResult
-from podgpu.holders.reservations import find_reserved
 from podgpu.model import (
     NS,
     Assignment,

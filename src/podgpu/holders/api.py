@@ -142,8 +142,9 @@ class ApiHealth(AllocationSource):
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
         for feed in self._feeds:
-            if feed.error is not None:
-                raise feed.error
+            error = feed.error
+            if error is not None:
+                raise SourceError(error.reason, str(error))  # raising the same error again would extend its traceback
         return Allocation()
 
 

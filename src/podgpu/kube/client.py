@@ -35,13 +35,8 @@ _MAX_BYTES = 32 * 1024 * 1024  # a page of 500 large pods
 _MAX_OBJECT_BYTES = 4 * 1024 * 1024
 """Maximum size of one line of a watch. etcd stores objects of at most 1.5 MiB; as JSON they are larger."""
 _CONNECT_SECONDS = 10.0
-_FAILURES = {
-    "tls": ("tls", "check server, certificate-authority, tls-server-name and the client certificate of the kubeconfig"),
-    "timeout": ("timeout", "the API server hangs, or a firewall drops packets"),
-    "bad_url": ("bad_kubeconfig", "check clusters[].cluster.server"),
-    "not_http": ("bad_answer", "check the address of the API server"),
-}
-"""Reason of a failed request -> reason of the SourceError, and advice. Other failures are `unreachable`."""
+_FAILURES = {"tls": "tls", "timeout": "timeout", "bad_url": "bad_kubeconfig", "not_http": "bad_answer"}
+"""Reason of a failed request -> reason of the SourceError. Other failures are `unreachable`."""
 _STATUSES = {
     401: "unauthorized",
     403: "forbidden",
@@ -166,9 +161,9 @@ class ApiClient:
     def _explain(self, failure: str, why: str, path: str) -> SourceError:
         if failure == "tls":
             self._credentials.invalidate()
-        other = "unreachable", "the API server is down, or a network policy blocks it"
-        reason, advice = _FAILURES.get(failure, other)
-        return SourceError(reason, f"no answer from {self.config.server} to {path} ({why}): {advice}")
+        advice = "check that the API server runs, its address and certificates in the kubeconfig, and network policies"
+        text = f"no answer from {self.config.server} to {path} ({why}): {advice}"
+        return SourceError(_FAILURES.get(failure, "unreachable"), text)
 
 
 def explain_status(status: int, body: bytes, path: str, origin: str) -> SourceError:
@@ -204,36 +199,33 @@ class Credential:
 class Credentials:
     """Provides the current token and TLS context. Must be used in one event loop."""
 
-    def __init__(self, config: ApiConfig, clock: Callable[[], float] = time.time, plugin_seconds: float = 30.0) -> None:
+    def __init__(self, config: ApiConfig, clock: Callable[[], float] = time.time) -> None:
         self._config = config
         self._clock = clock
-        self._plugin_seconds = plugin_seconds
         self._current: tuple[str, ssl.SSLContext | None] | None = None
-        self._renewed_at = 0.0
-        self._max_age = 0.0
+        self._renew_at = 0.0
         self._contexts = ContextCache(self._make_context)
         self._lock = asyncio.Lock()
 
     async def current(self) -> tuple[str, ssl.SSLContext | None]:
         """Returns the bearer token (may be empty) and the TLS context (None for plain HTTP)."""
         async with self._lock:
-            age = self._clock() - self._renewed_at  # negative if the clock was set back
-            if self._current is None or not 0 <= age < self._max_age:
+            if self._current is None or self._clock() >= self._renew_at:
                 await self._renew()
             assert self._current is not None
             return self._current
 
     def invalidate(self) -> None:
         """Makes the next request renew the credentials. Call it after the server rejected them."""
-        self._max_age = 0.0
+        self._renew_at = 0.0
 
     async def _renew(self) -> None:
-        config, max_age = self._config, _FILE_MAX_AGE
+        config, renew_at = self._config, self._clock() + _FILE_MAX_AGE
         credential = Credential()
         if config.plugin is not None and not config.token and not config.token_file:
-            credential = await run_plugin(config.plugin, self._plugin_seconds)
+            credential = await run_plugin(config.plugin)
             lifetime = credential.expires - self._clock()
-            max_age = lifetime - min(_RENEW_BEFORE_SECONDS, lifetime / 2)
+            renew_at = credential.expires - min(_RENEW_BEFORE_SECONDS, lifetime / 2)
         try:
             # In a thread, because the disk may be slow.
             token = credential.token or await asyncio.to_thread(self._read_token)
@@ -243,7 +235,7 @@ class Credentials:
                 raise
             # Not fatal: the files may be in the middle of a rotation.
             _log.warning("%s; the previous credentials are still used", error)
-        self._max_age, self._renewed_at = max_age, self._clock()
+        self._renew_at = renew_at
 
     def _read_token(self) -> str:
         config = self._config
@@ -286,7 +278,7 @@ def _check_token(token: str, where: str, reason: str = "no_token") -> str:
 # Exec plugins (client.authentication.k8s.io). Their output is secret: messages quote only the last line of stderr.
 
 
-async def run_plugin(plugin: ExecPlugin, seconds: float) -> Credential:
+async def run_plugin(plugin: ExecPlugin, seconds: float = 30.0) -> Credential:
     def error(problem: str) -> SourceError:
         return SourceError("exec_plugin", f"the credential plugin {plugin.command} {problem}")
 
