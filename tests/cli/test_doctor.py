@@ -469,7 +469,12 @@ def test_options_that_need_the_api_server(
 
 
 def test_holders_with_unknown_names(tree: Tree, driver: FaultyNvml, examined: Examined, tmp_path: Path) -> None:
-    noted = {"PodUID": "u-1", "ContainerName": "main", "ResourceName": "nvidia.com/gpu", "DeviceIDs": ["nvidia3"]}
+    noted = {
+        "PodUID": "u-1",
+        "ContainerName": "main",
+        "ResourceName": "nvidia.com/gpu",
+        "DeviceIDs": {"0": ["nvidia3"]},
+    }
     (tmp_path / "checkpoint").write_text(json.dumps({"Data": {"PodDeviceEntries": [noted]}, "Checksum": 1}))
     checkpoint = f"checkpoint:{tmp_path / 'checkpoint'}"
     mapped, nameless = about(examined(driver, "--allocation", checkpoint), "mapping")

@@ -31,7 +31,7 @@ def examined() -> Iterator[Examine]:
         version: str = "580.159.04",
         error: SwitchLogError | None = None,
     ) -> list[tuple[Level, str, str]]:
-        driver = FaultyNvml(spec, jitter=0, driver_version=version)
+        driver = FaultyNvml(spec, driver_version=version)
         drivers.append(driver)
 
         def open_log(device: Device, driver_version: str) -> SwitchLog:

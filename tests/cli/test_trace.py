@@ -21,9 +21,9 @@ from podgpu.errors import StartError
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.nvml.switch_attribution import RecordDecoder, SwitchCosts, SwitchLogError, Timeline
 from podgpu.gpu.nvml.switch_splitter import SwitchLogFactory
+from podgpu.simulate.driver import TurnLog
 from podgpu.simulate.gpu import SimulatedLoad
 from podgpu.simulate.node import SimulatedProc
-from podgpu.simulate.switches import TurnLog
 from tests.nodes.clock import PATIENCE
 from tests.privilege import without_privilege
 from tests.simulated import FaultyNvml

@@ -23,16 +23,15 @@ from podgpu.agent.telemetry_turn import TelemetryResult
 from podgpu.agent.usage_turn import UsageResult
 from podgpu.clock import FaultLog
 from podgpu.errors import few_of
+from podgpu.holders.annotations import find_reserved
 from podgpu.holders.merge import describe, explain
 from podgpu.holders.reader import AllocationResult
-from podgpu.holders.reservations import find_reserved
 from podgpu.metrics.conditions import UNALLOCATED
 from podgpu.metrics.encode import NO_LABELS, Body, Family, Sample, encode, families_in
 from podgpu.metrics.fields import THROTTLE_REASONS, fields
-from podgpu.metrics.gpu_manager import render_gpu_manager
 from podgpu.metrics.labels import Policy
 from podgpu.metrics.names import gpu_figures, in_legacy_units, slot_figures
-from podgpu.metrics.render import render_node, render_self
+from podgpu.metrics.render import render_gpu_manager, render_node, render_self
 from podgpu.model import (
     RESERVATION,
     Condition,
@@ -321,9 +320,6 @@ class ChangeLog:
             if not source.up and self._faults.fail(key, fault):
                 message = source.message.removeprefix(f"{source.name}: ")
                 _log.warning("%s: %s; podgpu continues and retries", name, message)
-        present = {(source.name, source.device) for source in sources}
-        if any(device for _, device in present):  # without a driver no GPU is listed, so keep the faults of all GPUs
-            self._faults.remove(lambda key: key not in present and key[0].startswith("gpu"))
 
     def _report_devices(self, slots: Mapping[str, Slot]) -> None:
         unsupported = {(name, key) for key, slot in slots.items() for name in slot.unsupported} - self._unsupported

@@ -25,7 +25,7 @@ from podgpu.cluster.collect import MAX_ROUNDS, ViewSettings, check_settings, dur
 from podgpu.cluster.loop import Cluster, MakeCollector
 from podgpu.errors import UsageError
 from podgpu.kube.client import ApiClient
-from podgpu.kube.config import is_loopback, require_config
+from podgpu.kube.config import is_loopback, load_config
 from podgpu.kube.reflector import Informer
 from podgpu.tls import Pem
 from podgpu.web.app import Address, run
@@ -92,7 +92,7 @@ def make_server(
         raise UsageError(f"--api-cert-file, --api-key-file and --api-service have no effect if {API_OPTION} is none")
     keda_tls = _make_keda_tls(options, keda_address) if keda_address is not None else None
     service = _parse_api_certificate(options) if api_address is not None else None
-    config = require_config(options["kubeconfig"])
+    config = load_config(options["kubeconfig"])
     pods = PodWatcher(config)
     stack.callback(pods.informer.close)
     store = SampleStore(settings, options["longest_window"], pods.current)

@@ -54,9 +54,9 @@ from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.labels import Policy
 from podgpu.model import WorkloadOwner
+from podgpu.simulate.driver import TurnLog
 from podgpu.simulate.gpu import SimulatedGpu
 from podgpu.simulate.node import StageNode, Tenant
-from podgpu.simulate.switches import TurnLog
 from podgpu.usage.containers import ContainerFinder
 from podgpu.web.app import Address, Listener, Service, run
 from podgpu.web.cluster_app import cluster_application
@@ -107,7 +107,7 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
         nodes = []
         for number, spec in enumerate([gpus, *OTHER_GPUS]):
             root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="podgpu-demo-")))
-            node = StageNode(f"node-{number + 1}", spec, root, first=number * _PODS_PER_NODE, seed=number)
+            node = StageNode(f"node-{number + 1}", spec, root, first=number * _PODS_PER_NODE)
             nodes.append(stack.enter_context(node))
             click.echo(f"SIMULATED {node.name}: {spec}, {len(node.kubelet.pods)} pods")
         exporters = [make_exporter(node, read) for node in nodes]
@@ -270,7 +270,6 @@ def _owner_of(pod: str) -> WorkloadOwner | None:
 
 # The day before the demo started: values, usage, cost, earlier jobs and faults
 
-_MINUTE = 60
 _JOB_HOURS = 4.0
 _PAUSE_HOURS = 0.2
 _NIGHT = 0.6  # load of services at night, relative to the day
@@ -306,11 +305,13 @@ def write_past(
 
 
 def _make_past(nodes: Sequence[StageNode], prices: Prices, now: float) -> Iterator[HistoryRound]:
-    """Yields rounds until `now`: every 5 minutes of the day, and every minute of the last hour."""
+    """Yields rounds until `now`: one for every 5 minutes of the day, and for every 15 s of the last hour."""
     stays = [list(_stays(number, node)) for number, node in enumerate(nodes)]
-    start = int(now) // COARSE * COARSE - DAY
-    times = [*range(start, int(now) - HOUR, COARSE), *range(int(now) // FINE * FINE - HOUR, int(now) - FINE, _MINUTE)]
-    for before, at in zip([start - COARSE, *times], times, strict=False):
+    start, fine = (int(now - length) // COARSE * COARSE for length in (DAY, HOUR))
+    # The usage of a round is stored in the 5 minutes of its time, so a long round is in the 5 minutes that it covers.
+    times = [(at + COARSE - FINE, COARSE) for at in range(start, fine, COARSE)]
+    times += [(at, FINE) for at in range(fine, int(now) - FINE, FINE)]
+    for at, seconds in times:
         ago = (now - at) / HOUR
         samples = []
         for number, node in enumerate(nodes):
@@ -320,7 +321,7 @@ def _make_past(nodes: Sequence[StageNode], prices: Prices, now: float) -> Iterat
                 for instance, size in _divide(gpu):
                     tenants = [tenant for tenant in held if tenant.gi_id == instance]
                     device = _PastDevice(number, node.name, gpu, instance, size, tenants)
-                    samples.append(device.sample(at, ago, at - before, prices, held if instance is None else tenants))
+                    samples.append(device.sample(at, ago, seconds, prices, held if instance is None else tenants))
         yield HistoryRound(at, samples)
 
 
@@ -378,10 +379,10 @@ class _PastDevice(NamedTuple):
                 idle_seconds=0.0 if tenant.duty else part * size,
                 cost=price * part / HOUR,
                 idle_cost=0.0 if tenant.duty else price * part / HOUR,
-                measured_seconds=part * size,
-                busy_seconds=load * seconds * size,
-                busy_max_seconds=load * seconds * size,
+                measured_seconds=0.0 if is_blind else part * size,
+                **dict.fromkeys(("busy_seconds", "busy_min_seconds", "busy_max_seconds"), load * seconds * size),
                 energy_joules=watts * part * size,
+                waited_seconds=load * (use - load) * seconds * size,
             )
             own = Figures(load, float(tenant.memory)) if len(self.tenants) > 1 else None
             holders.append(HolderSample(_account_of(tenant), tenant.container, amounts, own, prices.currency))
@@ -397,7 +398,7 @@ class _PastDevice(NamedTuple):
             else Figures(use, memory, watts if is_whole else None, 30 + 35 * use if is_whole else None),
             holders=holders,
             conditions=conditions,
-            unallocated=Amounts() if holders else rest,
+            unallocated=Amounts() if holders or gone else rest,
             currency=prices.currency,
         )
 

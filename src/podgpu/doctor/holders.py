@@ -13,12 +13,12 @@ from podgpu.doctor.findings import Finding, note, ok, wrong
 from podgpu.doctor.node import GpuReadings, is_in_pod
 from podgpu.errors import few_of, plural
 from podgpu.holders import AllocationSource
+from podgpu.holders.annotations import replace_reservations
 from podgpu.holders.api import ApiAccess
 from podgpu.holders.device_ids import DeviceId, parse_id_or_minor
 from podgpu.holders.identity import Identities, IdentityReader
 from podgpu.holders.kubelet import SOURCE, KubeletAllocation
 from podgpu.holders.merge import describe, explain, merge
-from podgpu.holders.reservations import replace_reservations
 from podgpu.kube.reflector import Informer
 from podgpu.model import Allocation, Unmapped
 from podgpu.workers import Workers

@@ -7,6 +7,7 @@ import re
 import socket
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from podgpu.gpu.exporter import ExporterTelemetry
 from podgpu.gpu.nvml import NvmlTelemetry, count_pci_gpus
 from podgpu.gpu.nvml.driver import VersionMismatch
 from podgpu.gpu.nvml.plan import MIN_GPM_SECONDS
-from podgpu.gpu.nvml.switch_splitter import Capability
+from podgpu.gpu.nvml.switch_attribution import SwitchLogError
 from podgpu.gpu.source import GpuAnswer, Inventory, Telemetry
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.fields import Field, Gpm, fields
@@ -262,14 +263,12 @@ def check_usage(
         return [ok("sharing", text)]
     if not isinstance(telemetry, NvmlTelemetry):
         return [note("sharing", "--usage-from cannot be checked with this --telemetry", "use --telemetry nvml")]
-    results = workers.run({f"switches-{gpu.uuid}": partial(telemetry.check_capability, gpu) for gpu in gpus}, deadline)
+    jobs = {f"switches-{gpu.uuid}": partial(_check_switches, telemetry, gpu, method) for gpu in gpus}
+    results = workers.run(jobs, deadline)
     findings: dict[Finding, list[str]] = defaultdict(list)
     for gpu in gpus:
         result = results[f"switches-{gpu.uuid}"]
-        if result.value is not None:
-            finding = _check_switches(result.value)
-        else:
-            finding = wrong("sharing", f"unknown: {result.error}", _CHECK_DRIVER)
+        finding = result.value or wrong("sharing", f"unknown: {result.error}", _CHECK_DRIVER)
         findings[finding].append(str(gpu.index))
     return [
         replace(finding, text=f"GPU{'s' * (len(numbers) > 1)} {few_of(numbers)}: {finding.text}")
@@ -277,19 +276,22 @@ def check_usage(
     ]
 
 
-def _check_switches(capability: Capability) -> Finding:
-    if capability.error is not None:
-        text = f"uses driver samples instead, because context switches cannot be read: {capability.error}"
+def _check_switches(telemetry: NvmlTelemetry, gpu: Device, method: UsageMethod) -> Finding:
+    try:
+        with closing(telemetry.open_switch_log(gpu)) as listener:
+            unsampled = listener.unsampled
+    except SwitchLogError as e:
+        text = f"uses driver samples instead, because context switches cannot be read: {e}"
         return wrong("sharing", text, _CHECK_DRIVER)
-    if capability.method == "exact":
+    if not unsampled:
         return ok("sharing", "exact: uses context switches and busy samples")
     text = "uses context switches, with bounds"
-    if not capability.privileged:
-        finding = wrong if capability.wanted == "exact" else note
+    if not telemetry.switch_logs.privileged():
+        finding = wrong if method == "exact" else note
         hidden = "processes of other users are hidden, so driver samples are used while they run"
         return finding("sharing", f"{text}: CAP_SYS_ADMIN is missing; {hidden}", _ADD_CAPABILITY)
-    if capability.wanted == "exact":
-        return note("sharing", f"{text}, not exact: {capability.unsampled}")
+    if method == "exact":
+        return note("sharing", f"{text}, not exact: {unsampled}")
     return ok("sharing", f"{text} (exact would add busy samples)")
 
 

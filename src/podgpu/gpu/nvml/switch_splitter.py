@@ -195,24 +195,6 @@ use), and 121 µs for PyTorch.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Capability:
-    """How usage would be measured if containers shared the GPU, and why no better method is possible."""
-
-    wanted: UsageMethod
-    privileged: bool
-    unsampled: str
-    """Reason why no busy samples are taken; empty if they are taken."""
-    error: SwitchLogError | None = None
-    """Reason why the log cannot be opened; None if it can."""
-
-    @property
-    def method(self) -> UsageMethod:
-        if self.wanted == "samples" or self.error is not None:
-            return "samples"
-        return "switches" if self.unsampled else "exact"
-
-
 def open_switch_log(device: Device, driver_version: str) -> SwitchLog:
     """Opens the log of a GPU. Raises SwitchLogError."""
     check_driver(driver_version)
@@ -243,21 +225,13 @@ class SwitchLogFactory:
 
     def open_listener(self, driver: NvmlDriver, gpu: DeviceHandle, wall: Callable[[], float]) -> SwitchListener:
         """Opens the log of a GPU and starts a listener. Raises SwitchLogError."""
-        version, architecture = _identify(driver, gpu)
+        architecture: int | None = None
+        if not gpu.device.mig_enabled:  # there are no measurements of GPUs in MIG mode
+            with CallGuard[str]().catch():
+                architecture = int(driver.call("nvmlDeviceGetArchitecture", gpu.handle))
         _, costs = MEASURED_ARCHITECTURES.get(architecture or 0, ("", SwitchCosts()))
-        log = self.open_log(gpu.device, version)
+        log = self.open_log(gpu.device, str(driver.call("nvmlSystemGetDriverVersion")))
         return self.make_listener(log, costs, unsampled=self._explain_unsampled(architecture), wall=wall)
-
-    def check_capability(self, driver: NvmlDriver, gpu: DeviceHandle) -> Capability:
-        """Tests whether the log can be opened, if context switches are wanted."""
-        version, architecture = _identify(driver, gpu)
-        error = None
-        if self.wanted != "samples":
-            try:
-                self.open_log(gpu.device, version).close()
-            except SwitchLogError as e:
-                error = e
-        return Capability(self.wanted, self.privileged(), self._explain_unsampled(architecture), error)
 
     def _explain_unsampled(self, architecture: int | None) -> str:
         """Returns the reason why no busy samples are taken, or an empty string."""
@@ -268,16 +242,6 @@ class SwitchLogFactory:
             return f"the busy register is only read on {measured} without MIG"
         # Without CAP_SYS_ADMIN each read fails and writes a line to the kernel log.
         return "" if self.privileged() else "CAP_SYS_ADMIN is missing (chart: exporter.usage.from: exact adds it)"
-
-
-def _identify(driver: NvmlDriver, gpu: DeviceHandle) -> tuple[str, int | None]:
-    """Returns the driver's version and the GPU's architecture. The architecture is None if it is unknown, or in MIG
-    mode, for which there are no measurements."""
-    architecture: int | None = None
-    if not gpu.device.mig_enabled:
-        with CallGuard[str]().catch():
-            architecture = int(driver.call("nvmlDeviceGetArchitecture", gpu.handle))
-    return str(driver.call("nvmlSystemGetDriverVersion")), architecture
 
 
 _LINGER_SECONDS = 60.0
