@@ -91,11 +91,6 @@ def _clock(clocks: tuple[int, int, int], kind: int) -> int:
     return (clocks[0], *clocks)[kind]
 
 
-def _max_clocks(gpu: SimulatedGpu) -> tuple[int, int, int]:
-    model = gpu.model
-    return model.sm_clock[1], model.memory_clock[1], model.video_clock[1]
-
-
 def _threshold(gpu: SimulatedGpu, which: int) -> Any:
     offsets = {0: 8, 1: 2, 3: 0} | ({2: 8} if gpu.model.hbm else {})
     return _MAX_CELSIUS + offsets[which] if which in offsets else _not_supported()
@@ -170,11 +165,8 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetPowerManagementDefaultLimit": _LIMIT,
     "nvmlDeviceGetPowerManagementLimitConstraints": lambda gpu: [gpu.model.power[1] * 1000, _LIMIT(gpu)],
     "nvmlDeviceGetTotalEnergyConsumption": lambda gpu: gpu.energy_mj,
-    "nvmlDeviceGetClockInfo": lambda gpu, kind: _clock(gpu.clocks, kind),
-    "nvmlDeviceGetMaxClockInfo": lambda gpu, kind: _clock(_max_clocks(gpu), kind),
-    "nvmlDeviceGetApplicationsClock": lambda gpu, kind: (
-        _clock(_max_clocks(gpu), kind) if gpu.model.application_clocks and kind != 3 else _not_supported()
-    ),
+    "nvmlDeviceGetClockInfo": lambda gpu, kind: _clock(gpu.clocks_while(gpu.activity.device.busy > 0), kind),
+    "nvmlDeviceGetMaxClockInfo": lambda gpu, kind: _clock(gpu.clocks_while(True), kind),
     "nvmlDeviceGetCurrentClocksEventReasons": lambda gpu: (
         0 if gpu.activity.device.busy else pynvml.nvmlClocksEventReasonGpuIdle
     ),
@@ -187,7 +179,6 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
     ),
     "nvmlDeviceGetTotalEccErrors": _where(_HAS_ECC, lambda gpu, error, counter: 0),
     "nvmlDeviceGetRemappedRows": _where(lambda gpu: gpu.model.row_remapping, lambda gpu: (0, 0, 0, 0)),
-    "nvmlDeviceGetRetiredPages": _where(lambda gpu: gpu.model.page_retirement, lambda gpu, cause: []),
     "nvmlDeviceGetCurrPcieLinkGeneration": lambda gpu: gpu.model.pcie_generation,
     "nvmlDeviceGetMaxPcieLinkGeneration": lambda gpu: gpu.model.pcie_generation,
     "nvmlDeviceGetCurrPcieLinkWidth": lambda gpu: 16,
@@ -250,7 +241,6 @@ def _nvlink_kib(gpu: SimulatedGpu, scope: int) -> int | None:
 
 _FIELDS: dict[int, Reader] = {
     **dict.fromkeys((1, 2), _value_where(_HAS_ECC, 1)),
-    **dict.fromkeys((30, 31), _value_where(lambda gpu: gpu.model.page_retirement)),
     **dict.fromkeys((38, 45, 52, 59), _value_where(lambda gpu: gpu.nvlinks)),
     **dict.fromkeys((74, 75, 76, 77, 79, 269, 270, 271), lambda gpu, scope: 0),
     **dict.fromkeys((138, 139), _nvlink_kib),
