@@ -121,10 +121,8 @@ class RewriteResult:
 
 
 def rewrite_query(text: str) -> RewriteResult:
-    """Rewrites the query of a Grafana variable: label_values(…), query_result(…), metrics(…), or PromQL."""
+    """Rewrites the query of a Grafana variable: label_values(…), query_result(…) and so on, or PromQL."""
     stripped = text.strip()
-    if stripped.startswith("label_names("):
-        return RewriteResult(text)
     if stripped.startswith("metrics("):
         return RewriteResult(text, (f"{stripped}: selects metrics by a pattern; rewrite it manually",))
     return rewrite_expression(text)

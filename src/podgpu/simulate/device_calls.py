@@ -25,7 +25,7 @@ from podgpu.simulate.gpu import (
 )
 from podgpu.simulate.models import MIB
 
-NO_INSTANCE = 0xFFFFFFFF
+NO_INSTANCE = ALL_LINKS = 0xFFFFFFFF
 _SAMPLING_PERIOD_US = 100_000
 _MAX_CELSIUS = 87
 _PROCESS_KINDS = {"Compute": "compute", "Graphics": "graphics", "MPSCompute": "mps"}
@@ -208,8 +208,6 @@ MIG_CALLS: dict[str, Callable[..., Any]] = {
 
 # Field values
 
-_ALL_LINKS = 0xFFFFFFFF
-
 Reader = Callable[[SimulatedGpu, int], int | None]  # returns the value for a GPU and scope, None if not supported
 
 
@@ -234,9 +232,9 @@ def _value_where(has: Callable[[SimulatedGpu], object], value: int = 0) -> Reade
 def _nvlink_kib(gpu: SimulatedGpu, scope: int) -> int | None:
     """Returns the KiB sent or received since the reset, on one link or on all links."""
     links = gpu.nvlinks
-    if not links or (scope >= links and scope != _ALL_LINKS):
+    if not links or (scope >= links and scope != ALL_LINKS):
         return None
-    return int(gpu.meter.busy * NVLINK_BYTES / 1024) * (links if scope == _ALL_LINKS else 1)
+    return int(gpu.meter.busy * NVLINK_BYTES / 1024) * (links if scope == ALL_LINKS else 1)
 
 
 _FIELDS: dict[int, Reader] = {
@@ -251,8 +249,6 @@ _FIELDS: dict[int, Reader] = {
 
 
 # GPM
-
-_FIRST_LINK_METRIC = 62  # two metrics per link follow: bytes received, bytes sent
 
 _PERCENT: dict[int, tuple[float, float, float]] = {
     1: (1.0, 0.0, 0.0),  # graphics engine
@@ -303,6 +299,4 @@ def _mib_per_second(metric: int, busy: float, nvlinks: int) -> float | None:
         return busy * (PCIE_TX_BYTES if metric == 20 else PCIE_RX_BYTES) / MIB
     if metric in (60, 61) and nvlinks:
         return busy * nvlinks * NVLINK_BYTES / MIB
-    if _FIRST_LINK_METRIC <= metric < _FIRST_LINK_METRIC + 2 * nvlinks:
-        return busy * NVLINK_BYTES / MIB
     return None
