@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from podgpu.cli.config_file import merge_config_file
 from podgpu.cli.doctor import command, examine_node
+from podgpu.cli.exporter import merge_config_file
 from podgpu.doctor.findings import Level
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.nvml.switch_attribution import SwitchLogError
