@@ -80,7 +80,7 @@ def run(made: ExecPlugin, seconds: float = 60.0) -> Any:
 def test_a_plugin_gives_a_token_or_a_certificate(tmp_path: Path) -> None:
     assert run(plugin(tmp_path, printing("{'token': 'made'}"))).token == "made"
     both = run(plugin(tmp_path, printing("{'clientCertificateData': 'C', 'clientKeyData': 'K'}")))
-    assert (both.certificate, both.key, both.token) == ("C", "K", "")
+    assert (both.certificate, both.key, both.token) == ("C", "K", None)
     assert "'C'" not in repr(both)
 
 

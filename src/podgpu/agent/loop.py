@@ -29,9 +29,7 @@ from podgpu.workers import ErrorCounts, Workers
 
 _log = logging.getLogger(__name__)
 Forgotten = Literal["gpu", "xids", "nothing"]  # what `podgpu forget` removed
-_UNALLOCATED_READINGS = (
-    12  # use without an allocation is reported after this many allocation readings; usually a minute
-)
+_UNALLOCATED_READINGS = 12  # use without an allocation is reported after this many readings of holders
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,7 @@ class Agent:
                 if result.devices != self._telemetry_result.devices:
                     self._allocate_now.set()  # the new devices may resolve ids that were unknown
                     if set(result.lanes) != set(self._schedule.lanes):
-                        self._schedule.make_all_due(self.clock.monotonic())
+                        self._schedule.make_all_due()
                 with self._publishing:
                     self._telemetry_result = result
                     self._health.update(result)

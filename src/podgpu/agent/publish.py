@@ -320,9 +320,6 @@ class ChangeLog:
             if not source.up and self._faults.fail(key, fault):
                 message = source.message.removeprefix(f"{source.name}: ")
                 _log.warning("%s: %s; podgpu continues and retries", name, message)
-        present = {(source.name, source.device) for source in sources}
-        if any(device for _, device in present):  # without a driver no GPU is listed, so keep the faults of all GPUs
-            self._faults.remove(lambda key: key not in present and key[0].startswith("gpu"))
 
     def _report_devices(self, slots: Mapping[str, Slot]) -> None:
         unsupported = {(name, key) for key, slot in slots.items() for name in slot.unsupported} - self._unsupported

@@ -28,7 +28,7 @@ from podgpu.cluster.scrape import FixedTargets, ScrapeCollector, Targets
 from podgpu.errors import UsageError
 from podgpu.history.answers import HistorySource
 from podgpu.http_client import Access
-from podgpu.kube.config import require_config
+from podgpu.kube.config import load_config
 from podgpu.web.app import Service, load_protection, run
 from podgpu.web.cluster_app import cluster_application, cluster_listeners
 
@@ -182,7 +182,7 @@ def _find_targets(options: Mapping[str, Any], access: Access, stack: ExitStack) 
             return FixedTargets(options["scrape"].split(","), access)
     selector = ServiceSelector.parse(options["discover_kubernetes"])
     https = bool(options["exporter_ca_file"] or options["exporter_insecure_skip_verify"])
-    targets = KubernetesTargets(require_config(options["kubeconfig"]), selector, https=https)
+    targets = KubernetesTargets(load_config(options["kubeconfig"]), selector, https=https)
     stack.callback(targets.close)
     return targets
 
@@ -192,7 +192,7 @@ def _owners(options: Mapping[str, Any], stack: ExitStack) -> ApiOwners | None:
     uses_api = options["discover_kubernetes"] or options["kubeconfig"] or "KUBERNETES_SERVICE_HOST" in os.environ
     if options["owners"] == "none" or (options["owners"] == "auto" and not uses_api):
         return None
-    owners = ApiOwners(require_config(options["kubeconfig"]))
+    owners = ApiOwners(load_config(options["kubeconfig"]))
     stack.callback(owners.close)
     return owners
 
