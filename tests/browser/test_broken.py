@@ -151,14 +151,6 @@ VIEWS = (
 )
 
 
-@pytest.mark.parametrize("view", VIEWS)
-def test_nothing_is_wider_than_a_phone(tab: Tab, page: str, view: str) -> None:
-    tab.look(360, 800)
-    visited(tab, page, view)
-    tab.wait_for(ANSWERED, "all there is to show")
-    assert tab.evaluate("document.documentElement.scrollWidth") <= 360
-
-
 FINDINGS = """axe.run(document, {resultTypes: ['violations'], ...OPTIONS}).then(found =>
   found.violations.flatMap(rule => rule.nodes.map(node => `${rule.id}: ${node.target}`)))"""
 
