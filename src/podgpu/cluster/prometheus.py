@@ -158,8 +158,8 @@ class PrometheusCollector:
         )
         return failures
 
-    async def _count_fleet(self, now: float) -> FleetCounts:
-        """Reads totals from the recording rules. Without them, counts GPUs and allocated GPUs only."""
+    async def _count_fleet(self, now: float) -> FleetCounts | None:
+        """Reads totals from the recording rule. Without it, raises SourceError if there are too many GPUs."""
         series = f"last_over_time({select((USAGE_RULE,), self._match)}[10m])"
         keys = by("kind", "modelName", "GPU_I_PROFILE")
         query = f"sum {keys} (max {by(self._cluster_label, *RULE_LABELS)} ({series})) / 300"
@@ -168,30 +168,19 @@ class PrometheusCollector:
             found[sample.labels.get("kind", "")][_billed_model(sample.labels)] = sample.value
         totals = {kind: math.fsum(models.values()) for kind, models in found.items()}
         if "gpu_seconds" not in totals:
-            return await self._count_without_rules(now)
-        held = sorted(found["allocated"].items())
+            gpus = select(_field_names(TEMPERATURE, UTIL), self._match)
+            counts = await self._client.query(f"count(group {by(self._cluster_label, *UUID_LABELS)} ({gpus}))", now)
+            if counts and counts[0].value > self._settings.max_gpus:
+                text = f"Prometheus has {counts[0].value:,.0f} GPUs: load the recording rule {USAGE_RULE}"
+                raise SourceError("too_many_gpus", f"{text}, or choose a part with --match")
+            return None
+        allocated = sorted(found["allocated"].items())
         return FleetCounts(
             gpus=round(totals["gpu_seconds"]),
             broken=round(totals.get("broken_seconds", 0.0)),
             power_watts=round(totals.get("energy", 0.0) + totals.get("unattributed_energy", 0.0), 1) or None,
-            held=tuple((model, amount, found["idle"].get(model, 0.0)) for model, amount in held),
+            held=tuple((model, held, found["idle"].get(model, 0.0)) for model, held in allocated),
         )
-
-    async def _count_without_rules(self, now: float) -> FleetCounts:
-        gpus = select(_field_names(TEMPERATURE, UTIL), self._match)
-        counts = await self._client.query(f"count(group {by(self._cluster_label, *UUID_LABELS)} ({gpus}))", now)
-        number = round(counts[0].value) if counts else 0
-        if number <= self._settings.max_gpus:
-            return FleetCounts(number, 0, None, ())
-        counter = select(_own_names("container_gpu_allocated_seconds_total"), self._match)
-        device = (*TARGET_LABELS, *UUID_LABELS, "GPU_I_ID", "GPU_I_PROFILE", "modelName")
-        holder = by(self._cluster_label, *device, *WORKLOAD_LABELS)
-        query = f"sum {by('modelName', 'GPU_I_PROFILE')} (max {holder} (rate({counter}[5m])))"
-        allocated = {_billed_model(sample.labels): sample.value for sample in await self._client.query(query, now)}
-        self._client.notes.append(
-            f"idle and broken GPUs and power are not known without the recording rule {USAGE_RULE}"
-        )
-        return FleetCounts(number, 0, None, tuple((*item, None) for item in sorted(allocated.items())))
 
     def _make_reading(self, target: TargetState, now: float, monotonic: float, owners: Owners) -> NodeReading:
         sampled_at = now if target.scraped_at is None else target.scraped_at
