@@ -509,7 +509,6 @@ def decode_view(body: bytes) -> View:
 
 
 def decode_details(body: bytes) -> GpuDetails:
-    """Decodes the details that an exporter returned. Raises SourceError."""
     return _decode(body, GpuDetails, "/api/v1/gpus")
 
 
