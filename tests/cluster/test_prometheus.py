@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from podgpu.clock import Clock
 from podgpu.cluster.collect import ClusterReading, ViewSettings
-from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer
-from podgpu.cluster.promql import quote
+from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer, quote
 from podgpu.cluster.state import build_cluster_state
 from podgpu.cluster.view import make_view
 from podgpu.errors import SourceError, UsageError

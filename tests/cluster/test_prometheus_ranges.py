@@ -21,9 +21,9 @@ import pytest
 import yaml
 
 from podgpu.cluster.prices import Price, Prices
+from podgpu.cluster.prometheus import PrometheusServer
 from podgpu.cluster.prometheus_history import PrometheusHistory
 from podgpu.cluster.prometheus_ranges import PrometheusRanges
-from podgpu.cluster.promql import PrometheusServer
 from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RangeRow, describe_row
 from podgpu.errors import SourceError
 from podgpu.history.answers import MAX_POINTS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from podgpu.cluster.summary import JobSummary
+from podgpu.cluster.ranges import JobSummary
 from podgpu.cluster.view import GpuDetails
 from podgpu.top.source import ClusterSource, ExporterSource, Feed, FetchedDetails
 from podgpu.top.text import NO_DATA

@@ -16,9 +16,8 @@ from podgpu.cluster.parts import (
     slot_model,
     slot_utilization,
 )
-from podgpu.cluster.ranges import account_of
+from podgpu.cluster.ranges import RecordedUsage, account_of
 from podgpu.cluster.state import ClusterState
-from podgpu.cluster.summary import RecordedUsage
 from podgpu.history.events import IDLE
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.history.store import Amounts, Figures, GpuSample, HistoryRound, HolderSample
