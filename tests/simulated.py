@@ -135,9 +135,6 @@ class FaultyNvml(SimulatedNvml):
         self.fail("nvmlInit", error)
         self.reload_driver()
 
-    def remove_library(self) -> None:
-        self.unload_driver(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-
     def mismatch_versions(self) -> None:
         """Simulates an upgrade of the kernel driver without the library."""
         self.unload_driver(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)

@@ -191,26 +191,6 @@ def test_form_is_query_of_get_and_body_of_post() -> None:
     assert got["headers"]["user-agent"].startswith("podgpu/")
 
 
-def test_connection_is_kept_and_opened_again_if_the_server_closed_it() -> None:
-    peers: list[object] = []
-
-    async def close_third(request: web.Request) -> web.Response:
-        assert request.transport is not None
-        peers.append(request.transport.get_extra_info("peername"))
-        if len(peers) == 3:
-            request.transport.close()
-        return web.Response(text="a 1\n")
-
-    async def send() -> list[int]:
-        async with site(close_third) as url, open_session() as session:
-            client = HttpClient(url)
-            return [(await client.send(session, "POST")).status for _ in range(3)]
-
-    assert asyncio.run(send()) == [200, 200, 200]
-    assert peers[0] == peers[1]
-    assert len(peers) == 4
-
-
 # Credentials and TLS
 
 

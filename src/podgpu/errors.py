@@ -15,6 +15,10 @@ def few_of(names: Iterable[object], most: int = MOST_NAMED) -> str:
     return f"{', '.join(texts[:most])} and {len(texts) - most:,} more"
 
 
+def plural(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def one_line(text: str) -> str:
     """Escapes line breaks and control characters, because messages quote names from other programs."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

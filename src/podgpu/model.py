@@ -7,8 +7,7 @@ measured zero.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Annotated, Literal
@@ -302,23 +301,6 @@ class SourceStatus(Document, frozen=True):
     device: Name = ""  # UUID, if the source is the worker of one GPU
     errors: dict[Name, Amount] = {}  # reason -> failures since the start
     unmapped: dict[Name, Amount] = {}  # reason -> current number of assignments to unknown GPUs
-
-
-def source_statuses(
-    sources: Iterable[SourceStatus], errors: Mapping[tuple[str, str], int], unmapped: Iterable[Unmapped]
-) -> Iterator[SourceStatus]:
-    """Adds the counters to the statuses. `errors` counts failures by source and reason."""
-    failures: dict[str, dict[str, int]] = {}
-    unknown: dict[str, Counter[str]] = {}
-    for (source, reason), count in errors.items():
-        failures.setdefault(source, {})[reason] = count
-    for entry in unmapped:
-        unknown.setdefault(entry.source, Counter())[entry.reason] += 1
-    for status in sources:
-        counts, unmapped_counts = failures.pop(status.name, {}), dict(unknown.pop(status.name, {}))
-        yield msgspec.structs.replace(status, errors=counts, unmapped=unmapped_counts)
-    for name in sorted(failures.keys() | unknown.keys()):
-        yield SourceStatus(name, errors=failures.get(name, {}), unmapped=dict(unknown.get(name, {})))
 
 
 class EntityState(Document, frozen=True):

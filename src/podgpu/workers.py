@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from msgspec.structs import replace
+
 from podgpu.errors import DriverGone, SourceError, StartError
-from podgpu.model import SourceStatus
+from podgpu.model import SourceStatus, Unmapped
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -32,12 +34,12 @@ class ErrorCounts:
     """Counts failures since the start, by source and reason. Thread-safe."""
 
     def __init__(self) -> None:
-        self._counts: Counter[tuple[str, str]] = Counter()
+        self._counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._lock = threading.Lock()
 
     def add(self, source: str, reason: str, count: int = 1) -> None:
         with self._lock:
-            self._counts[source, reason] += count
+            self._counts[source][reason] += count
 
     def make_status(self, source: str, result: Result[Any], device: str = "") -> SourceStatus:
         """Returns the status of a source after a call, and counts the error. Raises the error if it is a StartError."""
@@ -48,9 +50,18 @@ class ErrorCounts:
         self.add(source, result.error.reason)
         return SourceStatus(source, False, result.seconds, result.error.reason, str(result.error), device)
 
-    def copy(self) -> dict[tuple[str, str], int]:
+    def add_to(self, statuses: Sequence[SourceStatus], unmapped: Iterable[Unmapped]) -> tuple[SourceStatus, ...]:
+        """Adds the counters to the statuses, and a status for each other source that has counters."""
+        unknown: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for entry in unmapped:
+            unknown[entry.source][entry.reason] += 1
         with self._lock:
-            return dict(self._counts)
+            errors = {source: dict(counts) for source, counts in self._counts.items()}
+        others = sorted((errors.keys() | unknown.keys()) - {status.name for status in statuses})
+        return tuple(
+            replace(status, errors=errors.pop(status.name, {}), unmapped=dict(unknown.pop(status.name, {})))
+            for status in (*statuses, *map(SourceStatus, others))
+        )
 
 
 class Workers:

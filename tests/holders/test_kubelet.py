@@ -261,8 +261,6 @@ def test_close_from_another_thread_ends_a_call(kubelet: FaultyKubelet, client: U
     calling.join(PATIENCE)
     assert statuses == ["CANCELLED"]
     kubelet.resume()
-    client.call(V1, PATIENCE)
-    client.close()
     client.close()
 
 

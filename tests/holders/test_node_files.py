@@ -123,7 +123,7 @@ def test_changes_are_read_immediately(path: Path, source: PodlistAllocation) -> 
 def test_the_first_default_path_that_exists(tmp_path: Path) -> None:
     first, second = tmp_path / "a" / "podlist.json", tmp_path / "podlist.json"
     source = PodlistAllocation((str(first), str(second)))
-    assert failure(lambda: source.assignments(NODE), str(first), str(second)).reason == "file_missing"
+    assert failure(lambda: source.assignments(NODE), str(first)).reason == "file_missing"
     second.write_text(json.dumps([entry("second", "0")]))
     assert pods(source.assignments(NODE)) == [(uuid(0), "second")]
     first.parent.mkdir()
@@ -218,13 +218,12 @@ def test_the_real_checkpoint() -> None:
 @pytest.mark.parametrize(
     "ids",
     [
-        pytest.param([uuid(1), uuid(0)], id="before 1.20"),
         pytest.param({"-1": [uuid(1), uuid(0)]}, id="no NUMA nodes"),
         pytest.param({"0": [uuid(0), uuid(1)], "1": [uuid(0), uuid(1)]}, id="on both NUMA nodes"),
         pytest.param({"0": [uuid(0), uuid(1)], "1": None}, id="nothing on one"),
     ],
 )
-def test_device_ids_by_numa_node_or_not(path: Path, ids: object) -> None:
+def test_device_ids_by_numa_node(path: Path, ids: object) -> None:
     allocation = read_checkpoint(path, checkpoint([pod_entry("a", ids)]))
     assert [(one.device, one.share) for one in allocation.assignments] == [(uuid(0), 1.0), (uuid(1), 1.0)]
 
@@ -293,7 +292,7 @@ def test_lines(content: bytes, jobs: list[str]) -> None:
 
 def test_no_directory(tmp_path: Path) -> None:
     missing = HpcAllocation(str(tmp_path / "jobs"))
-    error = failure(lambda: missing.assignments(JOB_NODE), missing.directory, "--hpc-job-mapping-dir")
+    error = failure(lambda: missing.assignments(JOB_NODE), missing.directory)
     assert error.reason == "file_missing"
 
 

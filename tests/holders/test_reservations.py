@@ -15,8 +15,8 @@ from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RecordedUsage
 from podgpu.cluster.record import RoundReader
 from podgpu.cluster.view import View, make_view
 from podgpu.history.recorder import HistoryRecorder
+from podgpu.holders.annotations import find_reserved, replace_reservations
 from podgpu.holders.merge import merge
-from podgpu.holders.reservations import find_reserved, replace_reservations
 from podgpu.kube.objects import ContainerRecord, PodRecord
 from podgpu.metrics.adapter import node_from_text
 from podgpu.model import Allocation, Assignment, NodeState, Workload

@@ -13,8 +13,8 @@ import pytest
 
 from podgpu.errors import SourceError, UsageError
 from podgpu.holders import AllocationSource
-from podgpu.holders.api import NoApi
 from podgpu.holders.sources import SOURCES, SourceSettings, create_sources
+from podgpu.kube.config import NoApi
 from tests.simulated import OTHER_PID_NAMESPACE, FaultyProc
 
 Create = Callable[..., list[AllocationSource]]
@@ -74,9 +74,9 @@ def test_order_and_arguments(create: Create, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("crystal-ball", f"'crystal-ball': unknown source; sources are auto, {', '.join(SOURCES)}"),
+        ("crystal-ball", f"'crystal-ball': unknown source; write auto alone, or some of {', '.join(SOURCES)}"),
         ("kubelet,", "'': unknown source"),
-        ("auto,kubelet", "cannot be combined"),
+        ("auto,kubelet", "write auto alone"),
         ("kubelet:/run/k.sock", "takes no argument, but '/run/k.sock' was given"),
         ("hpc", "set the directory of the job files, as in hpc:/run/dcgm-job-map"),
         ("annotations", "no kubeconfig"),
@@ -92,7 +92,7 @@ def test_a_podlist_is_searched_in_the_folder_of_the_kubelets_socket(create: Crea
     (source,) = create("podlist", kubelet_socket=DEFAULT_SOCKET)
     assert source.paths == (f"{os.path.dirname(DEFAULT_SOCKET)}/podlist.json", "/podlist.json")  # type: ignore[attr-defined]
     (source,) = create("podlist")
-    with pytest.raises(SourceError, match=f"{folder}/pod-resources/podlist.json not found: mount"):
+    with pytest.raises(SourceError, match=f"{folder}/pod-resources/podlist.json does not exist: mount"):
         source.assignments(())
 
 

@@ -50,7 +50,7 @@ MORE = [
 def expositions(names: NameSet) -> Iterator[Point]:
     """What an exporter of these names says of two GPUs, turn by turn: the same in every run, whichever names it has."""
     clock = FakeClock()
-    driver = FaultyNvml("2xH100", clock=clock.monotonic, wall=clock.wall, jitter=0)
+    driver = FaultyNvml("2xH100", clock=clock.monotonic, wall=clock.wall)
     agent = Agent(
         NvmlTelemetry(driver, "nvml", lambda: 2, clock.monotonic, clock.wall),
         settings=Settings(

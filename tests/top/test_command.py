@@ -103,7 +103,7 @@ def test_failing_sources_are_noted(node: list[str], tmp_path: Path, capsys: pyte
     assert run(["top", "--once", *node, "--path-proc", str(tmp_path)]) == 0
     output = capsys.readouterr()
     assert "embed-0" in output.out
-    assert output.err.startswith(f"podgpu: usage: {tmp_path}/self/ns/pid cannot be read")
+    assert output.err.startswith("podgpu: usage: processes on the GPUs are visible")
 
 
 @pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is a driver here")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from podgpu.cluster.ranges import JobSummary
 from podgpu.cluster.view import ConditionView, FieldView, GpuDetails, GpuView, SourceView, XidView
 from podgpu.model import WaitPart, Workload, WorkloadOwner, parts_of
-from podgpu.top.details import render_details
+from podgpu.top.screen import render_details
 from podgpu.top.source import FetchedDetails, Sparklines
 from podgpu.top.table import as_text
 from tests.top import scene

@@ -10,14 +10,16 @@ from podgpu.cluster.view import GpuView
 from podgpu.model import Workload
 from podgpu.top.lines import make_lines
 from podgpu.top.source import Sparklines
-from podgpu.top.table import Table, as_text, render_totals
-from podgpu.top.text import (
+from podgpu.top.table import (
     NO_DATA,
+    Table,
+    as_text,
     draw_sparkline,
     fit_holder,
     format_duration,
     format_idle,
     format_span,
+    render_totals,
 )
 from tests.top.scene import GIB, NOW, gpu, holder, lines_of, node, view
 from tests.top.test_lines import ALL

@@ -127,7 +127,7 @@ def names() -> Names:
 
 @pytest.fixture
 def owners(finder: ContainerFinder, names: Names) -> ProcessOwners:
-    return ProcessOwners(finder, names)
+    return ProcessOwners(finder, names.complete, names.read_identities)
 
 
 def start(proc: FaultyProc, pid: int, number: int) -> None:

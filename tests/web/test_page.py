@@ -114,9 +114,6 @@ def test_not_modified(client: Client, path: str) -> None:
     assert gzip.decompress(first.body) == client.ask(path).body
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["../routes.py", "%2e%2e%2froutes.py", "index.html", "nothing.js", "/etc/passwd"],
-)
-def test_other_files_are_not_served(client: Client, name: str) -> None:
-    assert client.ask(f"/page/{name}").status == 404
+def test_other_files_are_not_served(client: Client) -> None:
+    names = ("../routes.py", "%2e%2e%2froutes.py", "index.html", "nothing.js", "/etc/passwd")
+    assert [client.ask(f"/page/{name}").status for name in names] == [404] * len(names)

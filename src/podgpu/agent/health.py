@@ -11,7 +11,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
-from typing import Generic, TypeVar
+from typing import Any
 
 from podgpu.agent.telemetry_turn import TelemetryResult
 from podgpu.clock import Clock, RepeatFilter, UnixTime
@@ -32,7 +32,6 @@ from podgpu.metrics.conditions import (
 from podgpu.metrics.fields import CLOCK_EVENTS, THROTTLE_REASONS
 from podgpu.model import Assignment, Condition, Device, Value, Workload, XidCount, physical
 
-E = TypeVar("E", int, str)
 XID_SECONDS = 86_400.0  # a GPU is reported as broken for a day after its last XID that needs action
 THROTTLE_SECONDS = 60.0  # shorter throttling is normal operation
 THROTTLE_BEGINS, THROTTLE_ENDS = 0.5, 0.1  # fraction of THROTTLE_SECONDS for which the GPU was throttled
@@ -80,6 +79,7 @@ class Throttling:
 class _Gpu:
     """State of one GPU between turns. Times are monotonic."""
 
+    details: dict[str, str | None] | None = None  # of the conditions in the last check; None if the GPU is not shown
     since: dict[str, float] = field(default_factory=dict)  # start time by condition
     xids: dict[int, tuple[float, float]] = field(default_factory=dict)  # XIDs that need action: first and last time
     throttling: Throttling = field(default_factory=Throttling)
@@ -90,20 +90,11 @@ class _Gpu:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuHealth:
-    conditions: tuple[Condition, ...] = ()
-    healthy: tuple[str, ...] = ()  # conditions that were checked and are absent
-    last_holders: tuple[Workload, ...] = ()  # last known holders, if the GPU is lost
-
-
-@dataclass(frozen=True, slots=True)
 class HealthReport:
-    gpus: Mapping[str, GpuHealth] = field(default_factory=dict)  # by UUID
-    xids: Mapping[str, Sequence[XidCount]] = field(default_factory=dict)  # by device key
-    last_xids: Mapping[str, int] = field(default_factory=dict)  # newest XID by device key
-    clock_events: Mapping[str, Mapping[str, tuple[int, int]]] = field(
-        default_factory=dict
-    )  # by device key and event: samples in the window, and how often the event began since the start
+    """Members of the document."""
+
+    gpus: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # of `DeviceState`, by UUID
+    slots: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # of `Slot`, by device key
 
 
 class HealthWatch:
@@ -114,11 +105,10 @@ class HealthWatch:
         self._clock = clock.monotonic
         self._to_unix = UnixTime(clock).convert
         self._gpus: dict[str, _Gpu] = {}
-        self._checked: dict[str, dict[str, str | None]] = {}  # result of the last check, by UUID of shown GPUs
-        self._xids = EventLog[int](xid_window)
+        self._xids = EventLog(xid_window)
         self._xid_seen: dict[tuple[str, int], float] = {}  # Unix time of the last XID, by device key and XID
         self._last_xids: dict[str, int] = {}
-        self._clock_events = EventLog[str](clock_window)
+        self._clock_events = EventLog(clock_window)
         self._clock_masks: dict[str, int] = {}
 
     def update(self, result: TelemetryResult) -> None:
@@ -134,11 +124,11 @@ class HealthWatch:
         shown = {d.uuid for d in result.selected}
         readings = {r.device.uuid: r.values for r in result.readings if not r.device.is_instance}
         links = _usual_links(gpus, result.answers)
-        self._checked = {
-            d.uuid: _check_gpu(self._gpus[d.uuid], d, result, readings.get(d.uuid), links.get(d.model, 0), now)
-            for d in gpus
-            if d.uuid in shown
-        }
+        for d in gpus:
+            gpu = self._gpus[d.uuid]
+            gpu.details = None
+            if d.uuid in shown:
+                gpu.details = _check_gpu(gpu, d, result, readings.get(d.uuid), links.get(d.model, 0), now)
 
     def add_xids(self, events: Iterable[ErrorEvent]) -> None:
         now = self._clock()
@@ -156,17 +146,14 @@ class HealthWatch:
 
     def forget_xids(self, uuid: str) -> bool:
         """Removes the XIDs of a GPU (`podgpu forget`). Returns False if it has none."""
-        gpu = self._gpus.get(uuid) or _Gpu()
-        had_xids = bool(gpu.xids)
-        gpu.xids.clear()
-        return had_xids
+        xids, self._gpus[uuid].xids = self._gpus[uuid].xids, {}
+        return bool(xids)
 
     def is_lost(self, uuid: str) -> bool:
         return uuid in self._gpus and LOST in self._gpus[uuid].since
 
     def forget(self, uuid: str) -> None:
         self._gpus.pop(uuid, None)
-        self._checked.pop(uuid, None)
 
     def report(self, assignments: Sequence[Assignment], absent: Collection[str]) -> HealthReport:
         """Returns the current state. GPUs that are lost or disappeared (`absent`, by UUID) keep their last holders."""
@@ -177,30 +164,29 @@ class HealthWatch:
         for uuid, gpu in self._gpus.items():
             if uuid in held or not (uuid in absent or LOST in gpu.since):
                 gpu.holders = tuple(held.get(uuid, ()))
-        xids: defaultdict[str, list[XidCount]] = defaultdict(list)
+        slots: defaultdict[str, dict[str, Any]] = defaultdict(dict)
         recent_xids = self._xids.count_recent(now)
         for (key, xid), total in sorted(self._xids.totals.items()):
-            xids[key].append(XidCount(xid, total, self._xid_seen[key, xid], recent_xids[key, xid]))
-        clock_events: defaultdict[str, dict[str, tuple[int, int]]] = defaultdict(dict)
+            count = XidCount(xid, total, self._xid_seen[key, xid], recent_xids[key, xid])
+            slots[key]["xids"] = (*slots[key].get("xids", ()), count)
+            slots[key]["last_xid"] = self._last_xids[key]
         recent, totals = self._clock_events.count_recent(now), self._clock_events.totals
         for key, event in sorted(recent.keys() | totals.keys()):
-            clock_events[key][event] = recent[key, event], totals[key, event]
-        gpus = {uuid: self._report_gpu(uuid, checked, uuid in held, now) for uuid, checked in self._checked.items()}
-        return HealthReport(gpus, xids, dict(self._last_xids), clock_events)
+            slots[key].setdefault("clock_events", {})[event] = recent[key, event], totals[key, event]
+        shown = {uuid: gpu for uuid, gpu in self._gpus.items() if gpu.details is not None}
+        return HealthReport({uuid: self._report_gpu(gpu, uuid in held, now) for uuid, gpu in shown.items()}, slots)
 
-    def _report_gpu(self, uuid: str, checked: Mapping[str, str | None], is_held: bool, now: float) -> GpuHealth:
-        gpu = self._gpus[uuid]
+    def _report_gpu(self, gpu: _Gpu, is_held: bool, now: float) -> dict[str, Any]:
         gpu.xids = {xid: seen for xid, seen in gpu.xids.items() if now - seen[1] < XID_SECONDS}
-        details, since = dict(checked), dict(gpu.since)
+        details, since = dict(gpu.details or {}), dict(gpu.since)
         if gpu.xids:
             details[XID], since[XID] = xid_detail(gpu.xids), min(first for first, _ in gpu.xids.values())
-        names = sorted(details, key=order_of)
-        present = ((name, detail) for name in names if (detail := details[name]) is not None)
-        return GpuHealth(
-            tuple(Condition(name, self._to_unix(since[name]), detail) for name, detail in present),
-            tuple(name for name in names if details[name] is None),
-            () if is_held or details.get(LOST) is None else gpu.holders,
-        )
+        ordered = [(name, details[name]) for name in sorted(details, key=order_of)]
+        return {
+            "conditions": tuple(Condition(n, self._to_unix(since[n]), d) for n, d in ordered if d is not None),
+            "healthy": tuple(name for name, detail in ordered if detail is None),
+            "last_holders": () if is_held or details.get(LOST) is None else gpu.holders,
+        }
 
 
 def _check_gpu(
@@ -277,26 +263,26 @@ def _usual_links(gpus: Sequence[Device], answers: Mapping[str, GpuAnswer]) -> di
     return {model: median_low(ups) for model, ups in counts.items() if len(ups) > 2}
 
 
-class EventLog(Generic[E]):
+class EventLog:
     """Counts events by device key and event: since the start (`totals`), and within a time window.
 
     The window consists of buckets of one second, which limits memory when a GPU reports many XIDs.
     """
 
     def __init__(self, window: float) -> None:
-        self.totals: Counter[tuple[str, E]] = Counter()
+        self.totals: Counter[tuple[str, Any]] = Counter()
         self._window = window
-        self._buckets: deque[tuple[float, Counter[tuple[str, E]]]] = deque()
-        self._recent: Counter[tuple[str, E]] = Counter()  # sum of the buckets
+        self._buckets: deque[tuple[float, Counter[tuple[str, Any]]]] = deque()
+        self._recent: Counter[tuple[str, Any]] = Counter()  # sum of the buckets
 
-    def add(self, events: Sequence[tuple[str, E]], now: float) -> None:
+    def add(self, events: Sequence[tuple[str, Any]], now: float) -> None:
         """Adds events to the window only."""
         if not self._buckets or now - self._buckets[-1][0] >= 1.0:
             self._buckets.append((now, Counter()))
         self._buckets[-1][1].update(events)
         self._recent.update(events)
 
-    def count_recent(self, now: float) -> Counter[tuple[str, E]]:
+    def count_recent(self, now: float) -> Counter[tuple[str, Any]]:
         while self._buckets and self._buckets[0][0] <= now - self._window:
             self._recent -= self._buckets.popleft()[1]
         return self._recent

@@ -23,15 +23,13 @@ from podgpu.holders.merge import find_lost_gpus
 from podgpu.holders.reader import AllocationReader, AllocationResult, HolderSources
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.labels import Policy
-from podgpu.model import PodLabels, RunningProcess, SourceStatus, Value, source_statuses
+from podgpu.model import PodLabels, RunningProcess, SourceStatus, Value
 from podgpu.usage.containers import ContainerFinder
 from podgpu.workers import ErrorCounts, Workers
 
 _log = logging.getLogger(__name__)
 Forgotten = Literal["gpu", "xids", "nothing"]  # what `podgpu forget` removed
-_UNALLOCATED_READINGS = (
-    12  # use without an allocation is reported after this many allocation readings; usually a minute
-)
+_UNALLOCATED_READINGS = 12  # use without an allocation is reported after this many readings of holders
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,7 @@ class Agent:
                 if result.devices != self._telemetry_result.devices:
                     self._allocate_now.set()  # the new devices may resolve ids that were unknown
                     if set(result.lanes) != set(self._schedule.lanes):
-                        self._schedule.make_all_due(self.clock.monotonic())
+                        self._schedule.make_all_due()
                 with self._publishing:
                     self._telemetry_result = result
                     self._health.update(result)
@@ -208,7 +206,7 @@ class Agent:
             node=settings.node_name or policy.hostname or "this node",
             exporter_id=self._exporter_id,
             interval_seconds=settings.interval,
-            sources=tuple(source_statuses(sources, self._errors.copy(), allocation.allocation.unmapped)),
+            sources=self._errors.add_to(sources, allocation.allocation.unmapped),
         )
         return Published(state, policy, self._read_at)
 

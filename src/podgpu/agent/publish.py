@@ -18,21 +18,20 @@ from typing import Any, Literal
 import msgspec
 
 from podgpu import __version__
-from podgpu.agent.health import GpuHealth, HealthReport
+from podgpu.agent.health import HealthReport
 from podgpu.agent.telemetry_turn import TelemetryResult
 from podgpu.agent.usage_turn import UsageResult
 from podgpu.clock import FaultLog
 from podgpu.errors import few_of
+from podgpu.holders.annotations import find_reserved
 from podgpu.holders.merge import describe, explain
 from podgpu.holders.reader import AllocationResult
-from podgpu.holders.reservations import find_reserved
 from podgpu.metrics.conditions import UNALLOCATED
 from podgpu.metrics.encode import NO_LABELS, Body, Family, Sample, encode, families_in
 from podgpu.metrics.fields import THROTTLE_REASONS, fields
-from podgpu.metrics.gpu_manager import render_gpu_manager
 from podgpu.metrics.labels import Policy
 from podgpu.metrics.names import gpu_figures, in_legacy_units, slot_figures
-from podgpu.metrics.render import render_node, render_self
+from podgpu.metrics.render import render_gpu_manager, render_node, render_self
 from podgpu.model import (
     RESERVATION,
     Condition,
@@ -40,11 +39,11 @@ from podgpu.model import (
     DeviceState,
     EntityState,
     Holder,
+    HolderUsage,
     MigInstance,
     NodeState,
     PodLabels,
     Reading,
-    RunningProcess,
     Slot,
     SourceStatus,
     Unmapped,
@@ -59,11 +58,9 @@ RenderedText = Literal["fresh", "stale", "gpu_manager", "fresh_json", "stale_jso
 """Metrics text, or JSON. The stale variants have no values; they are served when the values are too old."""
 COUNTERS = "counters"  # name of the counter file, as a source
 _STARTED_AT = time.time()
-SIMULATED = "simulated"  # name of the telemetry source of the demo
 _IDENTITY = ("uuid", "index", "model", "pci_bus_id", "minor", "maker", "mig_enabled")
 _NO_FIGURES = (*_IDENTITY, "hidden", "conditions", "last_holders")
-MAX_LINES = 5  # maximum log lines per source and reason in one turn; the rest is summarised
-FAULT_SECONDS = 60.0  # minimum interval between two log lines about the same fault of a source
+_FAULT_SECONDS = 60.0  # minimum interval between two log lines about the same fault of a source
 _SAME_FAULT = {"hung": "deadline"}  # a slow call is reported as `deadline` in its own turn and as `hung` in later turns
 
 
@@ -90,7 +87,7 @@ def build_node_state(
         taken_at=telemetry.at,
         holders_at=allocation.at,
         usage_at=usage.at,
-        simulated=any(source.name == SIMULATED for source in telemetry.sources),
+        simulated=any(source.name == "simulated" for source in telemetry.sources),
         gpus_expected=telemetry.gpus_expected,
         gpus_visible=telemetry.gpus_visible,
         gpus_lost=telemetry.gpus_lost,
@@ -111,31 +108,26 @@ def _join_holders(result: AllocationResult, usage: UsageResult) -> dict[str, lis
     """Joins assignments and usage by device key."""
     allocation, holders = result.allocation, defaultdict[str, list[Holder]](list)
     usages = {key: dict(entries) for key, entries in sorted(usage.holders.items())}
-
-    def list_running(key: str, workload: Workload) -> tuple[RunningProcess, ...]:
-        own = [p for p in usage.processes.get(key, ()) if p.owner is not None and p.owner.key == workload.key]
-        return tuple(msgspec.structs.replace(p, owner=None) for p in own) if workload.user else ()
-
+    entries: list[tuple[str, Workload, HolderUsage | None, dict[str, Any]]] = []
     for a in allocation.assignments:
-        workload, used = usages.get(a.device, {}).pop(a.holder.key, (a.holder, None))
-        holder = Holder(
-            **{**msgspec.structs.asdict(a.holder), "user": workload.user},
-            source=a.source,
-            share_ratio=a.share,
-            replica=a.replica,
-            labels=dict(a.attributes),
-            usage=used,
-            running=list_running(a.device, workload),
-        )
-        holders[a.device].append(result.with_api_uid(holder))
-    for key, entries in usages.items():
-        for workload, used in entries.values():
-            running = list_running(key, workload)
-            user = Holder(**msgspec.structs.asdict(workload), usage=used, running=running)
-            holders[key].append(result.with_api_uid(user))
+        user, used = usages.get(a.device, {}).pop(a.holder.key, (a.holder, None))
+        more: dict[str, Any] = {
+            "source": a.source,
+            "share_ratio": a.share,
+            "replica": a.replica,
+            "labels": dict(a.attributes),
+        }
+        entries.append((a.device, msgspec.structs.replace(a.holder, user=user.user), used, more))
+    entries += [(key, workload, used, {}) for key, users in usages.items() for workload, used in users.values()]
+    for key, workload, used, more in entries:
+        processes = usage.processes.get(key, ()) if workload.user else ()
+        own = [p for p in processes if p.owner is not None and p.owner.key == workload.key]
+        running = tuple(msgspec.structs.replace(process, owner=None) for process in own)
+        holder = Holder(**msgspec.structs.asdict(workload), usage=used, running=running, **more)
+        holders[key].append(result.with_api_uid(holder))
     for key in find_reserved(allocation):
         holders[key].append(Holder(source=RESERVATION))
-    return dict(holders)
+    return holders
 
 
 def _build_gpus(
@@ -168,14 +160,14 @@ def _build_gpus(
                 (names[d.field].name, dict(d.labels), d.value) for d in (reading.details if reading else ())
             ),
             "unsupported": tuple(unsupported.get(key, ())),
-            "xids": tuple(health.xids.get(key, ())),
-            "last_xid": health.last_xids.get(key),
-            "clock_events": dict(health.clock_events.get(key, {})),
+            **health.slots.get(key, {}),
         }
 
     instances: defaultdict[str, list[MigInstance]] = defaultdict(list)
     known = {device.uuid for device in telemetry.devices}  # without the GPUs that an operator removed
-    devices = _find_devices(telemetry, (*holders, *(key for key in health.xids if physical(key) in known)))
+    devices = _find_devices(
+        telemetry, (*holders, *(k for k, slot in health.slots.items() if "xids" in slot and physical(k) in known))
+    )
     for key, device in devices.items():
         if device.gi_id is not None:
             instances[device.uuid].append(
@@ -184,17 +176,15 @@ def _build_gpus(
     for uuid, device in devices.items():
         if device.gi_id is not None:
             continue
-        gpu_health, reading, slot = health.gpus.get(uuid, GpuHealth()), readings.get(uuid), build_slot(uuid)
+        members, reading, slot = health.gpus.get(uuid, {}), readings.get(uuid), build_slot(uuid)
         values = {} if reading is None else reading.values
         throttled = {reason: values.get(number) for number, reason in THROTTLE_REASONS.items()}
         users = (*slot["holders"], *(holder for instance in instances[uuid] for holder in instance.holders))
         yield DeviceState(
             **{member: getattr(device, member) for member in _IDENTITY},
             throttled_ns={reason: ns for reason, ns in throttled.items() if isinstance(ns, int)},
-            conditions=(*gpu_health.conditions, *_find_unallocated_use(users)),
-            healthy=gpu_health.healthy,
-            last_holders=gpu_health.last_holders,
             instances=tuple(instances[uuid]),
+            **members | {"conditions": (*members.get("conditions", ()), *_find_unallocated_use(users))},
             **gpu_figures(_read_figures(reading)),  # type: ignore[arg-type]
             **slot,
         )
@@ -234,14 +224,11 @@ def add_memory(devices: Iterable[Device], readings: Iterable[Reading]) -> tuple[
 
 def remove_figures(state: NodeState) -> NodeState:
     """Keeps only identities, conditions and sources. The result is served when the values are too old."""
-    return msgspec.structs.replace(
-        state, stale=True, devices=tuple(map(_remove_device_figures, state.devices)), namespaces=(), entities=()
-    )
-
-
-def _remove_device_figures(gpu: DeviceState) -> DeviceState:
-    instances = tuple(MigInstance(id=i.id, profile=i.profile, uuids=i.uuids, hidden=i.hidden) for i in gpu.instances)
-    return DeviceState(instances=instances, **{member: getattr(gpu, member) for member in _NO_FIGURES})
+    devices = []
+    for gpu in state.devices:
+        own = [MigInstance(id=i.id, profile=i.profile, uuids=i.uuids, hidden=i.hidden) for i in gpu.instances]
+        devices.append(DeviceState(instances=tuple(own), **{member: getattr(gpu, member) for member in _NO_FIGURES}))
+    return msgspec.structs.replace(state, stale=True, devices=tuple(devices), namespaces=(), entities=())
 
 
 # -- published data ------------------------------------------------------------------------------------------------
@@ -310,7 +297,7 @@ class ChangeLog:
     """Logs each change since the last publication once."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._faults: FaultLog[tuple[str, str]] = FaultLog(clock, FAULT_SECONDS)  # by source and GPU UUID
+        self._faults: FaultLog[tuple[str, str]] = FaultLog(clock, _FAULT_SECONDS)  # by source and GPU UUID
         self._unsupported: set[tuple[str, str]] = set()  # field and device key
         self._unmapped: frozenset[Unmapped] = frozenset()
         self._mps: set[str] = set()  # devices with MPS clients, which are not measured
@@ -333,9 +320,6 @@ class ChangeLog:
             if not source.up and self._faults.fail(key, fault):
                 message = source.message.removeprefix(f"{source.name}: ")
                 _log.warning("%s: %s; podgpu continues and retries", name, message)
-        present = {(source.name, source.device) for source in sources}
-        if any(device for _, device in present):  # without a driver no GPU is listed, so keep the faults of all GPUs
-            self._faults.remove(lambda key: key not in present and key[0].startswith("gpu"))
 
     def _report_devices(self, slots: Mapping[str, Slot]) -> None:
         unsupported = {(name, key) for key, slot in slots.items() for name in slot.unsupported} - self._unsupported
@@ -355,14 +339,8 @@ class ChangeLog:
     def _report_unmapped(self, unmapped: frozenset[Unmapped]) -> None:
         new, self._unmapped = unmapped - self._unmapped, unmapped
         by_reason = attrgetter("source", "reason")
-        ordered = sorted(new, key=lambda a: (*by_reason(a), a.device_id, describe(a)))
-        for (source, reason), group in groupby(ordered, by_reason):
-            entries = list(group)
-            explanation = explain(entries[0])
+        for (source, reason), entries in groupby(sorted(new, key=lambda u: (*by_reason(u), describe(u))), by_reason):
+            first, *others = entries
+            explanation, what = explain(first), few_of(map(describe, (first, *others)))
             level = logging.INFO if explanation.harmless else logging.WARNING
-            for assignment in entries[:MAX_LINES]:
-                what = describe(assignment)
-                _log.log(level, "%s: %s: %s (%s); %s", source, what, explanation.reason, reason, explanation.advice)
-            if len(entries) > MAX_LINES:
-                text = "%s: %d more with the same reason (%s); run podgpu doctor to list all"
-                _log.log(level, text, source, len(entries) - MAX_LINES, reason)
+            _log.log(level, "%s: %s: %s (%s); %s", source, what, explanation.reason, reason, explanation.advice)

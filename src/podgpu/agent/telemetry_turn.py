@@ -6,7 +6,7 @@ Fields that are not due keep their last value while the device answers. After a 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -55,16 +55,6 @@ class TelemetryResult:
         shown = {device.key for device in self.selected}
         return tuple(entry for answer in self.answers.values() for entry in answer.unsupported if entry[0] in shown)
 
-    def without(self, uuids: Collection[str]) -> TelemetryResult:
-        """Returns a copy without these GPUs, which must not be in `answers`."""
-        return replace(
-            self,
-            devices=tuple(d for d in self.devices if d.uuid not in uuids),
-            selected=tuple(d for d in self.selected if d.uuid not in uuids),
-            sources=tuple(s for s in self.sources if s.device not in uuids),
-            absent=self.absent.difference(uuids),
-        )
-
     def clock_event_masks(self) -> dict[str, int]:
         """Returns the clock events of each device, if they were read in this turn."""
         if not any(f.id == CLOCK_EVENTS_FIELD for lane in self.lanes for f in lane.fields):
@@ -100,7 +90,7 @@ class TelemetryTurn:
         self._dropped: Counter[int] = Counter()
         self._taken_at: float | None = None
         self._lanes: tuple[Lane, ...] = ()
-        self._answers: dict[str, dict[Lane, GpuAnswer]] = {}  # the last answer of each worker and lane
+        self._answers: dict[str, dict[Lane, GpuAnswer]] = {}  # the last answer by UUID and lane
         self.set_lanes(lanes)
 
     def set_lanes(self, lanes: Sequence[Lane]) -> None:
@@ -118,26 +108,33 @@ class TelemetryTurn:
         `lost`: UUIDs that an allocation source lists, although the driver does not.
         """
         lanes = tuple(lane for lane in self._lanes if due is None or lane in due) or self._lanes
-        inventory = self._read_inventory()
+        name = self._telemetry.name
+        listing = self._workers.run({name: self._telemetry.inventory}, self._deadline)[name]
+        if listing.value is not None:
+            self._update_inventory(listing.value)
+        inventory = self._errors.make_status(name, listing)
         self._add_lost(lost)
         if not inventory.up:
             self.drop_values()
             return self._make_result(lanes, (inventory,), {})
-        gpus = {_worker(gpu): gpu for gpu in self._choose_gpus()}
-        reads: dict[str, _Read] = {}
+        # -d may name MIG instances, which are known only after a reading of all GPUs.
+        shown, every = self._selection.select(self._listed()), self._selection.instances is not None
+        gpus = [gpu for gpu in self._inventory.gpus if every or gpu.uuid in shown]
+        reads: dict[tuple[str, str], _Read] = {
+            (f"gpu{g.index}", g.uuid): partial(self._telemetry.read, g) for g in gpus
+        }
         if isinstance(self._telemetry, HostEngine):
-            reads[OTHERS] = self._telemetry.read_others
-        reads |= {worker: partial(self._telemetry.read, gpu) for worker, gpu in gpus.items()}
+            reads = {(OTHERS, ""): self._telemetry.read_others, **reads}
         jobs = {}
-        for worker, read in reads.items():
-            known = self._answers.get(worker, {})
+        for (name, uuid), read in reads.items():
+            known = self._answers.get(uuid, {})
             unread = [lane for lane in self._lanes if lane in lanes or lane not in known]
-            jobs[worker] = partial(_read_lanes, read, unread)
+            jobs[f"{name}-{uuid}"] = partial(_read_lanes, read, unread)
         sources = [inventory, *self._report_unreachable()]
         answers: dict[str, GpuAnswer] = {}
-        for worker, result in self._workers.run(jobs, self._deadline).items():
-            name, uuid = (f"gpu{gpus[worker].index}", gpus[worker].uuid) if worker in gpus else (OTHERS, "")
-            answer = self._merge_with_earlier(worker, result.value)
+        results = self._workers.run(jobs, self._deadline).values()
+        for (name, uuid), result in zip(reads, results, strict=True):
+            answer = self._merge_with_earlier(uuid, result.value)
             if uuid or answer is None or answer.others:  # a node without switches needs no status for them
                 sources.append(self._errors.make_status(name, result, uuid))
             if answer is not None:
@@ -145,31 +142,25 @@ class TelemetryTurn:
                 self._dropped.update(answer.dropped)
                 for reason in answer.errors:
                     self._errors.add(name, reason)
+        if any(answer.readings for answer in answers.values()):
+            self._taken_at = self._clock.wall()
         self._known |= {uuid: tuple(r.device for r in answers[uuid].readings) for uuid in self._known.keys() & answers}
-        self._forgotten -= {g.uuid for g in self._inventory.gpus} - ({g.uuid for g in gpus.values()} - answers.keys())
+        self._forgotten -= {g.uuid for g in self._inventory.gpus} - ({g.uuid for g in gpus} - answers.keys())
         return self._make_result(lanes, tuple(sources), answers)
 
-    def _merge_with_earlier(self, worker: str, new: Mapping[Lane, GpuAnswer] | None) -> GpuAnswer | None:
+    def _merge_with_earlier(self, uuid: str, new: Mapping[Lane, GpuAnswer] | None) -> GpuAnswer | None:
         if new is None:
-            self._answers.pop(worker, None)
+            self._answers.pop(uuid, None)
             return None
-        answers = self._answers.setdefault(worker, {})
+        answers = self._answers.setdefault(uuid, {})
         answers.update(new)
         return merge_answers(list(new.values()), answers.values())
 
-    def _read_inventory(self) -> SourceStatus:
-        name = self._telemetry.name
-        result = self._workers.run({name: self._telemetry.inventory}, self._deadline)[name]
-        if result.value is not None:
-            self._update_inventory(result.value)
-        return self._errors.make_status(name, result)
-
     def _update_inventory(self, inventory: Inventory) -> None:
         here = {g.uuid for g in inventory.gpus}
-        # The worker's name contains the index, so a GPU whose index changed gets a new worker.
-        ended = {_worker(g) for g in self._inventory.gpus} - {_worker(g) for g in inventory.gpus}
-        for worker in ended:
-            self._answers.pop(worker, None)
+        moved = {(g.uuid, g.index) for g in self._inventory.gpus} - {(g.uuid, g.index) for g in inventory.gpus}
+        for uuid, _ in moved:
+            self._answers.pop(uuid, None)
         for uuid in {g.uuid for g in self._inventory.gpus} - here - self._forgotten:
             self._absent[uuid] = self._known[uuid]
         self._known = {g.uuid: self._find_devices(g) for g in inventory.gpus}
@@ -203,7 +194,7 @@ class TelemetryTurn:
             return None
         self._forgotten |= {uuid}
         self._absent.pop(uuid, None)
-        return replace(result.without({uuid}), gpus_lost=self._count_lost(result.gpus_visible))
+        return self._make_result(result.lanes, result.sources, result.answers)
 
     def _count_lost(self, visible: int) -> int:
         expected = self._telemetry.expected
@@ -218,38 +209,29 @@ class TelemetryTurn:
 
     # -- result ----------------------------------------------------------------------------------------------------
 
-    def _choose_gpus(self) -> list[Device]:
-        """Returns the GPUs to read: all if `-d` names MIG instances, which are known only after a reading."""
-        shown = self._selection.select(self._listed())
-        every = self._selection.instances is not None
-        return [g for g in self._inventory.gpus if every or g.uuid in shown]
-
     def _make_result(
         self, lanes: tuple[Lane, ...], sources: tuple[SourceStatus, ...], answers: Mapping[str, GpuAnswer]
     ) -> TelemetryResult:
         # Listed devices come first, so that an index refers to the GPU that has it now.
         listed, absent = self._listed(), tuple(d for devices in self._absent.values() for d in devices)
-        devices = (*listed, *absent)
+        devices = tuple(d for d in (*listed, *absent) if d.uuid not in self._forgotten)
         shown = self._selection.select(listed) | self._selection.without_numbered_instances().select(absent)
-        visible = 0
-        if sources[0].up:
-            silent = {source.device for source in sources if source.device and not source.up}
-            visible = len(self._inventory.gpus) - len(silent)
-        result = TelemetryResult(
+        silent = {source.device for source in sources if source.device and not source.up}
+        silent |= self._forgotten & self._known.keys()
+        visible = len(self._inventory.gpus) - len(silent) if sources[0].up else 0
+        return TelemetryResult(
             devices=devices,
             selected=tuple(d for d in devices if d.key in shown),
             answers=answers,
-            sources=sources,
+            sources=tuple(source for source in sources if source.device not in self._forgotten),
             gpus_expected=self._telemetry.expected,
             gpus_visible=visible,
             gpus_lost=self._count_lost(visible),
             dropped=dict(self._dropped),
             lanes=lanes,
             absent=frozenset(self._absent),
-        ).without(self._forgotten)
-        if result.readings:
-            self._taken_at = self._clock.wall()
-        return replace(result, at=self._taken_at)
+            at=self._taken_at,
+        )
 
     def _report_unreachable(self) -> Iterator[SourceStatus]:
         """Yields a failed status for each GPU that the driver counts but cannot identify."""
@@ -289,7 +271,3 @@ def merge_answers(newest: Sequence[GpuAnswer], every: Iterable[GpuAnswer]) -> Gp
         errors=tuple(e for a in newest for e in a.errors),
         others=tuple(OtherReading(kind, labels, merged) for (kind, labels), merged in others.items()),
     )
-
-
-def _worker(gpu: Device) -> str:
-    return f"gpu{gpu.index}-{gpu.uuid}"

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+
+from msgspec import structs
 
 from podgpu.agent.telemetry_turn import TelemetryResult
 from podgpu.clock import Clock
 from podgpu.errors import SourceError
 from podgpu.gpu.source import Telemetry, UsageAnswer
+from podgpu.holders.annotations import find_reserved
 from podgpu.holders.merge import LAST_RESORT
-from podgpu.holders.reader import AllocationResult
-from podgpu.holders.reservations import find_reserved
+from podgpu.holders.reader import AllocationReader, AllocationResult
 from podgpu.model import (
     NS,
+    Assignment,
     Device,
     DeviceUsage,
     HolderUsage,
@@ -25,16 +29,13 @@ from podgpu.model import (
     Workload,
     WorkloadKey,
 )
-from podgpu.usage.attribution import GpuTurn, make_turns
-from podgpu.usage.containers import ContainerFinder, NameSource, OwnersByPid, ProcessOwners
-from podgpu.usage.ledger import Ledger
-from podgpu.workers import ErrorCounts, Result, Workers
+from podgpu.usage.containers import ContainerFinder, OwnersByPid, ProcessOwners
+from podgpu.usage.ledger import DeviceTurn, GpuTurn, Ledger, Owner, ProcessSample
+from podgpu.workers import ErrorCounts, Workers
 
 SOURCE = "usage"
 SWITCHES = "switches"
 _KUBELET = "kubelet"  # the only source that lists every container of the node
-
-Results = Mapping[str, Result[UsageAnswer]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class UsageTurn:
         self,
         telemetry: Telemetry,
         finder: ContainerFinder,
-        names: NameSource,
+        names: AllocationReader,
         workers: Workers,
         errors: ErrorCounts,
         deadline: float,
@@ -64,7 +65,7 @@ class UsageTurn:
         unallocated_after: float,
     ) -> None:
         self._telemetry = telemetry
-        self._processes = ProcessOwners(finder, names)
+        self._processes = ProcessOwners(finder, names.complete, names.read_identities)
         self._workers = workers
         self._errors = errors
         self._deadline = deadline
@@ -72,49 +73,46 @@ class UsageTurn:
         self._ledger = Ledger(unallocated_after=unallocated_after)
         self._charged_at: float | None = None
         self._shared: frozenset[str] = frozenset()  # keys of devices with processes of several containers
-        self._lacking: frozenset[tuple[str, str, str]] = frozenset()  # unsupported: (worker, value, reason)
+        self._lacking: set[tuple[str, str, str]] = set()  # unsupported values: UUID, value, reason
 
     def collect(self, telemetry: TelemetryResult, result: AllocationResult) -> UsageResult:
         gpus = [device for device in telemetry.listed if not device.is_instance]
         began, began_at = self._clock.monotonic(), self._clock.wall()
-        results = self._workers.run(
-            {_worker(g): partial(self._telemetry.usage, g, self._shared) for g in gpus}, self._deadline
-        )
-        usages = [u for result in results.values() if result.value is not None for u in result.value.usages]
-        self._count_errors(results)
-        owners = self._processes.find(_pids_of(usages))
-        for reason in owners.unknown.values():
-            self._errors.add(SOURCE, reason)
+        jobs = {f"usage-{g.uuid}": partial(self._telemetry.usage, g, self._shared) for g in gpus}
+        results = dict(zip(gpus, self._workers.run(jobs, self._deadline).values(), strict=True))
+        answers = {g.uuid: result.value for g, result in results.items() if result.value is not None}
+        errors = {g.uuid: result.error for g, result in results.items() if result.error is not None}
+        usages = [usage for answer in answers.values() for usage in answer.usages]
+        listed = {process.pid for usage in usages for process in usage.processes or ()}
+        owners = self._processes.find(listed.union(*(usage.process_busy_ns or () for usage in usages)))
+        self._count_errors(answers, (*owners.unknown.values(), *(getattr(e, "reason", "") for e in errors.values())))
         self._shared = frozenset(usage.device.key for usage in usages if _is_shared(usage, owners))
         elapsed = 0 if self._charged_at is None else round((began - self._charged_at) * NS)
         self._charged_at = began
         turns = make_turns(telemetry.devices, usages, result.allocation.assignments, owners)
         self._ledger.charge(turns, elapsed, _find_unallocated(turns, result))
         reported = {source.device for source in telemetry.sources if not source.up}
-        failed = {g.uuid: error for g in gpus if (error := results[_worker(g)].error) and g.uuid not in reported}
+        failed = {uuid: error for uuid, error in errors.items() if uuid not in reported}
         status = self._make_status(self._clock.monotonic() - began, owners, failed)
         return UsageResult(
             self._ledger.list_holders(began_at),
             self._ledger.list_devices(),
             self._ledger.list_namespaces(),
             at=began_at,
-            sources=(status, *_switches_status(results)),
+            sources=(status, *_switches_status(answers.values())),
             processes={usage.device.key: _list_processes(usage, owners) for usage in usages},
         )
 
-    def _count_errors(self, results: Results) -> None:
-        answers = {worker: result.value for worker, result in results.items() if result.value is not None}
-        reasons = [result.error.reason for result in results.values() if isinstance(result.error, SourceError)]
+    def _count_errors(self, answers: Mapping[str, UsageAnswer], reasons: Iterable[str]) -> None:
+        # An unsupported value is counted as an error once per GPU, not in every turn.
+        lacking = {(uuid, *lack) for uuid, answer in answers.items() for lack in answer.lacks} - self._lacking
+        self._lacking |= lacking
+        counted = [*filter(None, reasons), *(reason for _, _, reason in lacking)]
         for answer in answers.values():
-            reasons += [*answer.errors, *("bad_value" for _ in answer.dropped)]
+            counted += [*answer.errors, *("bad_value" for _ in answer.dropped)]
             for reason in answer.switches.errors if answer.switches is not None else ():
                 self._errors.add(SWITCHES, reason)
-        # An unsupported value is counted as an error once per GPU, not in every turn.
-        kept = {lack for lack in self._lacking if lack[0] in results.keys() - answers.keys()}
-        lacking = kept | {(worker, *lack) for worker, answer in answers.items() for lack in answer.lacks}
-        reasons += [reason for _, _, reason in lacking - self._lacking]
-        self._lacking = frozenset(lacking)
-        for reason in reasons:
+        for reason in counted:
             self._errors.add(SOURCE, reason)
 
     def _make_status(self, seconds: float, owners: OwnersByPid, failed: Mapping[str, Exception]) -> SourceStatus:
@@ -130,6 +128,82 @@ class UsageTurn:
             message = f"container usage of {uuid}{others} is unknown and omitted: {error}"
             return SourceStatus(SOURCE, False, seconds, getattr(error, "reason", "error"), message)
         return SourceStatus(SOURCE, True, seconds)
+
+
+def make_turns(
+    devices: Iterable[Device], usages: Iterable[DeviceUsage], assignments: Iterable[Assignment], owners: OwnersByPid
+) -> list[GpuTurn]:
+    """Combines the figures of the driver with the holders and the owners of processes.
+
+    `devices` also contains devices that did not answer, because they can have holders.
+    """
+    answers = {usage.device.key: usage for usage in usages}
+    known = {device.key: device for device in devices} | {key: usage.device for key, usage in answers.items()}
+    held: defaultdict[str, list[Assignment]] = defaultdict(list)
+    for assignment in assignments:
+        if assignment.holder.key:
+            held[assignment.device].append(assignment)
+    turns: defaultdict[str, list[DeviceTurn]] = defaultdict(list)
+    for key in sorted(known.keys() | held.keys()):
+        uuid, _, instance = key.partition("/gi")
+        gpu = known.get(uuid) or Device(None, uuid, "", "")
+        device = known.get(key) or replace(gpu, gi_id=int(instance) if instance else None)
+        is_whole_mig_gpu = gpu.mig_enabled and not instance
+        is_unlisted = uuid in answers and key not in answers  # an instance that no longer exists
+        own = turns[uuid]
+        if key in held or not (is_whole_mig_gpu or is_unlisted):
+            usage = None if is_whole_mig_gpu else answers.get(key)
+            own.append(make_turn(usage or DeviceUsage(device, 0), held.get(key, ()), owners))
+    return [GpuTurn(uuid, tuple(own), answers.get(uuid)) for uuid, own in turns.items()]
+
+
+def make_turn(usage: DeviceUsage, assignments: Sequence[Assignment], owners: OwnersByPid) -> DeviceTurn:
+    """Finds the holders and the processes of one device. Uses one `Workload` for each workload key.
+
+    A recreated pod has the same name and another UID. Processes of the previous pod that still run are left
+    unattributed.
+    """
+    listed = {process.pid: process for process in usage.processes or () if process.device == usage.device.key}
+    busy = usage.process_busy_ns or {}
+    pids = sorted(listed.keys() | {pid for pid, ns in busy.items() if ns != 0}) if usage.processes is not None else []
+    names: dict[WorkloadKey, Workload] = {}
+    for pid in pids:
+        if (user := owners.workloads.get(pid)) is not None:
+            names.setdefault(user.key, user)
+    shares = {assignment.holder.key: assignment.share for assignment in assignments}
+    for holder in (assignment.holder for assignment in assignments):
+        same = names.get(holder.key, holder)
+        names[holder.key] = structs.replace(holder, uid=holder.uid or same.uid, user=same.user)
+
+    def find_owner(pid: int) -> Owner:
+        user = owners.workloads.get(pid)
+        if user is None or not user.key or (user.user and shares and user.key not in shares):
+            return "unknown" if pid in owners.unknown else "host"
+        name = names[user.key]
+        return "host" if user.uid and name.uid and user.uid != name.uid else name
+
+    # The driver reports the busy time of all MPS clients for the MPS server. It is attributed if all clients have one
+    # owner.
+    servers = owners.mps_servers.intersection(pids)
+    clients = {pid for pid, process in listed.items() if process.mps and pid not in busy}
+    client_owners = {find_owner(pid) for pid in clients} if servers else set[Owner]()
+    sole_owner = client_owners.pop() if len(client_owners) == 1 else None
+    mps_busy_ns = None
+    if clients and sole_owner is None:
+        mps_busy_ns = sum(busy.get(pid) or 0 for pid in servers) if servers else usage.busy_ns or 0
+
+    def make_sample(pid: int) -> ProcessSample:
+        owner = sole_owner or "host" if pid in servers else find_owner(pid)
+        is_measured = pid not in clients or sole_owner is not None
+        memory = listed[pid].memory if pid in listed else None
+        return ProcessSample(pid, owner, busy.get(pid, 0) if is_measured else None, memory, pid not in listed)
+
+    return DeviceTurn(
+        usage,
+        {names[key]: shares[key] for key in sorted(shares)},
+        None if usage.processes is None else tuple(map(make_sample, pids)),
+        mps_busy_ns,
+    )
 
 
 def _find_unallocated(gpus: Iterable[GpuTurn], result: AllocationResult) -> set[tuple[str, WorkloadKey]]:
@@ -170,27 +244,13 @@ def _list_processes(usage: DeviceUsage, owners: OwnersByPid) -> list[RunningProc
     return processes
 
 
-def _pids_of(usages: Iterable[DeviceUsage]) -> set[int]:
-    listed = {process.pid for usage in usages for process in usage.processes or ()}
-    return listed.union(*(usage.process_busy_ns or () for usage in usages))
-
-
 def _is_shared(usage: DeviceUsage, owners: OwnersByPid) -> bool:
     pids = {process.pid for process in usage.processes or () if process.device == usage.device.key}
     return len({owners.workloads.get(pid, pid) for pid in pids}) > 1
 
 
-def _switches_status(results: Results) -> list[SourceStatus]:
+def _switches_status(answers: Iterable[UsageAnswer]) -> list[SourceStatus]:
     """Returns the status of the context switch log, if it is enabled."""
-    answers = [result.value for result in results.values() if result.value is not None]
     statuses = [answer.switches for answer in answers if answer.switches is not None]
-    if not statuses:
-        return []
-    fallback = next((status for status in statuses if status.fallback), None)
-    if fallback is None:
-        return [SourceStatus(SWITCHES, True, 0.0)]
-    return [SourceStatus(SWITCHES, False, 0.0, fallback.fallback_reason, fallback.fallback)]
-
-
-def _worker(gpu: Device) -> str:
-    return f"usage-{gpu.uuid}"
+    failed = [SourceStatus(SWITCHES, False, 0.0, s.fallback_reason, s.fallback) for s in statuses if s.fallback]
+    return failed[:1] or [SourceStatus(SWITCHES, True, 0.0) for _ in statuses[:1]]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import click
@@ -26,8 +27,8 @@ from podgpu.cluster.scrape import FixedTargets, ScrapeCollector, Targets
 from podgpu.errors import UsageError
 from podgpu.history.answers import HistorySource
 from podgpu.http_client import Access
-from podgpu.kube.config import require_config
-from podgpu.web.app import Address, Service, load_protection, run
+from podgpu.kube.config import load_config
+from podgpu.web.app import Service, load_protection, run
 from podgpu.web.cluster_app import cluster_application, cluster_listeners
 
 _log = logging.getLogger("podgpu")
@@ -99,11 +100,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         protection = load_protection(options["web_config_file"])
         app = cluster_application(cluster, protection, history, usage, options["web_enable_lifecycle"])
         listeners = cluster_listeners(cluster, app, options["address"], options["probe_address"], protection)
-        run(services, listeners, _announce)
-
-
-def _announce(bound: Sequence[Address]) -> None:
-    _log.info("listening on %s/metrics; the page is at %s/", bound[0].url, bound[0].url)
+        run(services, listeners, lambda bound: _log.info("listening on %s/metrics; the page is at /", bound[0].url))
 
 
 def choose_ages(ctx: click.Context, options: dict[str, Any]) -> tuple[float, float]:
@@ -138,22 +135,32 @@ def check_backend(ctx: click.Context, options: dict[str, Any]) -> None:
 def choose_collector(options: Mapping[str, Any], settings: ViewSettings, stack: ExitStack) -> MakeCollector:
     """Returns a function that creates the collector."""
     owners = _owners(options, stack)
+    read_owners = owners.all if owners else dict
     if options["prometheus"]:
-        return _prometheus_collector(options, settings, owners)
-    return _scrape_collector(options, settings, owners, stack)
+        make = partial(PrometheusCollector, _prometheus_server(options), settings, owners=read_owners)
+        with _naming_option("--prometheus"):
+            make()  # so that errors in the options are raised at start
+        return make
+    access, node_labels = Access.from_options(options, "exporter"), _names(options["node_label"])
+    targets = _find_targets(options, access, stack)
+    # With --owners auto, missing owners are not reported.
+    notes = owners.notes if owners and options["owners"] == "api" else tuple
 
+    def make_scraper() -> Collector:
+        """Runs in the cluster loop's thread, so that probes are answered while it waits for the API server."""
+        if isinstance(targets, KubernetesTargets) and not targets.wait_synced(_SYNC_SECONDS):
+            _log.warning("%s", "; ".join(targets.notes()))
+        return ScrapeCollector(
+            targets,
+            settings,
+            access,
+            timeout=min(_SCRAPE_TIMEOUT, settings.interval),
+            node_labels=node_labels,
+            owners=read_owners,
+            notes=notes,
+        )
 
-def _prometheus_collector(
-    options: Mapping[str, Any], settings: ViewSettings, owners: ApiOwners | None
-) -> MakeCollector:
-    server = _prometheus_server(options)
-
-    def make() -> Collector:
-        return PrometheusCollector(server, settings, owners=owners.all if owners else dict)
-
-    with _naming_option("--prometheus"):
-        make()  # so that errors in the options are raised at start
-    return make
+    return make_scraper
 
 
 def _prometheus_server(options: Mapping[str, Any]) -> PrometheusServer:
@@ -168,46 +175,15 @@ def _prometheus_server(options: Mapping[str, Any]) -> PrometheusServer:
     )
 
 
-def _scrape_collector(
-    options: Mapping[str, Any], settings: ViewSettings, owners: ApiOwners | None, stack: ExitStack
-) -> MakeCollector:
-    access = Access.from_options(options, "exporter")
-    node_labels = _names(options["node_label"])
-    targets, wait = _targets(options, access, stack)
-    # With --owners auto, missing owners are not reported.
-    notes = owners.notes if owners and options["owners"] == "api" else tuple
-
-    def make() -> Collector:
-        """Runs in the cluster loop's thread, so that probes are answered while it waits for the API server."""
-        wait()
-        return ScrapeCollector(
-            targets,
-            settings,
-            access,
-            timeout=min(_SCRAPE_TIMEOUT, settings.interval),
-            node_labels=node_labels,
-            owners=owners.all if owners else dict,
-            notes=notes,
-        )
-
-    return make
-
-
-def _targets(options: Mapping[str, Any], access: Access, stack: ExitStack) -> tuple[Targets, Callable[[], None]]:
-    """Returns the targets, and a function that waits until they are discovered."""
+def _find_targets(options: Mapping[str, Any], access: Access, stack: ExitStack) -> Targets:
     if options["scrape"]:
         with _naming_option("--scrape"):
-            return FixedTargets(options["scrape"].split(","), access), lambda: None
+            return FixedTargets(options["scrape"].split(","), access)
     selector = ServiceSelector.parse(options["discover_kubernetes"])
     https = bool(options["exporter_ca_file"] or options["exporter_insecure_skip_verify"])
-    targets = KubernetesTargets(require_config(options["kubeconfig"]), selector, https=https)
+    targets = KubernetesTargets(load_config(options["kubeconfig"]), selector, https=https)
     stack.callback(targets.close)
-
-    def wait() -> None:
-        if not targets.wait_synced(_SYNC_SECONDS):
-            _log.warning("%s", "; ".join(targets.notes()))
-
-    return targets, wait
+    return targets
 
 
 def _owners(options: Mapping[str, Any], stack: ExitStack) -> ApiOwners | None:
@@ -215,7 +191,7 @@ def _owners(options: Mapping[str, Any], stack: ExitStack) -> ApiOwners | None:
     uses_api = options["discover_kubernetes"] or options["kubeconfig"] or "KUBERNETES_SERVICE_HOST" in os.environ
     if options["owners"] == "none" or (options["owners"] == "auto" and not uses_api):
         return None
-    owners = ApiOwners(require_config(options["kubeconfig"]))
+    owners = ApiOwners(load_config(options["kubeconfig"]))
     stack.callback(owners.close)
     return owners
 

@@ -6,6 +6,8 @@ In each cycle a job ends, GPUs and an exporter fail, and everything recovers.
 from __future__ import annotations
 
 import itertools
+import json
+import math
 import os
 import sys
 import tempfile
@@ -15,6 +17,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,38 +25,47 @@ import click
 from aiohttp import web
 
 from podgpu.agent.loop import Agent, Settings
-from podgpu.cli.demo_past import make_past
 from podgpu.cli.options import make_command, options_of
 from podgpu.cli.terminal import configure_logging
 from podgpu.clock import Clock
 from podgpu.cluster.collect import ViewSettings
 from podgpu.cluster.loop import Cluster
-from podgpu.cluster.prices import ReadPrices, read_prices
+from podgpu.cluster.prices import Prices, ReadPrices, read_prices
 from podgpu.cluster.record import cluster_recorder, cluster_usage
 from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
-from podgpu.errors import StartError
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.nvml.switch_splitter import SwitchLogFactory
 from podgpu.history.recorder import HistoryRecorder
+from podgpu.history.store import (
+    COARSE,
+    DAY,
+    FINE,
+    HOUR,
+    Amounts,
+    Figures,
+    GpuSample,
+    HistoryRound,
+    HolderSample,
+    UsageAccount,
+)
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.labels import Policy
 from podgpu.model import WorkloadOwner
+from podgpu.simulate.driver import TurnLog
+from podgpu.simulate.gpu import SimulatedGpu
 from podgpu.simulate.node import StageNode, Tenant
-from podgpu.simulate.switches import TurnLog
 from podgpu.usage.containers import ContainerFinder
 from podgpu.web.app import Address, Listener, Service, run
 from podgpu.web.cluster_app import cluster_application
 from podgpu.web.exporter_app import application, node_recorder, node_usage
 
-CLUSTER_OPTION = "--cluster-address"
 OTHER_GPUS = ("6xH100,2xH100/1x3g.40gb+1x2g.20gb+1x1g.10gb", "4xH200")  # GPUs of the second and third node
 CLUSTER = ViewSettings(interval=2.0, stale_after=6.0, drop_after=120.0, window=60.0, idle_after=30.0)
 _PODS_PER_NODE = 8
 _LOOPBACK = "127.0.0.1"
-_STOP_SECONDS = 2.0
 CYCLE_SECONDS = 150.0
 _XID = 48  # a double-bit memory error, after which the GPU must be reset
 _LOST_GPU = 3
@@ -90,66 +102,41 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
     configure_logging("text", debug=False)
     # The other nodes use the ports after the cluster view's, so that Prometheus can scrape them.
     others = [Address(address.host, address.port and address.port + 2 + number) for number in range(len(OTHER_GPUS))]
-    addresses = [address, *others]
-    run_demo([gpus, *OTHER_GPUS], addresses, cluster_address, calm, read_prices(prices))
-    click.echo("demo ended")
-
-
-def run_demo(
-    gpus: Sequence[str], addresses: Sequence[Address], cluster_address: Address, calm: bool, prices: ReadPrices
-) -> None:
-    """Runs until SIGINT or SIGTERM."""
+    read = read_prices(prices)
     with ExitStack() as stack:
         nodes = []
-        for number, spec in enumerate(gpus):
+        for number, spec in enumerate([gpus, *OTHER_GPUS]):
             root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="podgpu-demo-")))
-            node = StageNode(f"node-{number + 1}", spec, root, first=number * _PODS_PER_NODE, seed=number)
+            node = StageNode(f"node-{number + 1}", spec, root, first=number * _PODS_PER_NODE)
             nodes.append(stack.enter_context(node))
             click.echo(f"SIMULATED {node.name}: {spec}, {len(node.kubelet.pods)} pods")
-        exporters = [make_exporter(node, prices) for node in nodes]
+        exporters = [make_exporter(node, read) for node in nodes]
         # In parallel, because each exporter waits a second between its first two readings.
         with ThreadPoolExecutor(len(exporters)) as pool:
             list(pool.map(lambda exporter: exporter.agent.warm_up(), exporters))
         targets: list[str] = []
         cluster = Cluster(
-            lambda: ScrapeCollector(FixedTargets(targets), CLUSTER, owners=lambda: find_owners(nodes)),
-            CLUSTER,
-            prices,
+            lambda: ScrapeCollector(FixedTargets(targets), CLUSTER, owners=lambda: find_owners(nodes)), CLUSTER, read
         )
         recorder = cluster_recorder(cluster)
-        write_past(nodes, recorder, [exporter.recorder for exporter in exporters], prices, time.time())
+        write_past(nodes, recorder, [exporter.recorder for exporter in exporters], read, time.time())
+        app = cluster_application(cluster, history=recorder, usage=cluster_usage(cluster, recorder))
         listeners = [
-            *(Listener(exporter.application(), where) for exporter, where in zip(exporters, addresses, strict=True)),
-            Listener(
-                cluster_application(cluster, history=recorder, usage=cluster_usage(cluster, recorder)),
-                cluster_address,
-                CLUSTER_OPTION,
-            ),
+            *(Listener(each.application, where) for each, where in zip(exporters, [address, *others], strict=True)),
+            Listener(app, cluster_address, "--cluster-address"),
         ]
         script = [] if calm else make_script(nodes)
-        director = Director(script, lambda act: click.echo(f"demo: {act.message}"))
-        parts = [part for each in exporters for part in (each.agent, each.recorder)]
-        services: list[Service] = [*parts, cluster, recorder, director]
+        services: list[Service] = [part for each in exporters for part in (each.agent, each.recorder)]
+        stopping = threading.Event()
+        stack.callback(stopping.set)
 
         def on_listening(bound: Sequence[Address]) -> None:
             targets.extend(f"http://{where.host or _LOOPBACK}:{where.port}/metrics" for where in bound[:-1])
             _print_overview(bound, script)
+            threading.Thread(target=perform, args=(script, stopping), name="demo", daemon=True).start()
 
-        run(services, listeners, on_listening)
-
-
-def write_past(
-    nodes: Sequence[StageNode],
-    recorder: HistoryRecorder,
-    of_nodes: Sequence[HistoryRecorder],
-    prices: ReadPrices,
-    now: float,
-) -> None:
-    """Writes a simulated day before `now` to the history of the cluster and of each node."""
-    for round_ in make_past(nodes, owners_of, team_of, prices()[0], now):
-        recorder.append(round_)
-        for node, own in zip(nodes, of_nodes, strict=True):
-            own.append(round_._replace(gpus=[sample for sample in round_.gpus if sample.node == node.name]))
+        run([*services, cluster, recorder], listeners, on_listening)
+    click.echo("demo ended")
 
 
 def _print_overview(bound: Sequence[Address], script: Sequence[Act]) -> None:
@@ -207,63 +194,21 @@ def schedule(script: Sequence[Act]) -> Iterator[tuple[float, Act]]:
             yield cycle * CYCLE_SECONDS + act.at, act
 
 
-class Director:
-    """Runs the scheduled events of the demo."""
-
-    fatal: StartError | None = None
-
-    def __init__(self, script: Sequence[Act], on_act: Callable[[Act], object]) -> None:
-        self._script = script
-        self._on_act = on_act
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._direct, name="director", daemon=True)
-
-    def start(self, on_fatal: Callable[[], object]) -> None:
-        self._thread.start()
-
-    def _direct(self) -> None:
-        began = time.monotonic()
-        for at, act in schedule(self._script):
-            if self._stopping.wait(max(0.0, began + at - time.monotonic())):
-                return
-            act.do()
-            self._on_act(act)
-
-    def reload(self) -> None: ...
-
-    def stop(self) -> None:
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join(_STOP_SECONDS)
+def perform(script: Sequence[Act], stopping: threading.Event) -> None:
+    began = time.monotonic()
+    for at, act in schedule(script):
+        if stopping.wait(max(0.0, began + at - time.monotonic())):
+            return
+        act.do()
+        click.echo(f"demo: {act.message}")
 
 
 class DemoExporter(NamedTuple):
     """The exporter of one simulated node."""
 
-    node: StageNode
     agent: Agent
     recorder: HistoryRecorder
-    prices: ReadPrices
-
-    def application(self) -> web.Application:
-        """Builds the application, which closes connections while the simulated node is down."""
-        usage = node_usage(self.agent, self.recorder, self.prices)
-        app = application(self.agent, history=self.recorder, prices=self.prices, usage=usage)
-
-        @web.middleware
-        async def close_while_down(
-            request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-        ) -> web.StreamResponse:
-            if not self.node.answers and request.transport is not None:
-                request.transport.abort()
-            return await handler(request)
-
-        app.middlewares.insert(0, close_while_down)
-        return app
-
-
-def team_of(namespace: str) -> str:
-    return _TEAMS.get(namespace, "data-science")
+    application: web.Application
 
 
 def make_exporter(node: StageNode, prices: ReadPrices, clock: Clock | None = None) -> DemoExporter:
@@ -289,19 +234,187 @@ def make_exporter(node: StageNode, prices: ReadPrices, clock: Clock | None = Non
         containers=ContainerFinder(str(node.root / "proc")),
         pod_labels=lambda: {(t.namespace, t.pod): (("team", team_of(t.namespace)),) for t in node.tenants},
     )
-    return DemoExporter(node, agent, node_recorder(agent, prices=prices), prices)
+    recorder = node_recorder(agent, prices=prices)
+    app = application(agent, history=recorder, prices=prices, usage=node_usage(agent, recorder, prices))
+
+    @web.middleware
+    async def close_while_down(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if not node.answers and request.transport is not None:
+            request.transport.abort()
+        return await handler(request)
+
+    app.middlewares.insert(0, close_while_down)
+    return DemoExporter(agent, recorder, app)
+
+
+# Owners and teams. In a real cluster, these are read from the API server.
+
+
+def team_of(namespace: str) -> str:
+    return _TEAMS.get(namespace, "data-science")
 
 
 def find_owners(nodes: Sequence[StageNode]) -> dict[tuple[str, str], WorkloadOwner]:
-    """Returns simulated owners of pods. In a real cluster, owners are read from the API server."""
-    return owners_of([tenant for node in nodes for tenant in node.tenants])
+    tenants = {(tenant.namespace, tenant.pod) for node in nodes for tenant in node.tenants}
+    return {pod: owner for pod in tenants if (owner := _owner_of(pod[1])) is not None}
 
 
-def owners_of(tenants: Sequence[Tenant]) -> dict[tuple[str, str], WorkloadOwner]:
-    owners = {}
-    for tenant in tenants:
-        prefix = next((prefix for prefix in _OWNERS if tenant.pod.startswith(f"{prefix}-")), None)
-        if prefix is not None:
-            kind = _OWNERS[prefix]
-            owners[tenant.namespace, tenant.pod] = WorkloadOwner(kind, tenant.pod if kind == "Job" else prefix)
-    return owners
+def _owner_of(pod: str) -> WorkloadOwner | None:
+    for prefix, kind in _OWNERS.items():
+        if pod.startswith(f"{prefix}-"):
+            return WorkloadOwner(kind, pod if kind == "Job" else prefix)
+    return None
+
+
+# The day before the demo started: values, usage, cost, earlier jobs and faults
+
+_JOB_HOURS = 4.0
+_PAUSE_HOURS = 0.2
+_NIGHT = 0.6  # load of services at night, relative to the day
+_GONE_HOURS = (8.0, 7.8)  # the third node did not answer; hours ago, from and to
+_FAULTS = (  # node, GPU, from and to (hours ago), condition, message
+    (0, 6, 5.0, 4.6, "xid", "it reported XID 48 (double-bit ECC error)"),
+    (1, 3, 11.0, 10.3, "lost", "the driver no longer lists it: it fell off the bus or was removed"),
+    (1, 0, 3.0, 2.6, "thermal", "thermal throttling for most of the last minute"),
+    (0, 5, 19.0, 2.0, "idle", "notebooks/jupyter-ada-0/notebook holds it and does not use it"),
+)
+
+
+class _Stay(NamedTuple):
+    """The time when a container held a device. Begin and end are hours before now."""
+
+    tenant: Tenant
+    begin: float = math.inf
+    end: float = 0.0
+
+
+def write_past(
+    nodes: Sequence[StageNode],
+    recorder: HistoryRecorder,
+    of_nodes: Sequence[HistoryRecorder],
+    prices: ReadPrices,
+    now: float,
+) -> None:
+    """Writes a simulated day before `now` to the history of the cluster and of each node."""
+    for round_ in _make_past(nodes, prices()[0], now):
+        recorder.append(round_)
+        for node, own in zip(nodes, of_nodes, strict=True):
+            own.append(round_._replace(gpus=[sample for sample in round_.gpus if sample.node == node.name]))
+
+
+def _make_past(nodes: Sequence[StageNode], prices: Prices, now: float) -> Iterator[HistoryRound]:
+    """Yields rounds until `now`: one for every 5 minutes of the day, and for every 15 s of the last hour."""
+    stays = [list(_stays(number, node)) for number, node in enumerate(nodes)]
+    start, fine = (int(now - length) // COARSE * COARSE for length in (DAY, HOUR))
+    # The usage of a round is stored in the 5 minutes of its time, so a long round is in the 5 minutes that it covers.
+    times = [(at + COARSE - FINE, COARSE) for at in range(start, fine, COARSE)]
+    times += [(at, FINE) for at in range(fine, int(now) - FINE, FINE)]
+    for at, seconds in times:
+        ago = (now - at) / HOUR
+        samples = []
+        for number, node in enumerate(nodes):
+            present = [stay.tenant for stay in stays[number] if stay.end < ago <= stay.begin]
+            for gpu in node.driver.gpus:
+                held = [tenant for tenant in present if tenant.gpu == gpu.number]
+                for instance, size in _divide(gpu):
+                    tenants = [tenant for tenant in held if tenant.gi_id == instance]
+                    device = _PastDevice(number, node.name, gpu, instance, size, tenants)
+                    samples.append(device.sample(at, ago, seconds, prices, held if instance is None else tenants))
+        yield HistoryRound(at, samples)
+
+
+def _divide(gpu: SimulatedGpu) -> list[tuple[int | None, float]]:
+    """Returns the MIG instances with their part of the GPU, and the GPU itself with the rest."""
+    instances: list[tuple[int | None, float]] = [(one.gi_id, one.profile.compute_slices / 7) for one in gpu.instances]
+    return [*instances, (None, 1.0 - sum(size for _, size in instances))]
+
+
+def _stays(number: int, node: StageNode) -> Iterator[_Stay]:
+    """Returns the pods of the demo, and the earlier jobs on the GPUs of the third node's training job."""
+    jobs = [tenant for tenant in node.tenants if tenant.pod.startswith("llm-train-")] if number == 2 else []
+    for tenant in node.tenants:
+        yield _Stay(tenant, 1.5 if tenant in jobs else math.inf)
+    for job in range(5):
+        end = 1.5 + _PAUSE_HOURS + job * (_JOB_HOURS + _PAUSE_HOURS)
+        for tenant in jobs:
+            past = replace(tenant, pod=f"finetune-{5 - job}", duty=0.25 if job == 1 else tenant.duty)
+            yield _Stay(past, end + _JOB_HOURS, end)
+
+
+class _PastDevice(NamedTuple):
+    """A GPU or MIG instance with its holders at one time."""
+
+    number: int  # index on the node
+    node: str
+    gpu: SimulatedGpu
+    instance: int | None
+    size: float  # part of the GPU
+    tenants: list[Tenant]
+
+    def sample(self, at: int, ago: float, seconds: float, prices: Prices, users: list[Tenant]) -> GpuSample:
+        """`users` are the tenants of a GPU and of its MIG instances."""
+        gone = self.number == 2 and _GONE_HOURS[1] < ago <= _GONE_HOURS[0]
+        conditions = [
+            (name, text)
+            for node, gpu, begin, end, name, text in _FAULTS
+            if (node, gpu) == (self.number, self.gpu.number) and end < ago <= begin
+        ]
+        if gone:
+            conditions = [("node_gone", "its node does not answer")]
+        is_blind = gone or any(name == "lost" for name, _ in conditions)
+        size = self.size
+        price = (prices.of(self.gpu.model.name).gpu_hour or 0.0) * size if prices.currency else 0.0
+        loads = {tenant: 0.0 if is_blind else _load(tenant, at) for tenant in users}
+        use = sum(loads.values()) / (max(1, len(loads)) if self.instance is None and self.gpu.instances else 1)
+        idle_watts, _, most_watts = self.gpu.model.power
+        watts = idle_watts + (most_watts - idle_watts) * 0.7 * use
+        memory = float(sum(min(tenant.memory, self.gpu.model.memory // 2) for tenant in users))
+        holders = []
+        for tenant in () if gone else self.tenants:
+            load, part = loads[tenant], seconds / len(self.tenants)
+            amounts = Amounts(
+                allocated_seconds=part * size,
+                idle_seconds=0.0 if tenant.duty else part * size,
+                cost=price * part / HOUR,
+                idle_cost=0.0 if tenant.duty else price * part / HOUR,
+                measured_seconds=0.0 if is_blind else part * size,
+                **dict.fromkeys(("busy_seconds", "busy_min_seconds", "busy_max_seconds"), load * seconds * size),
+                energy_joules=watts * part * size,
+                waited_seconds=load * (use - load) * seconds * size,
+            )
+            own = Figures(load, float(tenant.memory)) if len(self.tenants) > 1 else None
+            holders.append(HolderSample(_account_of(tenant), tenant.container, amounts, own, prices.currency))
+        rest = Amounts(seconds * size, cost=price * seconds / HOUR, energy_joules=idle_watts * seconds * size)
+        is_whole = self.instance is None
+        return GpuSample(
+            uuid=self.gpu.uuid,
+            instance="" if is_whole else str(self.instance),
+            node=self.node,
+            gpu_index=self.gpu.number,
+            figures=None
+            if is_blind
+            else Figures(use, memory, watts if is_whole else None, 30 + 35 * use if is_whole else None),
+            holders=holders,
+            conditions=conditions,
+            unallocated=Amounts() if holders or gone else rest,
+            currency=prices.currency,
+        )
+
+
+def _load(tenant: Tenant, at: int) -> float:
+    """Services follow the time of day, and every load varies over minutes."""
+    day = 1.0
+    if tenant.namespace in ("serving", "batch"):
+        day = _NIGHT + (1 - _NIGHT) * (0.5 - 0.5 * math.cos(2 * math.pi * (at % DAY) / DAY))
+    phase = sum(map(ord, tenant.pod)) + tenant.gpu
+    wave = 0.06 * math.sin(at / 700 + phase) + 0.05 * math.sin(at / 97 + 2 * phase)
+    return max(0.0, min(1.0, tenant.duty * (day + wave)))
+
+
+@cache
+def _account_of(tenant: Tenant) -> UsageAccount:
+    owner = _owner_of(tenant.pod) or WorkloadOwner("", "")
+    labels = json.dumps({"team": team_of(tenant.namespace)})
+    return UsageAccount(tenant.namespace, tenant.pod, "", "", "", owner.kind, owner.name, labels)

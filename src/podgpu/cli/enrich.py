@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from functools import partial
 from typing import Any
 
 import click
@@ -66,13 +67,6 @@ _SHARED = (
 def command(ctx: click.Context, /, **options: Any) -> None:
     """Add pod labels to the metrics of an existing dcgm-exporter, in a file for node_exporter."""
     configure_logging(options["log_format"], options["debug"])
-    source, textfile = _ends(options)
-    settings = _settings(ctx, options)
-    with _open_enricher(source, textfile, settings, options) as enricher:
-        _run_once(enricher) if options["once"] else _run(enricher, options["interval"])
-
-
-def _ends(options: dict[str, Any]) -> tuple[ExpositionSource, AtomicFile]:
     if not options["in"] or not options["out"]:
         raise UsageError("enrich needs --in URL|PATH and --out FILE.prom")
     source = open_exposition(options["in"], options)
@@ -81,25 +75,35 @@ def _ends(options: dict[str, Any]) -> tuple[ExpositionSource, AtomicFile]:
         _log.warning("--out %s: node_exporter reads only files that end in .prom", textfile.path)
     if isinstance(source, FileExposition):
         _check_paths(source.path, str(textfile.path))
-    return source, textfile
-
-
-def _check_paths(source: str, out: str) -> None:
-    if os.path.realpath(source) == os.path.realpath(out) or (
-        os.path.exists(source) and os.path.exists(out) and os.path.samefile(source, out)
-    ):
-        raise UsageError(f"--in and --out are the same file, {out}: podgpu would read its own output")
-    if source.endswith(".prom") and os.path.realpath(os.path.dirname(source)) == os.path.realpath(os.path.dirname(out)):
-        _log.warning("--in and --out are in the same directory: node_exporter will export every metric twice")
-
-
-def _settings(ctx: click.Context, options: dict[str, Any]) -> EnrichSettings:
     default = None if options["once"] else _INTERVALS_KEPT * options["interval"]
-    return EnrichSettings(
+    settings = EnrichSettings(
         policy=Policy(old_namespace=options["use_old_namespace"], pod_uid=options["kubernetes_enable_pod_uid"]),
         stale_after=options["stale_after"] if is_set(ctx, "stale_after") else default,
         device_name_ids=options["kubernetes_gpu_id_type"] == "device-name",
     )
+    with closing(ApiAccess(options["kubeconfig"])) as api, closing(Workers()) as workers:
+        driver = open_telemetry("nvml", options)
+        errors = ErrorCounts()
+        with closing(AllocationReader(make_holders(options, api, driver), workers, errors, Clock())) as reader:
+            fetch = partial(_fetch, source, workers)
+            enricher = Enricher(fetch, reader.read, textfile, errors, settings, CompanionDriver(driver))
+            _run_once(enricher) if options["once"] else _run(enricher, options["interval"])
+
+
+def _fetch(source: ExpositionSource, workers: Workers) -> Sequence[ParsedFamily]:
+    """Reads in a worker, so that a turn ends even if the read hangs."""
+    read = {"exporter": lambda: parse_exposition(source.fetch(), source.shown)}
+    result = workers.run(read, _DEADLINE_SECONDS)["exporter"]
+    if result.value is None:
+        raise result.error or SourceError("bug", "no metrics and no reason")
+    return result.value
+
+
+def _check_paths(source: str, out: str) -> None:
+    if os.path.realpath(source) == os.path.realpath(out):
+        raise UsageError(f"--in and --out are the same file, {out}: podgpu would read its own output")
+    if source.endswith(".prom") and os.path.realpath(os.path.dirname(source)) == os.path.realpath(os.path.dirname(out)):
+        _log.warning("--in and --out are in the same directory: node_exporter will export every metric twice")
 
 
 def _run_once(enricher: Enricher) -> None:
@@ -112,23 +116,6 @@ def _run_once(enricher: Enricher) -> None:
         raise StartError(f"written without pod labels, because no source of pod labels could be read: {reasons}")
 
 
-@contextmanager
-def _open_enricher(
-    source: ExpositionSource, textfile: AtomicFile, settings: EnrichSettings, options: Mapping[str, Any]
-) -> Iterator[Enricher]:
-    with ExitStack() as stack:
-        api = ApiAccess(options["kubeconfig"])
-        stack.callback(api.close)
-        driver = open_telemetry("nvml", options)
-        holders = make_holders(options, api, driver)
-        isolation = Workers()
-        stack.callback(isolation.close)
-        errors = ErrorCounts()
-        reader = AllocationReader(holders, isolation, errors, Clock())
-        stack.callback(reader.close)
-        yield Enricher(_fetch(source, isolation), reader.read, textfile, errors, settings, CompanionDriver(driver))
-
-
 def _run(enricher: Enricher, interval: float) -> None:
     """Runs until SIGTERM or SIGINT. The file is not removed at the end."""
     stopping = stop_on_signal()
@@ -138,17 +125,3 @@ def _run(enricher: Enricher, interval: float) -> None:
             enricher.turn()
         due = max(due + interval, time.monotonic())
         stopping.wait(due - time.monotonic())
-
-
-def _fetch(source: ExpositionSource, isolation: Workers) -> Callable[[], Sequence[ParsedFamily]]:
-    """Reads in a worker, so that a turn ends even if the read hangs."""
-
-    def fetch() -> Sequence[ParsedFamily]:
-        result = isolation.run({"exporter": lambda: parse_exposition(source.fetch(), source.shown)}, _DEADLINE_SECONDS)[
-            "exporter"
-        ]
-        if result.value is None:
-            raise result.error or SourceError("bug", "no metrics and no reason")
-        return result.value
-
-    return fetch

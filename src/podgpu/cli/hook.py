@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import signal
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from podgpu.cli.options import make_command, options_of
@@ -38,39 +36,26 @@ def command(**options: Any) -> None:
     (NRI_PLUGIN_SOCKET). Changes containers only if --inject is given.
     """
     configure_logging(options["log_format"], options["debug"])
-    file = _podlist(options["podlist"])
-    hook = Hook(_settings(options, os.environ), file)
+    path, descriptor = options["podlist"], os.environ.get("NRI_PLUGIN_SOCKET", "")
+    if os.path.ismount(path):
+        raise UsageError(f"--podlist {path} is a mount point and cannot be replaced: mount its directory")
+    if descriptor and not descriptor.isdecimal():
+        raise UsageError(f"NRI_PLUGIN_SOCKET {descriptor!r}: must be the number of an open connection")
+    file = AtomicFile(os.path.abspath(path), option="--podlist")
+    settings = HookSettings(
+        socket=options["socket"],
+        inherited=int(descriptor) if descriptor else None,
+        name=os.environ.get("NRI_PLUGIN_NAME") or "podgpu",
+        index=os.environ.get("NRI_PLUGIN_IDX") or "90",
+        inject=options["inject"],
+        proc=options["path_proc"],
+    )
+    hook = Hook(settings, file)
     _log.info("maintaining %s", file.path)
     if options["address"] is None:
         _run_without_port(hook)
     else:
         _run_with_port(hook, options["address"])
-
-
-def _podlist(path: str) -> AtomicFile:
-    if os.path.ismount(path):
-        raise UsageError(f"--podlist {path} is a mount point and cannot be replaced: mount its directory")
-    return AtomicFile(os.path.abspath(path), option="--podlist")
-
-
-def _settings(options: Mapping[str, Any], environment: Mapping[str, str]) -> HookSettings:
-    descriptor = environment.get("NRI_PLUGIN_SOCKET", "")
-    if descriptor and not (descriptor.isascii() and descriptor.isdecimal() and len(descriptor) < 6):
-        raise UsageError(f"NRI_PLUGIN_SOCKET {descriptor!r}: must be the number of an open connection")
-    name = environment.get("NRI_PLUGIN_NAME") or "podgpu"
-    index = environment.get("NRI_PLUGIN_IDX") or "90"
-    if not re.fullmatch(r"[A-Za-z0-9_.+-]+", name):
-        raise UsageError(f"NRI_PLUGIN_NAME {name!r}: must consist of letters, digits and _ . + -")
-    if not re.fullmatch(r"[0-9]{2}", index, re.ASCII):
-        raise UsageError(f"NRI_PLUGIN_IDX {index!r}: must be two digits, such as 90")
-    return HookSettings(
-        socket=options["socket"],
-        inherited=int(descriptor) if descriptor else None,
-        name=name,
-        index=index,
-        inject=options["inject"],
-        proc=options["path_proc"],
-    )
 
 
 def _run_with_port(hook: Hook, address: Address) -> None:

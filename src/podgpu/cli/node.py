@@ -188,8 +188,8 @@ def simulated_driver(spec: str = "") -> SimulatedNvml:
 
 
 def _open_simulated(argument: str, options: Options) -> Telemetry:
+    from podgpu.simulate.driver import TurnLog
     from podgpu.simulate.node import place_loads, tenants
-    from podgpu.simulate.switches import TurnLog
 
     driver = simulated_driver(argument)
     place_loads(driver, tenants(driver))

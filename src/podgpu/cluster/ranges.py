@@ -49,9 +49,12 @@ _MIG_PARTS = ((1, 1), (2, 2), (3, 4), (4, 4))  # sevenths of compute and eighths
 _MIG_MODELS = ("A100", "H100", "H200", "GH200", "B200")
 _MAX_SHARE = 0.6  # a pod that needs more than this gets no hint
 _GIB = 1024**3
+# While a node does not answer, its pods have not ended.
 _SPANS = """
-SELECT started, ended, owner_kind, owner_name
-FROM span JOIN account ON account.id = span.account WHERE namespace = ? AND pod = ? ORDER BY started"""
+SELECT span.started, iif(gone.gpu IS NULL, span.ended, gone.ended), owner_kind, owner_name
+FROM span JOIN account ON account.id = span.account
+LEFT JOIN span AS gone ON gone.gpu = span.gpu AND gone.name = 'node_gone' AND gone.started = span.ended
+WHERE namespace = ? AND pod = ? ORDER BY span.started"""
 
 
 class RangeQuery(NamedTuple):
@@ -474,7 +477,10 @@ def _add_history(summary: JobSummary, history: PodHistory, end: float, state: Cl
     memory = [value for one in series for value in _known(one["memory_used_bytes"])]
     summary.gpus = len(history.devices)
     summary.nodes = tuple(sorted({device.node for device in history.devices}))
-    summary.peak_use = max((max(values) for values in use if values), default=None)
+    known = [value for values in use for value in values]
+    summary.peak_use = max(known, default=None)
+    # Mean and peak are parts of the GPU or MIG instance; /api/v1/range has the mean of the pod's share of it.
+    summary.mean_use = round(sum(known) / len(known), 4) if known else summary.mean_use
     summary.p95_use = max((_p95(values) for values in use if values), default=None)
     summary.peak_memory_bytes = max(memory, default=None)
     summary.step_seconds = history.step_seconds
@@ -509,7 +515,9 @@ def _hint(summary: JobSummary, p95: list[float], gpus: list[DeviceState]) -> str
     peak, total = summary.peak_memory_bytes, min((gpu.memory_total_bytes or 0 for gpu in gpus), default=0)
     if not p95 or peak is None or not total:
         return ""
-    usual = f"below {max(p95) * 100:.0f} % for 95 % of the time, at most {peak / _GIB:.1f} GiB of memory"
+    if not summary.peak_use:
+        return f"Nothing ran on its {'GPU, so it' if len(p95) == 1 else f'{len(p95)} GPUs, so they'} can be released."
+    usual = f"below {max(1, round(max(p95) * 100))} % for 95 % of the time, at most {peak / _GIB:.1f} GiB of memory"
     proviso = "if its use stays as before: " + usual
     if len(p95) > 1:
         needed = max(1, math.ceil(sum(p95)), math.ceil(peak * len(p95) / total))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
-from podgpu.errors import one_line
+from podgpu.errors import one_line, plural
 
 
 class Level(StrEnum):
@@ -68,7 +68,3 @@ def summarize(findings: Sequence[Finding]) -> str:
         return "no problems found"
     summary = plural(problems, "problem") if problems else "no problems"
     return f"{summary}, {plural(notes, 'note')}" if notes else summary
-
-
-def plural(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -7,19 +7,20 @@ import re
 import socket
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from podgpu.doctor.findings import Finding, note, ok, plural, wrong
-from podgpu.errors import SourceError, StartError, few_of
+from podgpu.doctor.findings import Finding, note, ok, wrong
+from podgpu.errors import SourceError, StartError, few_of, plural
 from podgpu.gpu.dcgm import DcgmTelemetry
 from podgpu.gpu.dcgm.connection import format_version
 from podgpu.gpu.exporter import ExporterTelemetry
 from podgpu.gpu.nvml import NvmlTelemetry, count_pci_gpus
 from podgpu.gpu.nvml.driver import VersionMismatch
 from podgpu.gpu.nvml.plan import MIN_GPM_SECONDS
-from podgpu.gpu.nvml.switch_splitter import Capability
+from podgpu.gpu.nvml.switch_attribution import SwitchLogError
 from podgpu.gpu.source import GpuAnswer, Inventory, Telemetry
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.fields import Field, Gpm, fields
@@ -244,6 +245,10 @@ _ADD_CAPABILITY = (
     "add CAP_SYS_ADMIN (chart: exporter.usage.from: exact; docker run --cap-add SYS_ADMIN --user 0), without a user"
     " namespace"
 )
+_MPS = (
+    "used by clients of MPS. The driver reports only the MPS server, so busy time, idle time, energy, waste, cost by"
+    " use and autoscaling are not known under MPS, unless all clients belong to one container"
+)
 _CHECK_DRIVER = (
     "install driver 550 or later, use the NVIDIA runtime (runtimeClassName: nvidia), and check the host's dmesg for"
     " NVRM lines; a vGPU guest needs the profiling capability of its host"
@@ -254,6 +259,15 @@ def check_usage(
     telemetry: Telemetry, gpus: Sequence[Device], method: UsageMethod, workers: Workers, deadline: float
 ) -> list[Finding]:
     """Checks which method of `--usage-from` can split the busy time of shared GPUs on this node."""
+    processes = workers.run({f"processes-{gpu.uuid}": partial(telemetry.processes, gpu) for gpu in gpus}, deadline)
+    under_mps = [gpu.index for gpu in gpus if any(p.mps for p in processes[f"processes-{gpu.uuid}"].value or ())]
+    findings = _check_methods(telemetry, gpus, method, workers, deadline)
+    return [note("MPS", f"GPU {few_of(under_mps)}: {_MPS}"), *findings] if under_mps else findings
+
+
+def _check_methods(
+    telemetry: Telemetry, gpus: Sequence[Device], method: UsageMethod, workers: Workers, deadline: float
+) -> list[Finding]:
     if method == "samples" or telemetry.name == SIMULATED:
         text = (
             "busy time of shared GPUs is split by driver samples, each credited to one process; --usage-from switches"
@@ -262,14 +276,12 @@ def check_usage(
         return [ok("sharing", text)]
     if not isinstance(telemetry, NvmlTelemetry):
         return [note("sharing", "--usage-from cannot be checked with this --telemetry", "use --telemetry nvml")]
-    results = workers.run({f"switches-{gpu.uuid}": partial(telemetry.check_capability, gpu) for gpu in gpus}, deadline)
+    jobs = {f"switches-{gpu.uuid}": partial(_check_switches, telemetry, gpu, method) for gpu in gpus}
+    results = workers.run(jobs, deadline)
     findings: dict[Finding, list[str]] = defaultdict(list)
     for gpu in gpus:
         result = results[f"switches-{gpu.uuid}"]
-        if result.value is not None:
-            finding = _check_switches(result.value)
-        else:
-            finding = wrong("sharing", f"unknown: {result.error}", _CHECK_DRIVER)
+        finding = result.value or wrong("sharing", f"unknown: {result.error}", _CHECK_DRIVER)
         findings[finding].append(str(gpu.index))
     return [
         replace(finding, text=f"GPU{'s' * (len(numbers) > 1)} {few_of(numbers)}: {finding.text}")
@@ -277,19 +289,22 @@ def check_usage(
     ]
 
 
-def _check_switches(capability: Capability) -> Finding:
-    if capability.error is not None:
-        text = f"uses driver samples instead, because context switches cannot be read: {capability.error}"
+def _check_switches(telemetry: NvmlTelemetry, gpu: Device, method: UsageMethod) -> Finding:
+    try:
+        with closing(telemetry.open_switch_log(gpu)) as listener:
+            unsampled = listener.unsampled
+    except SwitchLogError as e:
+        text = f"uses driver samples instead, because context switches cannot be read: {e}"
         return wrong("sharing", text, _CHECK_DRIVER)
-    if capability.method == "exact":
+    if not unsampled:
         return ok("sharing", "exact: uses context switches and busy samples")
     text = "uses context switches, with bounds"
-    if not capability.privileged:
-        finding = wrong if capability.wanted == "exact" else note
+    if not telemetry.switch_logs.privileged():
+        finding = wrong if method == "exact" else note
         hidden = "processes of other users are hidden, so driver samples are used while they run"
         return finding("sharing", f"{text}: CAP_SYS_ADMIN is missing; {hidden}", _ADD_CAPABILITY)
-    if capability.wanted == "exact":
-        return note("sharing", f"{text}, not exact: {capability.unsampled}")
+    if method == "exact":
+        return note("sharing", f"{text}, not exact: {unsampled}")
     return ok("sharing", f"{text} (exact would add busy samples)")
 
 

@@ -92,11 +92,10 @@ class FileExposition:
             )
         content = read_bounded(self.path, MAX_METRICS_BYTES)
         if not content.endswith(b"\n"):
-            what = "ends in the middle of a line" if content else "is empty"
             raise SourceError(
                 "being_written",
-                f"{self.path} {what}. It is read again soon. If this continues, the program that writes it must "
-                "write to a temporary file and then rename it",
+                f"{self.path} is empty or ends in the middle of a line: the program that writes it should write to a "
+                "temporary file and then rename it",
             )
         return content
 

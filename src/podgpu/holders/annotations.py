@@ -1,32 +1,38 @@
-"""Allocation source `annotations`: pod annotations of koordinator, HAMi, Volcano and gpu-manager.
+"""Allocation source `annotations`: pod annotations of koordinator, HAMi, Volcano, gpu-manager, KAI and Run:ai.
 
 These schedulers assign GPUs without the kubelet, or assign other GPUs than the kubelet lists.
 """
 
 from __future__ import annotations
 
-import logging
+import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
+from math import ceil
 from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct, field
 
 from podgpu.decode import find_decoder
 from podgpu.errors import SourceError, one_line
-from podgpu.holders import AllocationSource, reservations
+from podgpu.holders import AllocationSource
 from podgpu.holders.device_ids import (
     VCUDA_CORE,
     VCUDA_MEMORY,
     DeviceId,
+    DeviceIndex,
     HeldId,
     map_held,
     parse_device_id,
     sort_vcuda,
 )
+from podgpu.holders.merge import Complete
 from podgpu.kube.objects import ContainerRecord, PodRecord, parse_quantity
-from podgpu.model import Allocation, Device, Unmapped, VcudaRequest, Workload
+from podgpu.model import MIB, Allocation, Assignment, Device, Unmapped, VcudaRequest, Workload
 
 if TYPE_CHECKING:
     from podgpu.kube.reflector import Informer
@@ -40,10 +46,14 @@ VOLCANO_DEVICES = "volcano.sh/vgpu-ids-new"
 GPU_MANAGER_ASSIGNED = "tencent.com/gpu-assigned"
 GPU_MANAGER_CARDS = "tencent.com/predicate-gpu-idx-"
 """Prefix of an annotation name that ends with the number of the container."""
+RESERVED_GPU = "run.ai/reserve_for_gpu_index"  # contains the UUID, despite its name
+FRACTION = "gpu-fraction"
+MEMORY = "gpu-memory"  # MiB
+CONTAINER = "gpu-fraction-container-name"
 
 _ANNOTATIONS = {
     *(KOORDINATOR_DEVICES, HAMI_DEVICES, HAMI_MIG_DEVICES, HAMI_1_DEVICES, VOLCANO_DEVICES, GPU_MANAGER_ASSIGNED),
-    *reservations.ANNOTATIONS,
+    *(RESERVED_GPU, FRACTION, MEMORY, CONTAINER),
 }
 GPU_RESOURCES = (
     "nvidia.com/gpu",
@@ -55,7 +65,6 @@ GPU_RESOURCES = (
     "4pd.io/vgpu",
 )
 """Prefixes of GPU resources."""
-_log = logging.getLogger(__name__)
 
 
 def is_read(annotation: str) -> bool:
@@ -77,34 +86,24 @@ class AnnotationsAllocation(AllocationSource):
 
     def __init__(self, pods: Informer[PodRecord]) -> None:
         self._pods = pods
-        self._logged: dict[str, str] = {}  # pod uid -> error that was logged
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
         """Uses the last known pods while the API server is unavailable, but not after podgpu lost its permission."""
         error = self._pods.error
         if not self._pods.synced or (error is not None and error.reason == "forbidden"):
-            if error is not None:
-                raise SourceError(error.reason, str(error))
-            raise SourceError(
-                "not_synced",
-                "pods have not been read from the API server yet; if this persists, check that it is reachable",
-            )
+            problem = "pods have not been read from the API server yet; if this persists, check that it is reachable"
+            # A new error each time, because raising the same one again would extend its traceback.
+            raise SourceError(error.reason, str(error)) if error else SourceError("not_synced", problem)
         # Schedulers annotate a pod before it is bound to a node.
         pods = [pod for pod in self._pods.items() if pod.node and not pod.is_finished]
         held: list[HeldId] = []
         malformed: list[Unmapped] = []
-        errors: dict[str, str] = {}
         for pod in pods:
             try:
                 held += read_grants(pod)
             except BadAnnotation as error:
                 whole_pod = Workload(pod.namespace, pod.name, uid=pod.uid)
                 malformed.append(Unmapped(SOURCE, error.reason, error.key, error.key, whole_pod))
-                errors[pod.uid] = str(error)
-        for uid, text in errors.items():
-            if self._logged.get(uid) != text:
-                _log.warning("%s", text)
-        self._logged = errors
         mapped = map_held(SOURCE, held, devices)
         requests = sort_vcuda(request for pod in pods for request in _read_vcuda_requests(pod))
         return replace(mapped, unmapped=(*mapped.unmapped, *malformed), vcuda=requests)
@@ -155,7 +154,7 @@ def _hold(pod: PodRecord, container: ContainerRecord, device: str | int, key: st
     if isinstance(device, int):
         return HeldId(_workload(pod, container), key, f"nvidia{device}", DeviceId(minor=device), share)
     device_id = parse_device_id(device)
-    if device_id is not None and (device_id.everything or device_id.integrated):
+    if device_id is not None and device_id.everything:
         device_id = None
     return HeldId(_workload(pod, container), key, device, device_id, share)
 
@@ -227,30 +226,23 @@ class _HamiMigDevice(Struct):
     mig_uuid: str | None = field(name="migUUID", default=None)
 
 
-def hami_grants(pod: PodRecord) -> list[HeldId]:
-    """Reads the annotation of HAMi 2. Since 2.9 the list starts with the init containers, which older versions omit."""
-    every = pod.all_containers
-    return _read_positional(pod, HAMI_DEVICES, (every, pod.containers, _requesting(every)))
-
-
-def hami_1_grants(pod: PodRecord) -> list[HeldId]:
-    return _read_positional(pod, HAMI_1_DEVICES, (pod.containers, _requesting(pod.containers)))
-
-
-def volcano_grants(pod: PodRecord) -> list[HeldId]:
-    """Reads the annotation of Volcano, which omits containers that request no GPU."""
-    return _read_positional(pod, VOLCANO_DEVICES, (_requesting(pod.containers), pod.containers))
-
-
 def _requesting(containers: Sequence[ContainerRecord]) -> tuple[ContainerRecord, ...]:
     return tuple(container for container in containers if requests_gpu(container))
 
 
-def _read_positional(pod: PodRecord, key: str, orders: Sequence[Sequence[ContainerRecord]]) -> list[HeldId]:
+def _read_positional(pod: PodRecord, key: str) -> list[HeldId]:
+    """Reads the annotations of HAMi and Volcano. The position in the list identifies the container.
+
+    Volcano omits containers that request no GPU. Since 2.9, HAMi's list starts with the init containers.
+    """
+    orders = [pod.containers, _requesting(pod.containers)]
+    if key == HAMI_DEVICES:
+        orders = [pod.all_containers, pod.containers, _requesting(pod.all_containers)]
+    elif key == VOLCANO_DEVICES:
+        orders.reverse()
     text = pod.annotation(key)
     if not text:
         return []
-    # Empty entries are kept, because the position in the list identifies the container.
     places = text.strip().removesuffix(";").split(";")
     slots = [[_parse_slice(part) for part in place.split(":") if part] for place in places]
     mig_text = pod.annotation(HAMI_MIG_DEVICES) if key == HAMI_DEVICES else ""
@@ -336,9 +328,131 @@ def _gpu_manager_cards(pod: PodRecord, key: str, text: str) -> list[HeldId]:
 
 FORMATS: Mapping[str, Callable[[PodRecord], list[HeldId]]] = {
     KOORDINATOR_DEVICES: koordinator_grants,
-    HAMI_DEVICES: hami_grants,
-    HAMI_1_DEVICES: hami_1_grants,
-    VOLCANO_DEVICES: volcano_grants,
+    **{key: partial(_read_positional, key=key) for key in (HAMI_DEVICES, HAMI_1_DEVICES, VOLCANO_DEVICES)},
     GPU_MANAGER_CARDS: gpu_manager_grants,
 }
 """Readers by name of the annotation."""
+
+
+# Reservation pods of KAI Scheduler and Run:ai. A pod with a fraction of a GPU requests no device. The scheduler
+# reserves a whole GPU with a pod of its own, and the kubelet lists only that pod. All pods that share the GPU have the
+# name of the same group in their labels.
+
+_GROUP = "runai-gpu-group"
+"""Label with the group. A pod on several GPUs has a label `runai-gpu-group/<group>` for each of them."""
+_NAME_PREFIXES = ("gpu-reservation-", "runai-reservation-gpu-")
+_CONTAINERS = ("resource-reservation", "runai-reservation")
+_SCALING_NAMESPACES = ("kai-scale-adjust", "runai-scale-adjust")
+"""Pods in these namespaces request whole GPUs only to make an autoscaler add nodes."""
+_MEMORY_MIB = re.compile(r"[1-9][0-9]{0,9}")
+
+
+def replace_reservations(
+    readings: Mapping[str, Allocation],
+    pods: Sequence[PodRecord],
+    devices: Sequence[Device],
+    complete: Complete = lambda workload: workload,
+) -> dict[str, Allocation]:
+    """Removes reservation pods from the readings of all sources, and adds the pods of their groups.
+
+    Without the API server's `pods` the groups are unknown. The GPU is then reported as unmapped (`reserved`).
+    """
+    reserved: dict[PodRecord, set[str]] = defaultdict(set)
+    records = {(pod.namespace, pod.name): pod for pod in pods}
+    replaced: dict[str, Allocation] = {SOURCE: Allocation()} if pods and SOURCE not in readings else {}
+    for source, reading in readings.items():
+        kept: list[Assignment] = []
+        unknown: list[Unmapped] = []
+        for assignment in reading.assignments:
+            holder = assignment.holder
+            with suppress(SourceError):  # contradictory identities
+                holder = complete(holder)
+            pod = records.get((holder.namespace, holder.pod))
+            if pod is not None and _is_reservation(pod):
+                reserved[pod].add(assignment.device)
+            elif pod is None and holder.pod.startswith(_NAME_PREFIXES) and holder.container in _CONTAINERS:
+                unknown.append(Unmapped(source, "reserved", assignment.device, "", holder))
+            elif holder.namespace not in _SCALING_NAMESPACES:
+                kept.append(assignment)
+        replaced[source] = replace(reading, assignments=tuple(kept), unmapped=(*reading.unmapped, *unknown))
+    if pods:
+        groups = _find_groups(pods, reserved, DeviceIndex(devices))
+        members, unmapped = _find_members(pods, groups, {device.key: device for device in devices})
+        reading = replaced[SOURCE]
+        replaced[SOURCE] = replace(
+            reading, assignments=(*members, *reading.assignments), unmapped=(*reading.unmapped, *unmapped)
+        )
+    return replaced
+
+
+def _is_reservation(pod: PodRecord) -> bool:
+    has_container = any(container.name in _CONTAINERS for container in pod.containers)
+    return bool(_read_groups(pod)) and (has_container or bool(pod.annotation(RESERVED_GPU)))
+
+
+def _read_groups(pod: PodRecord) -> set[str]:
+    return {group for label, group in pod.labels if label == _GROUP or label.startswith(f"{_GROUP}/")}
+
+
+def _find_groups(
+    pods: Sequence[PodRecord], reserved: Mapping[PodRecord, set[str]], index: DeviceIndex
+) -> dict[str, set[str]]:
+    """Returns the devices of each group, from the assignments of its reservation pod, else from its annotation."""
+    groups: dict[str, set[str]] = defaultdict(set)
+    for pod in pods:
+        if not _is_reservation(pod) or pod.is_finished:
+            continue
+        held = reserved.get(pod)
+        if not held:
+            device_id = parse_device_id(pod.annotation(RESERVED_GPU))
+            held = {device.key for device in index.find(device_id)} if device_id else set()
+        for group in _read_groups(pod):
+            groups[group] |= held
+    return groups
+
+
+def _find_members(
+    pods: Sequence[PodRecord], groups: Mapping[str, set[str]], devices: Mapping[str, Device]
+) -> tuple[list[Assignment], list[Unmapped]]:
+    members: list[Assignment] = []
+    unmapped: list[Unmapped] = []
+    for pod in pods:
+        container = _find_container(pod)
+        if _is_reservation(pod) or pod.is_finished or not pod.node or container is None:
+            continue
+        holder = _workload(pod, container)
+        for group in sorted(_read_groups(pod)):
+            held = groups.get(group, set())
+            if len(held) == 1:
+                (key,) = held
+                share = _compute_share(pod, devices.get(key))
+                members.append(Assignment(key, holder, SOURCE, share=share, is_shared=True))
+            else:  # two reservation pods for one group are a fault of KAI before 0.16
+                unmapped.append(Unmapped(SOURCE, "unknown_group", group, _GROUP, holder))
+    return members, unmapped
+
+
+def _find_container(pod: PodRecord) -> ContainerRecord | None:
+    """Returns the container that has the GPU, or None if it is an init container that has finished."""
+    name = pod.annotation(CONTAINER)
+    named = [container for container in pod.all_containers if container.name == name]
+    container = next(iter(named or pod.containers), None)
+    return None if container is None or container.finished else container
+
+
+def _compute_share(pod: PodRecord, device: Device | None) -> float | None:
+    """Returns the fraction of each GPU that the pod holds. Computes it from memory as KAI does."""
+    with suppress(ValueError):
+        fraction = float(pod.annotation(FRACTION))
+        return fraction if 0 < fraction <= 1 else None
+    memory = pod.annotation(MEMORY)
+    total = int(device.memory_bytes or 0) // MIB // 100 * 100 if device is not None else 0
+    if not _MEMORY_MIB.fullmatch(memory) or not total:
+        return None
+    return min(1.0, ceil(100 * int(memory) / total) / 100)
+
+
+def find_reserved(allocation: Allocation) -> frozenset[str]:
+    """Returns the reserved devices of a merged allocation whose holders are unknown."""
+    held = {assignment.device for assignment in allocation.assignments}
+    return frozenset(entry.device_id for entry in allocation.unmapped if entry.reason == "reserved") - held

@@ -26,8 +26,7 @@ class DeviceId(NamedTuple):
     minor: int | None = None  # N of /dev/nvidiaN. Can differ from the driver's index, which is in PCI order.
     gi_id: int | None = None
     ci_id: int | None = None
-    everything: bool = False  # all GPUs of the node; WSL has only this id
-    integrated: bool = False  # the GPU of a Tegra board, whose id has neither UUID nor minor
+    everything: bool = False  # all GPUs of the node: the only id on WSL (`all`) and on Tegra boards (`tegra`)
     replica: str = ""  # time slice, MPS client or vGPU of a shared device
 
     @property
@@ -54,10 +53,8 @@ _MINOR = re.compile(_NUMBER, re.ASCII)
 def parse_device_id(text: str) -> DeviceId | None:
     """Returns None if the id names no GPU, such as gpu-manager's `tencent.com/vcuda-core-3`."""
     name, _, replica = text.partition("::")
-    if name == "all":
+    if name in ("all", "tegra"):
         return DeviceId(everything=True, replica=replica)
-    if name == "tegra":
-        return DeviceId(integrated=True, replica=replica)
     match = _NVIDIA_PLUGIN.fullmatch(name)
     if match is not None:
         return DeviceId(
@@ -99,8 +96,6 @@ class DeviceIndex:
         """Returns the devices that the id names, or an empty tuple. Replicas are ignored."""
         if device_id.everything:
             return self._whole
-        if device_id.integrated:
-            return self._whole[:1]
         device: Device | None
         if device_id.mig_uuid is not None:
             device = self._by_mig_uuid.get(device_id.mig_uuid.lower())
@@ -126,7 +121,7 @@ def is_gpu(held: HeldId, resource_names: frozenset[str]) -> bool:
     if held.resource.startswith("nvidia.com/") or held.resource in resource_names:
         return True
     device_id = held.device_id
-    return device_id is not None and not (device_id.everything or device_id.integrated)
+    return device_id is not None and not device_id.everything
 
 
 def map_held(

@@ -26,6 +26,7 @@ from h2.events import (
 from h2.exceptions import H2Error
 
 from podgpu.errors import SourceError
+from podgpu.files import explain_read_error
 from podgpu.holders import AllocationSource, podresources_pb2
 from podgpu.holders.device_ids import (
     HeldId,
@@ -80,7 +81,7 @@ class KubeletAllocation(AllocationSource):
         self._allocatable_at = float("-inf")
         self._offered: frozenset[str] = frozenset()
         self._replicas: dict[SharedDevice, frozenset[str]] = {}
-        self._held_replicas: frozenset[SharedDevice] = frozenset()
+        self._held_replicas: set[SharedDevice] = set()
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
         response = self.list()
@@ -111,36 +112,29 @@ class KubeletAllocation(AllocationSource):
         return by_id if self.claims is None else _unite(by_id, self.claims.held(response, devices))
 
     def _update_allocatable(self, response: Any) -> None:
-        """Reads the offered GPUs and the replicas of shared GPUs. Does so at once if a held replica is unknown.
-
-        The kubelet reports healthy devices only, and none while the device plugin is unavailable. Replicas of a device
-        that is held, or was held at the last call, are therefore never removed.
-        """
-        held = frozenset(
+        """Reads the offered GPUs and the replicas of shared GPUs. Does so at once if a held replica is unknown."""
+        held = {
             entry.device_id.shared
             for entry in _held_ids(response)
             if entry.device_id is not None and entry.device_id.replica and is_gpu(entry, self.resource_names)
-        )
+        }
         is_due = self._clock() - self._allocatable_at >= _ALLOCATABLE_SECONDS
         if not is_due and held <= self._replicas.keys():
             return
         self._allocatable_at = self._clock()
-        ids = self._list_allocatable()
+        ids: tuple[str, ...] = ()  # stays empty if the kubelet does not report devices (before 1.23)
+        with suppress(GrpcError, DecodeError, ValueError):
+            answer = self._grpc.call("/v1.PodResourcesLister/GetAllocatableResources", _ALLOCATABLE_DEADLINE)
+            offered = podresources_pb2.AllocatableResourcesResponse.FromString(answer).devices
+            ids = tuple(text for entry in offered for text in entry.device_ids)
         parsed = map(parse_device_id, ids)
         self._offered = frozenset(device_id.gpu_uuid for device_id in parsed if device_id and device_id.gpu_uuid)
+        # The kubelet reports healthy devices only, and none while the device plugin is unavailable. Replicas of a
+        # device that is held, or was held at the last call, are therefore never removed.
         registered = group_replicas(ids)
         kept = {shared: self._replicas[shared] for shared in (held | self._held_replicas) & self._replicas.keys()}
         self._replicas = kept | {shared: kept.get(shared, frozenset()) | registered[shared] for shared in registered}
         self._held_replicas = held
-
-    def _list_allocatable(self) -> tuple[str, ...]:
-        """Returns the ids of all healthy devices, or none if the kubelet does not report them (before 1.23)."""
-        try:
-            answer = self._grpc.call("/v1.PodResourcesLister/GetAllocatableResources", _ALLOCATABLE_DEADLINE)
-            response = podresources_pb2.AllocatableResourcesResponse.FromString(answer)
-        except (GrpcError, DecodeError, ValueError):
-            return ()
-        return tuple(text for entry in response.devices for text in entry.device_ids)
 
     def close(self) -> None:
         self._grpc.close()
@@ -199,10 +193,8 @@ def _stat_socket(path: str) -> SocketIdentity:
             f"the kubelet's socket {path} does not exist: mount the host's pod-resources directory (not the socket"
             f" itself, which every kubelet restart replaces) or set {OPTION}",
         ) from error
-    except PermissionError as error:
-        raise SourceError("permission_denied", f"no permission to connect to {path}: {_PERMISSION_DENIED}") from error
     except (OSError, ValueError) as error:
-        raise SourceError("error", f"cannot access {path} ({error}): check {OPTION}") from error
+        raise explain_read_error(error, path) from error
     if not stat.S_ISSOCK(status.st_mode):
         raise SourceError(
             "not_a_socket",
@@ -212,9 +204,6 @@ def _stat_socket(path: str) -> SocketIdentity:
     return status.st_dev, status.st_ino, status.st_ctime_ns
 
 
-_PERMISSION_DENIED = (
-    "only uid 0 can use the kubelet's socket: set securityContext.runAsUser: 0 (no capability is needed)"
-)
 _ERRORS = {
     "CANCELLED": ("error", "podgpu is stopping"),
     "DEADLINE_EXCEEDED": ("deadline", "it hangs or is overloaded; if this persists, check the kubelet's log"),
@@ -228,7 +217,7 @@ def _explain(error: GrpcError, path: str) -> SourceError:
     message = " ".join(error.message.split())[:300]
     reason, advice = _ERRORS.get(error.status, ("error", "check the kubelet's log"))
     if error.status == "UNAVAILABLE" and "Permission denied" in message:
-        reason, advice = "permission_denied", _PERMISSION_DENIED
+        reason, advice = "permission_denied", "set securityContext.runAsUser: 0, because only uid 0 may connect"
     elif error.status == "RESOURCE_EXHAUSTED" and "rate limit" in message:
         reason = "rate_limited"
         advice = "the last mapping is used; if this persists, find the client that polls too often"
@@ -264,20 +253,19 @@ class UnixGrpcClient:
         self._socket: socket.socket | None = None
         self._http = H2Connection()
         self._lock = threading.Lock()
-        self._times_closed = 0
+        self._is_closed = False
 
     def call(self, method: str, timeout: float) -> bytes:
         """Sends an empty request and returns the encoded answer. Raises GrpcError if the call fails."""
         deadline = time.monotonic() + timeout
         with self._lock:
-            times_closed = self._times_closed
             while True:
                 is_reused = self._socket is not None
                 try:
-                    return self._exchange(method, deadline, times_closed)
+                    return self._exchange(method, deadline)
                 except (GrpcError, OSError, H2Error) as error:
                     self._disconnect()  # frames of this call may still arrive
-                    if self._times_closed != times_closed:
+                    if self._is_closed:
                         raise GrpcError("CANCELLED", "the client was closed") from error
                     if isinstance(error, GrpcError):
                         raise
@@ -288,8 +276,8 @@ class UnixGrpcClient:
                         raise GrpcError("UNAVAILABLE", getattr(error, "strerror", None) or str(error)) from error
 
     def close(self) -> None:
-        """Closes the connection and ends a call in progress in another thread. A later call connects again."""
-        self._times_closed += 1
+        """Closes the connection and ends a call in progress in another thread. Later calls fail."""
+        self._is_closed = True
         connection = self._socket
         if connection is not None:
             with suppress(OSError):
@@ -302,20 +290,20 @@ class UnixGrpcClient:
             self._socket.close()
             self._socket = None
 
-    def _connect(self, deadline: float, times_closed: int) -> socket.socket:
+    def _connect(self, deadline: float) -> socket.socket:
         self._disconnect()
         self._socket, self._http = socket.socket(socket.AF_UNIX), H2Connection()
         self._socket.settimeout(_remaining(deadline))
         self._socket.connect(self._path)
-        if self._times_closed != times_closed:
-            raise ConnectionError("closed while connecting")
+        if self._is_closed:
+            raise ConnectionError
         self._http.initiate_connection()
         return self._socket
 
-    def _exchange(self, method: str, deadline: float, times_closed: int) -> bytes:
+    def _exchange(self, method: str, deadline: float) -> bytes:
         connection = self._socket
         if connection is None or self._http.get_next_available_stream_id() > 2 * _MAX_CALLS:
-            connection = self._connect(deadline, times_closed)
+            connection = self._connect(deadline)
         headers = [
             *((":method", "POST"), (":scheme", "http"), (":path", method), (":authority", "localhost")),
             *(("te", "trailers"), ("content-type", "application/grpc")),

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from typing import Annotated
 
 from msgspec import Meta, Struct, field
@@ -57,36 +57,22 @@ class PodlistAllocation(AllocationSource):
     def __init__(self, paths: Sequence[str] = DEFAULT_PATHS) -> None:
         self.paths = paths
         self._file = ReadOnChange(parse_podlist, MAX_BYTES)
-        self._mount_checked: set[str] = set()
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
-        path = _find_podlist(self.paths)
+        path = next(filter(os.path.exists, self.paths), self.paths[0])
         held = self._file.read(path)
-        if path not in self._mount_checked:
-            self._mount_checked.add(path)
-            if os.path.ismount(path):
-                _log.warning(
-                    "%s is mounted as a single file: if its writer replaces it, podgpu keeps reading the old file;"
-                    " mount its directory instead",
-                    path,
-                )
+        _warn_if_mounted(path)
         return map_held(self.name, held, devices)
 
 
-def _find_podlist(paths: Sequence[str]) -> str:
-    for path in paths:
-        try:
-            os.stat(path)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError:
-            pass  # such as no permission; reading the file reports it
-        return path
-    raise SourceError(
-        "file_missing",
-        f"{' and '.join(paths)} not found: mount the host's directory in which koordinator's hook writes podlist.json,"
-        " or set its path",
-    )
+@cache  # once per path
+def _warn_if_mounted(path: str) -> None:
+    if os.path.ismount(path):
+        _log.warning(
+            "%s is mounted as a single file: if its writer replaces it, podgpu keeps reading the old file; mount its"
+            " directory instead",
+            path,
+        )
 
 
 def parse_podlist(content: bytes, path: str = "podlist.json") -> tuple[HeldId, ...]:
@@ -111,13 +97,11 @@ class _PodDevices(Struct):
     uid: Annotated[str, Meta(min_length=1)] = field(name="PodUID")
     container: str = field(name="ContainerName")
     resource: str = field(name="ResourceName")
-    device_ids: dict[str, list[str] | None] | list[str] | None = field(name="DeviceIDs", default=None)
-    """A mapping by NUMA node since Kubernetes 1.20; a list in older versions."""
+    device_ids: dict[str, list[str] | None] | None = field(name="DeviceIDs", default=None)  # by NUMA node
 
     def held_ids(self) -> Iterator[HeldId]:
         holder = Workload(container=self.container, uid=self.uid)
-        lists = self.device_ids.values() if isinstance(self.device_ids, dict) else [self.device_ids]
-        for text in (text for ids in lists for text in ids or ()):
+        for text in (text for ids in (self.device_ids or {}).values() for text in ids or ()):
             yield HeldId(holder, self.resource, text, parse_device_id(text))
 
 
@@ -174,7 +158,11 @@ class HpcAllocation(AllocationSource):
         }
         assignments: list[Assignment] = []
         unmapped: list[Unmapped] = []
-        for name in self._list_files():
+        try:
+            names = [name for name in os.listdir(self.directory) if _JOB_FILE.fullmatch(name)]
+        except OSError as error:
+            raise explain_read_error(error, self.directory) from error
+        for name in names:
             try:
                 jobs = parse_jobs(read_bounded(os.path.join(self.directory, name), _MAX_JOB_FILE_BYTES))
             except SourceError as error:
@@ -187,18 +175,6 @@ class HpcAllocation(AllocationSource):
             else:
                 unmapped += (Unmapped(self.name, "unknown_device", name, "hpc", holder) for holder in holders)
         return sort_allocation(assignments, unmapped)
-
-    def _list_files(self) -> list[str]:
-        try:
-            return [name for name in os.listdir(self.directory) if _JOB_FILE.fullmatch(name)]
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise SourceError(
-                "file_missing",
-                f"{self.directory} is not a directory with job files: create it in the scheduler's prolog, mount it,"
-                " or set --hpc-job-mapping-dir",
-            ) from error
-        except (OSError, ValueError) as error:
-            raise explain_read_error(error, self.directory) from error
 
 
 def parse_jobs(content: bytes) -> list[str]:

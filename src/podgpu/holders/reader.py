@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import TypeVar
 
 from msgspec import structs
@@ -20,10 +20,10 @@ from msgspec import structs
 from podgpu.clock import Clock
 from podgpu.errors import SourceError
 from podgpu.holders import AllocationSource
+from podgpu.holders.annotations import replace_reservations
 from podgpu.holders.device_ids import sort_allocation
 from podgpu.holders.identity import Identities
 from podgpu.holders.merge import Complete, merge
-from podgpu.holders.reservations import replace_reservations
 from podgpu.model import Allocation, Assignment, Device, SourceStatus, VcudaRequest, Workload, parts_of
 from podgpu.workers import ErrorCounts, Result, Workers
 
@@ -58,6 +58,10 @@ class AllocationResult:
         return workload if uid is None else structs.replace(workload, uid=uid)
 
 
+IsAlive = Callable[[Workload], bool | None]
+"""Returns whether a container runs, or None if unknown."""
+
+
 @dataclass(slots=True)
 class CachedHolder:
     listed_at: float
@@ -66,33 +70,50 @@ class CachedHolder:
     assignments: list[Assignment] = field(default_factory=list)
     vcuda: list[VcudaRequest] = field(default_factory=list)
 
+    def is_kept(self, now: float, is_alive: IsAlive) -> bool:
+        if self.listed_at == now:
+            return True
+        alive = is_alive(self.identity)
+        return now - self.listed_at <= GRACE_SECONDS if alive is None else alive
+
 
 class AllocationCache:
     """The last known holders of one source."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._answer: Allocation | None = None
         self._answered_at = float("-inf")
         self._holders: dict[Workload, CachedHolder] = {}
-        self.needs_liveness = False  # True if `resolve` needs `is_alive`
 
-    def update(self, answer: Allocation | None, now: float, complete: Complete) -> int:
-        """Records the source's answer, or None if it did not answer.
+    def update(self, answer: Allocation | None, now: float, complete: Complete, is_alive: IsAlive) -> Allocation | None:
+        """Returns the current allocation, or None if the source has not answered for too long.
 
-        Removes holders that the same source instance listed earlier and no longer lists. If the source has just
-        restarted, returns the number of holders that it does not list any more.
+        `answer` is None if the source did not answer. Holders that the same source instance listed earlier and no
+        longer lists are removed at once.
         """
-        if answer is None:
-            self.needs_liveness = bool(self._holders)
-            return 0
-        restarted = self._answer is not None and answer.source_instance != self._answer.source_instance
-        listed = _group_by_holder(answer, now, complete)
-        missing = self._find_missing(answer, listed)
-        newly_missing = sum(holder.listed_at == self._answered_at for holder in missing.values()) if restarted else 0
-        self._answer, self._answered_at = answer, now
-        self._holders = listed | missing
-        self.needs_liveness = bool(missing)
-        return newly_missing
+        if answer is not None:
+            listed = _group_by_holder(answer, now, complete)
+            missing = self._find_missing(answer, listed)
+            count = sum(holder.listed_at == self._answered_at for holder in missing.values())
+            if count:
+                _log.info(
+                    "%s restarted and no longer lists %d GPU containers; keeping them for %.0f s, or longer while their"
+                    " processes or logs exist",
+                    *(self._name, count, GRACE_SECONDS),
+                )
+            self._answer, self._answered_at = answer, now
+            self._holders = listed | missing
+            if not missing:
+                return answer
+        self._holders = {name: holder for name, holder in self._holders.items() if holder.is_kept(now, is_alive)}
+        is_recent = now - self._answered_at <= GRACE_SECONDS
+        if self._answer is None or not (self._holders or is_recent):
+            return None
+        assignments = (item for holder in self._holders.values() for item in holder.assignments)
+        vcuda = tuple(item for holder in self._holders.values() for item in holder.vcuda)
+        last = self._answer if is_recent else Allocation()
+        return replace(sort_allocation(assignments, last.unmapped), vcuda=vcuda, offered=last.offered)
 
     def _find_missing(self, answer: Allocation, listed: Collection[Workload]) -> dict[Workload, CachedHolder]:
         """Finds holders that only an earlier source instance listed, and whose devices have no new holder."""
@@ -108,27 +129,6 @@ class AllocationCache:
             for workload, holder in earlier.items()
             if workload not in listed and reassigned.isdisjoint(map(_resource_key, holder.assignments))
         }
-
-    def resolve(self, now: float, is_alive: Callable[[Workload], bool | None]) -> Allocation | None:
-        """Returns the current allocation, or None if the source has not answered for too long."""
-        is_recent = now - self._answered_at <= GRACE_SECONDS
-        if not self.needs_liveness and self._answered_at == now:
-            return self._answer
-        self._holders = {
-            workload: holder for workload, holder in self._holders.items() if self._is_kept(holder, now, is_alive)
-        }
-        if self._answer is None or not (self._holders or is_recent):
-            return None
-        assignments = (item for holder in self._holders.values() for item in holder.assignments)
-        vcuda = tuple(item for holder in self._holders.values() for item in holder.vcuda)
-        answer = self._answer if is_recent else Allocation()
-        return replace(sort_allocation(assignments, answer.unmapped), vcuda=vcuda, offered=answer.offered)
-
-    def _is_kept(self, holder: CachedHolder, now: float, is_alive: Callable[[Workload], bool | None]) -> bool:
-        if holder.listed_at == now:
-            return True
-        alive = is_alive(holder.identity)
-        return now - holder.listed_at <= GRACE_SECONDS if alive is None else alive
 
 
 def _group_by_holder(answer: Allocation, now: float, complete: Complete) -> dict[Workload, CachedHolder]:
@@ -170,7 +170,7 @@ class AllocationReader:
         self._errors = errors
         self._clock = clock
         self._on_late = on_late
-        self._caches = {source.name: AllocationCache() for source in self.sources}
+        self._caches = {source.name: AllocationCache(source.name) for source in self.sources}
         self._identities = Identities()
         self._identities_result: Result[Identities] | None = None
         self._identities_status: tuple[SourceStatus, ...] = ()
@@ -209,21 +209,18 @@ class AllocationReader:
         return self._identities_status
 
     def _resolve(self, results: dict[str, Result[Allocation]]) -> dict[str, Allocation]:
+        @cache  # read at most once per turn, and only if a holder is missing
+        def read_containers() -> Collection[Workload]:
+            return self._workers.run({"containers": self._holders.read_containers}, DEADLINE)["containers"].value or ()
+
+        def is_alive(workload: Workload) -> bool | None:
+            return self._identities.is_alive(workload, read_containers())
+
         now = self._clock.monotonic()
-        for name, result in results.items():
-            missing = self._caches[name].update(result.value, now, self.complete)
-            if missing:
-                _log.info(
-                    "%s restarted and no longer lists %d GPU containers; keeping them for %.0f s, or longer while their"
-                    " processes or logs exist",
-                    *(name, missing, GRACE_SECONDS),
-                )
-        containers: Collection[Workload] = ()
-        if any(cache.needs_liveness for cache in self._caches.values()):
-            running = self._workers.run({"containers": self._holders.read_containers}, DEADLINE)["containers"]
-            containers = running.value or ()
-        is_alive = partial(self._identities.is_alive, containers=containers)
-        resolved = {name: self._caches[name].resolve(now, is_alive) for name in results}
+        resolved = {
+            name: self._caches[name].update(result.value, now, self.complete, is_alive)
+            for name, result in results.items()
+        }
         return {name: allocation for name, allocation in resolved.items() if allocation is not None}
 
     def close(self) -> None:

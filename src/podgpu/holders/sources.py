@@ -143,10 +143,8 @@ def create_sources(text: str, settings: SourceSettings, kubernetes: bool) -> lis
 
 def _create(entry: str, settings: SourceSettings) -> AllocationSource:
     name, _, argument = entry.partition(":")
-    if name == "auto":
-        raise UsageError("--allocation: auto uses all sources that are present and cannot be combined with others")
     if name not in SOURCES:
-        raise UsageError(f"--allocation {entry!r}: unknown source; sources are auto, {', '.join(SOURCES)}")
+        raise UsageError(f"--allocation {entry!r}: unknown source; write auto alone, or some of {', '.join(SOURCES)}")
     if argument and not SOURCES[name].argument:
         raise UsageError(f"--allocation {name} takes no argument, but {argument!r} was given")
     return SOURCES[name].create(argument, settings)

@@ -12,18 +12,18 @@ from typing import Any
 from podgpu.hook import HookCounters, nri_pb2
 from podgpu.hook.devices import VISIBLE_DEVICES, Cards, Sandbox, find_assigned, read_variables
 
-_RUN_POD, _STOP_POD, _REMOVE_POD, _CREATE, _START, _UPDATE, _STOP, _REMOVE = 1, 2, 3, 4, 6, 8, 10, 11
-_EVENT_OF_METHOD = {
-    "RunPodSandbox": _RUN_POD,
-    "StopPodSandbox": _STOP_POD,
-    "RemovePodSandbox": _REMOVE_POD,
-    "StartContainer": _START,
-    "UpdateContainer": _UPDATE,
-    "StopContainer": _STOP,
-    "RemoveContainer": _REMOVE,
+_METHODS = {
+    1: "RunPodSandbox",
+    2: "StopPodSandbox",
+    3: "RemovePodSandbox",
+    4: "CreateContainer",
+    6: "StartContainer",
+    8: "UpdateContainer",
+    10: "StopContainer",
+    11: "RemoveContainer",
 }
-EVENTS = sum(1 << number - 1 for number in (_CREATE, *_EVENT_OF_METHOD.values()))
-"""Subscribed events. Each one adds a request to every pod start."""
+"""Subscribed events by number. Each one adds a request to every pod start."""
+EVENTS = sum(1 << number - 1 for number in _METHODS)
 _STOPPED = 4
 _log = logging.getLogger("podgpu")
 
@@ -67,10 +67,10 @@ class Plugin:
             return self._create(payload)
         if method == "StateChange":
             change = nri_pb2.StateChangeEvent.FromString(payload)
-            self._apply(change.event, change.pod, change.container)
-        elif method in _EVENT_OF_METHOD:
+            self._apply(_METHODS.get(change.event, ""), change.pod, change.container)
+        elif method in _METHODS.values():
             subject = nri_pb2.Subject.FromString(payload)
-            self._apply(_EVENT_OF_METHOD[method], subject.pod, subject.container)
+            self._apply(method, subject.pod, subject.container)
         elif method != "Shutdown":
             raise NotImplementedError(method)
         return b""
@@ -78,8 +78,6 @@ class Plugin:
     def _configure(self, payload: bytes) -> bytes:
         request = nri_pb2.ConfigureRequest.FromString(payload)
         _log.info("registered with %s %s", request.runtime_name or "the runtime", request.runtime_version)
-        if request.config:
-            _log.warning("the runtime's configuration of this plugin is ignored: use podgpu's options")
         return _encode(nri_pb2.ConfigureResponse(events=EVENTS))
 
     def _synchronize(self, payload: bytes) -> bytes:
@@ -104,7 +102,7 @@ class Plugin:
 
     def _create(self, payload: bytes) -> bytes:
         subject = nri_pb2.Subject.FromString(payload)
-        self._apply(_CREATE, subject.pod, subject.container)
+        self._apply("CreateContainer", subject.pod, subject.container)
         sandbox = self._sandboxes.get(subject.pod.id)
         if self._cards is None or sandbox is None:
             return b""
@@ -118,14 +116,14 @@ class Plugin:
             env.insert(0, nri_pb2.KeyValue(key=f"-{VISIBLE_DEVICES}", value=""))
         return _encode(nri_pb2.CreateContainerResponse(adjust=nri_pb2.ContainerAdjustment(env=env)))
 
-    def _apply(self, event: int, pod: Any, container: Any) -> None:
-        if event == _RUN_POD:
+    def _apply(self, method: str, pod: Any, container: Any) -> None:
+        if method == "RunPodSandbox":
             self._add(pod)
-        elif event in (_STOP_POD, _REMOVE_POD):
+        elif method in ("StopPodSandbox", "RemovePodSandbox"):
             self._sandboxes.pop(pod.id, None)
-        elif event in (_STOP, _REMOVE):
+        elif method in ("StopContainer", "RemoveContainer"):
             self._remove_container(container.id)
-        elif event in (_CREATE, _START, _UPDATE):  # start and update events make up for a missed creation
+        elif method:  # start and update events make up for a missed creation
             self._put_container(pod, container)
         self._publish()
 

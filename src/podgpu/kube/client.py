@@ -13,7 +13,6 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from datetime import datetime
 from subprocess import DEVNULL, PIPE
 from typing import Annotated, Any, Self
@@ -21,6 +20,7 @@ from typing import Annotated, Any, Self
 import aiohttp
 import msgspec
 from aiohttp.http import HttpProcessingError
+from msgspec import field
 
 from podgpu.decode import find_decoder
 from podgpu.errors import SourceError, one_line
@@ -35,21 +35,9 @@ _MAX_BYTES = 32 * 1024 * 1024  # a page of 500 large pods
 _MAX_OBJECT_BYTES = 4 * 1024 * 1024
 """Maximum size of one line of a watch. etcd stores objects of at most 1.5 MiB; as JSON they are larger."""
 _CONNECT_SECONDS = 10.0
-_FAILURES = {
-    "tls": ("tls", "check server, certificate-authority, tls-server-name and the client certificate of the kubeconfig"),
-    "timeout": ("timeout", "the API server hangs, or a firewall drops packets"),
-    "bad_url": ("bad_kubeconfig", "check clusters[].cluster.server"),
-    "not_http": ("bad_answer", "check the address of the API server"),
-}
-"""Reason of a failed request -> reason of the SourceError, and advice. Other failures are `unreachable`."""
-_STATUSES = {
-    401: "unauthorized",
-    403: "forbidden",
-    404: "not_found",
-    409: "conflict",
-    410: "gone",
-    429: "throttled",
-}
+_FAILURES = {"tls": "tls", "timeout": "timeout", "not_http": "bad_answer"}
+"""Reason of a failed request -> reason of the SourceError. Other failures are `unreachable`."""
+_STATUSES = {401: "unauthorized", 403: "forbidden", 404: "not_found", 409: "conflict", 410: "gone"}
 
 
 class ApiClient:
@@ -166,14 +154,14 @@ class ApiClient:
     def _explain(self, failure: str, why: str, path: str) -> SourceError:
         if failure == "tls":
             self._credentials.invalidate()
-        other = "unreachable", "the API server is down, or a network policy blocks it"
-        reason, advice = _FAILURES.get(failure, other)
-        return SourceError(reason, f"no answer from {self.config.server} to {path} ({why}): {advice}")
+        advice = "check that the API server runs, its address and certificates in the kubeconfig, and network policies"
+        text = f"no answer from {self.config.server} to {path} ({why}): {advice}"
+        return SourceError(_FAILURES.get(failure, "unreachable"), text)
 
 
 def explain_status(status: int, body: bytes, path: str, origin: str) -> SourceError:
     """Explains a response other than 200, or an error event. The message of a 403 names the missing permission."""
-    reason = _STATUSES.get(status, "server_error" if status >= 500 else "bad_answer")
+    reason = _STATUSES.get(status, "server_error" if status >= 429 else "bad_answer")
     try:
         message = str(find_decoder(KubeObject).decode(body).get("message"))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -193,60 +181,63 @@ _RENEW_BEFORE_SECONDS = 60.0
 _MAX_TOKEN = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Credential:
-    token: str = field(default="", repr=False)
-    certificate: str = field(default="", repr=False)
-    key: str = field(default="", repr=False)
-    expires: float = float("inf")  # Unix time
+class Credential(msgspec.Struct):
+    """`status` of an ExecCredential."""
+
+    token: str | None = None
+    certificate: str | None = field(name="clientCertificateData", default=None)
+    key: str | None = field(name="clientKeyData", default=None)
+    expires: Annotated[datetime, msgspec.Meta(tz=True)] | None = field(name="expirationTimestamp", default=None)
+
+    def __repr__(self) -> str:
+        return "Credential(…)"  # its members are secrets
 
 
 class Credentials:
     """Provides the current token and TLS context. Must be used in one event loop."""
 
-    def __init__(self, config: ApiConfig, clock: Callable[[], float] = time.time, plugin_seconds: float = 30.0) -> None:
+    def __init__(self, config: ApiConfig, clock: Callable[[], float] = time.time) -> None:
         self._config = config
         self._clock = clock
-        self._plugin_seconds = plugin_seconds
         self._current: tuple[str, ssl.SSLContext | None] | None = None
-        self._renewed_at = 0.0
-        self._max_age = 0.0
+        self._renew_at = 0.0
         self._contexts = ContextCache(self._make_context)
         self._lock = asyncio.Lock()
 
     async def current(self) -> tuple[str, ssl.SSLContext | None]:
         """Returns the bearer token (may be empty) and the TLS context (None for plain HTTP)."""
         async with self._lock:
-            age = self._clock() - self._renewed_at  # negative if the clock was set back
-            if self._current is None or not 0 <= age < self._max_age:
+            if self._current is None or self._clock() >= self._renew_at:
                 await self._renew()
             assert self._current is not None
             return self._current
 
     def invalidate(self) -> None:
         """Makes the next request renew the credentials. Call it after the server rejected them."""
-        self._max_age = 0.0
+        self._renew_at = 0.0
 
     async def _renew(self) -> None:
-        config, max_age = self._config, _FILE_MAX_AGE
+        config, renew_at = self._config, self._clock() + _FILE_MAX_AGE
         credential = Credential()
         if config.plugin is not None and not config.token and not config.token_file:
-            credential = await run_plugin(config.plugin, self._plugin_seconds)
-            lifetime = credential.expires - self._clock()
-            max_age = lifetime - min(_RENEW_BEFORE_SECONDS, lifetime / 2)
+            credential = await run_plugin(config.plugin)
+            expires = credential.expires.timestamp() if credential.expires else float("inf")
+            renew_at = expires - min(_RENEW_BEFORE_SECONDS, (expires - self._clock()) / 2)
         try:
             # In a thread, because the disk may be slow.
-            token = credential.token or await asyncio.to_thread(self._read_token)
+            token = await asyncio.to_thread(self._read_token, credential)
             self._current = token, await asyncio.to_thread(self._load_tls, credential)
         except SourceError as error:
             if self._current is None:
                 raise
             # Not fatal: the files may be in the middle of a rotation.
             _log.warning("%s; the previous credentials are still used", error)
-        self._max_age, self._renewed_at = max_age, self._clock()
+        self._renew_at = renew_at
 
-    def _read_token(self) -> str:
+    def _read_token(self, credential: Credential) -> str:
         config = self._config
+        if credential.token:
+            return credential.token
         if not config.token_file:
             return _check_token(config.token, config.origin) if config.token else ""
         try:
@@ -261,8 +252,9 @@ class Credentials:
             return None
         try:
             ca = config.ca.read() if config.ca else None
-            certificate, key = credential.certificate.encode(), credential.key.encode()
-            if not certificate:
+            if credential.certificate and credential.key:
+                certificate, key = credential.certificate.encode(), credential.key.encode()
+            else:
                 certificate, key = config.certificate.read(), config.key.read()
         except SourceError as error:
             raise SourceError("tls", f"{config.origin}: {error}") from error
@@ -286,7 +278,7 @@ def _check_token(token: str, where: str, reason: str = "no_token") -> str:
 # Exec plugins (client.authentication.k8s.io). Their output is secret: messages quote only the last line of stderr.
 
 
-async def run_plugin(plugin: ExecPlugin, seconds: float) -> Credential:
+async def run_plugin(plugin: ExecPlugin, seconds: float = 30.0) -> Credential:
     def error(problem: str) -> SourceError:
         return SourceError("exec_plugin", f"the credential plugin {plugin.command} {problem}")
 
@@ -321,16 +313,9 @@ async def run_plugin(plugin: ExecPlugin, seconds: float) -> Credential:
     return parse_credential(output, plugin)
 
 
-class _ExecStatus(msgspec.Struct, rename="camel"):
-    token: str | None = None
-    client_certificate_data: str | None = None
-    client_key_data: str | None = None
-    expiration_timestamp: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
-
-
 class _ExecCredential(msgspec.Struct, rename="camel"):
     api_version: str
-    status: _ExecStatus
+    status: Credential
 
 
 def parse_credential(output: bytes, plugin: ExecPlugin) -> Credential:
@@ -339,12 +324,11 @@ def parse_credential(output: bytes, plugin: ExecPlugin) -> Credential:
         answer = find_decoder(_ExecCredential).decode(output)
     except (msgspec.DecodeError, ValueError, RecursionError):  # the original error may quote a secret
         raise SourceError("exec_plugin", f"{name} is not an ExecCredential in JSON: update the plugin") from None
-    status = answer.status
-    token, certificate, key = status.token or "", status.client_certificate_data or "", status.client_key_data or ""
-    if answer.api_version != plugin.api_version or bool(certificate) != bool(key) or not (token or certificate):
+    made = answer.status
+    has_both = bool(made.certificate) == bool(made.key)
+    if answer.api_version != plugin.api_version or not has_both or not (made.token or made.certificate):
         problem = f"must have the API version {plugin.api_version} of the kubeconfig, and a token or a certificate"
         raise SourceError("exec_plugin", f"{name} {problem} with its key: update the plugin")
-    if token:
-        _check_token(token, name, "exec_plugin")
-    expires = status.expiration_timestamp
-    return Credential(token, certificate, key, expires.timestamp() if expires is not None else float("inf"))
+    if made.token:
+        _check_token(made.token, name, "exec_plugin")
+    return made

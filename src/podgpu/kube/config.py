@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from podgpu.decode import decode_yaml
-from podgpu.errors import SourceError, UsageError
+from podgpu.errors import UsageError
 from podgpu.tls import NO_PEM, Pem
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -28,6 +28,10 @@ _SERVER = re.compile(r"https?://([^\s/@:\[\]]+|\[[0-9a-fA-F:.]+\])(:\d+)?(/[^\s@
 _UNSUPPORTED = ("username", "password", "auth_provider", "as_")
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+
+class NoApi(UsageError):
+    """The API server is not configured, or its configuration cannot be used."""
 
 
 class ExecVariable(msgspec.Struct, frozen=True):
@@ -67,14 +71,14 @@ class ApiConfig:
 
 
 def load_config(
-    kubeconfig: str | None = None,
+    kubeconfig: str = "",
     *,
     environ: Mapping[str, str] = os.environ,
     service_account: str = SERVICE_ACCOUNT,
 ) -> ApiConfig:
     """Returns the API server to use. A given kubeconfig overrides the service account.
 
-    Raises SourceError: `no_api_config` if none is configured, `bad_kubeconfig` if the file cannot be used.
+    Raises NoApi if none is configured, or if its configuration cannot be used.
     """
     config = _find_config(kubeconfig, environ, service_account)
     if not config.verify:
@@ -86,22 +90,14 @@ def load_config(
     address = urlsplit(config.server)
     has_token = bool(config.token or config.token_file or config.plugin)
     if address.scheme != "https" and has_token and not is_loopback(address.hostname or ""):
-        raise _bad(
+        raise NoApi(
             f"{config.origin}: the server {config.server} is plain HTTP, so the user's token could be read on the"
             " network: write https:// in clusters[].cluster.server"
         )
     return config
 
 
-def require_config(kubeconfig: str) -> ApiConfig:
-    """Loads the configuration for commands that need the API server. Raises UsageError if there is none."""
-    try:
-        return load_config(kubeconfig or None)
-    except SourceError as error:
-        raise UsageError(f"the API server cannot be used: {error}") from error
-
-
-def _find_config(kubeconfig: str | None, environ: Mapping[str, str], service_account: str) -> ApiConfig:
+def _find_config(kubeconfig: str, environ: Mapping[str, str], service_account: str) -> ApiConfig:
     if kubeconfig:
         return _read_kubeconfig([kubeconfig])
     host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
@@ -115,8 +111,7 @@ def _find_config(kubeconfig: str | None, environ: Mapping[str, str], service_acc
     existing = [name for name in files if os.path.exists(name)]  # kubectl skips missing files, too
     if existing:
         return _read_kubeconfig(existing)
-    raise SourceError(
-        "no_api_config",
+    raise NoApi(
         f"no Kubernetes API server is configured: there is neither {token} nor {' nor '.join(files)}: in a pod, set"
         " automountServiceAccountToken: true in its spec; elsewhere, set $KUBECONFIG to a kubeconfig",
     )
@@ -127,10 +122,6 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _bad(message: str) -> SourceError:
-    return SourceError("bad_kubeconfig", message)
 
 
 # Kubeconfig files
@@ -192,8 +183,8 @@ class _Entry(Generic[T]):
     where: str
     value: T
 
-    def error(self, name: str, problem: str) -> SourceError:
-        return _bad(f"{self.file}: {self.where}.{name}: {problem}")
+    def error(self, name: str, problem: str) -> NoApi:
+        return NoApi(f"{self.file}: {self.where}.{name}: {problem}")
 
     def path(self, name: str | None) -> str:
         """Resolves a path relative to the file that contains it."""
@@ -219,12 +210,12 @@ def _read_kubeconfig(paths: Sequence[str]) -> ApiConfig:
         try:
             files[path] = decode_yaml(Path(path).read_bytes(), path, _Kubeconfig)  # may be a pipe, as with kubectl
         except OSError as error:
-            raise _bad(f"cannot read the kubeconfig {path}: {error.strerror}") from error
+            raise NoApi(f"cannot read the kubeconfig {path}: {error.strerror}") from error
         except UsageError as error:
-            raise _bad(str(error)) from None
+            raise NoApi(str(error)) from None
     chosen = next((file.current_context for file in files.values() if file.current_context), None)
     if not chosen:
-        raise _bad(f"{', '.join(files)}: current-context is not set: run kubectl config use-context")
+        raise NoApi(f"{', '.join(files)}: current-context is not set: run kubectl config use-context")
     context = _find_entry(files, "contexts", chosen, _Context)
     cluster = _find_entry(files, "clusters", context.value.cluster, _Cluster)
     user = _Entry(context.file, "user", _User())
@@ -240,7 +231,7 @@ def _find_entry(files: Mapping[str, _Kubeconfig], section: str, name: str | None
         for named in getattr(content, section) or ():
             if named.name == name:
                 return _Entry(file, f"{section}[{name}].{key}", getattr(named, key) or kind())
-    raise _bad(f"{', '.join(files)}: {section} has no entry {name!r}, which the current context needs")
+    raise NoApi(f"{', '.join(files)}: {section} has no entry {name!r}, which the current context needs")
 
 
 def _make_config(cluster: _Entry[_Cluster], user: _Entry[_User], origin: str) -> ApiConfig:

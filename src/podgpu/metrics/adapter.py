@@ -87,7 +87,6 @@ class _SlotBuilder:
 
     identity: dict[str, str] = field(default_factory=dict)
     values: dict[str, dict[WorkloadKey, float]] = field(default_factory=dict)  # field -> holder or () -> value
-    texts: dict[str, str] = field(default_factory=dict)  # label-type fields
     usage: dict[str, Any] = field(default_factory=dict)
     holders: dict[WorkloadKey, dict[str, Any]] = field(default_factory=dict)
     conditions: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -133,7 +132,7 @@ class _SlotBuilder:
     def build_slot(self, is_podgpu: bool, keep_fields: frozenset[str] | None, is_lost: bool) -> dict[str, Any]:
         """Returns the identity and the members that GPUs and MIG instances have in common."""
         values = self.resolve_values(is_podgpu)
-        stored = {n: v for n, v in (self.texts | values).items() if keep_fields is None or n in keep_fields}
+        stored = {n: v for n, v in values.items() if keep_fields is None or n in keep_fields}
         source = "" if is_podgpu else "dcgm-exporter"
         holders = [{"source": source, **holder} for holder in self.holders.values() if "is_last" not in holder]
         return {
@@ -165,9 +164,6 @@ class _NodeBuilder:
         if slot is not gpu and not rule.field.per_instance:
             slot, key = gpu, ()  # dcgm-exporter repeats the GPU's values on its MIG instances
         slot.values.setdefault(rule.field.name, {})[key] = int(value) if value.is_integer() else value
-        if not slot.texts:
-            named = [(meaning(name), text) for name, text in sample.labels.items() if name.startswith("DCGM_FI_")]
-            slot.texts = {label.field.name: text for label, text in named if label}
 
     def add_own(self, spec: FamilySpec, sample: ParsedSample) -> None:
         labels, value = sample.labels, sample.value * (spec.factor or 1)

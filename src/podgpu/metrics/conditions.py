@@ -40,8 +40,7 @@ class ConditionSpec:
 @cache
 def conditions() -> Mapping[str, ConditionSpec]:
     """Returns the conditions by name, in display order."""
-    rows = table_rows("conditions.csv")
-    return {row["condition"]: ConditionSpec(row["condition"], row["severity"], row["says"], row["do"]) for row in rows}
+    return {row["name"]: ConditionSpec(**row) for row in table_rows("conditions.csv")}
 
 
 @cache
@@ -124,8 +123,7 @@ class HealthCode(NamedTuple):
 
 @cache
 def _health_codes() -> Mapping[int, HealthCode]:
-    rows = table_rows("health_codes.csv")
-    return {int(row["number"]): HealthCode(row["name"], row["severity"], row["category"]) for row in rows}
+    return {int(row.pop("number")): HealthCode(**row) for row in table_rows("health_codes.csv")}
 
 
 def health_code(number: int) -> HealthCode:

@@ -14,10 +14,9 @@ import msgspec
 
 from podgpu.cluster.parts import BLIND, Use
 from podgpu.cluster.view import ConditionView, GpuView, HolderView, InstanceView, NodeView, View
-from podgpu.errors import few_of
+from podgpu.errors import few_of, plural
 from podgpu.metrics.conditions import DRIVER_AWAY, NODE_GONE, conditions
 from podgpu.model import RunningProcess, Workload, WorkloadKey, device_key, parts_of
-from podgpu.top.text import count_of, name_of
 
 Kind = Literal["gpu", "instance", "holder", "process", "condition"]
 Order = Literal["gpu", "utilisation", "memory", "power", "idle"]
@@ -84,6 +83,10 @@ class Line:
         return next((severity for severity in _SEVERITIES if severity in severities), "")
 
 
+def name_of(workload: Workload) -> str:
+    return workload.text or "unknown holder"
+
+
 def severity_of(condition: ConditionView) -> Severity:
     spec = conditions().get(condition.condition)
     return "bad" if spec is None or spec.severity == "broken" else "warn"
@@ -108,7 +111,7 @@ def _make_gpu_line(node: NodeView, gpu: GpuView, now: float, processes: Processe
     inner = tuple(_make_slot_line(node, gpu, instance, now, processes) for instance in instances)
     if inner and not gpu.holders:
         held = sum(bool(instance.holders) for instance in instances)
-        remark = f"{held} of {count_of(len(inner), 'instance')} held"
+        remark = f"{held} of {plural(len(inner), 'instance')} held"
         line = replace(line, remark=remark, processes=_sum(part.processes for part in inner))
     return replace(line, beneath=(*line.beneath, *inner)) if inner else line
 
@@ -171,7 +174,7 @@ def _make_slot_line(node: NodeView, gpu: GpuView, slot: SlotOfView, now: float, 
     holders.sort(key=lambda line: line.name)
     line = make(
         "instance" if instance else "gpu",
-        remark=count_of(len(holders), "holder") if holders else _describe_free(slot),
+        remark=plural(len(holders), "holder") if holders else _describe_free(slot),
         utilization=slot.utilization_ratio,
         memory=slot.memory_used_bytes,
         power=slot.power_watts,

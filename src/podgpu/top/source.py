@@ -28,11 +28,11 @@ from podgpu.metrics.adapter import node_from_text
 from podgpu.metrics.parse import BadExposition
 from podgpu.model import has_readings
 from podgpu.top.lines import Line, Processes, flatten, make_lines
-from podgpu.top.text import FULL, NO_DATA
 
 _EXPORTER_TIMEOUT = 5.0
 _CLUSTER_TIMEOUT = 10.0  # the view of a large cluster has several megabytes
 _POINTS = 60
+FULL, NO_DATA = 200, 255  # a utilisation point is one byte: 200 means 100 %, 255 means no data
 _DETAILS_SECONDS = 5.0  # how often history and details are read
 _MAX_JOBS = 4
 
@@ -40,7 +40,7 @@ _MAX_JOBS = 4
 @dataclass(frozen=True, slots=True)
 class Sparklines:
     points: Mapping[tuple[str, str], bytes] = field(default_factory=dict)
-    """By UUID and MIG instance. Encoded as described at `text.FULL`, newest last."""
+    """By UUID and MIG instance. Encoded as described at `FULL`, newest last."""
     span: float = 0.0  # time covered by all points, in seconds
 
 

@@ -10,11 +10,11 @@ import os
 import pwd
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal, Protocol
+from typing import Literal
 
 from podgpu.errors import SourceError
 from podgpu.model import Workload
@@ -69,8 +69,7 @@ class ContainerFinder:
 
     def find(self, pid: int) -> ContainerLookup:
         try:
-            with _open_folder(f"{self.proc}/{pid}") as folder:
-                return self._look_up(pid, folder)
+            return self._look_up(pid, f"{self.proc}/{pid}")
         except (FileNotFoundError, ProcessLookupError):
             return ContainerLookup("gone")
         except PermissionError:
@@ -78,12 +77,12 @@ class ContainerFinder:
         except (OSError, ValueError):
             return ContainerLookup("unreadable")
 
-    def _look_up(self, pid: int, folder: int) -> ContainerLookup:
-        stat, now = _read(folder, "stat"), self._clock()
+    def _look_up(self, pid: int, folder: str) -> ContainerLookup:
+        stat, now = _read(f"{folder}/stat"), self._clock()
         started, cached = parse_started(stat), self._cache.get(pid)
         if cached is not None and cached[0] == started and now - cached[1] < CACHE_SECONDS:
             return cached[2]
-        cgroup = _read(folder, "cgroup").decode(errors="replace")
+        cgroup = _read(f"{folder}/cgroup").decode(errors="replace")
         container = parse_cgroup(cgroup)
         outcome: LookupOutcome = "not_in_container" if container is None else "found"
         workload, command = container or Workload(), ""
@@ -119,23 +118,16 @@ def parse_started(stat: bytes) -> int:
     return int(fields[_STARTED - 3])
 
 
-def in_host_pid_namespace(proc: str = "/proc") -> bool | None:
-    """Returns None if unknown. In another PID namespace, the driver lists no processes."""
+def in_host_pid_namespace(proc: str = "/proc") -> bool:
     try:
         return os.readlink(f"{proc}/self/ns/pid") == _HOST_PID_NAMESPACE
     except OSError:
-        return None
+        return False
 
 
 def require_host_pid_namespace(proc: str) -> None:
     """Raises SourceError in another PID namespace. NVML returns an empty list there instead of an error."""
-    is_hosts = in_host_pid_namespace(proc)
-    if is_hosts is None:
-        raise SourceError(
-            "pid_namespace_unknown",
-            f"{proc}/self/ns/pid cannot be read, so processes on the GPUs cannot be found; mount the host's /proc",
-        )
-    if not is_hosts:
+    if not in_host_pid_namespace(proc):
         raise SourceError(
             "not_host_pid_namespace",
             "processes on the GPUs are visible in the host's PID namespace only: set hostPID: true on the pod,"
@@ -154,22 +146,9 @@ def require_permission(lookups: Mapping[int, ContainerLookup], proc: str) -> Non
         )
 
 
-@contextmanager
-def _open_folder(path: str) -> Iterator[int]:
-    """Opens /proc/<pid>. Reading its files fails after the process has ended, even if the pid is reused."""
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield folder
-    finally:
-        os.close(folder)
-
-
-def _read(folder: int, name: str) -> bytes:
-    file = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
-    try:
-        return os.read(file, _MAX_BYTES)
-    finally:
-        os.close(file)
+def _read(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.read(_MAX_BYTES) or b""
 
 
 # -- owners --------------------------------------------------------------------------------------------------------
@@ -186,18 +165,17 @@ class OwnersByPid:
     commands: Mapping[int, str] = field(default_factory=dict)  # only on a node without Kubernetes
 
 
-class NameSource(Protocol):
-    def complete(self, workload: Workload) -> Workload:
-        """Adds the names of pod and container from the last reading. Raises SourceError if sources disagree."""
-
-    def read_identities(self) -> None:
-        """Reads the names again."""
-
-
 class ProcessOwners:
-    def __init__(self, finder: ContainerFinder, names: NameSource) -> None:
+    def __init__(
+        self, finder: ContainerFinder, complete: Callable[[Workload], Workload], read_identities: Callable[[], None]
+    ) -> None:
+        """`complete` adds the names of pod and container. Raises SourceError if sources disagree.
+
+        `read_identities` reads these names again.
+        """
         self._finder = finder
-        self._names = names
+        self._complete = complete
+        self._read_identities = read_identities
         self._lookups: Mapping[int, ContainerLookup] = {}
         self._last = OwnersByPid()
         self._nameless: frozenset[Workload] = frozenset()
@@ -214,7 +192,7 @@ class ProcessOwners:
         inside = {pid: one.workload for pid, one in lookups.items() if one.outcome == "found" and pid not in users}
         named, unknown, nameless = self._name(inside)
         if not self._nameless.issuperset(nameless.values()):  # a short job could end before the next regular reading
-            self._names.read_identities()
+            self._read_identities()
             named, unknown, nameless = self._name(inside)
         self._nameless = frozenset(nameless.values())
         unknown |= {pid: lookup.outcome for pid, lookup in lookups.items() if lookup.outcome in FAILED_LOOKUPS}
@@ -250,7 +228,7 @@ class ProcessOwners:
         nameless: dict[int, Workload] = {}
         for pid, workload in workloads.items():
             try:
-                completed = self._names.complete(workload)
+                completed = self._complete(workload)
             except SourceError as e:
                 conflicts[pid] = e.reason
             else:
@@ -261,11 +239,11 @@ class ProcessOwners:
 # -- users ---------------------------------------------------------------------------------------------------------
 
 
-def _find_user(folder: int, cgroup: str, container_id: str) -> Workload:
+def _find_user(folder: str, cgroup: str, container_id: str) -> Workload:
     """Returns the Slurm job and the user of a process. The environment is readable for its user and root only."""
-    environment, uid = b"", _UID_LINE.search(_read(folder, "status"))
+    environment, uid = b"", _UID_LINE.search(_read(f"{folder}/status"))
     with suppress(OSError):
-        environment = _read(folder, "environ")
+        environment = _read(f"{folder}/environ")
     job = _SLURM_CGROUP.search(cgroup)
     variable, job_user = _SLURM_JOB.search(environment), _SLURM_USER.search(environment)
     number = job[1] if job else variable[1].decode() if variable else ""
@@ -284,26 +262,24 @@ def _find_user_name(uid: int) -> str:
         return str(uid)
 
 
-def _find_command(folder: int, stat: bytes) -> str:
+def _find_command(folder: str, stat: bytes) -> str:
     """Returns the name of the program, never its arguments. Some programs write their arguments into argv[0]."""
     words: list[bytes] = []
     with suppress(OSError):
-        words = _read(folder, "cmdline").partition(b"\0")[0].split()
+        words = _read(f"{folder}/cmdline").partition(b"\0")[0].split()
     name = os.path.basename(words[0]) if words else stat.partition(b"(")[2].rpartition(b")")[0]
     return name.decode(errors="replace")[:_MAX_COMMAND]
 
 
 # -- cgroups -------------------------------------------------------------------------------------------------------
 # Formats differ between cgroup v1 and v2, the kubelet's cgroupfs and systemd drivers, five runtimes, nested containers,
-# and readers in another cgroup namespace.
+# and readers in another cgroup namespace. If containerd uses systemd cgroups and runc does not, runc creates one
+# directory named `slice:prefix:id`. crio-conmon-<id> and libpod-conmon-<id> contain the container's monitor.
 
-_PREFERRED = ("memory", "cpu", "cpuacct", "pids", "name=systemd")  # cgroup v1 controllers, most reliable first
 _UID = r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32}"  # a pod's UID, or the hash of a static pod
-_POD = re.compile(rf"(?:\A|-)pod({_UID})\Z")
-_CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
-_DELETED = " (deleted)"  # added by the kernel to the path of a removed cgroup
-_SCOPE_PREFIXES = {"cri-containerd", "nerdctl", "crio", "docker", "libpod"}
-_MONITOR = "conmon"  # crio-conmon-<id> and libpod-conmon-<id> contain the container's monitor, not the container
+_ID = r"([0-9a-f]{64})(?:\.scope)?(?=/|\n|\Z| \(deleted\))"  # the kernel adds (deleted) if the cgroup was removed
+_IN_POD = re.compile(rf"[/-]pod({_UID})(?:\.slice)?(?=[/:])[^\n]*?[/:-](?<!conmon-){_ID}")
+_OUTSIDE_PODS = re.compile(rf"/(?:(?:cri-containerd|nerdctl|crio|docker|libpod)-)?{_ID}")
 
 
 def parse_cgroup(text: str) -> Workload | None:
@@ -311,43 +287,7 @@ def parse_cgroup(text: str) -> Workload | None:
 
     If containers are nested, returns the outermost one with a pod's UID, else the outermost one.
     """
-    # splitlines() would also split at other characters. The kernel escapes only line feeds.
-    lines = [parts for line in text.split("\n") if len(parts := line.split(":", 2)) == 3]
-    containers = [_parse_path(path) for _number, _controllers, path in sorted(lines, key=lambda line: _rank(line[1]))]
-    found = [container for container in containers if container is not None]
-    return next((container for container in found if container.uid), found[0] if found else None)
-
-
-def _rank(controllers: str) -> int:
-    ranks = [_PREFERRED.index(name) for name in controllers.split(",") if name in _PREFERRED]
-    return min(ranks, default=len(_PREFERRED))
-
-
-def _parse_path(path: str) -> Workload | None:
-    uid = ""
-    outside: Workload | None = None
-    for name in _names(path):
-        if not uid and (pod := _POD.search(name.removesuffix(".slice"))):
-            uid = pod[1].replace("_", "-")
-        elif container_id := _parse_container_id(name, uid):
-            if uid:
-                return Workload(uid=uid, container_id=container_id)
-            outside = outside or Workload(container_id=container_id)
-    return outside
-
-
-def _names(path: str) -> Iterator[str]:
-    for name in path.removesuffix(_DELETED).split("/"):
-        # If containerd uses systemd cgroups and runc does not, runc creates one directory named `slice:prefix:id`.
-        slice_, colon, scope = name.partition(":")
-        yield slice_
-        if colon:
-            yield scope.replace(":", "-")
-
-
-def _parse_container_id(name: str, uid: str) -> str:
-    prefix, _, container_id = name.removesuffix(".scope").rpartition("-")
-    if not _CONTAINER_ID.fullmatch(container_id) or prefix.endswith(_MONITOR):
-        return ""
-    # Outside a pod, a name that ends with a hash need not be a container.
-    return container_id if uid or not prefix or prefix in _SCOPE_PREFIXES else ""
+    if pod := _IN_POD.search(text):
+        return Workload(uid=pod[1].replace("_", "-"), container_id=pod[2])
+    container = _OUTSIDE_PODS.search(text)
+    return Workload(container_id=container[1]) if container else None

@@ -1,35 +1,281 @@
-"""Adds up the usage of workloads, devices and namespaces since the exporter started.
+"""Divides the usage of devices among workloads in each turn, and adds up the turns since the exporter started.
 
-`attribution` divides the usage of a single turn. The ledger adds up the turns.
+The parts of the workloads and the unattributed rest always add up exactly to the value of the device.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from msgspec import structs
 
+from podgpu.metrics.mig import slices_of_gpu, slices_of_profile
 from podgpu.model import (
     NS,
+    Device,
     DeviceUsage,
     Document,
     HolderUsage,
     NamespaceUsage,
     SlotUsage,
+    WaitPart,
     Workload,
     WorkloadKey,
+    parts_of,
     physical,
 )
-from podgpu.usage.attribution import SHARE_UNITS, DeviceTurn, Division, GpuTurn, Owner, Waiting, divide_exactly
 
-MAX_CLOSED_ACCOUNTS = 1_000  # kept, so that counters continue if a workload returns after a failure of its source
-MAX_NAMESPACES = 5_000  # combinations of namespace and GPU model; the least recently used is evicted
+K = TypeVar("K")
+_D = TypeVar("_D", bound=Document)
+Owner = Workload | Literal["host", "unknown"]  # "host": not in a pod; "unknown": not determined
+_SHARE_UNITS = 1_000_000  # units per device; shares of time slices, HAMi and gpu-manager are 1/100 or larger
+_MAX_CLOSED_ACCOUNTS = 1_000  # kept, so that counters continue if a workload returns after a failure of its source
+_MAX_NAMESPACES = 5_000  # combinations of namespace and GPU model; the least recently used is evicted
 _MEASURED = ("busy_ns", "busy_min_ns", "busy_max_ns", "idle_ns", "energy_mj")
 _WAITS = ("wait_ns", "wait_min_ns", "wait_max_ns")
-_D = TypeVar("_D", bound=Document)
+
+
+# -- one turn ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSample:
+    """One process on one device in one turn. None means not reported."""
+
+    pid: int
+    owner: Owner
+    busy_ns: int | None  # None for MPS clients
+    memory: int | None = None
+    ended: bool = False  # it ended during this turn, so only its busy time is used
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """A value of a device, divided among workloads. If a workload is not listed, its part is unknown, not 0."""
+
+    total: int | None = None  # None if not reported
+    parts: Mapping[Workload, int] | None = None  # None if nothing is known about any workload
+
+    @property
+    def unattributed(self) -> int | None:
+        return None if self.total is None else self.total - sum((self.parts or {}).values())
+
+    @property
+    def without_series(self) -> int | None:
+        """The unattributed part and the parts of workloads without series, so that the series add up to the total."""
+        labelled = sum(part for workload, part in (self.parts or {}).items() if workload.has_labels)
+        return None if self.total is None else self.total - labelled
+
+    def part(self, workload: Workload) -> int | None:
+        return None if self.parts is None else self.parts.get(workload)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """How long the workloads of a device waited for it in one turn."""
+
+    workloads: Mapping[Workload, tuple[int, int, int]]  # estimate, minimum, maximum
+    waits_for: Mapping[Workload, tuple[WaitPart, ...]]  # parts of the estimate, largest first
+    pressure_ns: int  # time in which at least one workload waited
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTurn:
+    """One allocatable device (a whole GPU or a MIG instance) in one turn."""
+
+    usage: DeviceUsage  # the window is 0 if the device did not answer
+    holders: Mapping[Workload, float | None] = field(default_factory=dict)  # share of each holder; None if unknown
+    processes: tuple[ProcessSample, ...] | None = None  # None if not visible, for example without hostPID
+    # busy time shared by MPS clients of several owners; None if there are no clients or they all belong to one owner
+    mps_busy_ns: int | None = None
+
+    @property
+    def device(self) -> Device:
+        return self.usage.device
+
+    @property
+    def slices(self) -> int:
+        return slices_of_profile(self.device.profile) or 1
+
+    def attribute_busy(self, ended_owner: Workload | None = None) -> Division:
+        """Divides the device's busy time.
+
+        The driver reports nothing about a process that has ended. If all processes that ended since the last turn
+        belonged to `ended_owner`, the busy time that no running process accounts for is attributed to that owner.
+        """
+        usage = self.usage
+        total = None if usage.busy_ns is None else min(usage.busy_ns, usage.window_ns)
+        if self.processes is None:
+            return Division(total)
+        if usage.process_busy_ns is None:  # attribute only to a single holder without other processes
+            owners = {process.owner for process in self.processes} | self.holders.keys()
+            is_alone = total is not None and len(owners) == len(self.holders) == 1
+            return Division(total, dict.fromkeys(self.holders, total or 0) if is_alone else None)
+        reported = [(process.owner, process.busy_ns) for process in self.processes]
+        parts, others = self._sum_by_owner(reported)
+        measured = sum(parts.values()) + others
+        if measured > usage.window_ns:  # samples are inexact, and processes can run concurrently
+            scaled = divide_exactly(usage.window_ns, {**parts, None: others})
+            return Division(usage.window_ns, {workload: scaled[workload] for workload in parts})
+        if total is None or measured > total:
+            return Division(measured, parts)
+        all_reported = all(busy is not None for _, busy in reported)
+        if ended_owner in parts and all_reported and usage.method == "samples":
+            parts[ended_owner] += total - measured
+        return Division(total, parts)
+
+    def attribute_memory(self) -> Division:
+        """Divides the memory in use. If the processes report more than the device, their sum is used as the total."""
+        total = self.usage.memory_used
+        if self.processes is None:
+            return Division(total)
+        reported = [(process.owner, 0 if process.ended else process.memory) for process in self.processes]
+        parts, _ = self._sum_by_owner(reported)
+        return Division(None if total is None else max(total, sum(parts.values())), parts)
+
+    def count_processes(self) -> Mapping[Workload, int]:
+        """Counts the running processes of each workload. Workloads with an unknown number are omitted."""
+        if self.processes is None:
+            return {}
+        return self._sum_by_owner([(process.owner, int(not process.ended)) for process in self.processes])[0]
+
+    def compute_idle(self, workload: Workload, busy: Division, elapsed_ns: int) -> int | None:
+        """Returns the idle time of a workload in this turn. None if uncertain, or if the workload is not a holder.
+
+        The driver takes about six samples per second and attributes each to one process. While another process is
+        busy, a process can run for some milliseconds without a sample, so it may not be idle. Context switches are
+        exact.
+        """
+        part = busy.part(workload)
+        if part is None or workload not in self.holders:
+            return None
+        own = [process for process in self.processes or () if process.owner == workload]
+        if part or any(process.busy_ns for process in own) or not self.usage.window_ns:
+            return 0
+        is_certain = not busy.total or not own or self.usage.method != "samples"
+        return elapsed_ns if is_certain else None
+
+    def bound_busy(self, busy: Division) -> dict[Workload, tuple[int | None, int]]:
+        """Returns the minimum and maximum busy time of each workload. The attributed time lies between them.
+
+        A client of MPS has only a maximum: the busy time of the server.
+        """
+        usage, parts = self.usage, busy.parts
+        if self.mps_busy_ns is not None:
+            clients = {process.owner for process in self.processes or () if process.busy_ns is None}
+            return {owner: (None, self.mps_busy_ns) for owner in clients if isinstance(owner, Workload)}
+        if not usage.bounded or parts is None or busy.total is None:
+            return {}
+        owners = {process.pid: process.owner for process in self.processes or ()}
+        bounds: dict[Workload, tuple[int, int]] = {}
+        if usage.resident_ns is None:  # samples: the time is certain only if one workload uses the device
+            users = set(owners.values())
+            for workload, part in parts.items():
+                bounds[workload] = (
+                    (part, part) if users == {workload} else (0, busy.total if workload in users else part)
+                )
+        else:  # context switches: a process can run only while its context is resident, and may be idle
+            worked = max(0, busy.total - usage.switching_ns)
+            for workload in parts:
+                own = [pid for pid in usage.resident_ns if owners.get(pid) == workload]
+                resident = sum(usage.resident_ns[pid] for pid in own)
+                saving = sum(usage.saving_ns.get(pid, 0) for pid in own)
+                others = sum(usage.resident_ns.values()) - resident + saving
+                bounds[workload] = min(resident, max(0, worked - others)), min(resident, worked)
+        return {
+            workload: (min(low, parts[workload]), max(high, parts[workload]))
+            for workload, (low, high) in bounds.items()
+        }
+
+    def attribute_waits(self, busy: Division) -> Waiting | None:
+        """Adds up the waiting times of the processes of each workload. Returns None if they are unknown.
+
+        A process does not wait for its own workload. Waiting plus busy time of a workload never exceeds the window.
+        """
+        waits, window_ns = self.usage.waits, self.usage.window_ns
+        if waits is None or not window_ns:
+            return None
+        owners = {process.pid: process.owner for process in self.processes or ()}
+        pairs: defaultdict[Workload, defaultdict[Owner, int]] = defaultdict(lambda: defaultdict(int))
+        others: defaultdict[int, int] = defaultdict(int)
+        for (pid, runner), ns in waits.pairs.items():
+            owner, other = owners.get(pid), owners.get(runner, "host")
+            if isinstance(owner, Workload) and other != owner:
+                pairs[owner][other] += ns
+                others[pid] += ns
+        sums: dict[Workload, tuple[int, int, int]] = {}
+        for pid, figures in waits.processes.items():
+            owner = owners.get(pid)
+            if isinstance(owner, Workload):
+                part = min(1.0, others[pid] / figures[0]) if figures[0] else 0.0
+                limit = window_ns - min(window_ns, busy.part(owner) or 0)
+                estimate, least, most = (
+                    min(limit, total + int(ns * part))
+                    for total, ns in zip(sums.get(owner, (0, 0, 0)), figures, strict=True)
+                )
+                sums[owner] = estimate, least, most
+        pressure = min(waits.pressure_ns, sum(estimate for estimate, _, _ in sums.values()), window_ns)
+        waits_for = {
+            workload: tuple(
+                WaitPart(*parts_of(other if isinstance(other, Workload) else Workload()), ratio=ns / window_ns)
+                for other, ns in sorted(runners.items(), key=lambda pair: -pair[1])
+                if ns
+            )
+            for workload, runners in pairs.items()
+        }
+        return Waiting(sums, waits_for, pressure)
+
+    def compute_shares(self) -> dict[Workload | None, int]:
+        """Returns the holders' shares, and the unallocated part as None, in _SHARE_UNITS.
+
+        Shares that add up to more than 1 are scaled down. An unknown share is 1 for a single holder, else 0.
+        """
+        default = 1.0 if len(self.holders) == 1 else 0.0
+        weights: dict[Workload | None, int] = {
+            holder: round((default if share is None else share) * _SHARE_UNITS)
+            for holder, share in self.holders.items()
+        }
+        return divide_exactly(_SHARE_UNITS, {**weights, None: max(0, _SHARE_UNITS - sum(weights.values()))})
+
+    def _sum_by_owner(self, amounts: Sequence[tuple[Owner, int | None]]) -> tuple[dict[Workload, int], int]:
+        """Returns the sum of each workload whose sum is certain, and the sum of everything else.
+
+        A workload is omitted if one of its amounts is not reported. A holder without a process is omitted while there
+        is a process of unknown owner, because that process may belong to it.
+        """
+        workloads = {owner for owner, _ in amounts if isinstance(owner, Workload)}
+        if not any(owner == "unknown" and amount != 0 for owner, amount in amounts):
+            workloads |= self.holders.keys()
+        workloads -= {owner for owner, amount in amounts if amount is None and isinstance(owner, Workload)}
+        parts, others = dict.fromkeys(sorted(workloads, key=parts_of), 0), 0
+        for owner, amount in amounts:
+            if isinstance(owner, Workload) and owner in parts:
+                parts[owner] += amount or 0
+            else:
+                others += amount or 0
+        return parts, others
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTurn:
+    """One GPU in one turn. Its devices are the GPU itself, or its instances in MIG mode."""
+
+    uuid: str
+    devices: tuple[DeviceTurn, ...]
+    usage: DeviceUsage | None = None  # of the whole GPU; None if it did not answer
+
+    @property
+    def free_slices(self) -> int:
+        """The number of compute slices that belong to no MIG instance."""
+        if self.usage is None or not self.usage.device.mig_enabled:
+            return 0
+        return max(0, slices_of_gpu(self.usage.device.model) - sum(device.slices for device in self.devices))
+
+
+# -- the sum of all turns ----------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False)
@@ -85,7 +331,7 @@ class Account:
 class Ledger:
     """Adds up the usage of all devices of a node. Not thread-safe."""
 
-    def __init__(self, max_namespaces: int = MAX_NAMESPACES, unallocated_after: float = 60.0) -> None:
+    def __init__(self, max_namespaces: int = _MAX_NAMESPACES, unallocated_after: float = 60.0) -> None:
         """Use without an allocation is reported after `unallocated_after` seconds, because it is normal while a pod
         starts or ends.
         """
@@ -230,7 +476,7 @@ class Ledger:
         by_use, by_share = Counter[Account | None](), Counter[Account | None]()
         answers = [(turn, parts) for turn, parts in zip(gpu.devices, busy, strict=True) if turn.usage.window_ns]
         for turn, division in answers:
-            accounts, shares, unheld = self._accounts[turn.device.key], turn.compute_shares(), SHARE_UNITS
+            accounts, shares, unheld = self._accounts[turn.device.key], turn.compute_shares(), _SHARE_UNITS
             for workload, part in (division.parts or {}).items():
                 account = accounts[workload.key]
                 by_use[account] += part * turn.slices
@@ -240,7 +486,7 @@ class Ledger:
             unattributed = division.unattributed
             by_use[None] += (turn.usage.window_ns if unattributed is None else unattributed) * turn.slices
         if answers:
-            by_share[None] += gpu.free_slices * SHARE_UNITS
+            by_share[None] += gpu.free_slices * _SHARE_UNITS
         return by_use if any(by_use.values()) else by_share
 
     def _add_to(self, account: Account, **increments: int | None) -> None:
@@ -301,7 +547,7 @@ class Ledger:
         self._windows = {uuid: window for uuid, window in self._windows.items() if uuid in self._listed}
 
     def _evict(self) -> None:
-        for closed in list(self._closed)[:-MAX_CLOSED_ACCOUNTS]:
+        for closed in list(self._closed)[:-_MAX_CLOSED_ACCOUNTS]:
             del self._closed[closed]
         for key in list(self._namespaces)[: -self._max_namespaces]:
             del self._namespaces[key]
@@ -323,3 +569,19 @@ def _plus(counter: int | None, increment: int | None) -> int | None:
 
 def _ratio(part: int | None, whole: int) -> float | None:
     return part / whole if part is not None and whole else None
+
+
+def divide_exactly(total: int, weights: Mapping[K, int]) -> dict[K, int]:
+    """Divides an integer in proportion to weights.
+
+    Rounds the running sum instead of each part. So the parts add up to the total exactly, and each part differs from
+    its exact value by less than 1. If all weights are 0, all parts are 0.
+    """
+    whole = sum(weights.values())
+    parts: dict[K, int] = {}
+    weight_so_far = divided = 0
+    for key, weight in weights.items():
+        weight_so_far += weight
+        parts[key] = (2 * total * weight_so_far + whole) // (2 * whole) - divided if whole else 0
+        divided += parts[key]
+    return parts

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from ctypes import byref
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported, UsageError
@@ -18,7 +17,7 @@ from podgpu.gpu.dcgm import structs as s
 from podgpu.workers import DriverLock
 
 _log = logging.getLogger(__name__)
-SONAMES = ("libdcgm.so.4", "libdcgm.so.3")
+_SONAMES = ("libdcgm.so.4", "libdcgm.so.3")
 _FOLDERS = ("/usr/lib64/", "/usr/lib/x86_64-linux-gnu/", "/usr/lib/aarch64-linux-gnu/", "/usr/lib/")
 Version = tuple[int, ...]
 """Such as (4, 2, 3); empty if unknown."""
@@ -58,14 +57,13 @@ _ADVICE = {
 
 def _load(path: str) -> ctypes.CDLL:
     """Loads the library at `path`, or the newest libdcgm. Searches the loader's own path before `_FOLDERS`."""
-    names = [path] if path else [f"{folder}{name}" for name in SONAMES for folder in ("", *_FOLDERS)]
-    problem = f"{path or ' or '.join(SONAMES)} was not found"
-    for name in names:
+    problem = f"{path or ' or '.join(_SONAMES)} was not found"
+    for name in [path] if path else [f"{folder}{name}" for name in _SONAMES for folder in ("", *_FOLDERS)]:
         try:
             # RTLD_GLOBAL, because the embedded engine later loads modules that need DCGM's symbols.
             return ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
         except OSError as e:
-            if "/" in name and Path(name).exists():
+            if os.path.exists(name):
                 problem = str(e)
     raise DriverGone(
         f"{problem}: install datacenter-gpu-manager-4-core (libdcgm.so.4) in podgpu's image or on the host, give its "
@@ -95,8 +93,8 @@ def translate(code: int, what: str) -> SourceError:
     return DriverGone(text, reason) if code in _GONE else SourceError(reason, text)
 
 
-DEFAULT_PORT = 5555
-LOG_LEVELS = ("NONE", "FATAL", "ERROR", "WARN", "INFO", "DEBUG", "VERB")
+_DEFAULT_PORT = 5555
+_LOG_LEVELS = ("NONE", "FATAL", "ERROR", "WARN", "INFO", "DEBUG", "VERB")
 _CONNECT_MS = 2000
 _HOST_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]/]+)(?::(?P<port>\d{1,5}))?")
 _VSOCK = re.compile(r"vsock://\d{1,10}:\d{1,10}")
@@ -123,12 +121,12 @@ def parse_address(text: str) -> EngineAddress:
     if _VSOCK.fullmatch(text):
         return EngineAddress(text, "localhost")  # libdcgm also uses this host name for vsock
     m = _HOST_PORT.fullmatch(text.removeprefix("tcp://"))
-    if m is None or not 0 < int(m["port"] or DEFAULT_PORT) < 65536:
+    if m is None or not 0 < int(m["port"] or _DEFAULT_PORT) < 65536:
         raise UsageError(
             f"-r {text!r}: the address of the host engine must be HOST:PORT, [IPV6]:PORT, unix:///path or "
             "vsock://CID:PORT"
         )
-    return EngineAddress(f"{m['host']}:{int(m['port'] or DEFAULT_PORT)}", m["host"].strip("[]"))
+    return EngineAddress(f"{m['host']}:{int(m['port'] or _DEFAULT_PORT)}", m["host"].strip("[]"))
 
 
 class DcgmConnection:
@@ -233,7 +231,7 @@ class DcgmConnection:
     def _start_embedded(self) -> s.Handle:
         parameters = s.make_struct(s.StartEmbeddedV2Params)
         parameters.opMode = s.MODE_AUTO
-        parameters.severity = LOG_LEVELS.index(self._log_level or "NONE")
+        parameters.severity = _LOG_LEVELS.index(self._log_level or "NONE")
         self._call("dcgmStartEmbedded_v2", byref(parameters))
         return s.Handle(parameters.dcgmHandle)
 

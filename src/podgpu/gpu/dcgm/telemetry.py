@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import byref, c_int64
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 from podgpu.device_selection import Selection
@@ -109,7 +110,10 @@ class DcgmTelemetry:
         """Watches by kind of entity and lane."""
         self._watched: tuple[NodeLayout, tuple[Lane, ...]] | None = None
         self._timestamps = Timestamps(clock)
-        self._xids = XidReader()
+        self._xids = ErrorEvents()
+        self._last_xids: dict[Entity, int] = {}
+        """Entity -> timestamp of its last XID."""
+        self._has_read_xids = False
         self._details: dict[int, Details | None] = {}
         """Field id -> state of the health watches or NVLink peers; None if DCGM does not report it."""
 
@@ -177,48 +181,26 @@ class DcgmTelemetry:
 
     def read(self, gpu: Device, fields: Sequence[Field]) -> GpuAnswer:
         with self._connection.hold():
-            own = [
-                e
-                for e in self._layout.entities
-                if e.device is not None and e.device.uuid == gpu.uuid and e.kind != "GPU_CI"
-            ]
-            if not own:
+            entities = [e for e in self._layout.entities if e.device is not None and e.device.uuid == gpu.uuid]
+            if not entities:
                 raise DeviceLost(f"GPU {gpu.index} ({gpu.uuid}) is no longer listed by DCGM")
-            latest = self._read_latest(own, fields)
-        devices = {e.entity: self._companion.complete(e.device) for e in own if e.device and e.kind != "LINK"}
-        readings = [Reading(device, latest.values[entity]) for entity, device in devices.items()]
-        links = [e for e in own if e.kind == "LINK"]
-        unsupported = {(devices[entity].key, i) for entity, i in latest.unsupported if entity in devices}
-        details: list[Detail] = []
-        for field_id, by_gpu in self._details.items():
-            if by_gpu is None:
-                unsupported.add((gpu.uuid, field_id))
-            else:
-                details += by_gpu.get(own[0].entity.id, ())
-        readings[0] = replace(readings[0], details=tuple(details))
+            answer = self._read_entities([e for e in entities if e.kind != "GPU_CI"], fields)
+        details = [d for by_gpu in self._details.values() if by_gpu for d in by_gpu.get(entities[0].entity.id, ())]
+        missing = ((gpu.uuid, field_id) for field_id, by_gpu in self._details.items() if by_gpu is None)
         xid_watch = self._watches.get(("GPU", self._xid_lane))
-        return GpuAnswer(
-            tuple(readings),
-            unsupported=tuple(sorted(unsupported)),
-            dropped=tuple(latest.dropped),
-            errors=tuple(dict.fromkeys(latest.errors)),
-            others=tuple(_make_readings(links, latest)),
+        return replace(
+            answer,
+            readings=(replace(answer.readings[0], details=tuple(details)), *answer.readings[1:]),
+            unsupported=(*answer.unsupported, *missing),
             reports_errors=xid_watch is not None and not xid_watch.rejected,
-            links_up=len(links) or None,
+            links_up=sum(e.kind == "LINK" for e in entities) or None,
         )
 
     def read_others(self, fields: Sequence[Field]) -> GpuAnswer:
         with self._connection.hold():
-            others = self._layout.others
-            latest = self._read_latest(others, fields)
-        return GpuAnswer(
-            (),
-            dropped=tuple(latest.dropped),
-            errors=tuple(dict.fromkeys(latest.errors)),
-            others=tuple(_make_readings(others, latest)),
-        )
+            return self._read_entities(self._layout.others, fields)
 
-    def _read_latest(self, entities: Sequence[DcgmEntity], fields: Sequence[Field]) -> LatestValues:
+    def _read_entities(self, entities: Sequence[DcgmEntity], fields: Sequence[Field]) -> GpuAnswer:
         lane = self._find_lane(fields)
         self._update_watches()
         latest = LatestValues({e.entity: {} for e in entities})
@@ -226,7 +208,18 @@ class DcgmTelemetry:
             watch = self._watches.get((kind, lane))
             if watch is not None:
                 watch.read(some, latest)
-        return latest
+        devices = {e.entity: self._companion.complete(e.device) for e in entities if e.device and e.kind != "LINK"}
+        return GpuAnswer(
+            tuple(Reading(device, latest.values[entity]) for entity, device in devices.items()),
+            unsupported=tuple(sorted({(devices[e].key, i) for e, i in latest.unsupported if e in devices})),
+            dropped=tuple(latest.dropped),
+            errors=tuple(dict.fromkeys(latest.errors)),
+            others=tuple(
+                OtherReading("LINK" if e.kind == SWITCH_LINK else e.kind, e.labels, values)
+                for e in entities
+                if e.entity not in devices and (values := latest.values[e.entity])
+            ),
+        )
 
     def _update_watches(self) -> None:
         with self._watch_lock:
@@ -266,10 +259,28 @@ class DcgmTelemetry:
         return watches
 
     def _read_xids(self, layout: NodeLayout) -> None:
+        """Reads the XIDs since the last call from the samples of field 230. The first call ignores earlier XIDs."""
         watches = [watch for (_, lane), watch in self._watches.items() if lane is self._xid_lane]
-        pairs = [(group, fields) for watch in watches for group in watch.groups for fields in watch.field_groups]
         keys = {e.entity: e.device.key for e in layout.entities if e.device is not None and e.kind in _XID_KINDS}
-        self._xids.read(self._connection, pairs, keys)
+        samples: list[tuple[int, Entity, int]] = []
+
+        def add_values(group: int, entity_id: int, values: Any, count: int, _user: object) -> int:
+            for value in values[:count]:
+                if value.status == 0 and 0 < value.value.i64 < s.INT32_BLANK:
+                    samples.append((value.ts, Entity(group, entity_id), value.value.i64))
+            return 0
+
+        callback = s.OnValues(add_values)
+        since = c_int64(max(max(self._last_xids.values(), default=0) - _OVERLAP_US, 0))
+        for watch in watches:
+            for groups in product(watch.groups, watch.field_groups):
+                self._connection.call("dcgmGetValuesSince_v2", *groups, since, byref(c_int64()), callback, None)
+        for timestamp, entity, xid in sorted(samples):
+            if timestamp > self._last_xids.get(entity, 0):
+                self._last_xids[entity] = timestamp
+                if self._has_read_xids and entity in keys:
+                    self._xids.add(ErrorEvent(keys[entity], xid, timestamp / 1_000_000))
+        self._has_read_xids |= bool(watches)
 
     def _find_gpu_groups(self) -> list[s.Handle]:
         """Returns DCGM's groups that contain all GPUs."""
@@ -278,7 +289,7 @@ class DcgmTelemetry:
 
     def error_events(self) -> Sequence[ErrorEvent]:
         self._companion.discard_error_events()
-        return self._xids.events.drain()
+        return self._xids.drain()
 
     def release(self, wait: float) -> bool:
         closed = self._close(wait / 2)
@@ -292,13 +303,6 @@ class DcgmTelemetry:
         with self._watch_lock:
             self._watches, self._watched, self._details = {}, None, {}
         return True
-
-
-def _make_readings(others: Iterable[DcgmEntity], latest: LatestValues) -> Iterator[OtherReading]:
-    for other in others:
-        if latest.values[other.entity]:
-            kind = "LINK" if other.kind == SWITCH_LINK else other.kind
-            yield OtherReading(kind, other.labels, latest.values[other.entity])
 
 
 def _group_by_kind(entities: Iterable[DcgmEntity]) -> dict[str, list[Entity]]:
@@ -326,7 +330,7 @@ def _select_fields(fields: Sequence[Field], kind: str) -> tuple[Field, ...]:
     return tuple(f for f in read if f.level == kind)
 
 
-# Health and XIDs
+# Health
 
 
 def check_health(connection: DcgmConnection, groups: Sequence[s.Handle], gpu_ids: Sequence[int]) -> Details | None:
@@ -367,40 +371,3 @@ def read_p2p(connection: DcgmConnection, gpu_ids: Sequence[int]) -> Details | No
         )
         for gpu in status.gpus[: status.numGpus]
     }
-
-
-class XidReader:
-    """Reads XIDs from the samples of field 230. Each sample is reported once."""
-
-    def __init__(self) -> None:
-        self._last: dict[Entity, int] = {}
-        self._has_read = False
-        self.events = ErrorEvents()
-
-    def read(
-        self, connection: DcgmConnection, groups: Sequence[tuple[s.Handle, s.Handle]], devices: Mapping[Entity, str]
-    ) -> None:
-        """Reads the samples since the last call. Ignores samples from before the first call.
-
-        `groups`: pairs of entity group and field group. `devices`: entity -> device key.
-        """
-        if not groups:
-            return
-        samples: list[tuple[int, Entity, int]] = []
-
-        def add_values(group: int, entity_id: int, values: Any, count: int, _user: object) -> int:
-            for value in values[:count]:
-                if value.status == 0 and 0 < value.value.i64 < s.INT32_BLANK:
-                    samples.append((value.ts, Entity(group, entity_id), value.value.i64))
-            return 0
-
-        callback = s.OnValues(add_values)
-        since = c_int64(max(max(self._last.values(), default=0) - _OVERLAP_US, 0))
-        for group, field_group in groups:
-            connection.call("dcgmGetValuesSince_v2", group, field_group, since, byref(c_int64()), callback, None)
-        for timestamp, entity, xid in sorted(samples):
-            if timestamp > self._last.get(entity, 0):
-                self._last[entity] = timestamp
-                if self._has_read and entity in devices:
-                    self.events.add(ErrorEvent(devices[entity], xid, timestamp / 1_000_000))
-        self._has_read = True

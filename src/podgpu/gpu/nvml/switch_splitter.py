@@ -195,24 +195,6 @@ use), and 121 µs for PyTorch.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Capability:
-    """How usage would be measured if containers shared the GPU, and why no better method is possible."""
-
-    wanted: UsageMethod
-    privileged: bool
-    unsampled: str
-    """Reason why no busy samples are taken; empty if they are taken."""
-    error: SwitchLogError | None = None
-    """Reason why the log cannot be opened; None if it can."""
-
-    @property
-    def method(self) -> UsageMethod:
-        if self.wanted == "samples" or self.error is not None:
-            return "samples"
-        return "switches" if self.unsampled else "exact"
-
-
 def open_switch_log(device: Device, driver_version: str) -> SwitchLog:
     """Opens the log of a GPU. Raises SwitchLogError."""
     check_driver(driver_version)
@@ -243,21 +225,13 @@ class SwitchLogFactory:
 
     def open_listener(self, driver: NvmlDriver, gpu: DeviceHandle, wall: Callable[[], float]) -> SwitchListener:
         """Opens the log of a GPU and starts a listener. Raises SwitchLogError."""
-        version, architecture = _identify(driver, gpu)
+        architecture: int | None = None
+        if not gpu.device.mig_enabled:  # there are no measurements of GPUs in MIG mode
+            with CallGuard[str]().catch():
+                architecture = int(driver.call("nvmlDeviceGetArchitecture", gpu.handle))
         _, costs = MEASURED_ARCHITECTURES.get(architecture or 0, ("", SwitchCosts()))
-        log = self.open_log(gpu.device, version)
+        log = self.open_log(gpu.device, str(driver.call("nvmlSystemGetDriverVersion")))
         return self.make_listener(log, costs, unsampled=self._explain_unsampled(architecture), wall=wall)
-
-    def check_capability(self, driver: NvmlDriver, gpu: DeviceHandle) -> Capability:
-        """Tests whether the log can be opened, if context switches are wanted."""
-        version, architecture = _identify(driver, gpu)
-        error = None
-        if self.wanted != "samples":
-            try:
-                self.open_log(gpu.device, version).close()
-            except SwitchLogError as e:
-                error = e
-        return Capability(self.wanted, self.privileged(), self._explain_unsampled(architecture), error)
 
     def _explain_unsampled(self, architecture: int | None) -> str:
         """Returns the reason why no busy samples are taken, or an empty string."""
@@ -270,25 +244,14 @@ class SwitchLogFactory:
         return "" if self.privileged() else "CAP_SYS_ADMIN is missing (chart: exporter.usage.from: exact adds it)"
 
 
-def _identify(driver: NvmlDriver, gpu: DeviceHandle) -> tuple[str, int | None]:
-    """Returns the driver's version and the GPU's architecture. The architecture is None if it is unknown, or in MIG
-    mode, for which there are no measurements."""
-    architecture: int | None = None
-    if not gpu.device.mig_enabled:
-        with CallGuard[str]().catch():
-            architecture = int(driver.call("nvmlDeviceGetArchitecture", gpu.handle))
-    return str(driver.call("nvmlSystemGetDriverVersion")), architecture
-
-
 _LINGER_SECONDS = 60.0
 """The log stays open for this long after the GPU is no longer shared, because it is often shared again soon."""
 _RETRY_SECONDS = 60.0
 _UNKNOWN_PART = 50
-"""At most 1/50 of a window may be unaccounted for."""
+"""At most 1/50 of a window may be unaccounted for. If at most 1/50 of the residency was idle, the stays are taken to
+have no idle tail."""
 _HIDDEN_PART = 100
 """At most 1/100 of a window may belong to hidden or unlisted processes."""
-_SATURATED_PART = 50
-"""If at most 1/50 of the residency was idle, the stays are taken to have no idle tail."""
 _SATURATED_NS = 30 * 10**9
 """Sampling pauses after this long without an idle tail, because sampling is half of the cost."""
 
@@ -336,7 +299,6 @@ class BusyTimeSplitter:
             if self._listener is None and now >= self._retry_at:
                 self._open(target)
         else:
-            self._saturated_ns = 0
             self.status = SwitchStatus()
         if self._listener is not None and now - self._shared_at > _LINGER_SECONDS:
             self.close()
@@ -346,21 +308,38 @@ class BusyTimeSplitter:
 
         `until`: Unix time of the window's end.
         """
-        usage = replace(usage, bounded=True)
-        if self._listener is None or until is None or not usage.window_ns:
+        usage, listener = replace(usage, bounded=True), self._listener
+        if listener is None or until is None or not usage.window_ns:
             return usage
         try:
-            residency, samples = self._listener.take_window(until, usage.device.gi_id)
-            if usage.busy_ns is None or usage.device.key not in self._shared:
-                return usage
-            if not _covers(residency, usage.window_ns, self._listener.began):
+            residency, samples = listener.take_window(until, usage.device.gi_id)
+            # The log may have been opened during the window.
+            covers = residency.since != listener.began or _covers(residency.window, usage.window_ns)
+            if usage.busy_ns is None or usage.device.key not in self._shared or not residency.stays or not covers:
                 return usage
             _check(residency, usage.window_ns, self._previous_pids | self._pids)
         except SwitchLogError as e:
             self._fall_back(e)
             return usage
         self.status = SwitchStatus(self.status.errors)
-        return self._apply(usage, usage.busy_ns, residency, samples, self._listener)
+        worked, resident = max(0, usage.busy_ns - residency.switching), residency.resident
+        if listener.unsampled:
+            figures = estimate_without_samples(residency, worked)
+        else:
+            self._model.learn(residency, samples)
+            is_saturated = _covers(worked, sum(resident.values()))
+            self._saturated_ns = self._saturated_ns + residency.window if is_saturated else 0
+            listener.pauses_sampling = self._saturated_ns > _SATURATED_NS
+            figures = self._model.estimate(residency, worked, samples)
+        return replace(
+            usage,
+            process_busy_ns={pid: ns for pid, ns in figures.items() if pid not in (HIDDEN_PID, KERNEL_PID)},
+            method="switches" if listener.unsampled else "exact",
+            resident_ns=resident,
+            switching_ns=residency.switching,
+            saving_ns=compute_max_saving(residency),
+            waits=self._waits[usage.device.key].add(residency, figures),
+        )
 
     def close(self) -> None:
         """Closes the log. An open log prevents the driver from being unloaded."""
@@ -389,39 +368,9 @@ class BusyTimeSplitter:
         self.close()
         self._retry_at = self._clock() + _RETRY_SECONDS
 
-    def _apply(
-        self,
-        usage: DeviceUsage,
-        busy_ns: int,
-        residency: Residency,
-        samples: Sequence[BusySample],
-        listener: SwitchListener,
-    ) -> DeviceUsage:
-        worked = max(0, busy_ns - residency.switching)
-        resident = residency.resident
-        if not listener.unsampled:
-            self._model.learn(residency, samples)
-            saturated = worked * _SATURATED_PART >= sum(resident.values()) * (_SATURATED_PART - 1)
-            self._saturated_ns = self._saturated_ns + residency.window if saturated else 0
-            listener.pauses_sampling = self._saturated_ns > _SATURATED_NS
-            figures = self._model.estimate(residency, worked, samples)
-        else:
-            figures = estimate_without_samples(residency, worked)
-        return replace(
-            usage,
-            process_busy_ns={pid: ns for pid, ns in figures.items() if pid not in (HIDDEN_PID, KERNEL_PID)},
-            method="switches" if listener.unsampled else "exact",
-            resident_ns=resident,
-            switching_ns=residency.switching,
-            saving_ns=compute_max_saving(residency),
-            waits=self._waits[usage.device.key].add(residency, figures),
-        )
 
-
-def _covers(residency: Residency, window_ns: int, began: int) -> bool:
-    """Returns False if there was no switch yet, or if the log was opened during the window."""
-    is_partial = residency.since == began and residency.window * _UNKNOWN_PART < window_ns * (_UNKNOWN_PART - 1)
-    return bool(residency.stays) and not is_partial
+def _covers(part: int, whole: int) -> bool:
+    return part * _UNKNOWN_PART >= whole * (_UNKNOWN_PART - 1)
 
 
 def _check(residency: Residency, window_ns: int, listed: Collection[int]) -> None:

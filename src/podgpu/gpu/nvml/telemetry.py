@@ -30,7 +30,7 @@ from podgpu.gpu.nvml.driver import (
     parse_instance_id,
 )
 from podgpu.gpu.nvml.plan import DevicePlan, GpmSampler
-from podgpu.gpu.nvml.switch_splitter import Capability, SwitchListener, SwitchLogFactory
+from podgpu.gpu.nvml.switch_splitter import SwitchListener, SwitchLogFactory
 from podgpu.gpu.nvml.usage import UsageReader, UsageSettings
 from podgpu.gpu.source import ErrorEvent, ErrorEvents, GpuAnswer, Inventory, UsageAnswer
 from podgpu.metrics.fields import Field, detail_fields
@@ -87,7 +87,8 @@ class NvmlTelemetry:
         `switch_logs`: opens context-switch logs (`--usage-from`).
         """
         self.name = name
-        self._settings = UsageSettings(sees_processes, switch_logs or SwitchLogFactory(), clock, wall)
+        self.switch_logs = switch_logs or SwitchLogFactory()
+        self._settings = UsageSettings(sees_processes, self.switch_logs, clock, wall)
         self._driver = NvmlDriver(nvml)
         self._count_expected = count_expected
         self._clock = clock
@@ -239,15 +240,10 @@ class NvmlTelemetry:
         with self._hold(gpu) as state:
             return state.usage(shared)
 
-    def check_capability(self, gpu: Device) -> Capability:
-        """Returns how usage would be split if containers shared this GPU. Raises SourceError."""
-        with self._hold(gpu) as state:
-            return self._settings.switch_logs.check_capability(self._driver, state.layout[0])
-
     def open_switch_log(self, gpu: Device) -> SwitchListener:
         """Opens the context-switch log of this GPU. Raises SwitchLogError or SourceError."""
         with self._hold(gpu) as state:
-            return self._settings.switch_logs.open_listener(self._driver, state.layout[0], self._settings.wall)
+            return self.switch_logs.open_listener(self._driver, state.layout[0], self._settings.wall)
 
     @contextmanager
     def _hold(self, gpu: Device) -> Iterator[NvmlGpu]:
@@ -319,7 +315,6 @@ class NvmlGpu:
         """None until the registration succeeded or the GPU rejected the registration."""
         self._plans: dict[tuple[tuple[int, ...], str], DevicePlan] = {}
         """(field ids, device key) -> plan."""
-        self._detail_plan: DevicePlan | None = None
         self._details_at = float("-inf")
         self._details: Mapping[int, Value] = {}
         self._links_up: int | None = None
@@ -410,13 +405,9 @@ class NvmlGpu:
         return self._plans[key]
 
     def _read_details(self, now: float) -> None:
-        if self._detail_plan is None:
-            gpm = GpmSampler(self._driver, self.handle)
-            self._detail_plan = DevicePlan(self._driver, self.handle, gpm, detail_fields())
-            self._details_at = float("-inf")
         if now - self._details_at >= _DETAIL_SECONDS:
             self._details_at = now
-            self._details = self._detail_plan.read(now)
+            self._details = self._find_plan(self.layout[0], detail_fields()).read(now)
             self._links_up = self._count_links()
 
     def _count_links(self) -> int | None:
@@ -433,7 +424,7 @@ class NvmlGpu:
     def _drop_plans(self) -> None:
         for plan in self._plans.values():
             plan.close()
-        self._plans, self._detail_plan = {}, None
+        self._plans, self._details_at = {}, float("-inf")
 
 
 def count_pci_gpus(sysfs: str = "/sys") -> int | None:
@@ -504,27 +495,19 @@ class XidWatcher:
                 self._driver.call("nvmlEventSetFree", event_set)
 
     def _run(self, event_set: Any) -> None:
-        try:
-            while self._wait(event_set):
-                pass
-        except DriverGone:
-            _log.debug("XID watch ends: the driver is gone")
-
-    def _wait(self, event_set: Any) -> bool:
-        """Waits for one event. Returns False if the event set was freed, even if a new one exists."""
-        try:
-            with self._driver.hold(gives_way=True):
-                if event_set is not self._event_set:
-                    return False
-                self._record(self._driver.call("nvmlEventSetWait_v2", event_set, _WAIT_MS))
-        except DriverGone:
-            raise
-        except SourceError as e:
-            if e.reason != "timeout":  # with a lost GPU the wait fails immediately; continue for the other GPUs
-                time.sleep(_WAIT_MS / 1000)
-        return True
-
-    def _record(self, data: Any) -> None:
-        uuid = self._uuids.get(handle_address(data.device), "unknown")  # a lost GPU cannot be queried for its UUID
-        key = device_key(uuid, parse_instance_id(data.gpuInstanceId))
-        self.events.add(ErrorEvent(key, int(data.eventData), self._wall()))
+        """Waits for events until the event set is freed, even if a new one exists then."""
+        while True:
+            try:
+                with self._driver.hold(gives_way=True):
+                    if event_set is not self._event_set:
+                        return
+                    data = self._driver.call("nvmlEventSetWait_v2", event_set, _WAIT_MS)
+            except DriverGone:
+                return
+            except SourceError as e:
+                if e.reason != "timeout":  # with a lost GPU the wait fails immediately; continue for the other GPUs
+                    time.sleep(_WAIT_MS / 1000)
+                continue
+            uuid = self._uuids.get(handle_address(data.device), "unknown")  # a lost GPU does not return its UUID
+            key = device_key(uuid, parse_instance_id(data.gpuInstanceId))
+            self.events.add(ErrorEvent(key, int(data.eventData), self._wall()))
