@@ -98,7 +98,8 @@ def make_server(
     store = SampleStore(settings, options["longest_window"], pods.current)
     scaler = api = updater = None
     if keda_address is not None:
-        scaler = ExternalScaler(store, keda_address, keda_tls, _split_names(options["keda_client_name"]))
+        names = frozenset(filter(None, map(str.strip, options["keda_client_name"].split(","))))
+        scaler = ExternalScaler(store, keda_address, keda_tls, names)
     if api_address is not None:
         selector = {"fieldSelector": f"metadata.name={_CONFIGMAP}"}
         watcher: Informer[FrontProxy] = Informer(config, _CONFIGMAPS, selector, parse_front_proxy)
@@ -110,10 +111,6 @@ def make_server(
         api = MetricsApi(store, certificate, key, lambda: next(iter(watcher.items()), None))
     cluster = Cluster(make_collector, settings, on_round=store.add_round)
     return AutoscaleServer(store, cluster, scaler, api, updater)
-
-
-def _split_names(text: str) -> frozenset[str]:
-    return frozenset(filter(None, (name.strip() for name in text.split(","))))
 
 
 def _make_keda_tls(options: Mapping[str, Any], address: Address) -> KedaTls | None:
@@ -140,11 +137,7 @@ def _parse_api_certificate(options: Mapping[str, Any]) -> ServiceName | None:
             f"{API_OPTION} needs a certificate: either --api-cert-file and --api-key-file, or --api-service "
             "NAMESPACE/NAME for podgpu's own certificate"
         )
-    return _parse_service(options["api_service"])
-
-
-def _parse_service(text: str) -> ServiceName:
-    namespace, _, name = text.partition("/")
+    namespace, _, name = options["api_service"].partition("/")
     if not namespace or not name or "/" in name:
-        raise UsageError(f"--api-service {text!r}: must be NAMESPACE/NAME of the Service")
+        raise UsageError(f"--api-service {options['api_service']!r}: must be NAMESPACE/NAME of the Service")
     return ServiceName(namespace, name)

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
@@ -210,18 +211,16 @@ class Recording:
 # The trace
 
 
+@dataclass
 class EngineTrace:
     """Records one GPU or MIG instance, window by window."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.samples: list[BusySample] = []
-        self.marks: list[tuple[int, str]] = []
-        """Time and text of XIDs and changes of the clock events."""
-        self.waits: list[tuple[int, int, int]] = []
-        """Begin, end and pid."""
-        self.stays: list[Stay] = []
-        self.estimator = WaitEstimator()
+    name: str
+    samples: list[BusySample] = field(default_factory=list)
+    marks: list[tuple[int, str]] = field(default_factory=list)  # time and text of XIDs and changes of the clock events
+    waits: list[tuple[int, int, int]] = field(default_factory=list)  # begin, end and pid
+    stays: list[Stay] = field(default_factory=list)
+    estimator: WaitEstimator = field(default_factory=WaitEstimator)
 
     def add(self, residency: Residency, samples: Iterable[BusySample], busy_share: float) -> None:
         """Adds a window. `busy_share`: part of the window for which the device was busy."""
@@ -262,7 +261,6 @@ class Tracks:
         self._describe = describe
         self._groups: dict[str, int] = {}
         self._tracks: dict[tuple[str, str], dict[str, int]] = {}
-        self._processes: dict[int, dict[str, int]] = {}
 
     def find(self, group: str, track: str) -> dict[str, int]:
         """Returns the members `pid` and `tid` of an event."""
@@ -270,9 +268,7 @@ class Tracks:
         return self._tracks.setdefault((group, track), {"pid": pid, "tid": len(self._tracks) + 1})
 
     def find_process(self, pid: int) -> dict[str, int]:
-        if pid not in self._processes:
-            self._processes[pid] = self.find(*self._describe(pid))
-        return self._processes[pid]
+        return self.find(*self._describe(pid))
 
     def make_events(self) -> list[TraceEvent]:
         return [
