@@ -28,8 +28,8 @@ from podgpu.errors import UsageError
 from podgpu.history.answers import HistorySource
 from podgpu.http_client import Access
 from podgpu.kube.config import load_config
-from podgpu.web.app import Service, load_protection, run
-from podgpu.web.cluster_app import cluster_application, cluster_listeners
+from podgpu.web.app import Listener, Service, load_protection, make_listeners, run
+from podgpu.web.cluster_app import cluster_application, cluster_probes
 
 _log = logging.getLogger("podgpu")
 _SYNC_SECONDS = 10.0
@@ -99,8 +99,9 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             services.append(recorder)
         protection = load_protection(options["web_config_file"])
         app = cluster_application(cluster, protection, history, usage, options["web_enable_lifecycle"])
-        listeners = cluster_listeners(cluster, app, options["address"], options["probe_address"], protection)
-        run(services, listeners, lambda bound: _log.info("listening on %s/metrics; the page is at /", bound[0].url))
+        tls, text = protection.make_tls if protection else None, "listening on %s/metrics; the page is at /"
+        main = Listener(app, options["address"], tls=tls, announcement=text)
+        run(services, make_listeners(main, cluster_probes(cluster), options["probe_address"]))
 
 
 def choose_ages(ctx: click.Context, options: dict[str, Any]) -> tuple[float, float]:
