@@ -96,7 +96,7 @@ class Node:
         """`names`: as in --dcgm-names."""
         self.name = name
         self._names = names
-        self.driver = FaultyNvml(gpus, seed=sum(name.encode()))
+        self.driver = FaultyNvml(gpus, node=name)
         self.tenants = tenants(self.driver)
         place_loads(self.driver, self.tenants)
         root.mkdir()

@@ -241,6 +241,10 @@ _ADD_CAPABILITY = (
     "add CAP_SYS_ADMIN (chart: exporter.usage.from: exact; docker run --cap-add SYS_ADMIN --user 0), without a user"
     " namespace"
 )
+_MPS = (
+    "used by clients of MPS. The driver reports only the MPS server, so busy time, idle time, energy, waste, cost by"
+    " use and autoscaling are not known under MPS, unless all clients belong to one container"
+)
 _CHECK_DRIVER = (
     "install driver 550 or later, use the NVIDIA runtime (runtimeClassName: nvidia), and check the host's dmesg for"
     " NVRM lines; a vGPU guest needs the profiling capability of its host"
@@ -251,6 +255,15 @@ def check_usage(
     telemetry: Telemetry, gpus: Sequence[Device], method: UsageMethod, workers: Workers, deadline: float
 ) -> list[Finding]:
     """Checks which method of `--usage-from` can split the busy time of shared GPUs on this node."""
+    processes = workers.run({f"processes-{gpu.uuid}": partial(telemetry.processes, gpu) for gpu in gpus}, deadline)
+    under_mps = [gpu.index for gpu in gpus if any(p.mps for p in processes[f"processes-{gpu.uuid}"].value or ())]
+    findings = _check_methods(telemetry, gpus, method, workers, deadline)
+    return [note("MPS", f"GPU {few_of(under_mps)}: {_MPS}"), *findings] if under_mps else findings
+
+
+def _check_methods(
+    telemetry: Telemetry, gpus: Sequence[Device], method: UsageMethod, workers: Workers, deadline: float
+) -> list[Finding]:
     if method == "samples" or telemetry.name == SIMULATED:
         text = (
             "busy time of shared GPUs is split by driver samples, each credited to one process; --usage-from switches"
