@@ -15,6 +15,7 @@ import pytest
 
 from podgpu.agent.loop import Agent
 from podgpu.holders.api import ApiAccess
+from podgpu.holders.dra import watch_slices
 from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.clock import wait_until
 from tests.nodes.node import Description, Node, kubeconfig, node_of, only_these_variables, read_description
@@ -167,7 +168,7 @@ def test_a_hung_api_server_holds_up_no_start(folder: Path, monkeypatch: pytest.M
         server.hang()
         (folder / "kubeconfig").write_text(kubeconfig(server.url))
         api = ApiAccess(str(folder / "kubeconfig"))
-        assert api.resource_slices().items() == ()
+        assert watch_slices(api).items() == ()
         (feed,) = api.feeds
         assert (feed.items(), feed.synced) == ((), False)
         wait_until(lambda: server.requests, "it is asked meanwhile")
