@@ -157,7 +157,7 @@ def _build_gpus(
             "holders": tuple(holders.get(key, ())),
             "fields": None if reading is None else {names[i].name: value for i, value in reading.values.items()},
             "details": tuple(
-                (names[d.field].name, dict(d.labels), d.value) for d in (reading.details if reading else ())
+                (names[i].name, dict(labels), value) for i, labels, value in (reading.details if reading else ())
             ),
             "unsupported": tuple(unsupported.get(key, ())),
             **health.slots.get(key, {}),
