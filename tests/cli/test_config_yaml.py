@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from podgpu.agent.counters import Collection, collection_of_fields
-from podgpu.cli.config_file import ConfigFile, parse_config_file
+from podgpu.cli.exporter import ConfigFile, parse_config_file
 from podgpu.clock import parse_duration
 from podgpu.errors import UsageError
 from podgpu.metrics.counters import CounterSpec, parse_counters

@@ -116,7 +116,7 @@ class Demo:
 
 
 def _app(of: DemoExporter) -> Any:
-    return lambda _agent: of.application()
+    return lambda _agent: of.application
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.deploy.fleet import Server, wait_until
+from tests.deploy.fleet import Server
 from tests.net import free_port
+from tests.nodes.clock import wait_until
 
 
 class ClusterProcess:

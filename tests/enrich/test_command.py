@@ -75,13 +75,6 @@ def test_seed_000(exposition: Path, out: Path, socket: str) -> None:
     assert out.stat().st_mode & 0o777 == 0o644
 
 
-def test_new_names(exposition: Path, out: Path, socket: str) -> None:
-    assert enrich(exposition, out, socket, "--once").code == 0
-    assert f'dcgm_gpu_temp{{gpu="0",uuid="{UUIDS[0]}",container="pod1-ctr",namespace="default",pod="pod1"}} 33' in (
-        out.read_text().splitlines()
-    )
-
-
 def test_without_a_kubelet_values_are_written_without_pod_labels(exposition: Path, out: Path, folder: Path) -> None:
     ran = enrich(exposition, out, str(folder / "nothing.sock"), "--once")
     assert ran.code == 1, "a timer unit notices the failure"

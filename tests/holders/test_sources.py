@@ -13,8 +13,8 @@ import pytest
 
 from podgpu.errors import SourceError, UsageError
 from podgpu.holders import AllocationSource
-from podgpu.holders.api import NoApi
 from podgpu.holders.sources import SOURCES, SourceSettings, create_sources
+from podgpu.kube.config import NoApi
 from tests.simulated import OTHER_PID_NAMESPACE, FaultyProc
 
 Create = Callable[..., list[AllocationSource]]

@@ -102,7 +102,7 @@ _values = st.recursive(
 )
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(_keys, _values, max_size=4) | _values)
 def test_any_document_is_parsed_or_refused(document: object) -> None:
     with suppress(UsageError):

@@ -122,7 +122,7 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
         write_past(nodes, recorder, [exporter.recorder for exporter in exporters], read, time.time())
         app = cluster_application(cluster, history=recorder, usage=cluster_usage(cluster, recorder))
         listeners = [
-            *(Listener(each.application(), where) for each, where in zip(exporters, [address, *others], strict=True)),
+            *(Listener(each.application, where) for each, where in zip(exporters, [address, *others], strict=True)),
             Listener(app, cluster_address, "--cluster-address"),
         ]
         script = [] if calm else make_script(nodes)
@@ -206,26 +206,9 @@ def perform(script: Sequence[Act], stopping: threading.Event) -> None:
 class DemoExporter(NamedTuple):
     """The exporter of one simulated node."""
 
-    node: StageNode
     agent: Agent
     recorder: HistoryRecorder
-    prices: ReadPrices
-
-    def application(self) -> web.Application:
-        """Builds the application, which closes connections while the simulated node is down."""
-        usage = node_usage(self.agent, self.recorder, self.prices)
-        app = application(self.agent, history=self.recorder, prices=self.prices, usage=usage)
-
-        @web.middleware
-        async def close_while_down(
-            request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-        ) -> web.StreamResponse:
-            if not self.node.answers and request.transport is not None:
-                request.transport.abort()
-            return await handler(request)
-
-        app.middlewares.insert(0, close_while_down)
-        return app
+    application: web.Application
 
 
 def make_exporter(node: StageNode, prices: ReadPrices, clock: Clock | None = None) -> DemoExporter:
@@ -251,7 +234,19 @@ def make_exporter(node: StageNode, prices: ReadPrices, clock: Clock | None = Non
         containers=ContainerFinder(str(node.root / "proc")),
         pod_labels=lambda: {(t.namespace, t.pod): (("team", team_of(t.namespace)),) for t in node.tenants},
     )
-    return DemoExporter(node, agent, node_recorder(agent, prices=prices), prices)
+    recorder = node_recorder(agent, prices=prices)
+    app = application(agent, history=recorder, prices=prices, usage=node_usage(agent, recorder, prices))
+
+    @web.middleware
+    async def close_while_down(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if not node.answers and request.transport is not None:
+            request.transport.abort()
+        return await handler(request)
+
+    app.middlewares.insert(0, close_while_down)
+    return DemoExporter(agent, recorder, app)
 
 
 # Owners and teams. In a real cluster, these are read from the API server.

@@ -6,12 +6,13 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, TypeVar
 
 from podgpu.errors import SourceError, UsageError
 from podgpu.holders import AllocationSource
 from podgpu.holders.annotations import is_read
-from podgpu.kube.config import ApiConfig, load_config
+from podgpu.kube.config import ApiConfig, NoApi, load_config
 from podgpu.kube.objects import (
     NVIDIA_DRIVER,
     PODS_PATH,
@@ -34,10 +35,6 @@ SOON_SECONDS = 0.5  # how long the exporter's start waits for the first answer; 
 _INVALID = re.compile(r"[^a-zA-Z0-9_]")
 
 
-class NoApi(UsageError):
-    """The API server is not configured, or the node name is unknown."""
-
-
 def open_if_api(option: str, open_feed: Callable[[], T]) -> T | None:
     """Opens an optional feed. Without an API server, only logs a warning, so that dcgm-exporter's manifests work."""
     try:
@@ -54,10 +51,9 @@ class ApiAccess:
         self, kubeconfig: str, sync_seconds: float = SYNC_SECONDS, settings: ReflectorSettings | None = None
     ) -> None:
         """`sync_seconds` is how long to wait for the first answer of a watch."""
-        self._kubeconfig = kubeconfig or None
+        self._kubeconfig = kubeconfig
         self._sync_seconds = sync_seconds
         self._settings = settings
-        self._config: ApiConfig | None = None
         self.watched_pods: Informer[PodRecord] | None = None  # None unless an option needs the pods
         self.feeds: list[Informer[Any]] = []
 
@@ -65,17 +61,12 @@ class ApiAccess:
     def is_available(self) -> bool:
         """True if NODE_NAME and either a service account or --kubeconfig are set. Used by `--allocation auto`."""
         in_cluster = "KUBERNETES_SERVICE_HOST" in os.environ and os.path.exists(_SERVICE_ACCOUNT_TOKEN)
-        return bool(os.environ.get("NODE_NAME")) and (self._kubeconfig is not None or in_cluster)
+        return bool(os.environ.get("NODE_NAME")) and (bool(self._kubeconfig) or in_cluster)
 
-    @property
+    @cached_property
     def config(self) -> ApiConfig:
         """Address and credentials of the API server. Raises NoApi if it is not configured."""
-        if self._config is None:
-            try:
-                self._config = load_config(self._kubeconfig)
-            except SourceError as e:
-                raise NoApi(str(e)) from e
-        return self._config
+        return load_config(self._kubeconfig)
 
     @property
     def node(self) -> str:

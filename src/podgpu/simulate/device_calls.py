@@ -25,7 +25,7 @@ from podgpu.simulate.gpu import (
 )
 from podgpu.simulate.models import MIB
 
-NO_INSTANCE = 0xFFFFFFFF
+NO_INSTANCE = ALL_LINKS = 0xFFFFFFFF
 _SAMPLING_PERIOD_US = 100_000
 _MAX_CELSIUS = 87
 _PROCESS_KINDS = {"Compute": "compute", "Graphics": "graphics", "MPSCompute": "mps"}
@@ -89,11 +89,6 @@ def _utilisation(gpu: SimulatedGpu) -> Any:
 def _clock(clocks: tuple[int, int, int], kind: int) -> int:
     """Returns a clock by NVML's number of its kind. Graphics and SM clock are the same."""
     return (clocks[0], *clocks)[kind]
-
-
-def _max_clocks(gpu: SimulatedGpu) -> tuple[int, int, int]:
-    model = gpu.model
-    return model.sm_clock[1], model.memory_clock[1], model.video_clock[1]
 
 
 def _threshold(gpu: SimulatedGpu, which: int) -> Any:
@@ -170,11 +165,8 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetPowerManagementDefaultLimit": _LIMIT,
     "nvmlDeviceGetPowerManagementLimitConstraints": lambda gpu: [gpu.model.power[1] * 1000, _LIMIT(gpu)],
     "nvmlDeviceGetTotalEnergyConsumption": lambda gpu: gpu.energy_mj,
-    "nvmlDeviceGetClockInfo": lambda gpu, kind: _clock(gpu.clocks, kind),
-    "nvmlDeviceGetMaxClockInfo": lambda gpu, kind: _clock(_max_clocks(gpu), kind),
-    "nvmlDeviceGetApplicationsClock": lambda gpu, kind: (
-        _clock(_max_clocks(gpu), kind) if gpu.model.application_clocks and kind != 3 else _not_supported()
-    ),
+    "nvmlDeviceGetClockInfo": lambda gpu, kind: _clock(gpu.clocks_while(gpu.activity.device.busy > 0), kind),
+    "nvmlDeviceGetMaxClockInfo": lambda gpu, kind: _clock(gpu.clocks_while(True), kind),
     "nvmlDeviceGetCurrentClocksEventReasons": lambda gpu: (
         0 if gpu.activity.device.busy else pynvml.nvmlClocksEventReasonGpuIdle
     ),
@@ -187,7 +179,6 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
     ),
     "nvmlDeviceGetTotalEccErrors": _where(_HAS_ECC, lambda gpu, error, counter: 0),
     "nvmlDeviceGetRemappedRows": _where(lambda gpu: gpu.model.row_remapping, lambda gpu: (0, 0, 0, 0)),
-    "nvmlDeviceGetRetiredPages": _where(lambda gpu: gpu.model.page_retirement, lambda gpu, cause: []),
     "nvmlDeviceGetCurrPcieLinkGeneration": lambda gpu: gpu.model.pcie_generation,
     "nvmlDeviceGetMaxPcieLinkGeneration": lambda gpu: gpu.model.pcie_generation,
     "nvmlDeviceGetCurrPcieLinkWidth": lambda gpu: 16,
@@ -217,8 +208,6 @@ MIG_CALLS: dict[str, Callable[..., Any]] = {
 
 # Field values
 
-_ALL_LINKS = 0xFFFFFFFF
-
 Reader = Callable[[SimulatedGpu, int], int | None]  # returns the value for a GPU and scope, None if not supported
 
 
@@ -243,14 +232,13 @@ def _value_where(has: Callable[[SimulatedGpu], object], value: int = 0) -> Reade
 def _nvlink_kib(gpu: SimulatedGpu, scope: int) -> int | None:
     """Returns the KiB sent or received since the reset, on one link or on all links."""
     links = gpu.nvlinks
-    if not links or (scope >= links and scope != _ALL_LINKS):
+    if not links or (scope >= links and scope != ALL_LINKS):
         return None
-    return int(gpu.meter.busy * NVLINK_BYTES / 1024) * (links if scope == _ALL_LINKS else 1)
+    return int(gpu.meter.busy * NVLINK_BYTES / 1024) * (links if scope == ALL_LINKS else 1)
 
 
 _FIELDS: dict[int, Reader] = {
     **dict.fromkeys((1, 2), _value_where(_HAS_ECC, 1)),
-    **dict.fromkeys((30, 31), _value_where(lambda gpu: gpu.model.page_retirement)),
     **dict.fromkeys((38, 45, 52, 59), _value_where(lambda gpu: gpu.nvlinks)),
     **dict.fromkeys((74, 75, 76, 77, 79, 269, 270, 271), lambda gpu, scope: 0),
     **dict.fromkeys((138, 139), _nvlink_kib),
@@ -261,8 +249,6 @@ _FIELDS: dict[int, Reader] = {
 
 
 # GPM
-
-_FIRST_LINK_METRIC = 62  # two metrics per link follow: bytes received, bytes sent
 
 _PERCENT: dict[int, tuple[float, float, float]] = {
     1: (1.0, 0.0, 0.0),  # graphics engine
@@ -313,6 +299,4 @@ def _mib_per_second(metric: int, busy: float, nvlinks: int) -> float | None:
         return busy * (PCIE_TX_BYTES if metric == 20 else PCIE_RX_BYTES) / MIB
     if metric in (60, 61) and nvlinks:
         return busy * nvlinks * NVLINK_BYTES / MIB
-    if _FIRST_LINK_METRIC <= metric < _FIRST_LINK_METRIC + 2 * nvlinks:
-        return busy * NVLINK_BYTES / MIB
     return None

@@ -35,14 +35,12 @@ from podgpu.simulate.device_calls import (
     read_field_values,
 )
 from podgpu.simulate.gpu import SimulatedGpu, SimulatedInstance, SimulatedLoad
-from podgpu.simulate.models import GpuSpec, MigProfile, parse_spec
+from podgpu.simulate.models import MigProfile, parse_spec
 
-_PYNVML_NAMES = ("nvml", "NVML", "c_nvml", "struct_c_nvml")
 _MAX_WAIT_SECONDS = 0.025
 """Maximum wait for events, in real time, because an injected clock may not advance. Short, because closing the driver
 waits for the end of this wait."""
 _SLICE_NS, _SWITCH_NS = 2_200_000, 84_000  # as measured on an H200
-_FIRST_ADDRESS, _ADDRESS_STEP = 0x7F00_0000_1000, 0x40
 
 
 @dataclass(slots=True)
@@ -60,7 +58,7 @@ class SimulatedNvml:
 
     def __init__(
         self,
-        spec: str | Sequence[GpuSpec],
+        spec: str,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -74,7 +72,7 @@ class SimulatedNvml:
         self._node = node
         self._driver_version = driver_version
         self._sessions = 0
-        self._addresses = itertools.count(_FIRST_ADDRESS, _ADDRESS_STEP)
+        self._addresses = itertools.count(0x7F00_0000_1000, 0x40)
         self._layouts = itertools.count()
         self._targets: dict[int, tuple[SimulatedGpu, SimulatedInstance | None]] = {}
         """Address of a handle -> its device."""
@@ -82,7 +80,7 @@ class SimulatedNvml:
         self._gpm_samples: dict[int, GpmSample] = {}
         epoch = wall() - clock()  # computed once, so that a sample's timestamp is the same in every call
         self.gpus: list[SimulatedGpu] = []
-        for number, one in enumerate(parse_spec(spec) if isinstance(spec, str) else spec):
+        for number, one in enumerate(parse_spec(spec)):
             gpu = SimulatedGpu(
                 number=number,
                 model=one.model,
@@ -148,8 +146,6 @@ class SimulatedNvml:
 
     def __getattr__(self, name: str) -> Any:
         # Python calls this only for missing attributes. Functions are stored as attributes when they are first used.
-        if not name.startswith(_PYNVML_NAMES):
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         known = getattr(pynvml, name)
         if name not in self._functions and not isinstance(known, FunctionType):
             return known
@@ -258,13 +254,9 @@ class SimulatedNvml:
         return self._find_handle(self._listed[index])
 
     def _find_by_uuid(self, wanted: str) -> Any:
-        for gpu in self._listed:
-            if gpu.uuid == wanted:
-                return self._find_handle(gpu)
-            for instance in gpu.instances:
-                if instance.uuid == wanted:
-                    return self._find_handle(gpu, instance)
-        raise_error(pynvml.NVML_ERROR_NOT_FOUND)
+        targets = [(gpu, instance) for gpu in self._listed for instance in (None, *gpu.instances)]
+        found = (target for target in targets if (target[1] or target[0]).uuid == wanted)
+        return self._find_handle(*next(found, (None,)))
 
     def _find_by_pci_bus_id(self, wanted: str) -> Any:
         return self._find_handle(next((gpu for gpu in self._listed if pci_bus_id(gpu) == wanted), None))

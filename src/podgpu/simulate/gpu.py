@@ -161,11 +161,9 @@ class SimulatedGpu:
     def memory_celsius(self) -> int | None:
         return round(self.celsius - 2 + 8 * self.activity.device.dram) if self.model.hbm else None
 
-    @property
-    def clocks(self) -> tuple[int, int, int]:
-        """SM, memory and video clock in MHz."""
-        model, busy = self.model, self.activity.device.busy > 0
-        return model.sm_clock[busy], model.memory_clock[busy], model.video_clock[busy]
+    def clocks_while(self, is_busy: bool) -> tuple[int, int, int]:
+        """Returns the SM, memory and video clock in MHz."""
+        return self.model.sm_clock[is_busy], self.model.memory_clock[is_busy], self.model.video_clock[is_busy]
 
     def advance(self, now: float) -> None:
         """Computes the state at `now`. Does nothing if `now` is in the past."""

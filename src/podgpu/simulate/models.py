@@ -20,7 +20,6 @@ from podgpu.errors import UsageError
 MIB = 1024**2
 AMPERE, HOPPER = 7, 9
 """NVML's architecture numbers. Later architectures have larger numbers."""
-_GEFORCE = 5
 MAX_GPUS = 64  # limited by the PCI bus numbers that simulated GPUs use
 _COUNTED = re.compile(r"(?:([1-9]\d?)x)?(\S.*)", re.ASCII)
 
@@ -64,16 +63,7 @@ class GpuModel:
 
     @property
     def row_remapping(self) -> bool:
-        """True for Ampere and later. Older models use page retirement instead."""
         return self.ecc and self.architecture >= AMPERE
-
-    @property
-    def page_retirement(self) -> bool:
-        return self.ecc and self.architecture < AMPERE
-
-    @property
-    def application_clocks(self) -> bool:
-        return self.brand != _GEFORCE
 
 
 def _parse_model(row: dict[str, str]) -> GpuModel:

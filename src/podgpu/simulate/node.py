@@ -95,7 +95,7 @@ def _on_gpu(position: int, gpu: int, uuid: str) -> Iterator[Tenant]:
 def place_loads(driver: SimulatedNvml, on: list[Tenant]) -> None:
     for number, tenant in enumerate(on):
         if tenant.duty:
-            driver.place(make_load(tenant, driver, make_pid(number), phase=number * 0.013))
+            driver.place(make_load(tenant, driver, _FIRST_PID + number, phase=number * 0.013))
 
 
 def make_load(tenant: Tenant, driver: SimulatedNvml, pid: int, phase: float = 0.0, sway: float = 0.0) -> SimulatedLoad:
@@ -118,7 +118,7 @@ def furnish(root: Path, of: list[Tenant]) -> None:
     """Creates the host's files: /proc/<pid> of each process, and the kubelet's log directories."""
     proc = SimulatedProc(root / "proc")
     for number, tenant in enumerate(of):
-        create_files(root, proc, tenant, make_pid(number))
+        create_files(root, proc, tenant, _FIRST_PID + number)
 
 
 def create_files(root: Path, proc: SimulatedProc, tenant: Tenant, pid: int) -> None:
@@ -144,10 +144,6 @@ def remove_files(root: Path, proc: SimulatedProc, tenant: Tenant, pid: int) -> N
 def _log_paths(root: Path, tenant: Tenant) -> tuple[Path, Path]:
     log = f"{tenant.pod}_{tenant.namespace}_{tenant.container}-{_container_id(tenant)}.log"
     return root / "pods" / f"{tenant.namespace}_{tenant.pod}_{_uid(tenant)}", root / "containers" / log
-
-
-def make_pid(number: int) -> int:
-    return _FIRST_PID + number
 
 
 def _uid(tenant: Tenant) -> str:
@@ -218,7 +214,7 @@ class StageNode:
         self.root = root
         self.answers = True  # False while the node's exporter does not answer
         self._proc = SimulatedProc(root / "proc")
-        self._numbers = itertools.count()
+        self._next_pid = itertools.count(_FIRST_PID)
         self._pids: dict[Tenant, int] = {}
         self.kubelet = SimulatedKubelet(str(root / "kubelet.sock"))
         self.move_in(*tenants(self.driver, first))
@@ -240,7 +236,7 @@ class StageNode:
 
     def move_in(self, *new: Tenant) -> None:
         for tenant in new:
-            pid = self._pids[tenant] = make_pid(next(self._numbers))
+            pid = self._pids[tenant] = next(self._next_pid)
             create_files(self.root, self._proc, tenant, pid)
             self._start(tenant, pid)
         self.kubelet.pods = tuple(pods(self._pids))
