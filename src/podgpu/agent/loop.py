@@ -151,16 +151,17 @@ class Agent:
         if self._read_counters is None:
             return
         result = self._workers.run({COUNTERS: self._read_counters}, self.settings.deadline)[COUNTERS]
-        if result.value is not None and result.value != self._policy.counters:
+        counters = result.value
+        if counters is not None and counters != self._policy.counters:
             try:
-                schedule = self._make_schedule(result.value)
+                schedule = self._make_schedule(counters)
             except UsageError as e:  # a collection of the configuration file contains none of the counters
                 result = replace(result, error=SourceError("malformed", str(e)))
             else:
                 with self._turn:
-                    self._schedule, self._policy = schedule, replace(self._policy, counters=result.value)
+                    self._schedule, self._policy = schedule, replace(self._policy, counters=counters)
                     self._telemetry_turn.set_lanes(schedule.lanes)
-                _log.info("counters changed: %d fields", len(result.value))
+                _log.info("counters changed: %d fields", len(counters))
                 self._wake.set()  # all fields are due
         self._counter_sources = (self._errors.make_status(COUNTERS, result),)
 
