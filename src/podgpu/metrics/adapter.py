@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from podgpu.metrics.conditions import FIELD_CONDITIONS, LOST, XID, conditions, order_of, xid_spec
+from podgpu.metrics.conditions import FIELD_CONDITIONS, LOST, XID, conditions, xid_spec
 from podgpu.metrics.encode import FamilySpec, families_in
 from podgpu.metrics.fields import DEVICE_LEVELS, fields
 from podgpu.metrics.labels import EXPORTED, JOB_LABEL, NAMELESS_LABELS, OLD_POD_LABELS, POD_LABELS
@@ -119,7 +119,7 @@ class _SlotBuilder:
             "maker": maker or "nvidia",
             "mig_enabled": bool(self.instances),
             "hidden": bool(self.instances) and not (values or present or self.holders or self.usage),
-            "conditions": [present[name] for name in sorted(present, key=order_of)],
+            "conditions": [present[name] for name in conditions() if name in present],
             "last_holders": [holder for holder in self.holders.values() if "is_last" in holder],
             "instances": [
                 {"id": number, **slot.build_slot(is_podgpu, keep_fields, LOST in present)}

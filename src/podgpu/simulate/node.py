@@ -230,10 +230,6 @@ class StageNode:
     def tenants(self) -> list[Tenant]:
         return list(self._pids)
 
-    @property
-    def gpus(self) -> int:
-        return len(self.driver.gpus)
-
     def move_in(self, *new: Tenant) -> None:
         for tenant in new:
             pid = self._pids[tenant] = next(self._next_pid)
