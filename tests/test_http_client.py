@@ -21,7 +21,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.cluster.promql import PrometheusClient, PrometheusServer
+from podgpu.cluster.prometheus import PrometheusClient, PrometheusServer
 from podgpu.cluster.scrape import FixedTargets
 from podgpu.errors import SourceError, UsageError
 from podgpu.gpu.exporter import (

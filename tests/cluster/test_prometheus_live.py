@@ -19,8 +19,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from podgpu.cluster.collect import ClusterReading, NodeReading, ViewSettings
-from podgpu.cluster.prometheus import PrometheusCollector
-from podgpu.cluster.promql import PrometheusServer
+from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer
 from podgpu.cluster.state import ClusterState, build_cluster_state
 from podgpu.metrics.adapter import node_from_samples, samples_in
 from podgpu.model import Holder, NodeState, SlotUsage

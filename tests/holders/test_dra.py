@@ -21,7 +21,6 @@ from podgpu.simulate.kubelet import SimulatedPod
 from tests.holders.devices import gpu, mig_uuid, uuid
 from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.clock import FakeClock
-from tests.nodes.node import node_of, read_description
 from tests.simulated_kubelet import ClaimingPod, FaultyKubelet, SimulatedClaim, SimulatedDevice, list_answer
 
 MakeSource = Callable[..., KubeletAllocation]
@@ -155,7 +154,6 @@ def test_a_gpu_listed_both_ways_is_held_once_with_share_and_labels(
     assert first.attributes == second.attributes != ()
 
 
-NODES = Path(__file__).parents[1] / "nodes"
 SMALL = [f"gpu-3-mig-1g5gb-19-{place}" for place in range(2)]
 DYNAMIC = feed_of(*map(SliceDevice, SMALL))
 """MIG devices that are created for a claim. Their slices have no UUID; only the driver's checkpoint has it."""
@@ -230,28 +228,6 @@ def test_holders_stay_while_the_driver_is_away(kubelet: FaultyKubelet, make_sour
     assert reasons(late) == [("unknown_pool", "gpu.nvidia.com/node-b/gpu-2")]
     feed.slices = whole
     assert len(source.assignments(NODE).assignments) == 2
-
-
-@pytest.mark.fault(
-    "the kubelet restarts without the DRA driver: it deletes the node's ResourceSlices before it lists a claim",
-    "all devices of the pool stay known",
-)
-def test_a_kubelet_that_restarts_without_the_driver(kubelet: FaultyKubelet, make_source: MakeSource) -> None:
-    """Like kubelet 1.35.8: first no claims, then no slices, then the claims again."""
-    feed = feed_of(*OFFERED)
-    source = make_source(kubelet.socket, claims=DraClaims(feed))
-    kubelet.pods = (pod("a", claim("x", "gpu-0")), pod("b", claim("y", "small-c")))
-    before = pods_by_device(source.assignments(NODE))
-    held, kubelet.pods = kubelet.pods, ()
-    kubelet.restart()
-    assert source.assignments(NODE).assignments == ()
-    feed.slices = ()
-    assert source.assignments(NODE).assignments == ()
-    kubelet.pods = held
-    after = source.assignments(NODE)
-    assert (pods_by_device(after), after.unmapped) == (before, ())
-    kubelet.pods = (*held, pod("c", claim("z", "gpu-2")))
-    assert len(source.assignments(NODE).assignments) == 3
 
 
 # The driver's checkpoint
@@ -455,15 +431,3 @@ def test_a_claim_of_several_containers_is_one_share(
         pod("monitor", claim("all", "gpu-0")),
     )
     assert shares(source) == [("a", 0.25), ("b", 0.5)]
-
-
-@pytest.mark.fault(
-    "a monitoring pod claims every GPU with adminAccess",
-    "it is no holder: the labels of other holders stay, and a GPU without another holder is free",
-)
-def test_a_monitor_is_no_holder(folder: Path) -> None:
-    with node_of(read_description(NODES / "dra-capacity"), folder) as node:
-        node.take_turns()
-        exposition = node.agent.published.fresh.plain.decode()
-    assert 'pod="probe"' not in exposition
-    assert exposition.count('pod="chat"') > 0

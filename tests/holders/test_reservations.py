@@ -11,9 +11,8 @@ import pytest
 
 from podgpu.cluster.collect import NodeReading
 from podgpu.cluster.prices import Price, Prices
-from podgpu.cluster.ranges import RangeAnswer, RangeQuery
+from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RecordedUsage
 from podgpu.cluster.record import RoundReader
-from podgpu.cluster.summary import RecordedUsage
 from podgpu.cluster.view import View, make_view
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.holders.annotations import find_reserved, replace_reservations

@@ -120,7 +120,7 @@ EXEC = {"apiVersion": "client.authentication.k8s.io/v1", "command": "login"}
     [
         ({"server": "https://me:pw@host"}, {}, "clusters[lab].cluster.server"),
         ({"server": "https://[::1"}, {}, "clusters[lab].cluster.server"),
-        ({"server": ["https://host"]}, {}, "clusters[0].cluster.server: expected `str`, got `array`"),
+        ({"server": ["https://host"]}, {}, "clusters[lab].cluster.server: is not a text"),
         ({"proxy-url": "http://proxy"}, {}, "clusters[lab].cluster.proxy-url: is not supported"),
         ({"certificate-authority-data": "%%%"}, {}, "clusters[lab].cluster.certificate-authority-data"),
         ({}, {"username": "me"}, "users[lab].user.username: is not supported"),
@@ -145,7 +145,7 @@ def test_errors_name_file_and_field(tmp_path: Path, cluster: Any, user: Any, fie
         ("[]", "expected `object`, got `array`"),
         ("current-context: x", "contexts has no entry 'x'"),
         ("contexts: [{name: x, context: {cluster: y}}]\ncurrent-context: x", "clusters has no entry 'y'"),
-        ("contexts: [{name: x}]\ncurrent-context: x", "clusters has no entry None"),
+        ("contexts: [{name: x}]\ncurrent-context: x", "clusters has no entry ''"),
         ("current-context: !!python/object:os.system {}", "not YAML: could not determine a constructor"),
     ],
 )

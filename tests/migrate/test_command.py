@@ -268,7 +268,6 @@ def test_what_is_no_such_file_is_said(
         (["--expr", "x", "file"], "give either files"),
         (["--in-place", "-"], "--in-place"),
         (["a", "b"], "--in-place"),
-        (["--in-place", "a", "./a"], "given twice"),
         (["/nowhere/rules.yaml"], "does not exist"),
         (["--expr", "sum("], "not PromQL"),
     ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from podgpu.cluster.summary import JobSummary
+from podgpu.cluster.ranges import JobSummary
 from podgpu.cluster.view import GpuDetails
 from podgpu.top.source import NO_DATA, ClusterSource, ExporterSource, Feed, FetchedDetails
 from tests.top.scene import gpu, holder, node, view

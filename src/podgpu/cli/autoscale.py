@@ -55,22 +55,14 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     Give exactly one of --prometheus, --scrape or --discover-kubernetes. Running pods are read from the API server.
     """
     configure_logging(options["log_format"], options["debug"])
-    settings = _make_settings(options, *choose_ages(ctx, options))
-    check_backend(ctx, options)
-    with ExitStack() as stack:
-        make_collector = choose_collector({**options, "owners": "none"}, settings, stack)
-        server = make_server(options, settings, make_collector, stack)
-        run([server.cluster], server.listeners(options["probe_address"], options["api_address"]))
-
-
-def _make_settings(options: Mapping[str, Any], stale_after: float, drop_after: float) -> ViewSettings:
     interval, longest = options["interval"], options["longest_window"]
     if longest / interval > MAX_ROUNDS:
         raise UsageError(
             f"--longest-window {duration_text(longest)} holds more than {MAX_ROUNDS} readings of --interval "
             f"{duration_text(interval)}: make the window shorter or the interval longer"
         )
-    return check_settings(
+    stale_after, drop_after = choose_ages(ctx, options)
+    settings = check_settings(
         ViewSettings(
             interval=interval,
             stale_after=stale_after,
@@ -80,9 +72,14 @@ def _make_settings(options: Mapping[str, Any], stale_after: float, drop_after: f
             window=interval,
         )
     )
+    check_backend(ctx, options)
+    with ExitStack() as stack:
+        make_collector = choose_collector({**options, "owners": "none"}, settings, stack)
+        server = _make_server(options, settings, make_collector, stack)
+        run([server.cluster], server.listeners(options["probe_address"], options["api_address"]))
 
 
-def make_server(
+def _make_server(
     options: Mapping[str, Any], settings: ViewSettings, make_collector: MakeCollector, stack: ExitStack
 ) -> AutoscaleServer:
     keda_address, api_address = options["keda_address"], options["api_address"]
