@@ -58,7 +58,6 @@ class Demo:
                     gpus,
                     Path(opened.enter_context(tempfile.TemporaryDirectory())),
                     first=8 * number,
-                    seed=number,
                     clock=clock.monotonic,
                     wall=clock.wall,
                 )
@@ -117,7 +116,7 @@ class Demo:
 
 
 def _app(of: DemoExporter) -> Any:
-    return lambda _agent: of.application()
+    return lambda _agent: of.application
 
 
 @pytest.fixture
@@ -244,10 +243,24 @@ def test_the_demo_has_a_past_from_its_first_second() -> None:
         }
         by_team = demo.ask("/api/v1/range?range=24h&by=label:team")
         assert {row.get("label") for row in by_team["rows"]} == {"nlp", "chat", "search", "data-science", None}
-        assert by_team["totals"]["gpu_hours"] == pytest.approx(20 * 24, rel=0.02)
+        totals = by_team["totals"]
+        assert totals["gpu_hours"] == pytest.approx(20 * 24, rel=0.02)
+        most = 20 * (by_team["to"] - by_team["from"]) / 3600
+        assert totals["gpu_hours"] <= most, "no time counts twice"
+        assert totals["used_hours_min"] == pytest.approx(totals["used_hours"], rel=0.01)
+        hour = demo.ask("/api/v1/range?range=1h")
+        assert hour["totals"]["gpu_hours"] <= 20 * (hour["to"] - hour["from"]) / 3600
+        use = demo.ask(f"/api/v1/history/gpus/{demo.nodes[0].driver.gpus[0].uuid}")["series"]["utilization_ratio"]
+        assert len(use) >= 240
+        assert use.count(None) <= 3, "the charts of an hour have no gaps"
         assert by_team["totals"]["wasted"] > 100
         job = demo.ask("/api/v1/summary/research/finetune-4")
         assert job["hint"].startswith("1 of its 2 GPUs would be enough")
+        (ended,) = [event for event in told if event["kind"] == "ended" and event["pod"] == "finetune-4"]
+        assert job["duration_seconds"] == ended["seconds"], "its node did not answer for 12 min of it"
+        shared = demo.ask("/api/v1/summary/batch/embed-0")
+        assert shared["mean_use"] <= shared["peak_use"]
+        assert shared["wait_seconds"] > 0
         lines = demo.ask("/api/v1/history")["devices"].values()
         assert len(lines) == 26, "20 GPUs and 6 MIG instances"
         assert all(b64decode(line).count(255) <= 2 for line in lines), "sparklines are full"

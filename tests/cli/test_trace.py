@@ -21,9 +21,9 @@ from podgpu.errors import StartError
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.nvml.switch_attribution import RecordDecoder, SwitchCosts, SwitchLogError, Timeline
 from podgpu.gpu.nvml.switch_splitter import SwitchLogFactory
+from podgpu.simulate.driver import TurnLog
 from podgpu.simulate.gpu import SimulatedLoad
 from podgpu.simulate.node import SimulatedProc
-from podgpu.simulate.switches import TurnLog
 from tests.nodes.clock import PATIENCE
 from tests.privilege import without_privilege
 from tests.simulated import FaultyNvml
@@ -105,7 +105,8 @@ def test_a_recorded_log_becomes_a_valid_trace() -> None:
     for end in range(first + SECOND, last, SECOND):
         engine.add(timeline.take_window(end), [], busy_share=0.74)
     seconds = (last - first) // SECOND
-    sums = check(make_trace([engine], first, lambda pid: (str(pid), "load"), {}), seconds)
+    names = {pid: (str(pid), "load") for _, pid, *_ in records}
+    sums = check(make_trace([engine], first, names, {}), seconds)
     for load, percent in {"684": 27.4, "685": 24.5, "686": 12.4}.items():
         assert 100 * sums[load]["wait"] / seconds == pytest.approx(percent, abs=6)
         assert sums[load]["run (cut)"] > 0

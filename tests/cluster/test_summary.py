@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from podgpu.cluster.collect import ClusterReading, NodeReading, ViewSettings
+from podgpu.cluster.ranges import JobSummary, read_summary
 from podgpu.cluster.state import ClusterState, build_cluster_state
-from podgpu.cluster.summary import JobSummary, read_summary
 from podgpu.history.store import Amounts, Figures, GpuSample, HistoryRound, HistoryStore, HolderSample, UsageAccount
 from podgpu.model import DeviceState, NodeState
 
@@ -63,6 +63,8 @@ def test_an_ended_pod_has_its_duration_use_waiting_throttling_and_errors() -> No
         (0.3, 30, 4, "NVIDIA H100 80GB HBM3", "2 of its 4 GPUs would be enough"),
         (0.3, 50, 4, "NVIDIA H100 80GB HBM3", "3 of its 4 GPUs would be enough"),
         (0.8, 60, 4, "NVIDIA H100 80GB HBM3", ""),
+        (0.0, 0, 1, "NVIDIA H100 80GB HBM3", "Nothing ran on its GPU, so it can be released."),
+        (0.0, 9, 4, "NVIDIA H100 80GB HBM3", "Nothing ran on its 4 GPUs, so they can be released."),
     ],
 )
 def test_a_smaller_part_that_fits_is_named_with_its_assumption(
@@ -70,12 +72,13 @@ def test_a_smaller_part_that_fits_is_named_with_its_assumption(
 ) -> None:
     summary = summarize(use, memory, gpus, model)
     assert summary.hint.partition(", if its use stays as before")[0] == hint
-    if hint:
+    if use and hint:
         assert f"below {use * 100:.0f} % for 95 % of the time, at most {memory}.0 GiB" in summary.hint
 
 
 def test_a_pod_that_shares_its_gpu_already_gets_no_hint() -> None:
-    assert summarize(0.04, 4, part=0.25).hint == ""
+    shared = summarize(0.04, 4, part=0.25)
+    assert (shared.hint, shared.mean_use, shared.peak_use) == ("", 0.04, 0.04)
 
 
 def test_the_duration_is_the_time_when_the_pod_held_a_gpu() -> None:

@@ -19,7 +19,7 @@ HEALTHY = range(4)
 
 def driver() -> FaultyNvml:
     """Returns a driver with the same UUIDs in every process."""
-    return FaultyNvml("6xH100", jitter=0)
+    return FaultyNvml("6xH100")
 
 
 def _open_telemetry(_argument: str, _options: Mapping[str, Any]) -> Telemetry:

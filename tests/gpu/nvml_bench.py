@@ -20,13 +20,12 @@ class NvmlBench:
     def __init__(
         self,
         spec: str = "1xH100",
-        jitter: float = 0.0,
         sees_processes: bool = True,
         wrap: Callable[[FaultyNvml], Any] = lambda driver: driver,
     ) -> None:
         self.now = 1000.0
         self.epoch = 1_700_000_000.0
-        self.driver = self.faults = FaultyNvml(spec, clock=lambda: self.now, wall=self.wall, jitter=jitter)
+        self.driver = self.faults = FaultyNvml(spec, clock=lambda: self.now, wall=self.wall)
         self.telemetry = NvmlTelemetry(
             wrap(self.driver),
             count_expected=lambda: len(self.driver.gpus),

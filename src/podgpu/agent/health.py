@@ -24,8 +24,8 @@ from podgpu.metrics.conditions import (
     THERMAL,
     UNREADABLE,
     XID,
+    conditions,
     conditions_from_fields,
-    order_of,
     xid_detail,
     xid_spec,
 )
@@ -79,6 +79,7 @@ class Throttling:
 class _Gpu:
     """State of one GPU between turns. Times are monotonic."""
 
+    details: dict[str, str | None] | None = None  # of the conditions in the last check; None if the GPU is not shown
     since: dict[str, float] = field(default_factory=dict)  # start time by condition
     xids: dict[int, tuple[float, float]] = field(default_factory=dict)  # XIDs that need action: first and last time
     throttling: Throttling = field(default_factory=Throttling)
@@ -104,7 +105,6 @@ class HealthWatch:
         self._clock = clock.monotonic
         self._to_unix = UnixTime(clock).convert
         self._gpus: dict[str, _Gpu] = {}
-        self._checked: dict[str, dict[str, str | None]] = {}  # result of the last check, by UUID of shown GPUs
         self._xids = EventLog(xid_window)
         self._xid_seen: dict[tuple[str, int], float] = {}  # Unix time of the last XID, by device key and XID
         self._last_xids: dict[str, int] = {}
@@ -124,11 +124,11 @@ class HealthWatch:
         shown = {d.uuid for d in result.selected}
         readings = {r.device.uuid: r.values for r in result.readings if not r.device.is_instance}
         links = _usual_links(gpus, result.answers)
-        self._checked = {
-            d.uuid: _check_gpu(self._gpus[d.uuid], d, result, readings.get(d.uuid), links.get(d.model, 0), now)
-            for d in gpus
-            if d.uuid in shown
-        }
+        for d in gpus:
+            gpu = self._gpus[d.uuid]
+            gpu.details = None
+            if d.uuid in shown:
+                gpu.details = _check_gpu(gpu, d, result, readings.get(d.uuid), links.get(d.model, 0), now)
 
     def add_xids(self, events: Iterable[ErrorEvent]) -> None:
         now = self._clock()
@@ -154,7 +154,6 @@ class HealthWatch:
 
     def forget(self, uuid: str) -> None:
         self._gpus.pop(uuid, None)
-        self._checked.pop(uuid, None)
 
     def report(self, assignments: Sequence[Assignment], absent: Collection[str]) -> HealthReport:
         """Returns the current state. GPUs that are lost or disappeared (`absent`, by UUID) keep their last holders."""
@@ -174,16 +173,15 @@ class HealthWatch:
         recent, totals = self._clock_events.count_recent(now), self._clock_events.totals
         for key, event in sorted(recent.keys() | totals.keys()):
             slots[key].setdefault("clock_events", {})[event] = recent[key, event], totals[key, event]
-        gpus = {uuid: self._report_gpu(uuid, checked, uuid in held, now) for uuid, checked in self._checked.items()}
-        return HealthReport(gpus, slots)
+        shown = {uuid: gpu for uuid, gpu in self._gpus.items() if gpu.details is not None}
+        return HealthReport({uuid: self._report_gpu(gpu, uuid in held, now) for uuid, gpu in shown.items()}, slots)
 
-    def _report_gpu(self, uuid: str, checked: Mapping[str, str | None], is_held: bool, now: float) -> dict[str, Any]:
-        gpu = self._gpus[uuid]
+    def _report_gpu(self, gpu: _Gpu, is_held: bool, now: float) -> dict[str, Any]:
         gpu.xids = {xid: seen for xid, seen in gpu.xids.items() if now - seen[1] < XID_SECONDS}
-        details, since = dict(checked), dict(gpu.since)
+        details, since = dict(gpu.details or {}), dict(gpu.since)
         if gpu.xids:
             details[XID], since[XID] = xid_detail(gpu.xids), min(first for first, _ in gpu.xids.values())
-        ordered = [(name, details[name]) for name in sorted(details, key=order_of)]
+        ordered = [(name, details[name]) for name in conditions() if name in details]
         return {
             "conditions": tuple(Condition(n, self._to_unix(since[n]), d) for n, d in ordered if d is not None),
             "healthy": tuple(name for name, detail in ordered if detail is None),

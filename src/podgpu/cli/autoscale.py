@@ -25,7 +25,7 @@ from podgpu.cluster.collect import MAX_ROUNDS, ViewSettings, check_settings, dur
 from podgpu.cluster.loop import Cluster, MakeCollector
 from podgpu.errors import UsageError
 from podgpu.kube.client import ApiClient
-from podgpu.kube.config import is_loopback, require_config
+from podgpu.kube.config import is_loopback, load_config
 from podgpu.kube.reflector import Informer
 from podgpu.tls import Pem
 from podgpu.web.app import Address, run
@@ -55,22 +55,14 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     Give exactly one of --prometheus, --scrape or --discover-kubernetes. Running pods are read from the API server.
     """
     configure_logging(options["log_format"], options["debug"])
-    settings = _make_settings(options, *choose_ages(ctx, options))
-    check_backend(ctx, options)
-    with ExitStack() as stack:
-        make_collector = choose_collector({**options, "owners": "none"}, settings, stack)
-        server = make_server(options, settings, make_collector, stack)
-        run([server.cluster], server.listeners(options["probe_address"], options["api_address"]))
-
-
-def _make_settings(options: Mapping[str, Any], stale_after: float, drop_after: float) -> ViewSettings:
     interval, longest = options["interval"], options["longest_window"]
     if longest / interval > MAX_ROUNDS:
         raise UsageError(
             f"--longest-window {duration_text(longest)} holds more than {MAX_ROUNDS} readings of --interval "
             f"{duration_text(interval)}: make the window shorter or the interval longer"
         )
-    return check_settings(
+    stale_after, drop_after = choose_ages(ctx, options)
+    settings = check_settings(
         ViewSettings(
             interval=interval,
             stale_after=stale_after,
@@ -80,9 +72,14 @@ def _make_settings(options: Mapping[str, Any], stale_after: float, drop_after: f
             window=interval,
         )
     )
+    check_backend(ctx, options)
+    with ExitStack() as stack:
+        make_collector = choose_collector({**options, "owners": "none"}, settings, stack)
+        server = _make_server(options, settings, make_collector, stack)
+        run([server.cluster], server.listeners(options["probe_address"], options["api_address"]))
 
 
-def make_server(
+def _make_server(
     options: Mapping[str, Any], settings: ViewSettings, make_collector: MakeCollector, stack: ExitStack
 ) -> AutoscaleServer:
     keda_address, api_address = options["keda_address"], options["api_address"]
@@ -92,13 +89,14 @@ def make_server(
         raise UsageError(f"--api-cert-file, --api-key-file and --api-service have no effect if {API_OPTION} is none")
     keda_tls = _make_keda_tls(options, keda_address) if keda_address is not None else None
     service = _parse_api_certificate(options) if api_address is not None else None
-    config = require_config(options["kubeconfig"])
+    config = load_config(options["kubeconfig"])
     pods = PodWatcher(config)
     stack.callback(pods.informer.close)
     store = SampleStore(settings, options["longest_window"], pods.current)
     scaler = api = updater = None
     if keda_address is not None:
-        scaler = ExternalScaler(store, keda_address, keda_tls, _split_names(options["keda_client_name"]))
+        names = frozenset(filter(None, map(str.strip, options["keda_client_name"].split(","))))
+        scaler = ExternalScaler(store, keda_address, keda_tls, names)
     if api_address is not None:
         selector = {"fieldSelector": f"metadata.name={_CONFIGMAP}"}
         watcher: Informer[FrontProxy] = Informer(config, _CONFIGMAPS, selector, parse_front_proxy)
@@ -110,10 +108,6 @@ def make_server(
         api = MetricsApi(store, certificate, key, lambda: next(iter(watcher.items()), None))
     cluster = Cluster(make_collector, settings, on_round=store.add_round)
     return AutoscaleServer(store, cluster, scaler, api, updater)
-
-
-def _split_names(text: str) -> frozenset[str]:
-    return frozenset(filter(None, (name.strip() for name in text.split(","))))
 
 
 def _make_keda_tls(options: Mapping[str, Any], address: Address) -> KedaTls | None:
@@ -140,11 +134,7 @@ def _parse_api_certificate(options: Mapping[str, Any]) -> ServiceName | None:
             f"{API_OPTION} needs a certificate: either --api-cert-file and --api-key-file, or --api-service "
             "NAMESPACE/NAME for podgpu's own certificate"
         )
-    return _parse_service(options["api_service"])
-
-
-def _parse_service(text: str) -> ServiceName:
-    namespace, _, name = text.partition("/")
+    namespace, _, name = options["api_service"].partition("/")
     if not namespace or not name or "/" in name:
-        raise UsageError(f"--api-service {text!r}: must be NAMESPACE/NAME of the Service")
+        raise UsageError(f"--api-service {options['api_service']!r}: must be NAMESPACE/NAME of the Service")
     return ServiceName(namespace, name)

@@ -18,19 +18,18 @@ from podgpu.cluster.collect import Collector, ViewSettings, check_settings
 from podgpu.cluster.discover import ApiOwners, KubernetesTargets, ServiceSelector
 from podgpu.cluster.loop import Cluster, MakeCollector
 from podgpu.cluster.prices import read_prices
-from podgpu.cluster.prometheus import PrometheusCollector
+from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer
 from podgpu.cluster.prometheus_history import PrometheusHistory
 from podgpu.cluster.prometheus_ranges import PrometheusRanges
-from podgpu.cluster.promql import PrometheusServer
 from podgpu.cluster.ranges import UsageAnswers
 from podgpu.cluster.record import MAX_GPUS, cluster_recorder, cluster_usage
 from podgpu.cluster.scrape import FixedTargets, ScrapeCollector, Targets
 from podgpu.errors import UsageError
 from podgpu.history.answers import HistorySource
 from podgpu.http_client import Access
-from podgpu.kube.config import require_config
-from podgpu.web.app import Service, load_protection, run
-from podgpu.web.cluster_app import cluster_application, cluster_listeners
+from podgpu.kube.config import load_config
+from podgpu.web.app import Listener, Service, load_protection, make_listeners, run
+from podgpu.web.cluster_app import cluster_application, cluster_probes
 
 _log = logging.getLogger("podgpu")
 _SYNC_SECONDS = 10.0
@@ -100,8 +99,9 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             services.append(recorder)
         protection = load_protection(options["web_config_file"])
         app = cluster_application(cluster, protection, history, usage, options["web_enable_lifecycle"])
-        listeners = cluster_listeners(cluster, app, options["address"], options["probe_address"], protection)
-        run(services, listeners, lambda bound: _log.info("listening on %s/metrics; the page is at /", bound[0].url))
+        tls, text = protection.make_tls if protection else None, "listening on %s/metrics; the page is at /"
+        main = Listener(app, options["address"], tls=tls, announcement=text)
+        run(services, make_listeners(main, cluster_probes(cluster), options["probe_address"]))
 
 
 def choose_ages(ctx: click.Context, options: dict[str, Any]) -> tuple[float, float]:
@@ -182,7 +182,7 @@ def _find_targets(options: Mapping[str, Any], access: Access, stack: ExitStack) 
             return FixedTargets(options["scrape"].split(","), access)
     selector = ServiceSelector.parse(options["discover_kubernetes"])
     https = bool(options["exporter_ca_file"] or options["exporter_insecure_skip_verify"])
-    targets = KubernetesTargets(require_config(options["kubeconfig"]), selector, https=https)
+    targets = KubernetesTargets(load_config(options["kubeconfig"]), selector, https=https)
     stack.callback(targets.close)
     return targets
 
@@ -192,7 +192,7 @@ def _owners(options: Mapping[str, Any], stack: ExitStack) -> ApiOwners | None:
     uses_api = options["discover_kubernetes"] or options["kubeconfig"] or "KUBERNETES_SERVICE_HOST" in os.environ
     if options["owners"] == "none" or (options["owners"] == "auto" and not uses_api):
         return None
-    owners = ApiOwners(require_config(options["kubeconfig"]))
+    owners = ApiOwners(load_config(options["kubeconfig"]))
     stack.callback(owners.close)
     return owners
 

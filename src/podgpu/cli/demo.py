@@ -54,9 +54,9 @@ from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.labels import Policy
 from podgpu.model import WorkloadOwner
+from podgpu.simulate.driver import TurnLog
 from podgpu.simulate.gpu import SimulatedGpu
 from podgpu.simulate.node import StageNode, Tenant
-from podgpu.simulate.switches import TurnLog
 from podgpu.usage.containers import ContainerFinder
 from podgpu.web.app import Address, Listener, Service, run
 from podgpu.web.cluster_app import cluster_application
@@ -107,7 +107,7 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
         nodes = []
         for number, spec in enumerate([gpus, *OTHER_GPUS]):
             root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="podgpu-demo-")))
-            node = StageNode(f"node-{number + 1}", spec, root, first=number * _PODS_PER_NODE, seed=number)
+            node = StageNode(f"node-{number + 1}", spec, root, first=number * _PODS_PER_NODE)
             nodes.append(stack.enter_context(node))
             click.echo(f"SIMULATED {node.name}: {spec}, {len(node.kubelet.pods)} pods")
         exporters = [make_exporter(node, read) for node in nodes]
@@ -122,7 +122,7 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
         write_past(nodes, recorder, [exporter.recorder for exporter in exporters], read, time.time())
         app = cluster_application(cluster, history=recorder, usage=cluster_usage(cluster, recorder))
         listeners = [
-            *(Listener(each.application(), where) for each, where in zip(exporters, [address, *others], strict=True)),
+            *(Listener(each.application, where) for each, where in zip(exporters, [address, *others], strict=True)),
             Listener(app, cluster_address, "--cluster-address"),
         ]
         script = [] if calm else make_script(nodes)
@@ -163,7 +163,7 @@ class Act(NamedTuple):
 def make_script(nodes: Sequence[StageNode]) -> list[Act]:
     """Returns the events of the demo's three nodes. All faults exist at the same time between 30 and 90 seconds."""
     first, lost, last = nodes
-    ill = min(6, first.gpus - 1)
+    ill = min(6, len(first.driver.gpus) - 1)
     job = [tenant for tenant in last.tenants if tenant.pod == f"{_JOB}-{_FIRST_JOB}"]
     numbers = itertools.count(_FIRST_JOB + 1)
 
@@ -206,32 +206,15 @@ def perform(script: Sequence[Act], stopping: threading.Event) -> None:
 class DemoExporter(NamedTuple):
     """The exporter of one simulated node."""
 
-    node: StageNode
     agent: Agent
     recorder: HistoryRecorder
-    prices: ReadPrices
-
-    def application(self) -> web.Application:
-        """Builds the application, which closes connections while the simulated node is down."""
-        usage = node_usage(self.agent, self.recorder, self.prices)
-        app = application(self.agent, history=self.recorder, prices=self.prices, usage=usage)
-
-        @web.middleware
-        async def close_while_down(
-            request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-        ) -> web.StreamResponse:
-            if not self.node.answers and request.transport is not None:
-                request.transport.abort()
-            return await handler(request)
-
-        app.middlewares.insert(0, close_while_down)
-        return app
+    application: web.Application
 
 
 def make_exporter(node: StageNode, prices: ReadPrices, clock: Clock | None = None) -> DemoExporter:
     clock = clock or Clock()
     names = IdentityReader(str(node.root / "pods"), str(node.root / "containers"))
-    count = node.gpus
+    count = len(node.driver.gpus)
     agent = Agent(
         NvmlTelemetry(
             node.driver,
@@ -251,7 +234,19 @@ def make_exporter(node: StageNode, prices: ReadPrices, clock: Clock | None = Non
         containers=ContainerFinder(str(node.root / "proc")),
         pod_labels=lambda: {(t.namespace, t.pod): (("team", team_of(t.namespace)),) for t in node.tenants},
     )
-    return DemoExporter(node, agent, node_recorder(agent, prices=prices), prices)
+    recorder = node_recorder(agent, prices=prices)
+    app = application(agent, history=recorder, prices=prices, usage=node_usage(agent, recorder, prices))
+
+    @web.middleware
+    async def close_while_down(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if not node.answers and request.transport is not None:
+            request.transport.abort()
+        return await handler(request)
+
+    app.middlewares.insert(0, close_while_down)
+    return DemoExporter(agent, recorder, app)
 
 
 # Owners and teams. In a real cluster, these are read from the API server.
@@ -275,7 +270,6 @@ def _owner_of(pod: str) -> WorkloadOwner | None:
 
 # The day before the demo started: values, usage, cost, earlier jobs and faults
 
-_MINUTE = 60
 _JOB_HOURS = 4.0
 _PAUSE_HOURS = 0.2
 _NIGHT = 0.6  # load of services at night, relative to the day
@@ -311,11 +305,13 @@ def write_past(
 
 
 def _make_past(nodes: Sequence[StageNode], prices: Prices, now: float) -> Iterator[HistoryRound]:
-    """Yields rounds until `now`: every 5 minutes of the day, and every minute of the last hour."""
+    """Yields rounds until `now`: one for every 5 minutes of the day, and for every 15 s of the last hour."""
     stays = [list(_stays(number, node)) for number, node in enumerate(nodes)]
-    start = int(now) // COARSE * COARSE - DAY
-    times = [*range(start, int(now) - HOUR, COARSE), *range(int(now) // FINE * FINE - HOUR, int(now) - FINE, _MINUTE)]
-    for before, at in zip([start - COARSE, *times], times, strict=False):
+    start, fine = (int(now - length) // COARSE * COARSE for length in (DAY, HOUR))
+    # The usage of a round is stored in the 5 minutes of its time, so a long round is in the 5 minutes that it covers.
+    times = [(at + COARSE - FINE, COARSE) for at in range(start, fine, COARSE)]
+    times += [(at, FINE) for at in range(fine, int(now) - FINE, FINE)]
+    for at, seconds in times:
         ago = (now - at) / HOUR
         samples = []
         for number, node in enumerate(nodes):
@@ -325,7 +321,7 @@ def _make_past(nodes: Sequence[StageNode], prices: Prices, now: float) -> Iterat
                 for instance, size in _divide(gpu):
                     tenants = [tenant for tenant in held if tenant.gi_id == instance]
                     device = _PastDevice(number, node.name, gpu, instance, size, tenants)
-                    samples.append(device.sample(at, ago, at - before, prices, held if instance is None else tenants))
+                    samples.append(device.sample(at, ago, seconds, prices, held if instance is None else tenants))
         yield HistoryRound(at, samples)
 
 
@@ -383,10 +379,10 @@ class _PastDevice(NamedTuple):
                 idle_seconds=0.0 if tenant.duty else part * size,
                 cost=price * part / HOUR,
                 idle_cost=0.0 if tenant.duty else price * part / HOUR,
-                measured_seconds=part * size,
-                busy_seconds=load * seconds * size,
-                busy_max_seconds=load * seconds * size,
+                measured_seconds=0.0 if is_blind else part * size,
+                **dict.fromkeys(("busy_seconds", "busy_min_seconds", "busy_max_seconds"), load * seconds * size),
                 energy_joules=watts * part * size,
+                waited_seconds=load * (use - load) * seconds * size,
             )
             own = Figures(load, float(tenant.memory)) if len(self.tenants) > 1 else None
             holders.append(HolderSample(_account_of(tenant), tenant.container, amounts, own, prices.currency))
@@ -402,7 +398,7 @@ class _PastDevice(NamedTuple):
             else Figures(use, memory, watts if is_whole else None, 30 + 35 * use if is_whole else None),
             holders=holders,
             conditions=conditions,
-            unallocated=Amounts() if holders else rest,
+            unallocated=Amounts() if holders or gone else rest,
             currency=prices.currency,
         )
 

@@ -20,9 +20,6 @@ from podgpu.metrics.labels import holder_names
 from podgpu.model import DeviceState, MigInstance, Workload
 
 _PLACE_LABELS = ("node", "gpu", "gpu_id", "model")
-_DNS_PART = "[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
-_DNS_NAME = re.compile(rf"{_DNS_PART}(?:\.{_DNS_PART})*")
-_DNS_TO_METRIC = str.maketrans("-.", "_:")
 
 
 def cluster_families(state: ClusterState, rolling: Mapping[Scope, float]) -> list[Family]:
@@ -113,14 +110,11 @@ def _legacy_map_families(rows: Iterable[MapRow]) -> list[Family]:
 def metric_name(node: str) -> str:
     """Converts a node name to a metric name: `gpu-1.lab` becomes `gpu_1:lab_info`.
 
-    Different nodes always have different metric names. Node names in Kubernetes are DNS names: `-` becomes `_` and `.`
-    becomes `:`. In other names, each character except letters and digits becomes `::<hex>:`, which no DNS name
-    produces. A leading digit is prefixed with `_`.
+    Node names in Kubernetes are DNS names. In other names, each further character becomes `::<hex>:`. A leading digit
+    is prefixed with `_`.
     """
-    if _DNS_NAME.fullmatch(node):
-        name = node.translate(_DNS_TO_METRIC)
-    else:
-        name = re.sub(r"[^a-zA-Z0-9]", lambda match: f"::{ord(match[0]):x}:", node)
+    known = {"-": "_", ".": ":"}
+    name = re.sub(r"[^a-zA-Z0-9]", lambda match: known.get(match[0], f"::{ord(match[0]):x}:"), node)
     return f"_{name}_info" if name[:1].isdigit() else f"{name}_info"
 
 

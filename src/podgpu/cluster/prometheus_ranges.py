@@ -16,8 +16,18 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from podgpu.cluster.prices import Prices, ReadPrices
-from podgpu.cluster.prometheus import GR_ENGINE, RULE_LABELS, TEMPERATURE, USAGE_RULE, UTIL, PodOwners
-from podgpu.cluster.promql import PrometheusClient, PrometheusServer, by, select
+from podgpu.cluster.prometheus import (
+    GR_ENGINE,
+    RULE_LABELS,
+    TEMPERATURE,
+    USAGE_RULE,
+    UTIL,
+    PodOwners,
+    PrometheusClient,
+    PrometheusServer,
+    by,
+    select,
+)
 from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RowName, make_range, name_row, utc_text
 from podgpu.cluster.state import ClusterState
 from podgpu.errors import SourceError

@@ -67,8 +67,11 @@ class CachedHolder:
     listed_at: float
     source_instance: int
     identity: Workload  # the holder with its uid and container id, as known when it was last listed
-    assignments: list[Assignment] = field(default_factory=list)
-    vcuda: list[VcudaRequest] = field(default_factory=list)
+    items: list[Assignment | VcudaRequest] = field(default_factory=list)
+
+    @property
+    def assignments(self) -> list[Assignment]:
+        return [item for item in self.items if isinstance(item, Assignment)]
 
     def is_kept(self, now: float, is_alive: IsAlive) -> bool:
         if self.listed_at == now:
@@ -111,7 +114,8 @@ class AllocationCache:
         if self._answer is None or not (self._holders or is_recent):
             return None
         assignments = (item for holder in self._holders.values() for item in holder.assignments)
-        vcuda = tuple(item for holder in self._holders.values() for item in holder.vcuda)
+        items = (item for holder in self._holders.values() for item in holder.items)
+        vcuda = tuple(item for item in items if isinstance(item, VcudaRequest))
         last = self._answer if is_recent else Allocation()
         return replace(sort_allocation(assignments, last.unmapped), vcuda=vcuda, offered=last.offered)
 
@@ -133,19 +137,15 @@ class AllocationCache:
 
 def _group_by_holder(answer: Allocation, now: float, complete: Complete) -> dict[Workload, CachedHolder]:
     holders: dict[Workload, CachedHolder] = {}
-
-    def find(workload: Workload) -> CachedHolder:
+    items: tuple[Assignment | VcudaRequest, ...] = (*answer.assignments, *answer.vcuda)
+    for item in items:
+        workload = item.holder if isinstance(item, Assignment) else Workload(*parts_of(item))
         if workload not in holders:
             identity = workload
             with suppress(SourceError):  # contradictory identities
                 identity = complete(workload)
             holders[workload] = CachedHolder(now, answer.source_instance, identity)
-        return holders[workload]
-
-    for assignment in answer.assignments:
-        find(assignment.holder).assignments.append(assignment)
-    for request in answer.vcuda:
-        find(Workload(*parts_of(request))).vcuda.append(request)
+        holders[workload].items.append(item)
     return holders
 
 

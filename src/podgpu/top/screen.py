@@ -318,7 +318,8 @@ def _holder_figures(holder: HolderView, seen: Seen) -> list[str]:
         idle if idle in ("busy", "idle") else f"idle {idle}",
     ]
     if holder.wait_ratio:
-        facts.append(_describe_wait(holder, holder.wait_ratio))
+        runners = [f"{format_percent(r.ratio)} for {r.text or 'processes outside pods'}" for r in holder.waits_for[:1]]
+        facts.append(f"waited {format_percent(holder.wait_ratio)}" + "".join(f" ({runner})" for runner in runners))
     if holder.share_ratio is not None:
         facts.append(f"share {format_percent(holder.share_ratio)}")
     if holder.cost_per_hour is not None:
@@ -347,14 +348,6 @@ def _job(holder: Workload, fetched: FetchedDetails, width: int) -> Iterator[Span
         yield from _join(filter(None, facts), width, _INDENT)
         if job.hint:
             yield from _wrap(f"{_INDENT}{job.hint}", width, "warn")
-
-
-def _describe_wait(holder: HolderView, ratio: float) -> str:
-    text = f"waited {format_percent(ratio)}"
-    if holder.waits_for:
-        runner = holder.waits_for[0]
-        text += f" ({format_percent(runner.ratio)} for {runner.text or 'processes outside pods'})"
-    return text
 
 
 # Details from the server

@@ -299,14 +299,6 @@ _GAP = "  "
 
 
 def render_totals(totals: Totals, currency: str, width: int) -> Spans:
-    parts = _make_totals(totals, currency)
-    for name in _OPTIONAL_TOTALS:
-        if len(_GAP.join(text for text, _ in parts.values())) > width:
-            parts.pop(name, None)
-    return [(text + _GAP, style) for text, style in parts.values()]
-
-
-def _make_totals(totals: Totals, currency: str) -> dict[str, Span]:
     parts = {
         "allocated": (f"{_format_gpus(totals.allocated)}/{totals.gpus} allocated", ""),
         "used": (f"{_format_gpus(totals.used)} used", ""),
@@ -321,7 +313,10 @@ def _make_totals(totals: Totals, currency: str) -> dict[str, Span]:
     if totals.cost_per_hour is not None:
         wasted = f", {totals.wasted_per_hour:.2f} wasted" if totals.wasted_per_hour else ""
         parts["cost"] = (f"{format_money(totals.cost_per_hour, currency)}/h{wasted}", "warn" if wasted else "")
-    return parts
+    for name in _OPTIONAL_TOTALS:
+        if len(_GAP.join(text for text, _ in parts.values())) > width:
+            parts.pop(name, None)
+    return [(text + _GAP, style) for text, style in parts.values()]
 
 
 def _format_gpus(number: float) -> str:

@@ -86,10 +86,12 @@ class Listener:
     """Sockets that are already bound. If given, the address is not bound."""
 
 
-def probe_listener(handlers: list[web.RouteDef], address: Address) -> Listener:
-    return Listener(
-        make_application(handlers, None), address, PROBE_OPTION, announcement="serving only probes on %s/livez"
-    )
+def make_listeners(main: Listener, probes: list[web.RouteDef], probe_address: Address | None) -> list[Listener]:
+    """Adds a listener for probes, without TLS and login, because a kubelet has neither certificate nor password."""
+    if probe_address is None:
+        return [main]
+    text = "serving only probes on %s/livez"
+    return [main, Listener(make_application(probes, None), probe_address, PROBE_OPTION, announcement=text)]
 
 
 def make_application(handlers: list[web.RouteDef], protection: Protection | None) -> web.Application:
