@@ -118,7 +118,7 @@ class Workers:
             if not call.done.is_set():  # it may have returned after the wait
                 return Result(None, SourceError("deadline", f"{name}: no answer within {seconds:.1f} s"), seconds)
         call.is_read = True
-        return Result(call.value, call.error, call.seconds)
+        return call.result
 
 
 class _SharedTimeout:
@@ -145,21 +145,21 @@ class _Call(Generic[T]):
         self._clock = clock
         self.began = clock()
         self.done = threading.Event()
-        self.value: T | None = None
-        self.error: SourceError | StartError | None = None
-        self.seconds = 0.0
+        self.result: Result[T] = Result(None, None, 0.0)
         self.is_read = False
         self.late: Callable[[], object] | None = None
 
     def run(self) -> None:
+        value: T | None = None
+        error: SourceError | StartError | None = None
         try:
-            self.value = self._job()
+            value = self._job()
         except (SourceError, StartError) as e:
-            self.error = e
+            error = e
         except Exception as e:  # noqa: BLE001 - a bug in one source must not affect the others
             _log.exception("%s: unexpected error, please report it", self._name)
-            self.error = SourceError("bug", f"{self._name}: {type(e).__name__}: {e}")
-        self.seconds = self._clock() - self.began
+            error = SourceError("bug", f"{self._name}: {type(e).__name__}: {e}")
+        self.result = Result(value, error, self._clock() - self.began)
         self.done.set()
         if self.late is not None:
             self.late()

@@ -188,6 +188,3 @@ class Schedule:
             on_time = self._next[lane] + lane.interval if lane in self._next else first
             self._next[lane] = on_time if on_time > now else now + lane.interval
         return due
-
-    def make_all_due(self) -> None:
-        self._next = dict.fromkeys(self._next, 0.0)

@@ -24,8 +24,8 @@ from podgpu.metrics.conditions import (
     THERMAL,
     UNREADABLE,
     XID,
+    conditions,
     conditions_from_fields,
-    order_of,
     xid_detail,
     xid_spec,
 )
@@ -181,7 +181,7 @@ class HealthWatch:
         details, since = dict(gpu.details or {}), dict(gpu.since)
         if gpu.xids:
             details[XID], since[XID] = xid_detail(gpu.xids), min(first for first, _ in gpu.xids.values())
-        ordered = [(name, details[name]) for name in sorted(details, key=order_of)]
+        ordered = [(name, details[name]) for name in conditions() if name in details]
         return {
             "conditions": tuple(Condition(n, self._to_unix(since[n]), d) for n, d in ordered if d is not None),
             "healthy": tuple(name for name, detail in ordered if detail is None),

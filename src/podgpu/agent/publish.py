@@ -157,7 +157,7 @@ def _build_gpus(
             "holders": tuple(holders.get(key, ())),
             "fields": None if reading is None else {names[i].name: value for i, value in reading.values.items()},
             "details": tuple(
-                (names[d.field].name, dict(d.labels), d.value) for d in (reading.details if reading else ())
+                (names[i].name, dict(labels), value) for i, labels, value in (reading.details if reading else ())
             ),
             "unsupported": tuple(unsupported.get(key, ())),
             **health.slots.get(key, {}),
@@ -300,7 +300,6 @@ class ChangeLog:
         self._faults: FaultLog[tuple[str, str]] = FaultLog(clock, _FAULT_SECONDS)  # by source and GPU UUID
         self._unsupported: set[tuple[str, str]] = set()  # field and device key
         self._unmapped: frozenset[Unmapped] = frozenset()
-        self._mps: set[str] = set()  # devices with MPS clients, which are not measured
 
     def report(self, state: NodeState, unmapped: Iterable[Unmapped]) -> None:
         self._report_sources([source for source in state.sources if source.up is not None])
@@ -327,14 +326,6 @@ class ChangeLog:
         for name, entries in groupby(sorted(unsupported), itemgetter(0)):
             keys = few_of(key for _, key in entries)
             _log.warning("%s is not supported by %s and has no series there", name, keys)
-        mps = {key for key, slot in slots.items() if slot.usage is not None and slot.usage.method == "mps"}
-        for key in sorted(mps - self._mps):
-            _log.warning(
-                "%s: several containers share it by MPS; their busy time, idle time and energy are not known, because"
-                " the driver reports only the MPS server",
-                key,
-            )
-        self._mps = mps
 
     def _report_unmapped(self, unmapped: frozenset[Unmapped]) -> None:
         new, self._unmapped = unmapped - self._unmapped, unmapped

@@ -163,7 +163,7 @@ class Act(NamedTuple):
 def make_script(nodes: Sequence[StageNode]) -> list[Act]:
     """Returns the events of the demo's three nodes. All faults exist at the same time between 30 and 90 seconds."""
     first, lost, last = nodes
-    ill = min(6, first.gpus - 1)
+    ill = min(6, len(first.driver.gpus) - 1)
     job = [tenant for tenant in last.tenants if tenant.pod == f"{_JOB}-{_FIRST_JOB}"]
     numbers = itertools.count(_FIRST_JOB + 1)
 
@@ -214,7 +214,7 @@ class DemoExporter(NamedTuple):
 def make_exporter(node: StageNode, prices: ReadPrices, clock: Clock | None = None) -> DemoExporter:
     clock = clock or Clock()
     names = IdentityReader(str(node.root / "pods"), str(node.root / "containers"))
-    count = node.gpus
+    count = len(node.driver.gpus)
     agent = Agent(
         NvmlTelemetry(
             node.driver,

@@ -99,7 +99,6 @@ class Session:
         self._name, self._index = name
         self._counters = counters
         self._registered = False
-        self._logged: set[str] = set()
 
     def run(self) -> None:
         """Returns when the runtime ends the connection. Raises SourceError if it fails."""
@@ -174,11 +173,8 @@ class Session:
         return encoded
 
     def _failed(self, method: str, reason: str, problem: str) -> None:
-        """Counts every failure. Logs each reason as a warning only once."""
         self._counters.error(reason)
-        level = logging.DEBUG if reason in self._logged else logging.WARNING
-        self._logged.add(reason)
-        _log.log(level, "%s failed, so the container is not changed: %s", method, problem)
+        _log.warning("%s failed, so the container is not changed: %s", method, problem)
 
     def _send(self, message: Message) -> None:
         self._connection.sendall(encode(message))

@@ -74,12 +74,13 @@ class ContainerFinder:
             return ContainerLookup("gone")
         except PermissionError:
             return ContainerLookup("not_permitted")
-        except (OSError, ValueError):
+        except (OSError, ValueError, IndexError):
             return ContainerLookup("unreadable")
 
     def _look_up(self, pid: int, folder: str) -> ContainerLookup:
         stat, now = _read(f"{folder}/stat"), self._clock()
-        started, cached = parse_started(stat), self._cache.get(pid)
+        # The second field is the program's name in parentheses. It can contain spaces and parentheses.
+        started, cached = int(stat.rpartition(b")")[2].split()[_STARTED - 3]), self._cache.get(pid)
         if cached is not None and cached[0] == started and now - cached[1] < CACHE_SECONDS:
             return cached[2]
         cgroup = _read(f"{folder}/cgroup").decode(errors="replace")
@@ -97,25 +98,11 @@ def read_living(proc: str = "/proc") -> frozenset[Workload] | None:
     """Returns the containers (`uid` and `container_id`) of all processes, or None if a process cannot be read."""
     if not in_host_pid_namespace(proc):
         return None
-    try:
-        names = os.listdir(proc)
-    except OSError:
-        return None
     finder = ContainerFinder(proc)
-    lookups = [finder.find(int(name)) for name in names if name.isdigit()]
+    lookups = [finder.find(int(name)) for name in os.listdir(proc) if name.isdigit()]
     if any(lookup.outcome in FAILED_LOOKUPS for lookup in lookups):
         return None
     return frozenset(lookup.workload for lookup in lookups if lookup.outcome == "found")
-
-
-def parse_started(stat: bytes) -> int:
-    """Returns the start time of a process from /proc/<pid>/stat. Raises ValueError for another format."""
-    # The second field is the program's name in parentheses. It can contain spaces and parentheses.
-    _, parenthesis, rest = stat.rpartition(b")")
-    fields = rest.split()
-    if not parenthesis or len(fields) <= _STARTED - 3:
-        raise ValueError("not the stat file of a process")
-    return int(fields[_STARTED - 3])
 
 
 def in_host_pid_namespace(proc: str = "/proc") -> bool:

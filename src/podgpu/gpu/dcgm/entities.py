@@ -176,7 +176,7 @@ def _make_gpu_link(gpu: Device, gpu_id: int, link: int) -> DcgmEntity:
     """Numbers the links from 1 like dcgm-exporter. Also counts links that are down, so that numbers do not change."""
     labels = (
         ("nvlink", str(link + 1)),
-        ("gpu", gpu.number),
+        ("gpu", "" if gpu.index is None else str(gpu.index)),
         ("gpu_uuid", gpu.uuid),
         ("pci_bus_id", gpu.pci_bus_id),
         ("device", gpu.name),

@@ -349,13 +349,13 @@ def check_health(connection: DcgmConnection, groups: Sequence[s.Handle], gpu_ids
 
 def _make_health_details(gpu: int, worst: Mapping[tuple[int, int], tuple[int, int]]) -> list[Detail]:
     """Makes the details of one GPU. The watch ALL is included only if it failed, as in dcgm-exporter."""
-    details = []
+    details: list[Detail] = []
     for watch, name in _WATCHES.items():
         health, number = worst.get((gpu, watch), (_PASS, 0))
         if watch != s.HEALTH_ALL or health:
             code = health_code(number)
             values = code.name, code.severity, code.category, name
-            details.append(Detail(HEALTH_FIELD, tuple(zip(_HEALTH_LABELS, values, strict=True)), health))
+            details.append((HEALTH_FIELD, tuple(zip(_HEALTH_LABELS, values, strict=True)), health))
     return details
 
 
@@ -365,7 +365,7 @@ def read_p2p(connection: DcgmConnection, gpu_ids: Sequence[int]) -> Details | No
         return None
     return {
         gpu.entityId: tuple(
-            Detail(P2P_FIELD, (("link_status", _P2P_STATES[state]), ("peer_gpu", str(peer))), state)
+            (P2P_FIELD, (("link_status", _P2P_STATES[state]), ("peer_gpu", str(peer))), state)
             for peer in gpu_ids
             if peer != gpu.entityId and 0 <= (state := gpu.linkStatus[peer]) < len(_P2P_STATES)
         )
