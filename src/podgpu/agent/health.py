@@ -29,7 +29,7 @@ from podgpu.metrics.conditions import (
     xid_detail,
     xid_spec,
 )
-from podgpu.metrics.fields import CLOCK_EVENTS, THROTTLE_REASONS
+from podgpu.metrics.fields import CLOCK_EVENTS, CLOCK_EVENTS_FIELD, THROTTLE_REASONS
 from podgpu.model import Assignment, Condition, Device, Value, Workload, XidCount, physical
 
 XID_SECONDS = 86_400.0  # a GPU is reported as broken for a day after its last XID that needs action
@@ -114,11 +114,14 @@ class HealthWatch:
     def update(self, result: TelemetryResult) -> None:
         """Checks the GPUs after a telemetry turn."""
         now = self._clock()
-        for key, mask in result.clock_event_masks().items():
-            begun = mask & ~self._clock_masks.get(key, mask)
-            self._clock_masks[key] = mask
-            self._clock_events.add([(key, event) for event in _events(mask)], now)
-            self._clock_events.totals.update((key, event) for event in _events(begun))
+        is_due = any(f.id == CLOCK_EVENTS_FIELD for lane in result.lanes for f in lane.fields)
+        for reading in result.readings if is_due else ():
+            key, mask = reading.device.key, reading.values.get(CLOCK_EVENTS_FIELD)
+            if isinstance(mask, int):
+                begun = mask & ~self._clock_masks.get(key, mask)
+                self._clock_masks[key] = mask
+                self._clock_events.add([(key, event) for event in _events(mask)], now)
+                self._clock_events.totals.update((key, event) for event in _events(begun))
         gpus = [d for d in result.devices if not d.is_instance]
         self._gpus = {d.uuid: self._gpus.get(d.uuid) or _Gpu() for d in gpus}
         shown = {d.uuid for d in result.selected}
