@@ -21,7 +21,7 @@ from tests.process import EXPORTER, NO_LOGS, PODGPU, ROOT, Process, has_values, 
 from tests.simulated import FaultyNvml
 from tests.simulated_kubelet import FaultyKubelet
 
-TEMPERATURE, ENERGY = "DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
+ENERGY = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
 NODE = "gpu-1"
 AILING = (sys.executable, "-m", "tests.faults.ailing_exporter")
 """The exporter with two GPUs that hang."""
