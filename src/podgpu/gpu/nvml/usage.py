@@ -122,11 +122,13 @@ class UsageReader:
         power = self._read_power()
         energy = self._read_energy(None if running is None else frozenset(process.pid for process in running), power)
         whole = replace(self._make_usage(device, busy, running, memory), energy_mj=energy, power_mw=power)
+        # A suffix of the part names the GPU instance.
+        functions = [(part, part.partition(" gi")[0]) for part in sorted(self._guard.unsupported)]
         return UsageAnswer(
             (whole, *parts),
             dropped=tuple(self._guard.dropped),
             errors=tuple(self._guard.errors),
-            lacks=self._list_lacks(),
+            lacks=tuple((part, _LACKS[name]) for part, name in functions if name in _LACKS),
             switches=None if self._splitter is None else self._splitter.status,
         )
 
@@ -147,11 +149,6 @@ class UsageReader:
             self._layout = layout
         if layout[0].device.mig_enabled:
             self._window_start = None
-
-    def _list_lacks(self) -> tuple[tuple[str, Lack], ...]:
-        """Returns the unsupported functions that have no substitute. A suffix names the GPU instance."""
-        unsupported = sorted(self._guard.unsupported)
-        return tuple((part, _LACKS[name]) for part in unsupported if (name := part.partition(" gi")[0]) in _LACKS)
 
     def _make_usage(
         self, device: Device, busy: BusyTime, running: Sequence[ProcessUsage] | None, memory: int | None
