@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from podgpu.errors import SourceError
 from podgpu.gpu.nvml.driver import MAX_PID, CallGuard, DeviceHandle, NvmlDriver, list_processes, translate
-from podgpu.gpu.nvml.plan import MIN_GPM_SECONDS, GpmSampler
+from podgpu.gpu.nvml.plan import GpmSampler
 from podgpu.gpu.nvml.switch_splitter import BusyTimeSplitter, SwitchLogFactory
 from podgpu.gpu.source import Lack, UsageAnswer
 from podgpu.model import Device, DeviceUsage, ProcessUsage
@@ -194,13 +194,10 @@ class UsageReader:
 
     def _read_instance_busy(self, gpm: GpmSampler, part: str) -> BusyTime:
         """Reads GPM's graphics activity. NVML has no values per process in MIG mode."""
-        now = self._clock()
-        before = gpm.last_at
-        if before is not None and now - before < MIN_GPM_SECONDS:
-            return BusyTime(0, 0)
+        now, before = self._clock(), gpm.last_at
         means = gpm.read([_GRAPHICS_UTIL], now)
-        if before is None:
-            return BusyTime()
+        if before is None or not means:  # the first sample, or too early for the next one
+            return BusyTime() if before is None else BusyTime(0, 0)
         code, percent = means[_GRAPHICS_UTIL]
         if code:
             raise translate(code, _GPM)
