@@ -303,13 +303,13 @@ class UsageReader:
         is_due = before is None or now - before[0] >= _ENERGY_SECONDS - _EARLY_SECONDS
         if not (is_due or changed or power is None) and self._energy_is_known:
             return None
-        counter = self._read(_ENERGY, lambda: int(self._driver.call(_ENERGY, self._handle)))
-        if self._check(_ENERGY, counter, _MAX_COUNTER_MJ) is None or counter is None:
+        counter = self._read(_ENERGY, lambda: self._driver.call(_ENERGY, self._handle))
+        if counter is None or self._check(_ENERGY, counter, _MAX_COUNTER_MJ) is None:
             return None
         self._energy_at, self._energy_is_known = (now, counter), False
         if before is None or counter < before[1]:
             return 0
         most = int(_MAX_WATTS * 1000 * (now - before[0] + _COUNTER_STEP_SECONDS))
-        used = self._check(_ENERGY, counter - before[1], most)
+        used = self._check(_ENERGY, int(counter - before[1]), most)
         self._energy_is_known = used is not None
         return used
