@@ -11,11 +11,20 @@ from typing import Any
 
 import pytest
 
-from podgpu.holders.dra import ClaimReader, DraClaims, DriverCheckpoint, parse_driver_checkpoint
+from podgpu.holders.dra import (
+    NVIDIA_DRIVER,
+    ClaimReader,
+    DraClaims,
+    DriverCheckpoint,
+    PoolSlice,
+    SliceDevice,
+    parse_driver_checkpoint,
+    parse_slice,
+)
 from podgpu.holders.kubelet import KubeletAllocation, decode_list
 from podgpu.holders.merge import merge
 from podgpu.kube.config import ApiConfig
-from podgpu.kube.objects import NVIDIA_DRIVER, Pairs, PoolSlice, SliceDevice
+from podgpu.kube.objects import Pairs
 from podgpu.model import Allocation, Device, Unmapped, Workload
 from podgpu.simulate.kubelet import SimulatedPod
 from tests.holders.devices import gpu, mig_uuid, uuid
@@ -126,6 +135,24 @@ def test_a_new_generation_of_the_pool_replaces_devices() -> None:
     later = decode_list(list_answer([pod("c", claim("z", "gpu-1"))]))
     assert reasons(claims.held(later, NODE)) == [("unknown_claim_device", "gpu.nvidia.com/node-a/gpu-1")]
     assert reasons(claims.held(answer, NODE)) == [("unknown_claim_device", "gpu.nvidia.com/node-a/gpu-0")]
+
+
+def slice_of(*devices: dict[str, Any]) -> dict[str, Any]:
+    spec = {"driver": NVIDIA_DRIVER, "pool": {"name": "node-a", "generation": 7}, "devices": list(devices)}
+    return {"metadata": {"name": "node-a-x7k2p"}, "spec": spec}
+
+
+@pytest.mark.parametrize("name", ["uuid", f"{NVIDIA_DRIVER}/uuid"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_resource_slice(nested: bool, name: str) -> None:
+    """v1beta1 and older nest the attributes. MIG devices that are created when claimed have no UUID."""
+    devices = []
+    for device, attributes in (("gpu-3", {name: {"string": uuid(3)}}), ("mig", {"type": {"string": "mig"}})):
+        body = {"attributes": attributes, "capacity": {name.replace("uuid", "memory"): {"value": "80Gi"}}}
+        devices.append({"name": device, "basic": body} if nested else {"name": device} | body)
+    memory = (("memory", "80Gi"),)
+    expected = (SliceDevice("gpu-3", uuid(3), memory), SliceDevice("mig", "", memory))
+    assert parse_slice(slice_of(*devices)) == PoolSlice("node-a", 7, expected)
 
 
 # Ids and claims together, from a kubelet

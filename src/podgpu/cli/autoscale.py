@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from podgpu.autoscale.certificates import CaBundleUpdater, ServiceName, issue
-from podgpu.autoscale.keda import KEDA_OPTION, ExternalScaler, KedaTls
+from podgpu.autoscale.keda import KEDA_OPTION, ExternalScaler, load_credentials
 from podgpu.autoscale.metrics import PROFILING_METRICS
 from podgpu.autoscale.metrics_api import API_OPTION, FrontProxy, MetricsApi, parse_front_proxy
 from podgpu.autoscale.pods import PodWatcher
@@ -110,12 +110,12 @@ def _make_server(
     return AutoscaleServer(store, cluster, scaler, api, updater)
 
 
-def _make_keda_tls(options: Mapping[str, Any], address: Address) -> KedaTls | None:
+def _make_keda_tls(options: Mapping[str, Any], address: Address) -> Any:
     """Returns None for a server without TLS, which is allowed only on a loopback address."""
     files = [options[name] for name in ("keda_cert_file", "keda_key_file", "keda_client_ca_file")]
     if all(files):
         certificate, key, client_ca = (Pem(file=file) for file in files)
-        return KedaTls(certificate, key, client_ca)
+        return load_credentials(certificate, key, client_ca)
     if any(files) or options["keda_client_name"] or not is_loopback(address.host):
         raise UsageError(
             f"{KEDA_OPTION} {address.host or '(every interface)'}:{address.port} needs all of --keda-cert-file, "
