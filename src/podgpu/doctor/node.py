@@ -108,9 +108,12 @@ def check_gpus(
     return [*findings, *_check_mig(readings), *_check_counters(readings, counters, provider)]
 
 
+def _count_names(names: Iterable[str]) -> str:
+    return ", ".join(f"{number} × {name}" for name, number in Counter(names).items())
+
+
 def _count_models(gpus: Iterable[Device]) -> str:
-    models = Counter(gpu.model or "GPU of unknown model" for gpu in gpus)
-    return ", ".join(f"{number} × {model}" for model, number in models.items())
+    return _count_names(gpu.model or "GPU of unknown model" for gpu in gpus)
 
 
 # Driver
@@ -186,10 +189,9 @@ def _check_mig(readings: GpuReadings) -> list[Finding]:
         return [ok("MIG", "off")]
     findings = []
     for gpu, instances in enabled.items():
-        profiles = Counter(instance.profile for instance in instances)
-        if profiles:
-            text = ", ".join(f"{number} × {profile}" for profile, number in profiles.items())
-            findings.append(ok("MIG", f"GPU {gpu.index}: {text}"))
+        if instances:
+            profiles = _count_names(instance.profile for instance in instances)
+            findings.append(ok("MIG", f"GPU {gpu.index}: {profiles}"))
         else:
             text = f"GPU {gpu.index}: on, but without instances, so no pod can use it"
             advice = "create instances (nvidia-smi mig -cgi … -C, or the MIG manager's node label), or turn MIG off"

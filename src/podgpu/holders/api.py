@@ -12,14 +12,13 @@ from typing import Any, TypeVar
 from podgpu.errors import SourceError, UsageError
 from podgpu.holders import AllocationSource
 from podgpu.holders.annotations import is_read
-from podgpu.kube.config import ApiConfig, NoApi, load_config
+from podgpu.kube.config import SERVICE_ACCOUNT, ApiConfig, NoApi, load_config
 from podgpu.kube.objects import PODS_PATH, PodRecord, parse_pod
 from podgpu.kube.reflector import FindPath, Informer, ReflectorSettings
 from podgpu.model import Allocation, Device, PodLabels
 
 T = TypeVar("T")
 _log = logging.getLogger("podgpu")
-_SERVICE_ACCOUNT_TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount/token"
 CONFIGMAP_KEY = "metrics"  # the key that dcgm-exporter uses
 SYNC_SECONDS = 10.0
 SOON_SECONDS = 0.5  # how long the exporter's start waits for the first answer; a later answer is used when it arrives
@@ -51,7 +50,7 @@ class ApiAccess:
     @property
     def is_available(self) -> bool:
         """True if NODE_NAME and either a service account or --kubeconfig are set. Used by `--allocation auto`."""
-        in_cluster = "KUBERNETES_SERVICE_HOST" in os.environ and os.path.exists(_SERVICE_ACCOUNT_TOKEN)
+        in_cluster = "KUBERNETES_SERVICE_HOST" in os.environ and os.path.exists(f"{SERVICE_ACCOUNT}/token")
         return bool(os.environ.get("NODE_NAME")) and (bool(self._kubeconfig) or in_cluster)
 
     @cached_property
