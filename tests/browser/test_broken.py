@@ -23,11 +23,6 @@ def usual() -> Showing:
     return troubled_showing()
 
 
-@pytest.fixture
-def shown() -> Showing:
-    return troubled_showing()
-
-
 def tile(tab: Tab, name: str) -> str:
     """The text of the first tile whose label begins so."""
     found = f"[...document.querySelectorAll('main .tile')].find(t => t.ariaLabel.startsWith({name!r}))"

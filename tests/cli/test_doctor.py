@@ -270,41 +270,11 @@ def test_unsupported_counters_are_notes(clock: FakeClock, examined: Examined) ->
 @pytest.mark.parametrize(
     ("error", "kernel", "gpus", "text", "advice"),
     [
-        (
-            NO_LIBRARY,
-            "",
-            0,
-            "in the kernel: none; NVIDIA GPUs on the PCI bus: none",
-            "on nodes without GPUs",
-        ),
-        (
-            NO_DRIVER,
-            "",
-            8,
-            "in the kernel: none; NVIDIA GPUs on the PCI bus: 8",
-            "install the driver",
-        ),
-        (
-            NO_LIBRARY,
-            OPEN_MODULE,
-            0,
-            "libnvidia-ml.so.1 was not found",
-            "runtimeClassName: nvidia",
-        ),
-        (
-            NO_DRIVER,
-            OPEN_MODULE,
-            0,
-            "driver in the kernel: 580.159.04",
-            "runtimeClassName: nvidia",
-        ),
-        (
-            MISMATCH,
-            CLOSED_MODULE,
-            0,
-            "driver in the kernel: 535.104.05",
-            "delete the pod",
-        ),
+        (NO_LIBRARY, "", 0, "in the kernel: none; NVIDIA GPUs on the PCI bus: none", "on nodes without GPUs"),
+        (NO_DRIVER, "", 8, "in the kernel: none; NVIDIA GPUs on the PCI bus: 8", "install the driver"),
+        (NO_LIBRARY, OPEN_MODULE, 0, "libnvidia-ml.so.1 was not found", "runtimeClassName: nvidia"),
+        (NO_DRIVER, OPEN_MODULE, 0, "driver in the kernel: 580.159.04", "runtimeClassName: nvidia"),
+        (MISMATCH, CLOSED_MODULE, 0, "driver in the kernel: 535.104.05", "delete the pod"),
     ],
 )
 def test_no_driver(

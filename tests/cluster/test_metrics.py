@@ -12,7 +12,7 @@ from podgpu.cluster.loop import RollingAverage
 from podgpu.cluster.metrics import metric_name, node_families
 from podgpu.cluster.prices import Price, Prices
 from podgpu.cluster.state import ClusterState, Scope, UsedMean
-from podgpu.metrics.adapter import node_from_text
+from podgpu.metrics.adapter import node_from_samples, samples_in
 from podgpu.metrics.encode import encode
 from podgpu.metrics.parse import parse_text
 from podgpu.model import Holder, WorkloadOwner
@@ -41,7 +41,7 @@ def state_with(row: Row, **settings: bool) -> ClusterState:
     labels = (
         f'gpu="0",UUID="{uuid}",modelName="{model}",Hostname="{name}",container="c",namespace="{namespace}",pod="{pod}"'
     )
-    (document,) = node_from_text(f"DCGM_FI_DEV_GPU_UTIL{{{labels}}} 42\n")
+    (document,) = node_from_samples(samples_in(f"DCGM_FI_DEV_GPU_UTIL{{{labels}}} 42\n"))
     assert document.node == name
     return state_of(node(name, *document.devices), settings=ViewSettings(**settings))  # type: ignore[arg-type]
 

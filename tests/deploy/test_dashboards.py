@@ -8,10 +8,10 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.deploy.cluster_process import cluster_process
 from tests.deploy.fleet import ROOT, Fleet, fleet_in, needs_servers
 from tests.deploy.grafana import (
     DASHBOARDS,
@@ -24,7 +24,9 @@ from tests.deploy.grafana import (
     several,
     variables,
 )
+from tests.net import free_port
 from tests.nodes.clock import wait_until
+from tests.process import podgpu
 
 each_dashboard = pytest.mark.parametrize("name", DASHBOARDS)
 
@@ -49,9 +51,15 @@ def fleet() -> Iterator[Fleet]:
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pg", dir="/tmp")))
-        cluster = stack.enter_context(cluster_process(folder))
-        running = stack.enter_context(fleet_in(folder, cluster.scrape_jobs, ("4.8", "4.9")))
-        cluster.start([node.instance for node in running.nodes])
+        port = free_port()  # chosen before the start, because Prometheus scrapes it
+        job: dict[str, Any] = {"job_name": "podgpu-cluster", "honor_labels": True}
+        job["static_configs"] = [{"targets": [f"127.0.0.1:{port}"]}]
+        running = stack.enter_context(fleet_in(folder, [job], ("4.8", "4.9")))
+        (folder / "prices.yaml").write_text("currency: EUR\nmodels: {'*': {gpu_hour: 2.5, kwh: 0.3}}\n")
+        targets = ",".join(f"http://{node.instance}/metrics" for node in running.nodes)
+        options = ("--scrape", targets, "--interval", "500ms", "--window", "5s", "--idle-after", "1s")
+        prices = ("--prices", str(folder / "prices.yaml"))
+        stack.enter_context(podgpu(("cluster", *options, *prices), folder, port=port))
         first = running.nodes[0]
         first.driver.faults.raise_xid(0, 31)
         first.driver.faults.answer("nvmlDeviceGetRemappedRows", (0, 1, 0, 1), 3)

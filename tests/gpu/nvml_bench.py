@@ -39,11 +39,6 @@ class NvmlBench:
     def wall(self) -> float:
         return self.epoch + self.now
 
-    def set_clock(self, seconds: float) -> None:
-        """Sets the wall clock forward, like `date -s`. The driver's next timestamps jump too."""
-        self.epoch += seconds
-        self.driver.gpus[0].epoch += seconds
-
     def place(self, pid: int, duty: float = 0.5, **more: Any) -> None:
         self.driver.place(SimulatedLoad(0, pid, duty=duty, **more))
 

@@ -1,4 +1,4 @@
-"""Usage of simulated GPUs: busy time, energy, MIG, clocks that jump and driver reloads."""
+"""Usage of simulated GPUs: busy time, energy and MIG."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pynvml
 import pytest
 
-from podgpu.errors import DriverGone
 from tests.gpu.nvml_bench import NvmlBench
 
 GIB = 1024**3
@@ -106,27 +105,6 @@ def test_busy_time_without_samples(bench: NvmlBench) -> None:
     assert bench.driver.calls[SAMPLES] == 1
 
 
-# Clocks
-
-
-@pytest.mark.parametrize("jump", [3600, 61, 10, -10, -3600])
-@pytest.mark.parametrize("has_samples", [True, False])
-def test_a_clock_that_jumps_invalidates_one_window(bench: NvmlBench, jump: float, has_samples: bool) -> None:
-    if not has_samples:
-        bench.faults.unsupported(SAMPLES)
-    bench.place(41, 0.5)
-    bench.start()
-    bench.set_clock(jump)
-    usage = bench.after(1)
-    assert (usage.window_ns, usage.busy_ns, usage.process_busy_ns) == (0, None, None)
-    assert usage.memory_used == GIB
-    usage = bench.after(1)
-    assert usage.window_ns == pytest.approx(SECOND, abs=2000)
-    assert usage.busy_ns == pytest.approx(SECOND // 2, abs=2000)
-    assert usage.process_busy_ns is not None
-    assert usage.process_busy_ns[41] == usage.busy_ns
-
-
 # Energy
 
 
@@ -183,39 +161,3 @@ def test_busy_time_of_an_instance_is_from_gpm(bench: NvmlBench) -> None:
     assert whole.energy_mj is not None
     assert not bench.driver.calls[PROCESSES]
     assert not bench.driver.calls[SAMPLES]
-
-
-@on("1xH100/7x1g.10gb")
-def test_a_changed_mig_layout(bench: NvmlBench) -> None:
-    bench.start()
-    bench.faults.relayout(0, ["3g.40gb"])
-    gi_id = bench.driver.gpus[0].instances[0].gi_id
-    bench.place(41, 0.5, gi_id=gi_id)
-    bench.now += 1
-    assert [usage.device.gi_id for usage in bench.usages()] == [None, gi_id]
-    bench.now += 1
-    assert bench.usages()[1].busy_ns == SECOND // 2
-    bench.faults.relayout(0, None)
-    bench.place(42, 0.3)
-    bench.now += 1
-    (whole,) = bench.usages()
-    assert not whole.device.mig_enabled
-    assert bench.after(1).process_busy_ns == {42: SECOND * 3 // 10}
-
-
-# Driver reloads
-
-
-@pytest.mark.parametrize("error", [pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_INVALID_ARGUMENT])
-def test_after_a_reload_all_calls_are_supported(bench: NvmlBench, error: int) -> None:
-    bench.place(41, 0.5)
-    bench.start()
-    bench.faults.reload_driver(error)
-    with pytest.raises(DriverGone):
-        bench.after(1)
-    bench.telemetry.release(1.0)
-    usage = bench.after(1)
-    assert usage.energy_mj == 0
-    assert usage.busy_ns == SECOND // 2
-    assert bench.after(1).energy_mj
-    assert not bench.lacks

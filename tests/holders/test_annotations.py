@@ -274,7 +274,7 @@ def test_bad_annotations(key: str, text: str, message: str) -> None:
     ("mig", "message"),
     [
         ([mig_entry(), {}], "containerIndex"),
-        ([mig_entry(containerIndex=9)], "names device 0 of container 9"),
+        ([mig_entry(containerIndex=9)], "names another GPU for device 0 of container 9"),
         ([mig_entry(gpuUUID=B)], "names another GPU"),
         ([mig_entry(), mig_entry()], "names another GPU"),
     ],

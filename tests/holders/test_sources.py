@@ -37,7 +37,12 @@ class Api:
             raise NoApi("no kubeconfig")
         return object()
 
-    resource_slices = pods
+    @property
+    def node(self) -> str:
+        return "node-1"
+
+    def watch(self, *arguments: object) -> Any:
+        return self.pods()
 
 
 @pytest.fixture

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from podgpu.errors import SourceError
-from podgpu.kube.client import Credentials, parse_credential, run_plugin
+from podgpu.kube.client import Credentials, run_plugin
 from podgpu.kube.config import ApiConfig, ExecPlugin, ExecVariable
 from tests.nodes.clock import PATIENCE
 
@@ -148,9 +146,3 @@ def test_a_plugin_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> No
     while not _is_gone(int(pid.read_text())) and time.monotonic() < until:
         time.sleep(0.01)
     assert _is_gone(int(pid.read_text()))
-
-
-@given(st.binary(max_size=50))
-def test_any_output_gives_a_credential_or_a_source_error(output: bytes) -> None:
-    with pytest.raises(SourceError):
-        parse_credential(output, ExecPlugin("login", V1))

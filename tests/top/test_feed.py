@@ -73,16 +73,6 @@ def test_details_of_the_selected_gpu_and_what_its_holders_used() -> None:
         assert feed.read().fetched == FetchedDetails("GPU-2", jobs=[]), "a GPU without details is no error"
 
 
-def test_an_unchanged_view_keeps_its_lines() -> None:
-    answers = {"/api/v1/view": view(node(gpu(0), gpu(1)))}
-    with podgpu_server(answers) as server:
-        feed = Feed(ClusterSource(server.address), 1.0)
-        first = feed.read()
-        assert feed.read().lines is first.lines
-        answers["/api/v1/view"] = view(node(gpu(5)), taken_at=1.0)
-        assert len(feed.read().lines) == 1
-
-
 def test_usage_that_changes_between_two_telemetry_turns_is_shown() -> None:
     """An exporter's `taken_at` is the time of its telemetry, which it reads less often than the usage."""
     answers = {"/api/v1/view": view(node(gpu(0, holder(), utilization_ratio=0.1)))}

@@ -76,7 +76,7 @@ class UsageTurn:
         self._lacking: set[tuple[str, str, str]] = set()  # unsupported values: UUID, value, reason
 
     def collect(self, telemetry: TelemetryResult, result: AllocationResult) -> UsageResult:
-        gpus = [device for device in telemetry.listed if not device.is_instance]
+        gpus = [d for d in telemetry.devices if not d.is_instance and d.uuid not in telemetry.absent]
         began, began_at = self._clock.monotonic(), self._clock.wall()
         jobs = {f"usage-{g.uuid}": partial(self._telemetry.usage, g, self._shared) for g in gpus}
         results = dict(zip(gpus, self._workers.run(jobs, self._deadline).values(), strict=True))
@@ -219,17 +219,13 @@ def _find_unallocated(gpus: Iterable[GpuTurn], result: AllocationResult) -> set[
         return set()
     unclear = {(one.namespace, one.pod) for one in (*(u.holder for u in allocation.unmapped), *allocation.vcuda)}
     reserved = find_reserved(allocation)
-    used = {
-        (turn.device.key, process.owner)
+    return {
+        (turn.device.key, owner.key)
         for gpu in gpus
         for turn in gpu.devices
-        for process in turn.processes or ()
-        if isinstance(process.owner, Workload) and process.owner.pod and turn.device.key not in reserved
-    }
-    return {
-        (key, owner.key)
-        for key, owner in used
-        if (key, owner.key) not in allocated and (owner.namespace, owner.pod) not in unclear
+        for owner in {process.owner for process in turn.processes or ()}
+        if isinstance(owner, Workload) and owner.pod and (owner.namespace, owner.pod) not in unclear
+        if turn.device.key not in reserved and (turn.device.key, owner.key) not in allocated
     }
 
 

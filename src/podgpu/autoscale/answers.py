@@ -52,7 +52,7 @@ def _compute_mean(
             values.append(sum(row[USED.column] for row in rows) / devices if devices else 0.0)
         elif rows:
             values.append(rows[0][metric.column])
-    if not has_value or 2 * len(values) < snapshot.count_rounds(window) - 1:
+    if not has_value or 2 * len(values) < math.ceil(window / snapshot.interval) - 1:
         return None
     return MetricValue(math.fsum(values) / len(values), snapshot.ends_at, len(values) * snapshot.interval)
 

@@ -11,17 +11,17 @@ from typing import Any
 import click
 
 from podgpu.autoscale.certificates import CaBundleUpdater, ServiceName, issue
-from podgpu.autoscale.keda import KEDA_OPTION, ExternalScaler, KedaTls
+from podgpu.autoscale.keda import KEDA_OPTION, ExternalScaler, load_credentials
 from podgpu.autoscale.metrics import PROFILING_METRICS
 from podgpu.autoscale.metrics_api import API_OPTION, FrontProxy, MetricsApi, parse_front_proxy
 from podgpu.autoscale.pods import PodWatcher
 from podgpu.autoscale.requests import CUSTOM_GROUP, CUSTOM_VERSIONS
 from podgpu.autoscale.samples import SampleStore
 from podgpu.autoscale.server import AutoscaleServer
-from podgpu.cli.cluster import check_backend, choose_ages, choose_collector
+from podgpu.cli.cluster import check_backend, choose_collector, make_settings
 from podgpu.cli.options import EXPORTER_ACCESS_FLAGS, make_command, options_of
 from podgpu.cli.terminal import configure_logging
-from podgpu.cluster.collect import MAX_ROUNDS, ViewSettings, check_settings, duration_text
+from podgpu.cluster.collect import MAX_ROUNDS, ViewSettings, duration_text
 from podgpu.cluster.loop import Cluster, MakeCollector
 from podgpu.errors import UsageError
 from podgpu.kube.client import ApiClient
@@ -55,34 +55,22 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     Give exactly one of --prometheus, --scrape or --discover-kubernetes. Running pods are read from the API server.
     """
     configure_logging(options["log_format"], options["debug"])
-    settings = _make_settings(options, *choose_ages(ctx, options))
-    check_backend(ctx, options)
-    with ExitStack() as stack:
-        make_collector = choose_collector({**options, "owners": "none"}, settings, stack)
-        server = make_server(options, settings, make_collector, stack)
-        run([server.cluster], server.listeners(options["probe_address"], options["api_address"]))
-
-
-def _make_settings(options: Mapping[str, Any], stale_after: float, drop_after: float) -> ViewSettings:
     interval, longest = options["interval"], options["longest_window"]
     if longest / interval > MAX_ROUNDS:
         raise UsageError(
             f"--longest-window {duration_text(longest)} holds more than {MAX_ROUNDS} readings of --interval "
             f"{duration_text(interval)}: make the window shorter or the interval longer"
         )
-    return check_settings(
-        ViewSettings(
-            interval=interval,
-            stale_after=stale_after,
-            drop_after=drop_after,
-            used_field=options["used_field"],
-            extra_fields=tuple(metric.field for metric in PROFILING_METRICS),
-            window=interval,
-        )
-    )
+    extra_fields = tuple(metric.field for metric in PROFILING_METRICS)
+    settings = make_settings(ctx, options, extra_fields=extra_fields, window=interval)
+    check_backend(ctx, options)
+    with ExitStack() as stack:
+        make_collector = choose_collector({**options, "owners": "none"}, settings, stack)
+        server = _make_server(options, settings, make_collector, stack)
+        run([server.cluster], server.listeners(options["probe_address"], options["api_address"]))
 
 
-def make_server(
+def _make_server(
     options: Mapping[str, Any], settings: ViewSettings, make_collector: MakeCollector, stack: ExitStack
 ) -> AutoscaleServer:
     keda_address, api_address = options["keda_address"], options["api_address"]
@@ -113,12 +101,12 @@ def make_server(
     return AutoscaleServer(store, cluster, scaler, api, updater)
 
 
-def _make_keda_tls(options: Mapping[str, Any], address: Address) -> KedaTls | None:
+def _make_keda_tls(options: Mapping[str, Any], address: Address) -> Any:
     """Returns None for a server without TLS, which is allowed only on a loopback address."""
     files = [options[name] for name in ("keda_cert_file", "keda_key_file", "keda_client_ca_file")]
     if all(files):
         certificate, key, client_ca = (Pem(file=file) for file in files)
-        return KedaTls(certificate, key, client_ca)
+        return load_credentials(certificate, key, client_ca)
     if any(files) or options["keda_client_name"] or not is_loopback(address.host):
         raise UsageError(
             f"{KEDA_OPTION} {address.host or '(every interface)'}:{address.port} needs all of --keda-cert-file, "

@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from podgpu.agent.counters import Collection
 from podgpu.agent.loop import Agent
 from podgpu.cli.node import build_exporter_agent
-from podgpu.cli.options import EXPORTER_OPTIONS, FROM_FILE, is_given, is_set, make_command
+from podgpu.cli.options import EXPORTER_OPTIONS, FROM_FILE, is_set, make_command
 from podgpu.cli.terminal import configure_logging, print_out
 from podgpu.clock import parse_duration
 from podgpu.cluster.prices import read_prices
@@ -104,8 +104,15 @@ def resolve_options(ctx: click.Context, options: dict[str, Any]) -> dict[str, An
 
 
 def list_ignored_options(ctx: click.Context, config: ConfigFile) -> list[str]:
-    """Returns warnings about given options and entries of the configuration file that have no effect."""
-    ignored = (option for option in EXPORTER_OPTIONS if not option.works and is_given(ctx, option))
+    """Returns warnings about options and entries of the configuration file that have no effect.
+
+    Options that are set to their default are not listed.
+    """
+    ignored = (
+        option
+        for option in EXPORTER_OPTIONS
+        if not option.works and str(ctx.params[option.parameter]).lower() != option.default.lower()
+    )
     return [*(f"--{option.flag} ({option.env}) has no effect: {option.help}" for option in ignored), *config.ignored]
 
 

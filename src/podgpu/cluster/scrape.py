@@ -21,7 +21,7 @@ from podgpu.clock import Clock
 from podgpu.cluster.collect import ClusterReading, NodeReading, Owners, TargetOutcome, ViewSettings
 from podgpu.errors import SourceError, UsageError
 from podgpu.http_client import MAX_METRICS_BYTES, METRICS_TYPES, Access, HttpClient, check_is_metrics, open_session
-from podgpu.metrics.adapter import NODE_LABELS, keep_known_fields, node_from_text
+from podgpu.metrics.adapter import NODE_LABELS, keep_known_fields, node_from_samples, samples_in
 from podgpu.metrics.parse import BadExposition
 from podgpu.model import DeviceState, MigInstance, NodeState, decode_node
 
@@ -91,8 +91,9 @@ class ScrapeTarget:
         text = await self._metrics.get(session, accept=METRICS_TYPES)
         check_is_metrics(text, self.name)
         try:
-            states = node_from_text(
-                text.decode(), self.api.host, scraped_at=wall, keep_fields=keep_fields, node_labels=node_labels
+            samples = samples_in(text.decode())
+            states = node_from_samples(
+                samples, self.api.host, scraped_at=wall, keep_fields=keep_fields, node_labels=node_labels
             )
         except (UnicodeDecodeError, BadExposition, msgspec.ValidationError) as error:
             raise SourceError("malformed", f"the metrics of {self.name} cannot be parsed: {error}") from error

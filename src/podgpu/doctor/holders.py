@@ -10,7 +10,7 @@ from typing import Any
 
 from podgpu.device_selection import Selection
 from podgpu.doctor.findings import Finding, note, ok, wrong
-from podgpu.doctor.node import GpuReadings, is_in_pod
+from podgpu.doctor.node import GpuReadings
 from podgpu.errors import few_of, plural
 from podgpu.holders import AllocationSource
 from podgpu.holders.annotations import replace_reservations
@@ -115,7 +115,7 @@ def _explain_no_pods(responds: str, api_pods: int) -> Finding:
     advice = "run doctor again in a minute; if this persists, check the kubelet's log and the API server"
     if api_pods:
         text = f"{responds}, but lists no pods, and the API server has {plural(api_pods, 'pod')} on this node"
-    elif is_in_pod():
+    elif "KUBERNETES_SERVICE_HOST" in os.environ:
         text = f"{responds}, but lists no pods, not even this one"
     else:
         return note("kubelet", f"{responds}: no pods; if some run here, the kubelet was just restarted", advice)

@@ -293,11 +293,11 @@ def _choose_order(
 
 def _replace_by_mig(slots: list[_ContainerSlices], mig: _HamiMigDevice) -> None:
     """Replaces a GPU by the MIG instance created on it, or by None until the instance exists."""
-    if mig.container >= len(slots) or mig.device >= len(slots[mig.container]):
-        raise ValueError(f"{HAMI_MIG_DEVICES} names device {mig.device} of container {mig.container}")
-    whole = slots[mig.container][mig.device]
+    whole = None
+    with suppress(IndexError):
+        whole = slots[mig.container][mig.device]
     if whole is None or (mig.gpu_uuid and mig.gpu_uuid.lower() != whole[0].lower()):
-        raise ValueError(f"{HAMI_MIG_DEVICES} names another GPU: {mig.gpu_uuid}")
+        raise ValueError(f"{HAMI_MIG_DEVICES} names another GPU for device {mig.device} of container {mig.container}")
     # Each instance is created for one container.
     slots[mig.container][mig.device] = (mig.mig_uuid, 1.0) if mig.mig_uuid else None
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from operator import attrgetter
 from typing import TypeVar
 
 from msgspec import structs
@@ -58,6 +59,7 @@ class AllocationResult:
         return workload if uid is None else structs.replace(workload, uid=uid)
 
 
+_resource_key = attrgetter("device", "replica", "attributes")  # attributes distinguish DRA claims on one device
 IsAlive = Callable[[Workload], bool | None]
 """Returns whether a container runs, or None if unknown."""
 
@@ -147,11 +149,6 @@ def _group_by_holder(answer: Allocation, now: float, complete: Complete) -> dict
             holders[workload] = CachedHolder(now, answer.source_instance, identity)
         holders[workload].items.append(item)
     return holders
-
-
-def _resource_key(assignment: Assignment) -> tuple[str, ...]:
-    """Returns device, replica and attributes. The attributes distinguish DRA claims on one device."""
-    return assignment.device, assignment.replica, *(text for pair in assignment.attributes for text in pair)
 
 
 class AllocationReader:

@@ -43,11 +43,6 @@ def conditions() -> Mapping[str, ConditionSpec]:
     return {row["name"]: ConditionSpec(**row) for row in table_rows("conditions.csv")}
 
 
-@cache
-def order_of(condition: str) -> int:
-    return list(conditions()).index(condition)
-
-
 @lru_cache(maxsize=1024)
 def words_for(condition: str, detail: str = "") -> tuple[str, str]:
     """Returns a description of the problem and advice."""

@@ -80,13 +80,9 @@ def parse_text(text: str, max_lines: int | None = None) -> list[ParsedFamily]:
                 continue
         try:
             parser.read_line(line)
-        except _LineError as error:
+        except ValueError as error:
             raise BadExposition(number, str(error)) from None
     return list(parser.families.values())
-
-
-class _LineError(Exception):
-    """The reason why a line is rejected."""
 
 
 class _Parser:
@@ -113,17 +109,17 @@ class _Parser:
         return labels
 
     def read_line(self, line: str) -> None:
-        """Reads any line. Raises _LineError."""
+        """Reads any line. Raises ValueError."""
         if comment := _COMMENT.match(line):
             self._add_comment(comment[1], comment[2], comment[3].rstrip(" \t"))
         elif sample := _SAMPLE.fullmatch(line):
             name, labels, value = sample.groups()
             if not _NUMBER.fullmatch(value):
-                raise _LineError(f"the value is not a number: {_shorten(value)}")
+                raise ValueError(f"the value is not a number: {_shorten(value)}")
             family = self.by_sample_name.get(name) or self._family_of_sample(name)
             family.samples.append(ParsedSample(name, _parse_labels(labels or ""), float(value)))
         elif line.strip(" \t"):
-            raise _LineError(f"neither a comment nor a sample: {_shorten(line)}")
+            raise ValueError(f"neither a comment nor a sample: {_shorten(line)}")
 
     def _family_of_sample(self, name: str) -> ParsedFamily:
         """Returns the family of a sample. Samples of histograms and summaries have a suffix after the family's name."""
@@ -140,7 +136,7 @@ class _Parser:
         if keyword is None:
             return
         if name is None:
-            raise _LineError(f"{keyword} without the name of a metric: {_shorten(rest)}")
+            raise ValueError(f"{keyword} without the name of a metric: {_shorten(rest)}")
         if keyword == "HELP":
             self._family(name).help = _unescape(rest)
         elif rest in TYPES:
@@ -149,7 +145,7 @@ class _Parser:
                 self.by_sample_name.clear()
             self._family_of_sample(name)
         else:
-            raise _LineError(f"unknown type of {name}: {_shorten(rest)}")
+            raise ValueError(f"unknown type of {name}: {_shorten(rest)}")
 
 
 def _parse_labels(text: str) -> dict[str, str]:
@@ -159,10 +155,10 @@ def _parse_labels(text: str) -> dict[str, str]:
     while at < len(text):
         match = _LABEL.match(text, at)
         if match is None:
-            raise _LineError(f"not a label: {_shorten(text[at:].strip())}")
+            raise ValueError(f"not a label: {_shorten(text[at:].strip())}")
         name = match[1]
         if name in labels:
-            raise _LineError(f"the label {name} occurs twice")
+            raise ValueError(f"the label {name} occurs twice")
         labels[name] = _unescape(match[2][1:-1])
         at = match.end()
     return labels

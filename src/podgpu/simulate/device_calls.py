@@ -72,7 +72,7 @@ def _pci_info(gpu: SimulatedGpu) -> Any:
 def _memory(gpu: SimulatedGpu, instance: SimulatedInstance | None = None, version: int | None = None) -> Any:
     total, reserved, used = gpu.model.memory, gpu.model.reserved, gpu.memory_used()
     if instance is not None:
-        total, reserved = instance.profile.memory_mib * MIB, instance.reserved
+        total, reserved = instance.profile.memory_mib * MIB, 16 * MIB * instance.profile.memory_slices
         used = gpu.memory_used(instance.gi_id)
     free = total - reserved - used
     if version is None:  # the first version of the structure includes reserved memory in `used`

@@ -202,7 +202,9 @@ class SimulatedNvml:
             "nvmlDeviceGetCount": lambda: len(self._listed),
             "nvmlDeviceGetHandleByIndex": self._find_by_index,
             "nvmlDeviceGetHandleByUUID": self._find_by_uuid,
-            "nvmlDeviceGetHandleByPciBusId": self._find_by_pci_bus_id,
+            "nvmlDeviceGetHandleByPciBusId": lambda wanted: self._find_handle(
+                next((gpu for gpu in self._listed if pci_bus_id(gpu) == wanted), None)
+            ),
             "nvmlGpmSampleAlloc": lambda: self._allocate(self._gpm_samples, GpmSample(), pynvml.c_nvmlGpmSample_t),
             "nvmlGpmSampleFree": lambda sample: self._free(self._gpm_samples, sample),
             "nvmlGpmMetricsGet": self._read_gpm,
@@ -257,9 +259,6 @@ class SimulatedNvml:
         targets = [(gpu, instance) for gpu in self._listed for instance in (None, *gpu.instances)]
         found = (target for target in targets if (target[1] or target[0]).uuid == wanted)
         return self._find_handle(*next(found, (None,)))
-
-    def _find_by_pci_bus_id(self, wanted: str) -> Any:
-        return self._find_handle(next((gpu for gpu in self._listed if pci_bus_id(gpu) == wanted), None))
 
     def _find_mig_handle(self, gpu: SimulatedGpu, index: int) -> Any:
         if not gpu.model.profiles:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from podgpu.simulate.models import MIB, GpuModel, MigProfile
+from podgpu.simulate.models import GpuModel, MigProfile
 
 LONG_GAP = 600.0  # seconds; longer time is computed in one step
 THERMAL_LAG = 15.0  # time constant in seconds
@@ -83,10 +83,6 @@ class SimulatedInstance:
     profile: MigProfile
     uuid: str
 
-    @property
-    def reserved(self) -> int:
-        return 16 * MIB * self.profile.memory_slices
-
 
 @dataclass(slots=True)
 class Residence:
@@ -136,18 +132,10 @@ class SimulatedGpu:
     idle_seconds: float = 0.0
     meter: Share = field(default_factory=Share)
     instance_meters: dict[int, Share] = field(default_factory=dict)
-    _now: tuple[int, Activity] | None = None
 
     @property
     def wall_us(self) -> int:
         return int((self.at + self.epoch) * 1e6)
-
-    @property
-    def activity(self) -> Activity:
-        bucket = math.floor(self.at)
-        if self._now is None or self._now[0] != bucket:
-            self._now = (bucket, self._activity_in(bucket))
-        return self._now[1]
 
     @property
     def milliwatts(self) -> int:
@@ -184,8 +172,9 @@ class SimulatedGpu:
         for gi_id, share in activity.instances.items():
             self.instance_meters[gi_id] = self.instance_meters[gi_id].plus(share, seconds, seconds)
 
-    def _activity_in(self, bucket: int) -> Activity:
-        model = self.model
+    @property
+    def activity(self) -> Activity:
+        model, bucket = self.model, math.floor(self.at)
         device = Share() if self.mig_enabled else self._share_in(bucket)
         instances: dict[int, Share] = {}
         for instance in self.instances:
@@ -210,7 +199,6 @@ class SimulatedGpu:
 
     def place(self, load: SimulatedLoad) -> None:
         self.loads.append(Residence(load, self.at))
-        self._now = None
 
     def evict(self, pid: int) -> int:
         """Ends the loads of one process. Returns the number of ended loads."""
@@ -218,7 +206,6 @@ class SimulatedGpu:
         for resident in leaving:
             resident.until = self.at
         self.loads = [r for r in self.loads if r.until > self.at - SAMPLE_BUFFER]
-        self._now = None
         return len(leaving)
 
     def cut(self, instances: tuple[SimulatedInstance, ...] | None) -> None:
@@ -236,7 +223,6 @@ class SimulatedGpu:
     def _end_loads(self) -> None:
         self.loads = []
         self.instance_meters = {instance.gi_id: Share() for instance in self.instances}
-        self._now = None
 
     def samples(self, since_us: int) -> list[UtilisationSample]:
         """Returns the buffered samples after `since_us` (Unix time), oldest first."""

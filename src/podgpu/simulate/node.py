@@ -25,12 +25,8 @@ from podgpu.simulate.models import MIB
 
 _GIB = 1024**3
 _FIRST_PID = 4000
-_SWAY_SECONDS, _SWAYS_APART = 30, 37
-"""The periods of varying loads are 30 to 66 s."""
 _NAMES = UUID("6f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a10")
-
 _HOST_PID_NAMESPACE = "pid:[4026531836]"
-_FIRST_START = 5_000
 
 
 # Tenants
@@ -94,24 +90,26 @@ def _on_gpu(position: int, gpu: int, uuid: str) -> Iterator[Tenant]:
 
 def place_loads(driver: SimulatedNvml, on: list[Tenant]) -> None:
     for number, tenant in enumerate(on):
-        if tenant.duty:
-            driver.place(make_load(tenant, driver, _FIRST_PID + number, phase=number * 0.013))
+        start_process(driver, tenant, _FIRST_PID + number)
 
 
-def make_load(tenant: Tenant, driver: SimulatedNvml, pid: int, phase: float = 0.0, sway: float = 0.0) -> SimulatedLoad:
+def start_process(driver: SimulatedNvml, tenant: Tenant, pid: int, sway: float = 0.0) -> None:
+    """Starts the process of a tenant, if it uses its GPU."""
     gpu = driver.gpus[tenant.gpu]
     instance = next((i for i in gpu.instances if i.gi_id == tenant.gi_id), None)
     room = gpu.model.memory // 2 if instance is None else instance.profile.memory_mib * MIB * 4 // 5
-    return SimulatedLoad(
+    load = SimulatedLoad(
         gpu=tenant.gpu,
         pid=pid,
         duty=tenant.duty,
         gi_id=tenant.gi_id,
         memory=min(tenant.memory, room),
-        phase=phase,
+        phase=pid * 1.7,
         sway=sway,
-        sway_period=_SWAY_SECONDS + pid % _SWAYS_APART,
+        sway_period=30 + pid % 37,
     )
+    if tenant.duty:
+        driver.place(load)
 
 
 def furnish(root: Path, of: list[Tenant]) -> None:
@@ -130,15 +128,6 @@ def create_files(root: Path, proc: SimulatedProc, tenant: Tenant, pid: int) -> N
     pod.mkdir(parents=True, exist_ok=True)
     container.parent.mkdir(exist_ok=True)
     container.touch()
-
-
-def remove_files(root: Path, proc: SimulatedProc, tenant: Tenant, pid: int) -> None:
-    if tenant.duty:
-        proc.remove(pid)
-    pod, container = _log_paths(root, tenant)
-    container.unlink(missing_ok=True)
-    with suppress(OSError):  # already removed, together with another container of the pod
-        pod.rmdir()
 
 
 def _log_paths(root: Path, tenant: Tenant) -> tuple[Path, Path]:
@@ -171,7 +160,7 @@ class SimulatedProc:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._starts = itertools.count(_FIRST_START, 7)
+        self._starts = itertools.count(5_000, 7)
         namespaces = root / "self" / "ns"
         namespaces.mkdir(parents=True)
         os.symlink(_HOST_PID_NAMESPACE, namespaces / "pid")
@@ -230,15 +219,11 @@ class StageNode:
     def tenants(self) -> list[Tenant]:
         return list(self._pids)
 
-    @property
-    def gpus(self) -> int:
-        return len(self.driver.gpus)
-
     def move_in(self, *new: Tenant) -> None:
         for tenant in new:
             pid = self._pids[tenant] = next(self._next_pid)
             create_files(self.root, self._proc, tenant, pid)
-            self._start(tenant, pid)
+            start_process(self.driver, tenant, pid, _SWAY.get(tenant.namespace, 0.0))
         self.kubelet.pods = tuple(pods(self._pids))
 
     def move_out(self, namespace: str, pod: str) -> list[Tenant]:
@@ -248,18 +233,17 @@ class StageNode:
             pid = self._pids.pop(tenant)
             if tenant.duty:
                 self.driver.remove(pid)
-            remove_files(self.root, self._proc, tenant, pid)
+                self._proc.remove(pid)
+            folder, log = _log_paths(self.root, tenant)
+            log.unlink(missing_ok=True)
+            with suppress(OSError):  # already removed, together with another container of the pod
+                folder.rmdir()
         self.kubelet.pods = tuple(pods(self._pids))
         return leaving
-
-    def _start(self, tenant: Tenant, pid: int) -> None:
-        if tenant.duty:
-            sway = _SWAY.get(tenant.namespace, 0.0)
-            self.driver.place(make_load(tenant, self.driver, pid, phase=pid * 1.7, sway=sway))
 
     def reset(self, gpu: int) -> None:
         """Resets the GPU and restarts its processes."""
         self.driver.reset(gpu)
         for tenant, pid in self._pids.items():
             if tenant.gpu == gpu:
-                self._start(tenant, pid)
+                start_process(self.driver, tenant, pid, _SWAY.get(tenant.namespace, 0.0))
