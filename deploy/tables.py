@@ -21,9 +21,13 @@ _ALLOCATION = re.compile(r'(?<="allocation": \{\n {14}"type": "string",\n {14}"p
 _SOURCES = re.compile(r'(?<=podgpu_exporter_source_up\{source=~")[^"]+(?=\|api-server"\})')
 _XIDS = re.compile(r'(?<=podgpu_xid_last_seen_timestamp_seconds\{xid=~")[\d|]+(?="\})')
 _PROJECT_URL = re.compile(r"https://[\w.-]+/[\w.-]+/podgpu(?![\w.-])")
-_VERSION = re.compile(r"(?<=^version: )\S+|(?<=^appVersion: )\S+", re.MULTILINE)
+_CHART_VERSION = re.compile(r"(?<=^version: )\S+|(?<=^appVersion: )\S+", re.MULTILINE)
+_CHART_IMAGE = re.compile(r"(?<=^  repository: )\S+", re.MULTILINE)
+_VERSION = re.compile(r'(podgpu:|podgpu-image-|image\.tag=|"version":"|the tag `)\d+\.\d+\.\d+')
+_IMAGE = re.compile(r"[\w.]+\.\w+/[\w-]+/podgpu(?=:\d)")
 NAMED_FILES = (
-    *(CHART / "Chart.yaml", CHART / "values.yaml"),
+    *(CHART / "Chart.yaml", CHART / "values.yaml", ROOT / "deploy" / "demo" / "compose.yaml", ROOT / "README.md"),
+    *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "deploy" / "systemd").glob("podgpu.*")),
     *sorted((ROOT / "tests" / "deploy" / "rules").glob("*.yaml")),
 )
@@ -68,20 +72,19 @@ def _spelling(name: str, source: SourceType) -> str:
 def fresh() -> Iterator[tuple[Path, str]]:
     """Returns each file with its current content."""
     for path in NAMED_FILES:
-        yield path, _write_names(path.read_text(encoding="utf-8"))
+        yield path, _write_names(path)
     yield CHART / "README.md", render_readme()
     xids = "|".join(str(xid) for xid, spec in xid_specs().items() if spec.needs_action)
     yield SCHEMA, _replace(SCHEMA.read_text(encoding="utf-8"), _ALLOCATION, pattern(), 1)
-    alerts = _replace(_write_names(ALERTS.read_text(encoding="utf-8")), _SOURCES, "|".join(SOURCES), 1)
+    alerts = _replace(_write_names(ALERTS), _SOURCES, "|".join(SOURCES), 1)
     yield ALERTS, _replace(alerts, _XIDS, xids, 2)
 
 
-def _write_names(text: str) -> str:
-    text = _VERSION.sub(__version__, _PROJECT_URL.sub(PROJECT_URL, text))
-    text = re.sub(
-        r"(?<=^      image: )\S+?(?=(-autoscale)?$)", f"{REGISTRY}/podgpu:{__version__}", text, flags=re.MULTILINE
-    )
-    return re.sub(r"(?<=^  repository: )\S+", f"{REGISTRY}/podgpu", text, count=1, flags=re.MULTILINE)
+def _write_names(path: Path) -> str:
+    text = _PROJECT_URL.sub(PROJECT_URL, path.read_text(encoding="utf-8"))
+    if path.parent == CHART:
+        text = _CHART_IMAGE.sub(f"{REGISTRY}/podgpu", _CHART_VERSION.sub(__version__, text), count=1)
+    return _VERSION.sub(rf"\g<1>{__version__}", _IMAGE.sub(f"{REGISTRY}/podgpu", text))
 
 
 def render_readme() -> str:

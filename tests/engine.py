@@ -249,24 +249,27 @@ class BurstGpu(SimulatedGpu):
             engine = self.engines.setdefault(load.gi_id, Engine(int(self.at * 1e9)))
             engine.start(load.make_bursts(self.at))
 
-    def evict(self, pid: int | None = None) -> int:
-        for load in self.running():
-            if isinstance(load, BurstLoad) and pid in (None, load.pid):
-                self.engines[load.gi_id].stop(load.pid)
+    def evict(self, pid: int) -> int:
+        for engine in self.engines.values():
+            engine.stop(pid)
         return super().evict(pid)
 
     def cut(self, instances: tuple[SimulatedInstance, ...] | None) -> None:
         super().cut(instances)
         self.engines = {}
 
+    def reset(self) -> None:
+        for load in self.running():
+            self.evict(load.pid)
+        super().reset()
+
     def _sample(self, index: int) -> UtilisationSample:
         """Attributes the busy time of the period to the process that ran at its end, as the driver does."""
         if None not in self.engines:
             return super()._sample(index)
         moment, sample = index / SAMPLES_PER_SECOND, self.engines[None].sample(index)
-        residents = [r for r in (*self.departed, *self.loads) if r.since < moment <= r.until]
-        parts = [(r, sample.busy_ns / SAMPLE_NS) for r in residents if r.load.pid == sample.pid]
-        return UtilisationSample(int((moment + self.epoch) * 1e6), tuple(parts[:1]))
+        pids = [r.load.pid for r in self.loads if r.since < moment <= r.until and r.load.pid == sample.pid]
+        return UtilisationSample(int((moment + self.epoch) * 1e6), dict.fromkeys(pids, sample.busy_ns / SAMPLE_NS))
 
 
 def open_log(driver: Any, uuid: str) -> SimulatedSwitchLog:

@@ -79,9 +79,10 @@ def podgpu(
     before: Callable[[], None] | None = None,
     stderr: IO[bytes] | None = None,
     variables: Mapping[str, str] | None = None,
+    port: int = 0,
 ) -> Iterator[Process]:
     """Runs a command with `-a` until the end of the context. `before` runs in the new process before podgpu."""
-    port = free_port()
+    port = port or free_port()
     command = [*program, *arguments, "-a", f"127.0.0.1:{port}"]
     environment = {**os.environ, "NODE_NAME": "node-1", **(variables or {})}
     with (

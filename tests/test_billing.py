@@ -118,7 +118,7 @@ class Truth:
         self._at = now
 
     def _charge(self, holders: set[Job], loads: list[SimulatedLoad], seconds: float, joules: float) -> None:
-        busy = dict(zip((self._workers[load.pid] for load in loads), split_busy(loads, 0, 1, 1), strict=True))
+        busy = dict(zip((self._workers[load.pid] for load in loads), split_busy(loads, 0), strict=True))
         whole = sum(busy.values())
         for job in holders:
             self.bill["allocated_seconds", job.namespace] += seconds / job.slots

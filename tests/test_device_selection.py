@@ -66,7 +66,6 @@ def test_gpus_and_instances_together(text: str, shown: set[str]) -> None:
     [
         ("g:7+i:0", "this node has no GPU 7"),
         ("g:0+i:2", "this node has no MIG instance 2"),
-        ("g:1", "GPU 1 is in MIG mode"),
     ],
 )
 def test_devices_that_do_not_exist(text: str, complaint: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import yaml
 from podgpu.cli.main import COMMANDS, cli
 from podgpu.metrics.encode import families_in
 from podgpu.metrics.fields import field_named, fields
+from tests.test_promtool import needs_promtool, promtool
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -26,8 +26,6 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _NAME = re.compile(r"\b(?:podgpu_[a-z0-9_]+|DCGM_(?:FI|EXP)_[A-Z0-9_]+)(\*?)")
-
-needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 
 
 def blocks(text: str, *languages: str) -> list[str]:
@@ -133,8 +131,7 @@ def test_the_scrape_configuration_is_accepted(tmp_path: Path) -> None:
     # Debian builds Prometheus without service discovery from Kubernetes.
     block = block.replace("kubernetes_sd_configs: [{role: pod}]", "static_configs: [{targets: [localhost]}]")
     configuration.write_text(block, encoding="utf-8")
-    done = subprocess.run(["promtool", "check", "config", configuration], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    promtool("check", "config", configuration)
 
 
 def queries_of(page: Path) -> list[str]:
@@ -148,5 +145,4 @@ def test_queries_parse(page: Path, tmp_path: Path) -> None:
     rules = [{"alert": f"query{number}", "expr": query} for number, query in enumerate(queries)]
     file = tmp_path / "rules.yml"  # JSON is YAML
     file.write_text(json.dumps({"groups": [{"name": "docs", "rules": rules}]}), encoding="utf-8")
-    done = subprocess.run(["promtool", "check", "rules", file], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    promtool("check", "rules", file)

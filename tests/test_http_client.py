@@ -21,7 +21,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.cluster.promql import PrometheusClient, PrometheusServer
+from podgpu.cluster.prometheus import PrometheusClient, PrometheusServer
 from podgpu.cluster.scrape import FixedTargets
 from podgpu.errors import SourceError, UsageError
 from podgpu.gpu.exporter import (
@@ -189,26 +189,6 @@ def test_form_is_query_of_get_and_body_of_post() -> None:
     expected = {"x-scope-orgid": "a", "accept": "application/json", "accept-encoding": "gzip"}
     assert expected.items() <= got["headers"].items()
     assert got["headers"]["user-agent"].startswith("podgpu/")
-
-
-def test_connection_is_kept_and_opened_again_if_the_server_closed_it() -> None:
-    peers: list[object] = []
-
-    async def close_third(request: web.Request) -> web.Response:
-        assert request.transport is not None
-        peers.append(request.transport.get_extra_info("peername"))
-        if len(peers) == 3:
-            request.transport.close()
-        return web.Response(text="a 1\n")
-
-    async def send() -> list[int]:
-        async with site(close_third) as url, open_session() as session:
-            client = HttpClient(url)
-            return [(await client.send(session, "POST")).status for _ in range(3)]
-
-    assert asyncio.run(send()) == [200, 200, 200]
-    assert peers[0] == peers[1]
-    assert len(peers) == 4
 
 
 # Credentials and TLS

@@ -88,7 +88,7 @@ class World:
         self.clock = clock
         self.random = random
         self.truth = Truth(clock)
-        self.driver = FaultyNvml(GPUS, clock=clock.monotonic, wall=clock.wall, jitter=0)
+        self.driver = FaultyNvml(GPUS, clock=clock.monotonic, wall=clock.wall)
         self.kubelet = FaultyKubelet(str(folder / "kubelet.sock"))
         self.proc = FaultyProc(folder / "proc")
         self.log = folder / "log"
@@ -177,7 +177,7 @@ class World:
 
     def _remove(self, pid: int) -> None:
         self.proc.remove(pid)
-        if any(placed.load.pid == pid for gpu in self.driver.gpus for placed in gpu.loads):
+        if any(load.pid == pid for gpu in self.driver.gpus for load in gpu.running()):
             self.driver.remove(pid)
 
     def _update_kubelet(self) -> None:
@@ -203,7 +203,7 @@ class World:
         """Ends everything on a GPU before its MIG layout changes or it is reset."""
         for pod in [pod for place, pod in self.pods.items() if place.gpu == number]:
             self.end_pod(pod)
-        for pid in [placed.load.pid for placed in self.driver.gpu(number).loads]:
+        for pid in [load.pid for load in self.driver.gpu(number).running()]:
             self._foreign_pids.remove(pid)
             self._remove(pid)
 

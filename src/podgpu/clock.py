@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 _MIN_STEP = 2.0  # smaller steps of the wall clock are ignored, so that timestamps in series do not change
 _REPEAT_SECONDS = 60.0
-_DURATION = re.compile(r"(?:[0-9]{1,12}(?:\.[0-9]{0,12})?|\.[0-9]{1,12})(?:ns|us|µs|μs|ms|s|m|h)")
-_DURATION_PART = re.compile(r"([0-9.]+)([a-zµμ]+)")
+_DURATION_PART = re.compile(r"([0-9]{1,12}(?:\.[0-9]{0,12})?|\.[0-9]{1,12})(ns|us|µs|μs|ms|s|m|h)")
 _UNIT_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -27,7 +27,7 @@ def parse_duration(text: str) -> float | None:
     """Converts `1h30m`, `1.5s`, `500ms` or `0` to seconds. Returns None for negative and invalid durations."""
     if text == "0":
         return 0.0
-    if not text or _DURATION.sub("", text):
+    if not text or _DURATION_PART.sub("", text):
         return None
     return sum(float(number) * _UNIT_SECONDS[unit] for number, unit in _DURATION_PART.findall(text))
 
@@ -46,12 +46,6 @@ class UnixTime:
         return moment + self._offset
 
 
-@dataclass(slots=True)
-class _Fault:
-    is_logged: bool = False  # True from the log line of the failure until recovery
-    logged_at: dict[str, float] = field(default_factory=dict)  # reason -> time
-
-
 class FaultLog(Generic[K]):
     """Decides which faults are logged: each reason once while a fault persists. An intermittent fault is logged at most
     once in `seconds`."""
@@ -59,29 +53,28 @@ class FaultLog(Generic[K]):
     def __init__(self, clock: Callable[[], float], seconds: float) -> None:
         self._clock = clock
         self._seconds = seconds
-        self._faults: dict[K, _Fault] = {}
+        self._failing: set[K] = set()  # from the log line of the failure until recovery
+        self._logged_at: defaultdict[K, dict[str, float]] = defaultdict(dict)  # reason -> time
 
     def fail(self, key: K, reason: str) -> bool:
         """Records a failure. Returns True if it should be logged."""
-        fault, now = self._faults.setdefault(key, _Fault()), self._clock()
-        if reason in fault.logged_at and (fault.is_logged or now - fault.logged_at[reason] < self._seconds):
+        logged_at, now = self._logged_at[key], self._clock()
+        if reason in logged_at and (key in self._failing or now - logged_at[reason] < self._seconds):
             return False
-        fault.is_logged, fault.logged_at[reason] = True, now
+        logged_at[reason] = now
+        self._failing.add(key)
         return True
 
     def recover(self, key: K) -> bool:
         """Records a success. Returns True if it should be logged, because the failure was logged too."""
-        fault = self._faults.get(key)
-        if fault is None:
-            return False
-        was_logged, fault.is_logged = fault.is_logged, False
-        if self._clock() - max(fault.logged_at.values()) >= self._seconds:
-            del self._faults[key]
-        return was_logged
+        was_failing = key in self._failing
+        self._failing.discard(key)
+        return was_failing
 
     def remove(self, is_gone: Callable[[K], bool]) -> None:
-        for key in [key for key in self._faults if is_gone(key)]:
-            del self._faults[key]
+        for key in [key for key in self._logged_at if is_gone(key)]:
+            del self._logged_at[key]
+            self._failing.discard(key)
 
 
 class RepeatFilter(logging.Filter):

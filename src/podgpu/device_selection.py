@@ -39,18 +39,8 @@ class Selection:
         return replace(self, instances=None) if self.instances else self
 
     def check(self, devices: Sequence[Device]) -> None:
-        """Raises UsageError for selections that dcgm-exporter warns about, with advice."""
+        """Raises UsageError if a selected device does not exist."""
         gpus, instances = _split(devices)
-        mig = [g.index or 0 for g in gpus if g.mig_enabled and g.key in self.select(devices)]
-        if self.instances is None and mig:
-            raise UsageError(
-                f"-d {self}: GPU {few_of(mig)} is in MIG mode, in which pods use instances instead of GPUs; "
-                "use -d f (everything) or -d i (instances)"
-            )
-        if self != Selection() and self.instances is not None and not any(g.mig_enabled for g in gpus):
-            raise UsageError(
-                f"-d {self}: no GPU of this node is in MIG mode, so there are no instances; use -d f or -d g"
-            )
         for what, wanted, existing in (
             ("GPU", self.gpus, [g.index for g in gpus if g.index is not None]),
             ("MIG instance", self.instances, list(range(len(instances)))),

@@ -28,6 +28,7 @@ Value = int | float | str
 Fields = Annotated[dict[Name, int | float | Text], Meta(max_length=1024)]  # name in fields.csv -> value
 WorkloadKey = tuple[str, ...]
 PodLabels = Mapping[tuple[str, str], tuple[tuple[str, str], ...]]  # (namespace, pod) -> selected labels
+Detail = tuple[int, tuple[tuple[str, str], ...], int | float]  # field id, labels, value
 UsageMethod = Literal["samples", "switches", "exact", "mps"]
 """How busy time is divided among processes: by the driver's samples, by context switches, or by context switches and
 samples of the engine. `mps`: not divided, because the driver reports only the MPS server."""
@@ -57,11 +58,6 @@ class Device:
     def name(self) -> str:
         """Value of the label `device`, such as nvidia0. Empty if the index is unknown."""
         return "" if self.index is None else f"{self.maker}{self.index}"
-
-    @property
-    def number(self) -> str:
-        """Value of the label `gpu`. Empty if the index is unknown."""
-        return "" if self.index is None else str(self.index)
 
     @property
     def key(self) -> str:
@@ -402,21 +398,12 @@ class Allocation:
 
 
 @dataclass(frozen=True, slots=True)
-class Detail:
-    """One of several values of a field, distinguished by labels."""
-
-    field: int
-    labels: tuple[tuple[str, str], ...]
-    value: int | float
-
-
-@dataclass(frozen=True, slots=True)
 class Reading:
     """The values of one device by field id. Missing values have no entry."""
 
     device: Device
     values: Mapping[int, Value]
-    details: tuple[Detail, ...] = ()
+    details: tuple[Detail, ...] = ()  # fields that have several values
 
 
 @dataclass(frozen=True, slots=True)

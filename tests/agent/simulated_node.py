@@ -48,7 +48,7 @@ class SimulatedNode:
         **agent: Any,
     ) -> None:
         self.time, self.leapt = 1000.0, 0.0
-        self.driver = FaultyNvml(gpus, clock=self.monotonic, wall=self.wall, jitter=0)
+        self.driver = FaultyNvml(gpus, clock=self.monotonic, wall=self.wall)
         self.faults = self.driver.faults
         self.expected = len(self.driver.gpus)
         self.holders = Holders()

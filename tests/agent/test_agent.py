@@ -35,17 +35,6 @@ def node() -> Iterator[Node]:
     node.stop()
 
 
-def test_a_released_pod_is_gone_with_the_next_allocation_reading_whatever_the_interval(node: Node) -> None:
-    node.turn()
-    uuid = node.driver.gpus[0].uuid
-    node.holders.now = [Assignment(uuid, Workload("ns", "p", "c"), "kubelet")]
-    node.agent.read_allocation()
-    assert 'pod="p"' in node.exposition
-    node.holders.now = []
-    node.agent.read_allocation()
-    assert 'pod="p"' not in node.exposition, "no telemetry turn is needed for that"
-
-
 def test_memory_does_not_grow_with_the_number_of_ended_pods() -> None:
     """100 pods share a GPU for one turn, then 100 others."""
     node = Node("1xH100", SETTINGS)

@@ -68,35 +68,6 @@ def test_a_static_pod_is_shown_by_the_uid_people_know(folder: Path, asked: bool)
         assert float(ratio) == pytest.approx(0.5, abs=0.05)
 
 
-def test_counters_go_on_when_the_api_server_comes_late(folder: Path) -> None:
-    """The uid in the metrics changes once; the container is the same."""
-    static = description(
-        "--kubernetes-enable-pod-labels",
-        "--kubeconfig",
-        "{folder}/kubeconfig",
-        logs=[f"pods/ns_train_{ON_NODE}", f"containers/train_ns_main-{ID}.log"],
-        processes={},
-        api_objects={},
-        usage_turns=5,
-    )
-
-    def allocated(node: Node) -> float:
-        (value,) = re.findall(r'gpu_allocated_seconds_total\{.*?pod="train".*?\} (\S+)', exposition(node))
-        return float(value)
-
-    with node_of(static, folder) as node:
-        node.take_turns()
-        before = allocated(node)
-        assert node.api_server is not None
-        node.api_server.put("pods", MIRROR)
-        wait_until(lambda: node.api.known_pods(), "the pods are read")
-        node.clock.advance(5.0)
-        node.agent.read_allocation()
-        node.agent.read_usage()
-        assert uids(exposition(node)) == {IN_API}
-        assert allocated(node) == pytest.approx(before + 5.0)
-
-
 @pytest.mark.fault(
     "/var/log/pods cannot be read",
     "pod_uid is missing; source_up of identities is 0, /health names the directory, and the rest is exported",

@@ -82,42 +82,6 @@ def test_usage_that_was_read_before_a_release_is_not_published_after_it(node: No
     assert node.value("podgpu_container_gpu_processes", "train") is None
 
 
-def test_each_container_has_its_own_figures(node: Node) -> None:
-    shared(node)
-    assert node.value("podgpu_container_gpu_utilization_ratio", "train") == pytest.approx(0.5, abs=0.03)
-    assert node.value("podgpu_container_gpu_utilization_ratio", "serve") == pytest.approx(0.2, abs=0.03)
-    assert node.value("podgpu_container_gpu_utilization_ratio", "idle") == 0
-    assert node.value("podgpu_container_gpu_memory_used_bytes", "train") == 10 * GIB
-    assert node.value("podgpu_container_gpu_processes", "train") == 1
-    assert node.value("podgpu_container_gpu_processes", "idle") == 0
-    assert node.value("podgpu_container_gpu_busy_seconds_total", "idle") == 0
-    assert node.value("podgpu_container_gpu_idle_seconds_total", "idle") == pytest.approx(19, abs=1.1)
-    assert node.value("podgpu_container_gpu_allocated_seconds_total", "idle") == pytest.approx(19 / 3, abs=0.4)
-
-
-@pytest.mark.parametrize("what", ["busy_seconds_total", "energy_joules_total", "memory_used_bytes"])
-def test_the_parts_and_the_rest_are_the_device(node: Node, what: str) -> None:
-    shared(node)
-    node.driver.place(SimulatedLoad(0, 99, duty=0.1, memory=GIB))  # a process of no container
-    for _ in range(5):
-        node.turn()
-    parts = sum(node.value(f"podgpu_container_gpu_{what}", pod) or 0 for pod in UIDS)
-    rest = node.value("podgpu_device_unattributed_" + what.replace("memory_used", "memory"))
-    assert rest
-    assert parts + rest == pytest.approx(node.value(f"podgpu_device_{what}"), rel=1e-12)
-
-
-def test_the_namespace_keeps_what_an_ended_container_used(node: Node) -> None:
-    shared(node)
-    used = node.value("podgpu_namespace_gpu_busy_seconds_total")
-    node.driver.remove(41)
-    node.give("serve", "idle")
-    node.turn()
-    assert node.value("podgpu_container_gpu_busy_seconds_total", "train") is None, "the series ends with the container"
-    assert used
-    assert (node.value("podgpu_namespace_gpu_busy_seconds_total") or 0) >= used
-
-
 @pytest.mark.fault(
     "A container ends while its GPU is lost, and the GPU returns",
     "energy after the return is not attributed to the container, and the unattributed rest equals the device's energy",

@@ -132,16 +132,6 @@ def test_no_permission_for_any_is_said_by_the_source(pair: Pair) -> None:
     assert "allocated_seconds_total" not in set().union(*pair.differences().values())
 
 
-def test_a_reused_pid_is_never_charged_to_its_last_container(pair: Pair) -> None:
-    pair.turn()
-    before = pair.spoilt.value("podgpu_container_gpu_busy_seconds_total", "train")
-    pair.spoilt.proc.reuse(41, container_cgroup(UIDS["idle"], IDS["idle"]))
-    pair.turn()
-    assert pair.spoilt.value("podgpu_container_gpu_busy_seconds_total", "train") == before
-    assert pair.spoilt.value("podgpu_container_gpu_utilization_ratio", "idle") == 0.5
-    assert pair.differences().keys() == {"train", "idle"}
-
-
 def test_a_utilisation_that_is_no_value(pair: Pair) -> None:
     """Of one process it costs that process's part, of the device the device's."""
     (entry,) = pair.spoilt.driver.gpus[0].process_means(0)

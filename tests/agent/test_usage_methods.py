@@ -201,13 +201,6 @@ def test_waiting_is_near_the_truth(make: MakeNode, scenario: str, usage_from: Us
     assert "p1" in {part.pod for part in gpu.holders[0].usage.waits_for} <= {"p1", "p2"}
 
 
-def test_waiting_is_unknown_with_samples(make: MakeNode) -> None:
-    node = make("samples", SCENARIOS["40/10/10 of 100"])
-    node.run(5)
-    assert "gpu_wait_seconds" not in node.exposition
-    assert "pressure_ratio" not in node.exposition
-
-
 @pytest.mark.parametrize("usage_from", ["samples", "switches", "exact"])
 def test_in_every_turn_the_parts_are_the_whole(make: MakeNode, usage_from: UsageMethod) -> None:
     node = make(usage_from, SCENARIOS["0.5/5, 1/20, 20/100"])
@@ -350,7 +343,7 @@ def test_without_the_capability_exact_becomes_switches(make: MakeNode) -> None:
     assert node.series("podgpu_device_usage_method") == {"switches": 1}
 
 
-def test_mps_is_told_by_nothing(make: MakeNode, caplog: pytest.LogCaptureFixture) -> None:
+def test_mps_is_told_by_nothing(make: MakeNode) -> None:
     node = make("exact", [])
     for number in (0, 1):
         node.proc.add(FIRST_PID + number, container_cgroup(uid(number), f"{number:064x}"))
@@ -362,10 +355,6 @@ def test_mps_is_told_by_nothing(make: MakeNode, caplog: pytest.LogCaptureFixture
     assert set(node.errors()) == {"mps"}
     assert node.series(BUSY) == node.series(WAIT) == {}
     assert node.series("podgpu_container_gpu_busy_seconds_max_total").keys() == {"p0", "p1"}
-    assert [message for message in caplog.messages if "share it by MPS" in message] == [
-        f"{node.gpu.uuid}: several containers share it by MPS; their busy time, idle time and energy are not known,"
-        " because the driver reports only the MPS server"
-    ]
 
 
 def test_a_mig_instance_with_several_holders_is_split(make: MakeNode) -> None:
@@ -378,14 +367,3 @@ def test_a_mig_instance_with_several_holders_is_split(make: MakeNode) -> None:
     told = node.series(BUSY)
     assert min(told["p0"], told["p1"]) > 1
     assert sum(told.values()) == pytest.approx(node.truth["p0"] + node.truth["p1"], rel=0.1)
-
-
-def test_who_was_never_on_the_engine_is_surely_idle_beside_busy_ones(make: MakeNode) -> None:
-    """By samples it is not known: it has a process there, and bursts may have been missed."""
-    for usage_from, surely in (("samples", False), ("exact", True)):
-        node = make(usage_from, [(40, 100, 0), (10, 100, 50)])
-        node.proc.add(FIRST_PID + 2, container_cgroup(uid(2), f"{2:064x}"))
-        node.driver.place(BurstLoad(0, FIRST_PID + 2, 0.0))
-        node.holders.now.append(Assignment(node.gpu.uuid, Workload("ns", "p2", "main"), "kubelet", "2", 0.2))
-        node.run(10)
-        assert (node.series("podgpu_container_gpu_idle_seconds_total").get("p2", 0) > 5) is surely

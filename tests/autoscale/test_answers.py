@@ -111,24 +111,14 @@ def test_a_pods_value(metric: str, devices: tuple[DeviceState, ...], value: floa
         assert figure(stage, metric) == pytest.approx(value)
 
 
-def test_waiting_is_the_rate_of_a_counter() -> None:
+def test_busy_time_waiting_and_energy_are_rates_of_counters() -> None:
     stage = Stage([pod("a"), pod("b")])
     for step in range(3):
-        waiting = holder("a", utilization=0.2, wait_seconds=100 + 9.0 * step)
-        stage.turn(n1=(gpu(0, waiting, holder("b", utilization=0.5, wait_seconds=1.5 * step)),))
+        a = {"busy_seconds": 100 + 3.0 * step, "energy_joules": 1500.0 * step, "wait_seconds": 100 + 9.0 * step}
+        b = {"busy_seconds": 7.5 * step, "energy_joules": 3000.0 * step, "wait_seconds": 1.5 * step}
+        holders = holder("a", utilization=0.2, **a), holder("b", utilization=0.5, **b)
+        stage.turn(n1=(gpu(0, *holders, power_watts=300.0),))
     assert pod_values(stage, "gpu_wait") == {"a": pytest.approx(60), "b": pytest.approx(10)}
-
-
-def test_busy_time_and_energy_are_rates_of_counters() -> None:
-    stage = Stage([pod("a"), pod("b")])
-    for step in range(3):
-        shared = gpu(
-            0,
-            holder("a", utilization=0.2, busy_seconds=100 + 3.0 * step, energy_joules=1500.0 * step),
-            holder("b", utilization=0.5, busy_seconds=7.5 * step, energy_joules=3000.0 * step),
-            power_watts=300.0,
-        )
-        stage.turn(n1=(shared,))
     assert pod_values(stage, "gpu_busy") == {"a": pytest.approx(20), "b": pytest.approx(50)}
     assert figure(stage, "gpu_power", window=30.0, aggregate="sum") == pytest.approx(300)
 

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
+from aiohttp import web
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
@@ -19,8 +25,9 @@ from podgpu.autoscale.certificates import (
     merge_bundle,
     parse_bundle,
 )
+from podgpu.kube.client import ApiClient
+from podgpu.kube.config import ApiConfig
 from podgpu.tls import load_pair
-from tests.autoscale.api_double import ApiDouble, api_service
 
 SERVED = ServiceName("podgpu", "podgpu-autoscale")
 NAMES = ("v1beta2.custom.metrics.k8s.io", "v1beta1.custom.metrics.k8s.io")
@@ -70,6 +77,65 @@ def test_a_bundle_keeps_the_newest_certificates() -> None:
     kept = parse_bundle(merge_bundle(pem(*others), own))
     assert kept == [own, *reversed(others[6:])]
     assert parse_bundle(merge_bundle("garbage", own)) == [own]
+
+
+# The APIServices
+
+_APISERVICES = "/apis/apiregistration.k8s.io/v1/apiservices/{name}"
+
+
+@dataclass
+class ApiDouble:
+    """Its attributes may be changed while it runs."""
+
+    services: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """APIServices by name."""
+    patches: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    changes_after_get: bool = False
+    """An APIService is changed by somebody else after each GET."""
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[ApiClient]:
+        app = web.Application()
+        app.router.add_get(_APISERVICES, self._get)
+        app.router.add_patch(_APISERVICES, self._patch)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        try:
+            async with ApiClient(ApiConfig(url, "the test"), deadline=5.0) as client:
+                yield client
+        finally:
+            await runner.cleanup()
+
+    async def _get(self, request: web.Request) -> web.Response:
+        found = self.services.get(request.match_info["name"])
+        if found is None:
+            raise web.HTTPNotFound(text='{"message":"not found"}')
+        answer = web.json_response(found)
+        if self.changes_after_get:
+            found["metadata"]["resourceVersion"] += "0"
+        return answer
+
+    async def _patch(self, request: web.Request) -> web.Response:
+        """A merge patch; one of an older version is refused."""
+        name = request.match_info["name"]
+        assert request.content_type == "application/merge-patch+json"
+        patch, found = json.loads(await request.read()), self.services[name]
+        self.patches.append((name, patch))
+        version = patch["metadata"]["resourceVersion"]
+        if version != found["metadata"]["resourceVersion"]:
+            return web.json_response({"message": "the object has been modified", "code": 409}, status=409)
+        found["spec"] |= patch["spec"]
+        found["metadata"]["resourceVersion"] = str(int(version) + 1)
+        return web.json_response(found)
+
+
+def api_service(namespace: str = "podgpu", name: str = "podgpu-autoscale") -> dict[str, Any]:
+    spec = {"service": {"namespace": namespace, "name": name, "port": 443}}
+    return {"metadata": {"resourceVersion": "1"}, "spec": spec}
 
 
 class Replica:

@@ -17,7 +17,7 @@ from h2.events import RemoteSettingsChanged
 from h2.settings import SettingCodes
 
 from podgpu.autoscale import externalscaler_pb2 as pb
-from podgpu.autoscale.keda import ExternalScaler, KedaTls
+from podgpu.autoscale.keda import ExternalScaler, load_credentials
 from podgpu.errors import StartError
 from podgpu.tls import Pem
 from podgpu.web.app import Address
@@ -43,7 +43,7 @@ class Client:
 
 
 @asynccontextmanager
-async def serving(stage: Stage, tls: KedaTls | None = None, names: frozenset[str] = frozenset()) -> AsyncIterator[int]:
+async def serving(stage: Stage, tls: Any = None, names: frozenset[str] = frozenset()) -> AsyncIterator[int]:
     """Yields the port."""
     scaler = ExternalScaler(stage.store, LOCAL, tls, names)
     bound = await scaler.start()
@@ -169,10 +169,10 @@ def test_an_address_in_use_is_named() -> None:
 # Certificates
 
 
-def make_tls(certificates: Certificates, folder: Path) -> KedaTls:
+def make_tls(certificates: Certificates, folder: Path) -> Any:
     certificates.put("server", folder)
     shutil.copy(certificates.path("ca.crt"), folder / "ca.crt")
-    return KedaTls(*(Pem(file=str(folder / name)) for name in ("tls.crt", "tls.key", "ca.crt")))
+    return load_credentials(*(Pem(file=str(folder / name)) for name in ("tls.crt", "tls.key", "ca.crt")))
 
 
 async def call_over_tls(port: int, certificates: Certificates, shows: str) -> bool:

@@ -94,15 +94,6 @@ def test_both_versions_with_the_metrics_selector() -> None:
     assert item == {**common, "metric": {"name": "gpu_utilization", "selector": selector}, "windowSeconds": 30}
 
 
-def test_a_pod_that_was_idle_for_a_round_is_not_zero() -> None:
-    """At 0, an HPA with minReplicas 0 would remove it."""
-    stage = Stage([pod("a")])
-    stage.turns(2, n1=(busy("a", 0.0, 0),))
-    path = f"{V2}/namespaces/serving/pods/*/gpu_utilization?metricLabelSelector=window%3D30s,idleFor%3D"
-    answers = get(stage, f"{path}5m", f"{path}15s")
-    assert [body["items"][0]["value"] for _, body in answers] == ["1m", "0"]
-
-
 REFERENCE = json.loads((Path(__file__).parents[1] / "data/custom-metrics-apiserver.json").read_text())
 """Path -> answer of an adapter of custom-metrics-apiserver 1.35, with made-up values; one item a list."""
 

@@ -19,9 +19,9 @@ def trigger(**changes: str) -> tuple[MetricRequest, float]:
     return parse_trigger("serving", {**GOOD, **changes}, 600.0)
 
 
-def refusal(metadata: dict[str, str], namespace: str = "serving") -> str:
+def refusal(metadata: dict[str, str]) -> str:
     with pytest.raises(Refusal) as raised:
-        parse_trigger(namespace, metadata, 600.0)
+        parse_trigger("serving", metadata, 600.0)
     assert raised.value.status in (400, 404)
     return str(raised.value)
 
@@ -86,10 +86,6 @@ def test_a_misspelt_key_is_refused_and_the_right_ones_named(key: str) -> None:
 )
 def test_a_wrong_trigger_is_refused(changes: dict[str, str]) -> None:
     assert 20 < len(refusal({**GOOD, **changes})) < 400
-
-
-def test_a_trigger_without_a_namespace_is_refused() -> None:
-    assert "namespace" in refusal(dict(GOOD), namespace="")
 
 
 # Label selectors

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
+from msgspec.structs import replace
 
 from tests.browser.chromium import MISSING, Tab, browser, chromium
 from tests.browser.pictures import Showing
@@ -31,8 +33,14 @@ def tab(chrome: Tab, request: pytest.FixtureRequest) -> Iterator[Tab]:
 
 
 @pytest.fixture
+def shown(usual: Showing) -> Showing:
+    """What a file usually shows (its own fixture `usual`), for a test that may change it."""
+    return Showing(replace(usual.picture, taken_at=time.time()), usual.records, usual.more)
+
+
+@pytest.fixture
 def url(shown: Showing) -> Iterator[str]:
-    """Where what a file shows (its own fixture `shown`) is served to one test, which may change it."""
+    """Where `shown` is served to one test."""
     with shown.served() as client:
         yield client.address.url
 

@@ -210,22 +210,10 @@ def summary(namespace: str, pod: str) -> dict[str, Any]:
 
 FIELDS = [
     ("DCGM_FI_DEV_SM_CLOCK", "Clock of the streaming multiprocessors", "MHz", 1980),
-    ("DCGM_FI_DEV_MEM_CLOCK", "Clock of the memory", "MHz", 2619),
-    ("DCGM_FI_DEV_MAX_SM_CLOCK", "Highest clock of the streaming multiprocessors", "MHz", 1980),
     ("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "Why clocks are held down", "", "software power cap"),
-    ("DCGM_FI_DEV_POWER_MGMT_LIMIT", "Power limit", "W", 700),
     ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "Energy since the driver was loaded", "mJ", 918273645546),
-    ("DCGM_FI_DEV_GPU_TEMP", "Temperature of the chip", "C", 61),
-    ("DCGM_FI_DEV_MEMORY_TEMP", "Temperature of the memory", "C", 70),
-    ("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "Uncorrectable errors since the driver was loaded", "count", 0),
-    ("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "Rows remapped after uncorrectable errors", "count", 1),
-    ("DCGM_FI_DEV_ROW_REMAP_PENDING", "A remap waits for a reset", "", 0),
     ("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", "NVLink traffic", "MiB/s", 180433.5),
-    ("DCGM_FI_DEV_PCIE_LINK_GEN", "PCIe generation in use", "", 5),
-    ("DCGM_FI_DEV_FB_USED", "Framebuffer used", "MiB", 66432),
-    ("DCGM_FI_DEV_GPU_UTIL", "Utilisation", "%", 93),
     ("DCGM_FI_DRIVER_VERSION", "Driver", "", "575.57.08"),
-    ("DCGM_FI_DEV_SERIAL", "Serial number", "", "1653023018213"),
 ]
 
 

@@ -23,11 +23,6 @@ def usual() -> Showing:
     return troubled_showing()
 
 
-@pytest.fixture
-def shown() -> Showing:
-    return troubled_showing()
-
-
 def tile(tab: Tab, name: str) -> str:
     """The text of the first tile whose label begins so."""
     found = f"[...document.querySelectorAll('main .tile')].find(t => t.ariaLabel.startsWith({name!r}))"
@@ -165,14 +160,6 @@ VIEWS = (
     "#view=events",
     "#view=cost",
 )
-
-
-@pytest.mark.parametrize("view", VIEWS)
-def test_nothing_is_wider_than_a_phone(tab: Tab, page: str, view: str) -> None:
-    tab.look(360, 800)
-    visited(tab, page, view)
-    tab.wait_for(ANSWERED, "all there is to show")
-    assert tab.evaluate("document.documentElement.scrollWidth") <= 360
 
 
 FINDINGS = """axe.run(document, {resultTypes: ['violations'], ...OPTIONS}).then(found =>

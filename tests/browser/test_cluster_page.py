@@ -18,11 +18,6 @@ def usual() -> Showing:
     return Showing(three_nodes())
 
 
-@pytest.fixture
-def shown() -> Showing:
-    return Showing(three_nodes())
-
-
 def pods_shown(tab: Tab) -> list[str]:
     return tab.texts("main .row-pod")
 

@@ -23,11 +23,6 @@ def usual() -> Showing:
     return troubled_showing()
 
 
-@pytest.fixture
-def shown() -> Showing:
-    return troubled_showing()
-
-
 # -- lines on tiles --------------------------------------------------------------------------------------------------
 
 

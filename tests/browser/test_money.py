@@ -18,11 +18,6 @@ def usual() -> Showing:
     return Showing(cluster, records_of(cluster))
 
 
-@pytest.fixture
-def shown(usual: Showing) -> Showing:
-    return Showing(usual.picture, usual.records)
-
-
 def totals(tab: Tab) -> dict[str, str]:
     return dict(zip(tab.texts(".total-name"), tab.texts(".total-value"), strict=True))
 

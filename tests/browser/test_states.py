@@ -8,15 +8,12 @@ from podgpu.cluster.view import ConditionView
 from podgpu.model import WaitPart
 from tests.browser.chromium import Tab, opened
 from tests.browser.pictures import Showing, gpu, held, mig, node, picture, three_nodes
+from tests.browser.test_money import totals
 
 
 @pytest.fixture
 def shown() -> Showing:
     return Showing(three_nodes())
-
-
-def totals(tab: Tab) -> dict[str, str]:
-    return dict(zip(tab.texts(".total-name"), tab.texts(".total-value"), strict=True))
 
 
 def test_the_mean_of_used_is_that_of_the_tiles(tab: Tab, url: str, shown: Showing) -> None:

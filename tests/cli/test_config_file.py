@@ -65,7 +65,7 @@ def test_a_counter_file_named_in_it_and_the_message_when_it_is_not_there(write: 
     csv.unlink()
     ran = execute([*QUICK, "--config-file", path])
     assert ran.code == 2
-    assert "no such file" in ran.complaint
+    assert "does not exist" in ran.complaint
     assert f"(from {path})" in ran.complaint
 
 

@@ -45,7 +45,6 @@ def values(text: str) -> list[tuple[str, float]]:
     ("arguments", "names", "expected"),
     [
         pytest.param([], [RATIO, BYTES], [(RATIO, 0.94), (BYTES, 10737422336)], id="4.9's names, nothing said"),
-        pytest.param(["--dcgm-names", "4.9"], [RATIO, BYTES], [(RATIO, 0.94), (BYTES, 10737422336)], id="4.9 in 4.9"),
         pytest.param(["--dcgm-names", "4.8"], [BYTES], [(BYTES, 10737422336)], id="4.9's name in 4.8"),
         pytest.param(["--dcgm-names", "4.9"], [UTIL, MIB], [(UTIL, 94), (MIB, 10240)], id="4.8's names in 4.9"),
         pytest.param([], [UTIL, MIB], [(UTIL, 94), (MIB, 10240)], id="4.8's names, nothing said"),
@@ -70,7 +69,6 @@ def test_a_row_is_printed_under_its_name_in_its_unit(
     ("arguments", "labels"),
     [
         ([], {"Hostname"}),
-        (["--dcgm-names", "4.8"], {"Hostname"}),
         (["--dcgm-names", "4.9"], {"hostname"}),
         (["--dcgm-names", "both"], {"Hostname", "hostname"}),
         (["--dcgm-names", "4.9", "--hostname-label", "Hostname"], {"Hostname"}),

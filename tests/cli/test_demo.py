@@ -58,7 +58,6 @@ class Demo:
                     gpus,
                     Path(opened.enter_context(tempfile.TemporaryDirectory())),
                     first=8 * number,
-                    seed=number,
                     clock=clock.monotonic,
                     wall=clock.wall,
                 )
@@ -117,7 +116,7 @@ class Demo:
 
 
 def _app(of: DemoExporter) -> Any:
-    return lambda _agent: of.application()
+    return lambda _agent: of.application
 
 
 @pytest.fixture

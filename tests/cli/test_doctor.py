@@ -14,8 +14,8 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from podgpu.cli.config_file import merge_config_file
 from podgpu.cli.doctor import command, examine_node
+from podgpu.cli.exporter import merge_config_file
 from podgpu.cli.main import run
 from podgpu.cli.node import simulated_driver
 from podgpu.doctor.findings import Finding, Level, as_text, note, ok, wrong
@@ -33,6 +33,8 @@ HOST_PID_NAMESPACE = "pid:[4026531836]"
 NO_CAPABILITIES, SYS_ADMIN = "0000000000000000", "0000000000200000"
 OPEN_MODULE = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (root@host)\n"
 CLOSED_MODULE = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n"
+NO_LIBRARY, NO_DRIVER = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+MISMATCH = pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
 STRANGER = "GPU-99999999-1111-2222-3333-444444444444"
 SOON = 0.3
 """Deadline of tests in which something hangs."""
@@ -196,15 +198,15 @@ def test_json(tree: Tree, socket: str, capsys: pytest.CaptureFixture[str]) -> No
     assert (answer["wrong"], answer["notes"]) == (1, 1)
     (bad,) = (f for f in answer["findings"] if f["level"] == "wrong")
     assert bad["subject"] == "kubelet"
-    assert bad["text"] == f"{socket}: no such file"
-    assert "mount the host's /var/lib/kubelet/pod-resources directory" in bad["advice"]
+    assert f"{socket} does not exist: mount the host's pod-resources directory" in bad["text"]
+    assert "/var/lib/k0s/kubelet" in bad["advice"]
 
 
 @pytest.mark.parametrize(
     ("said", "code", "line"),
     [
-        ([], 0, "note  kubelet     {socket}: no such file, so there are no pod labels"),
-        (["-k"], 1, "WRONG kubelet     {socket}: no such file"),
+        ([], 0, "note  kubelet     no pod labels, because the kubelet's socket {socket} does not exist"),
+        (["-k"], 1, "WRONG kubelet     no pod labels, because the kubelet's socket {socket} does not exist"),
         (["-k", "false"], 0, "note  kubelet     not used, because --kubernetes (DCGM_EXPORTER_KUBERNETES) is false"),
     ],
 )
@@ -266,22 +268,22 @@ def test_unsupported_counters_are_notes(clock: FakeClock, examined: Examined) ->
 
 
 @pytest.mark.parametrize(
-    ("fault", "kernel", "gpus", "text", "advice"),
+    ("error", "kernel", "gpus", "text", "advice"),
     [
-        ("remove_library", "", 0, "in the kernel: none; NVIDIA GPUs on the PCI bus: none", "on nodes without GPUs"),
-        ("unload_driver", "", 8, "in the kernel: none; NVIDIA GPUs on the PCI bus: 8", "install the driver"),
-        ("remove_library", OPEN_MODULE, 0, "libnvidia-ml.so.1 was not found", "runtimeClassName: nvidia"),
-        ("unload_driver", OPEN_MODULE, 0, "driver in the kernel: 580.159.04", "runtimeClassName: nvidia"),
-        ("mismatch_versions", CLOSED_MODULE, 0, "driver in the kernel: 535.104.05", "delete the pod"),
+        (NO_LIBRARY, "", 0, "in the kernel: none; NVIDIA GPUs on the PCI bus: none", "on nodes without GPUs"),
+        (NO_DRIVER, "", 8, "in the kernel: none; NVIDIA GPUs on the PCI bus: 8", "install the driver"),
+        (NO_LIBRARY, OPEN_MODULE, 0, "libnvidia-ml.so.1 was not found", "runtimeClassName: nvidia"),
+        (NO_DRIVER, OPEN_MODULE, 0, "driver in the kernel: 580.159.04", "runtimeClassName: nvidia"),
+        (MISMATCH, CLOSED_MODULE, 0, "driver in the kernel: 535.104.05", "delete the pod"),
     ],
 )
 def test_no_driver(
-    fault: str, kernel: str, gpus: int, text: str, advice: str, tree: Tree, driver: FaultyNvml, examined: Examined
+    error: int, kernel: str, gpus: int, text: str, advice: str, tree: Tree, driver: FaultyNvml, examined: Examined
 ) -> None:
     tree.pci_gpus(gpus)
     if kernel:
         tree.kernel_driver(kernel)
-    getattr(driver.faults, fault)()
+    driver.faults.unload_driver(error)
     finding = only(examined(driver, kubernetes=False), "driver")
     assert finding.level is Level.WRONG
     assert text in finding.text
@@ -415,7 +417,7 @@ def test_every_source_of_auto_is_examined(
     out = capsys.readouterr().out
     assert [line[6:].split("  ")[0].strip() for line in out.splitlines() if line.startswith(("ok", "note", "WRONG"))][
         -10:-1
-    ] == ["API server", "kubelet", "annotations", "podlist", "hpc", "processes", "mapping", "mapping", "mapping"]
+    ] == ["API server", "annotations", "podlist", "kubelet", "hpc", "processes", "mapping", "mapping", "mapping"]
     assert "WRONG mapping      ns/bad has the annotation scheduling.koordinator.sh/device-allocated" in out
     assert "WRONG mapping      job 4711 is in the job file 7 (hpc): no such GPU" in out
     assert f"note  mapping      ns/train/main holds {second} (kubelet): a source with higher precedence" in out
@@ -437,7 +439,12 @@ def test_options_that_need_the_api_server(
 
 
 def test_holders_with_unknown_names(tree: Tree, driver: FaultyNvml, examined: Examined, tmp_path: Path) -> None:
-    noted = {"PodUID": "u-1", "ContainerName": "main", "ResourceName": "nvidia.com/gpu", "DeviceIDs": ["nvidia3"]}
+    noted = {
+        "PodUID": "u-1",
+        "ContainerName": "main",
+        "ResourceName": "nvidia.com/gpu",
+        "DeviceIDs": {"0": ["nvidia3"]},
+    }
     (tmp_path / "checkpoint").write_text(json.dumps({"Data": {"PodDeviceEntries": [noted]}, "Checksum": 1}))
     checkpoint = f"checkpoint:{tmp_path / 'checkpoint'}"
     mapped, nameless = about(examined(driver, "--allocation", checkpoint), "mapping")

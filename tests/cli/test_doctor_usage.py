@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from podgpu.cli.config_file import merge_config_file
 from podgpu.cli.doctor import command, examine_node
+from podgpu.cli.exporter import merge_config_file
 from podgpu.doctor.findings import Level
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.nvml.switch_attribution import SwitchLogError
 from podgpu.gpu.nvml.switch_log import check_driver
 from podgpu.gpu.nvml.switch_splitter import SwitchLog, SwitchLogFactory
 from podgpu.model import Device, UsageMethod
+from podgpu.simulate.gpu import SimulatedLoad
 from tests.simulated import FaultyNvml
 
 Examine = Callable[..., list[tuple[Level, str, str]]]
@@ -30,9 +31,12 @@ def examined() -> Iterator[Examine]:
         privileged: bool = True,
         version: str = "580.159.04",
         error: SwitchLogError | None = None,
+        mps_clients: int = 0,
     ) -> list[tuple[Level, str, str]]:
-        driver = FaultyNvml(spec, jitter=0, driver_version=version)
+        driver = FaultyNvml(spec, driver_version=version)
         drivers.append(driver)
+        for pid in range(mps_clients):
+            driver.place(SimulatedLoad(0, 100 + pid, kind="mps"))
 
         def open_log(device: Device, driver_version: str) -> SwitchLog:
             check_driver(driver_version)
@@ -46,7 +50,7 @@ def examined() -> Iterator[Examine]:
         context = command.make_context("doctor", ["--usage-from", wanted, "--no-hostname", "-f", "none", *paths])
         options = {**merge_config_file(context, context.params), "check_kubernetes": False}
         findings = examine_node(options, telemetry, 5.0, lambda _: None, "/nowhere")
-        return [(one.level, one.text, one.advice) for one in findings if one.subject == "sharing"]
+        return [(one.level, one.text, one.advice) for one in findings if one.subject in ("MPS", "sharing")]
 
     yield run
     for driver in drivers:
@@ -62,6 +66,12 @@ def test_what_is_possible(examined: Examine) -> None:
     assert (level, text.startswith("GPU 0: uses context switches")) == (Level.OK, True)
     ((level, text, _),) = examined(wanted="switches", privileged=False)
     assert (level, "processes of other users" in text) == (Level.NOTE, True)
+
+
+def test_clients_of_mps(examined: Examine) -> None:
+    (level, text, _), sharing = examined("2xH200", mps_clients=2)
+    assert (level, text.startswith("GPU 0: used by clients of MPS")) == (Level.NOTE, True)
+    assert sharing[0] == Level.OK
 
 
 @pytest.mark.fault(

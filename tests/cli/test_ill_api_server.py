@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from podgpu.agent.loop import Agent
-from podgpu.holders.api import ApiAccess
 from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.clock import wait_until
 from tests.nodes.node import Description, Node, kubeconfig, node_of, only_these_variables, read_description
@@ -159,21 +158,6 @@ def test_who_may_not_ask_what_there_is_may_still_read_the_slices(folder: Path) -
         server.start()
         (feed,) = node.api.feeds
         wait_until(lambda: feed.synced, "the slices are read as v1")
-
-
-def test_a_hung_api_server_holds_up_no_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NODE_NAME", "node-1")
-    with SimulatedApiServer() as server:
-        server.hang()
-        (folder / "kubeconfig").write_text(kubeconfig(server.url))
-        api = ApiAccess(str(folder / "kubeconfig"))
-        assert api.resource_slices().items() == ()
-        (feed,) = api.feeds
-        assert (feed.items(), feed.synced) == ((), False)
-        wait_until(lambda: server.requests, "it is asked meanwhile")
-        server.resume()
-        wait_until(lambda: feed.synced, "it answers at last")
-        api.close()
 
 
 # The counters' ConfigMap

@@ -9,7 +9,7 @@ import pytest
 from msgspec import to_builtins
 
 from podgpu.cluster.scrape import reduce_state
-from podgpu.metrics.adapter import node_from_text
+from podgpu.metrics.adapter import node_from_samples, samples_in
 from podgpu.model import decode_node
 from tests.nodes.node import node_of, read_description
 
@@ -24,7 +24,7 @@ def test_text_and_document_agree(name: str, tmp_path: Path) -> None:
         node.take_turns()
         published = node.agent.published
         document = reduce_state(decode_node(published.render("fresh_json").plain), FIELDS)
-        (text,) = node_from_text(published.fresh.plain.decode(), keep_fields=FIELDS)
+        (text,) = node_from_samples(samples_in(published.fresh.plain.decode()), keep_fields=FIELDS)
     assert list(find_differences(to_builtins(text), to_builtins(document))) == []
 
 

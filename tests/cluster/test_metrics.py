@@ -6,15 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from podgpu.cluster.collect import ViewSettings
 from podgpu.cluster.loop import RollingAverage
 from podgpu.cluster.metrics import metric_name, node_families
 from podgpu.cluster.prices import Price, Prices
 from podgpu.cluster.state import ClusterState, Scope, UsedMean
-from podgpu.metrics.adapter import node_from_text
+from podgpu.metrics.adapter import node_from_samples, samples_in
 from podgpu.metrics.encode import encode
 from podgpu.metrics.parse import parse_text
 from podgpu.model import Holder, WorkloadOwner
@@ -43,7 +41,7 @@ def state_with(row: Row, **settings: bool) -> ClusterState:
     labels = (
         f'gpu="0",UUID="{uuid}",modelName="{model}",Hostname="{name}",container="c",namespace="{namespace}",pod="{pod}"'
     )
-    (document,) = node_from_text(f"DCGM_FI_DEV_GPU_UTIL{{{labels}}} 42\n")
+    (document,) = node_from_samples(samples_in(f"DCGM_FI_DEV_GPU_UTIL{{{labels}}} 42\n"))
     assert document.node == name
     return state_of(node(name, *document.devices), settings=ViewSettings(**settings))  # type: ignore[arg-type]
 
@@ -104,12 +102,6 @@ def test_rows_are_sorted_by_node_and_index_and_name_the_physical_gpu() -> None:
 )
 def test_metric_names_of_nodes(name: str, metric: str) -> None:
     assert metric_name(name) == metric
-
-
-@given(st.text(alphabet="aA0-._:2e", max_size=6), st.text(alphabet="aA0-._:2e", max_size=6))
-def test_no_two_nodes_share_a_metric_name(one: str, other: str) -> None:
-    assert re.fullmatch(r"[a-zA-Z_:][a-zA-Z0-9_:]*", metric_name(one))
-    assert (metric_name(one) == metric_name(other)) == (one == other)
 
 
 # Seed 003

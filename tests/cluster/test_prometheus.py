@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from podgpu.clock import Clock
 from podgpu.cluster.collect import ClusterReading, ViewSettings
-from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer
-from podgpu.cluster.promql import quote
+from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer, quote
 from podgpu.cluster.state import build_cluster_state
+from podgpu.cluster.view import make_view
 from podgpu.errors import SourceError, UsageError
 from podgpu.http_client import Access
 from podgpu.model import WorkloadOwner
@@ -30,14 +30,14 @@ TIME = "vector(time())"
 class Rounds:
     """A collector with a clock that is moved by hand."""
 
-    def __init__(self, double: PrometheusDouble, **options: object) -> None:
+    def __init__(self, double: PrometheusDouble, settings: ViewSettings = SETTINGS, **options: object) -> None:
         self.double = double
         self.clock = FakeClock()
         server = PrometheusServer(**{"url": double.url, **options})  # type: ignore[arg-type]
         self._runner = asyncio.Runner()
         self.owners: dict[tuple[str, str], WorkloadOwner] = {}
         self.collector = PrometheusCollector(
-            server, SETTINGS, clock=Clock(self.clock.monotonic), owners=lambda: self.owners
+            server, settings, clock=Clock(self.clock.monotonic), owners=lambda: self.owners
         )
 
     def run(self, after: float = 0.0) -> ClusterReading:
@@ -87,6 +87,18 @@ def test_a_round(double: PrometheusDouble, rounds: Rounds) -> None:
     assert {float(asked.form["time"]) for asked in double.asked if "DCGM" in asked.query} == {double.now}
     with pytest.raises(SourceError):
         asyncio.run(rounds.collector.fetch("10.0.0.0:9400", "api/v1/gpus/x"))
+
+
+def test_more_gpus_than_the_page_shows(double: PrometheusDouble) -> None:
+    made = Rounds(double, ViewSettings(max_gpus=3))
+    assert made.run().outcomes[0].error == "too_many_gpus"
+    for kind, value in {"gpu_seconds": 4, "allocated": 2, "idle": 0.5, "energy": 700}.items():
+        double.put("podgpu:usage:increase5m", value, kind=kind, modelName="H200")
+    reading = made.run(15)
+    made.close()
+    totals = make_view(build_cluster_state(reading, None, SETTINGS, made.clock.monotonic(), double.now)).totals
+    assert (totals.gpus, totals.allocated, totals.used, totals.idle, totals.power_watts) == (4, 2, 1.5, 0.5, 700)
+    assert (reading.nodes, reading.outcomes[0].error) == ((), "")
 
 
 def test_match_is_in_every_selector(double: PrometheusDouble) -> None:

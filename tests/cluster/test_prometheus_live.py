@@ -19,10 +19,9 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from podgpu.cluster.collect import ClusterReading, NodeReading, ViewSettings
-from podgpu.cluster.prometheus import PrometheusCollector
-from podgpu.cluster.promql import PrometheusServer
+from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer
 from podgpu.cluster.state import ClusterState, build_cluster_state
-from podgpu.metrics.adapter import node_from_text
+from podgpu.metrics.adapter import node_from_samples, samples_in
 from podgpu.model import Holder, NodeState, SlotUsage
 from tests.cluster.real_servers import expositions_at, needs, prometheus, victoria_metrics
 from tests.nodes.clock import wait_until
@@ -157,7 +156,7 @@ def live(request: pytest.FixtureRequest) -> Iterator[Live]:
 
 
 def read_directly(name: str) -> NodeState:
-    (state,) = node_from_text(exposition_of(name), "nowhere", keep_fields=frozenset({USED}))
+    (state,) = node_from_samples(samples_in(exposition_of(name)), "nowhere", keep_fields=frozenset({USED}))
     return state
 
 

@@ -15,9 +15,8 @@ import msgspec
 import pytest
 
 from podgpu.cluster.collect import ClusterReading, ViewSettings
-from podgpu.cluster.prometheus import PrometheusCollector
+from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer
 from podgpu.cluster.prometheus_history import CACHE_SECONDS, PrometheusHistory, Window
-from podgpu.cluster.promql import PrometheusServer
 from podgpu.errors import SourceError
 from podgpu.history.answers import JSON, parse_range
 from podgpu.model import WorkloadOwner

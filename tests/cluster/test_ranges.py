@@ -19,6 +19,7 @@ from podgpu.cluster.ranges import (
     RangeAnswer,
     RangeQuery,
     RangeRow,
+    RecordedUsage,
     describe_row,
     encode_range_csv,
     escape_cell,
@@ -27,7 +28,6 @@ from podgpu.cluster.ranges import (
 )
 from podgpu.cluster.record import RoundReader
 from podgpu.cluster.state import ClusterState
-from podgpu.cluster.summary import RecordedUsage
 from podgpu.cluster.view import make_view
 from podgpu.errors import UsageError
 from podgpu.history.recorder import HistoryRecorder

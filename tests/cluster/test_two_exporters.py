@@ -18,8 +18,7 @@ from podgpu.autoscale.samples import SampleStore
 from podgpu.cluster.collect import Collector, ViewSettings
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.prices import Price, Prices
-from podgpu.cluster.prometheus import PrometheusCollector
-from podgpu.cluster.promql import PrometheusServer
+from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer
 from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
 from podgpu.model import NodeState, encode_node
 from tests.autoscale.scenes import pod

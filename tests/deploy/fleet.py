@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -34,6 +33,7 @@ from podgpu.usage.containers import ContainerFinder
 from podgpu.web.app import Address
 from tests.cluster.real_servers import alertmanager, expositions_at, needs, prometheus
 from tests.deploy.relabelings import scrape_job
+from tests.nodes.clock import PATIENCE, wait_until
 from tests.simulated import FaultyNvml
 from tests.simulated_kubelet import FaultyKubelet
 from tests.web.server import running
@@ -43,8 +43,6 @@ RULES = sorted((ROOT / "deploy" / "helm" / "podgpu" / "files" / "rules").glob("*
 SCRAPE_EVERY = "250ms"
 FASTER = 300
 """How many seconds of the shipped rules pass in one of the test's: five minutes are one second, an hour is twelve."""
-PATIENCE = 120.0
-"""Seconds after which a condition that should have come is given up; on an idle machine most take two or three."""
 _GIB = 1024**3
 
 needs_servers = needs("prometheus", "prometheus-alertmanager")
@@ -98,7 +96,7 @@ class Node:
         """`names`: as in --dcgm-names."""
         self.name = name
         self._names = names
-        self.driver = FaultyNvml(gpus, seed=sum(name.encode()))
+        self.driver = FaultyNvml(gpus, node=name)
         self.tenants = tenants(self.driver)
         place_loads(self.driver, self.tenants)
         root.mkdir()
@@ -269,20 +267,6 @@ def write_whole(file: Path, text: str) -> None:
     new = file.with_suffix(".new")
     new.write_text(text, encoding="utf-8")
     new.replace(file)
-
-
-def wait_until(
-    condition: Callable[[], object],
-    what: str,
-    meanwhile: Callable[[], None] = lambda: None,
-    patience: float = PATIENCE,
-) -> None:
-    give_up_at = time.monotonic() + patience
-    while not condition():
-        if time.monotonic() > give_up_at:
-            raise AssertionError(f"still not after {patience:.0f} s: {what}")
-        meanwhile()
-        time.sleep(0.1)
 
 
 @contextmanager

@@ -15,8 +15,9 @@ import yaml
 
 from podgpu.simulate.gpu import SimulatedLoad
 from podgpu.simulate.kubelet import SimulatedPod
-from tests.deploy.fleet import RULES, Fleet, Series, fleet_in, needs_servers, wait_until
+from tests.deploy.fleet import RULES, Fleet, Series, fleet_in, needs_servers
 from tests.engine import BurstLoad
+from tests.nodes.clock import wait_until
 
 Alert = tuple[str, str, str, str]
 """Name, node, GPU, pod."""
@@ -255,13 +256,13 @@ def fleet() -> Iterator[Fleet]:
 def test_faults_fire_their_alerts_and_no_others_and_their_ends_resolve_them(
     fleet: Fleet, names: tuple[str, ...]
 ) -> None:
-    _come_and_go(fleet, [FAULTS[name] for name in names], 120.0)
+    _come_and_go(fleet, [FAULTS[name] for name in names])
 
 
-def _come_and_go(fleet: Fleet, faults: Sequence[Fault], patience: float) -> None:
+def _come_and_go(fleet: Fleet, faults: Sequence[Fault]) -> None:
     """Each ends when its alert is told; none but theirs may fire at that moment."""
     expected = {alert for fault in faults for alert in fault.expected}
-    wait_until(lambda: not fleet.firing(), "nothing fires before", patience=patience)
+    wait_until(lambda: not fleet.firing(), "nothing fires before")
     going_on: dict[Fault, Meanwhile] = {}
 
     def all_told() -> bool:
@@ -269,19 +270,21 @@ def _come_and_go(fleet: Fleet, faults: Sequence[Fault], patience: float) -> None
         for fault in [fault for fault in going_on if _is_told(fleet, fault, alerts, expected)]:
             del going_on[fault]
             fault.remove(fleet)
+        for goes_on in going_on.values():
+            goes_on()
         return not going_on
 
     try:
         for fault in faults:
             going_on[fault] = fault.inject(fleet) or (lambda: None)
-        wait_until(all_told, "all told", lambda: [goes_on() for goes_on in going_on.values()] and None, patience)
+        wait_until(all_told, "all told")
     except AssertionError as e:
         e.add_note(f"not told of: {[fault.expected for fault in going_on]}; firing: {fleet.firing()}")
         raise
     finally:
         for fault in going_on:
             fault.remove(fleet)
-    wait_until(lambda: not fleet.firing(), "all resolved", patience=patience)
+    wait_until(lambda: not fleet.firing(), "all resolved")
 
 
 def _is_told(fleet: Fleet, fault: Fault, alerts: Sequence[dict[str, Any]], expected: set[Alert]) -> bool:

@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from podgpu.autoscale.requests import parse_path, parse_trigger
-from tests.deploy.fleet import ROOT, Fleet, Series, fleet_in, needs_servers, wait_until
+from tests.deploy.fleet import ROOT, Fleet, Series, fleet_in, needs_servers
+from tests.nodes.clock import wait_until
 
 FOLDER = ROOT / "deploy" / "autoscaling"
 FILES = sorted([*FOLDER.glob("*.yaml"), *FOLDER.glob("direct/hpa*.yaml")])

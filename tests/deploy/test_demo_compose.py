@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
-import pytest
 import yaml
+
+from tests.test_promtool import needs_promtool, promtool
 
 FILE = Path(__file__).parents[2] / "deploy" / "demo" / "compose.yaml"
 
 
+@needs_promtool
 def test_prometheus_accepts_the_configuration_with_the_rules_of_the_chart(tmp_path: Path) -> None:
-    if shutil.which("promtool") is None:
-        pytest.skip("no promtool here (Debian's prometheus)")
     compose = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     rules, _, inside = compose["services"]["prometheus"]["volumes"][0].removesuffix(":ro").partition(":")
     text = compose["configs"]["prometheus"]["content"].replace(inside, str((FILE.parent / rules).resolve()))
     (tmp_path / "prometheus.yml").write_text(text, encoding="utf-8")
-    done = subprocess.run(["promtool", "check", "config", tmp_path / "prometheus.yml"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    output = promtool("check", "config", tmp_path / "prometheus.yml")
     files = list((FILE.parent / rules).resolve().glob("*.yaml"))
-    assert f"{len(files)} rule files found" in done.stdout
+    assert f"{len(files)} rule files found" in output
 
 
 def test_grafana_finds_the_dashboards_and_the_data_source() -> None:

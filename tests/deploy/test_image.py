@@ -8,7 +8,6 @@ import tomllib
 from packaging.requirements import Requirement
 
 from deploy.render import ROOT
-from podgpu.metrics.counters import SHIPPED, parse_counters
 from release.archives import read_dockerfile
 from release.rootfs import ARCHITECTURES, locked_packages
 
@@ -21,15 +20,6 @@ def test_dockerfile() -> None:
     assert config["User"] == "0:0"
     assert "NVIDIA_VISIBLE_DEVICES=all" in config["Env"]
     assert set(config["ExposedPorts"]) == {"9400/tcp", "9401/tcp"}
-
-
-def test_nvidias_counter_files() -> None:
-    """The image has them in /etc/dcgm-exporter."""
-    paths = {path.name: path for path in (ROOT / "src/podgpu/metrics/counters").glob("*.csv")}
-    assert set(paths) == set(SHIPPED.values())
-    assert set(paths) == {"default-counters.csv", "dcp-metrics-included.csv", "1.x-compatibility-metrics.csv"}
-    for name, path in paths.items():
-        assert parse_counters(path.read_text(encoding="utf-8"), name)
 
 
 def test_locked_wheels_satisfy_the_package() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,14 +11,11 @@ import pytest
 import yaml
 
 from podgpu.metrics.conditions import xid_specs
+from tests.test_promtool import needs_promtool, promtool
 
 ROOT = Path(__file__).parents[2]
 RULES = sorted((ROOT / "deploy" / "helm" / "podgpu" / "files" / "rules").glob("*.yaml"))
 UNIT_TESTS = sorted((Path(__file__).parent / "rules").glob("*_test.yaml"))
-
-needs_promtool = pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="promtool is not here; on Debian: apt-get install prometheus"
-)
 
 
 @cache
@@ -34,11 +29,6 @@ def rules() -> list[dict[str, Any]]:
 
 
 ALERTS = {rule["alert"]: rule for rule in rules() if "alert" in rule}
-
-
-def promtool(*arguments: str | Path) -> None:
-    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @needs_promtool

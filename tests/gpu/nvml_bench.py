@@ -20,13 +20,12 @@ class NvmlBench:
     def __init__(
         self,
         spec: str = "1xH100",
-        jitter: float = 0.0,
         sees_processes: bool = True,
         wrap: Callable[[FaultyNvml], Any] = lambda driver: driver,
     ) -> None:
         self.now = 1000.0
         self.epoch = 1_700_000_000.0
-        self.driver = self.faults = FaultyNvml(spec, clock=lambda: self.now, wall=self.wall, jitter=jitter)
+        self.driver = self.faults = FaultyNvml(spec, clock=lambda: self.now, wall=self.wall)
         self.telemetry = NvmlTelemetry(
             wrap(self.driver),
             count_expected=lambda: len(self.driver.gpus),
@@ -39,11 +38,6 @@ class NvmlBench:
 
     def wall(self) -> float:
         return self.epoch + self.now
-
-    def set_clock(self, seconds: float) -> None:
-        """Sets the wall clock forward, like `date -s`. The driver's next timestamps jump too."""
-        self.epoch += seconds
-        self.driver.gpus[0].epoch += seconds
 
     def place(self, pid: int, duty: float = 0.5, **more: Any) -> None:
         self.driver.place(SimulatedLoad(0, pid, duty=duty, **more))

@@ -274,7 +274,7 @@ def test_bad_annotations(key: str, text: str, message: str) -> None:
     ("mig", "message"),
     [
         ([mig_entry(), {}], "containerIndex"),
-        ([mig_entry(containerIndex=9)], "names device 0 of container 9"),
+        ([mig_entry(containerIndex=9)], "names another GPU for device 0 of container 9"),
         ([mig_entry(gpuUUID=B)], "names another GPU"),
         ([mig_entry(), mig_entry()], "names another GPU"),
     ],
@@ -327,6 +327,6 @@ def test_any_text_is_a_grant_or_a_bad_annotation(annotations: dict[str, str], co
         with suppress(ValueError, RecursionError):
             grants = read_format(one)
             assert all(grant.share is None or 0 < grant.share <= 1 for grant in grants)
-            assert {grant.container for grant in grants} <= names
+            assert {grant.holder.container for grant in grants} <= names
     good = pod(koordinator(entry(1)), name="good")
     assert [a.holder.pod for a in read(one, good).assignments if a.holder.pod == "good"] == ["good"]

@@ -11,17 +11,25 @@ from typing import Any
 
 import pytest
 
-from podgpu.holders.dra import ClaimReader, DraClaims, DriverCheckpoint, parse_driver_checkpoint
+from podgpu.holders.dra import (
+    NVIDIA_DRIVER,
+    ClaimReader,
+    DraClaims,
+    DriverCheckpoint,
+    PoolSlice,
+    SliceDevice,
+    parse_driver_checkpoint,
+    parse_slice,
+)
 from podgpu.holders.kubelet import KubeletAllocation, decode_list
 from podgpu.holders.merge import merge
 from podgpu.kube.config import ApiConfig
-from podgpu.kube.objects import NVIDIA_DRIVER, Pairs, PoolSlice, SliceDevice
+from podgpu.kube.objects import Pairs
 from podgpu.model import Allocation, Device, Unmapped, Workload
 from podgpu.simulate.kubelet import SimulatedPod
 from tests.holders.devices import gpu, mig_uuid, uuid
 from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.clock import FakeClock
-from tests.nodes.node import node_of, read_description
 from tests.simulated_kubelet import ClaimingPod, FaultyKubelet, SimulatedClaim, SimulatedDevice, list_answer
 
 MakeSource = Callable[..., KubeletAllocation]
@@ -129,6 +137,24 @@ def test_a_new_generation_of_the_pool_replaces_devices() -> None:
     assert reasons(claims.held(answer, NODE)) == [("unknown_claim_device", "gpu.nvidia.com/node-a/gpu-0")]
 
 
+def slice_of(*devices: dict[str, Any]) -> dict[str, Any]:
+    spec = {"driver": NVIDIA_DRIVER, "pool": {"name": "node-a", "generation": 7}, "devices": list(devices)}
+    return {"metadata": {"name": "node-a-x7k2p"}, "spec": spec}
+
+
+@pytest.mark.parametrize("name", ["uuid", f"{NVIDIA_DRIVER}/uuid"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_resource_slice(nested: bool, name: str) -> None:
+    """v1beta1 and older nest the attributes. MIG devices that are created when claimed have no UUID."""
+    devices = []
+    for device, attributes in (("gpu-3", {name: {"string": uuid(3)}}), ("mig", {"type": {"string": "mig"}})):
+        body = {"attributes": attributes, "capacity": {name.replace("uuid", "memory"): {"value": "80Gi"}}}
+        devices.append({"name": device, "basic": body} if nested else {"name": device} | body)
+    memory = (("memory", "80Gi"),)
+    expected = (SliceDevice("gpu-3", uuid(3), memory), SliceDevice("mig", "", memory))
+    assert parse_slice(slice_of(*devices)) == PoolSlice("node-a", 7, expected)
+
+
 # Ids and claims together, from a kubelet
 
 
@@ -155,7 +181,6 @@ def test_a_gpu_listed_both_ways_is_held_once_with_share_and_labels(
     assert first.attributes == second.attributes != ()
 
 
-NODES = Path(__file__).parents[1] / "nodes"
 SMALL = [f"gpu-3-mig-1g5gb-19-{place}" for place in range(2)]
 DYNAMIC = feed_of(*map(SliceDevice, SMALL))
 """MIG devices that are created for a claim. Their slices have no UUID; only the driver's checkpoint has it."""
@@ -230,28 +255,6 @@ def test_holders_stay_while_the_driver_is_away(kubelet: FaultyKubelet, make_sour
     assert reasons(late) == [("unknown_pool", "gpu.nvidia.com/node-b/gpu-2")]
     feed.slices = whole
     assert len(source.assignments(NODE).assignments) == 2
-
-
-@pytest.mark.fault(
-    "the kubelet restarts without the DRA driver: it deletes the node's ResourceSlices before it lists a claim",
-    "all devices of the pool stay known",
-)
-def test_a_kubelet_that_restarts_without_the_driver(kubelet: FaultyKubelet, make_source: MakeSource) -> None:
-    """Like kubelet 1.35.8: first no claims, then no slices, then the claims again."""
-    feed = feed_of(*OFFERED)
-    source = make_source(kubelet.socket, claims=DraClaims(feed))
-    kubelet.pods = (pod("a", claim("x", "gpu-0")), pod("b", claim("y", "small-c")))
-    before = pods_by_device(source.assignments(NODE))
-    held, kubelet.pods = kubelet.pods, ()
-    kubelet.restart()
-    assert source.assignments(NODE).assignments == ()
-    feed.slices = ()
-    assert source.assignments(NODE).assignments == ()
-    kubelet.pods = held
-    after = source.assignments(NODE)
-    assert (pods_by_device(after), after.unmapped) == (before, ())
-    kubelet.pods = (*held, pod("c", claim("z", "gpu-2")))
-    assert len(source.assignments(NODE).assignments) == 3
 
 
 # The driver's checkpoint
@@ -455,15 +458,3 @@ def test_a_claim_of_several_containers_is_one_share(
         pod("monitor", claim("all", "gpu-0")),
     )
     assert shares(source) == [("a", 0.25), ("b", 0.5)]
-
-
-@pytest.mark.fault(
-    "a monitoring pod claims every GPU with adminAccess",
-    "it is no holder: the labels of other holders stay, and a GPU without another holder is free",
-)
-def test_a_monitor_is_no_holder(folder: Path) -> None:
-    with node_of(read_description(NODES / "dra-capacity"), folder) as node:
-        node.take_turns()
-        exposition = node.agent.published.fresh.plain.decode()
-    assert 'pod="probe"' not in exposition
-    assert exposition.count('pod="chat"') > 0

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.errors import SourceError
-from podgpu.holders.kubelet import GrpcError, KubeletAllocation, UnixGrpcClient, decode_list, parse_assignments
+from podgpu.holders.kubelet import GrpcError, KubeletAllocation, UnixGrpcClient, decode_list
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 from podgpu.simulate.kubelet import SimulatedPod
 from tests.holders.devices import gpu, mig_uuid, uuid
@@ -150,7 +150,7 @@ def allocation_of(
     resources: dict[str, list[str]], names: frozenset[str] = frozenset(), numa_nodes: tuple[int, ...] = (0,)
 ) -> Allocation:
     pod = SimulatedPod("ns", "pod", {"main": resources})
-    return parse_assignments(decode_list(list_answer([pod], numa_nodes)), NODE, names)
+    return KubeletAllocation("unused.sock", names).map(decode_list(list_answer([pod], numa_nodes)), NODE)
 
 
 def test_the_simulated_kubelet_answers_like_the_real_one() -> None:
@@ -210,7 +210,7 @@ def test_unrecognised_ids_of_gpu_resources_are_reported(resource: str) -> None:
 def test_any_answer_is_decoded_or_bad(damage: bytes | tuple[int, bytes]) -> None:
     answer = damage if isinstance(damage, bytes) else LIST[: damage[0]] + damage[1] + LIST[damage[0] + 1 :]
     with suppress(SourceError):
-        parse_assignments(decode_list(answer), NODE)
+        KubeletAllocation("unused.sock").map(decode_list(answer), NODE)
 
 
 # The gRPC client, against real gRPC servers and servers that break the protocol

@@ -6,14 +6,10 @@ import json
 import logging
 import os
 import threading
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from podgpu.errors import SourceError
 from podgpu.holders.node_files import (
     CheckpointAllocation,
     HpcAllocation,
@@ -90,20 +86,6 @@ def test_unrecognised_ids(path: Path, text: str) -> None:
     assert [one.reason for one in read(path, [entry("a", text)]).unmapped] == ["unrecognised_id"]
 
 
-keys = st.sampled_from(["name", "namespace", "container", "gpu_list", "x"])
-any_json = st.recursive(
-    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=5),
-    max_leaves=12,
-)
-
-
-@given(st.binary(max_size=100) | any_json.map(lambda content: json.dumps(content).encode()))
-def test_any_bytes_are_read_or_malformed(content: bytes) -> None:
-    with suppress(SourceError):
-        repr(parse_podlist(content)).encode()
-
-
 # Changing files
 
 
@@ -156,14 +138,8 @@ def test_missing_permissions(folder: Path) -> None:
     path.write_text("[]")
     path.chmod(0o000)
     with without_privilege():
-        assert reason(PodlistAllocation([str(path)])) == "permission_denied"
-    folder.chmod(0o000)
-    try:
-        with without_privilege():
-            source = PodlistAllocation((str(path), "/nowhere"))
-            assert failure(lambda: source.assignments(NODE), "runAsUser").reason == "permission_denied"
-    finally:
-        folder.chmod(0o700)
+        source = PodlistAllocation((str(path), "/nowhere"))
+        assert failure(lambda: source.assignments(NODE), "runAsUser").reason == "permission_denied"
 
 
 def test_a_mounted_file_is_read_with_one_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -319,12 +295,9 @@ def test_unreadable_files_do_not_affect_the_others(folder: Path) -> None:
     [
         (b"", "it is empty"),
         (FIXTURE.read_bytes()[:-3], "truncated"),
-        (b"\xff\xfe[]", "byte 0"),
         (b"[" * 100_000, ""),
-        (json.dumps([entry("a"), 3]).encode(), "[1]"),
         (json.dumps([entry("a", namespace="")]).encode(), "[0].namespace"),
         (json.dumps([entry("a", gpu_list=[0])]).encode(), "[0].gpu_list[0]"),
-        (json.dumps([entry("\ud800")]).encode(), ""),
     ],
 )
 def test_malformed_podlists(content: bytes, place: str) -> None:
@@ -335,9 +308,7 @@ def test_malformed_podlists(content: bytes, place: str) -> None:
     ("content", "place"),
     [
         (REAL_CHECKPOINT.read_bytes()[:-1], "truncated"),
-        (b"{}", "Data"),
         (checkpoint([pod_entry("", [])]), "Data.PodDeviceEntries[0].PodUID"),
-        (checkpoint([{"PodUID": "a", "ContainerName": "b"}]), "ResourceName"),
         (checkpoint([pod_entry("a", {"0": [1]})]), "DeviceIDs"),
     ],
 )

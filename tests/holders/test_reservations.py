@@ -11,15 +11,14 @@ import pytest
 
 from podgpu.cluster.collect import NodeReading
 from podgpu.cluster.prices import Price, Prices
-from podgpu.cluster.ranges import RangeAnswer, RangeQuery
+from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RecordedUsage
 from podgpu.cluster.record import RoundReader
-from podgpu.cluster.summary import RecordedUsage
 from podgpu.cluster.view import View, make_view
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.holders.annotations import find_reserved, replace_reservations
 from podgpu.holders.merge import merge
 from podgpu.kube.objects import ContainerRecord, PodRecord
-from podgpu.metrics.adapter import node_from_text
+from podgpu.metrics.adapter import node_from_samples, samples_in
 from podgpu.model import Allocation, Assignment, NodeState, Workload
 from tests.cluster.states import state_of
 from tests.holders.devices import gpu, uuid
@@ -134,7 +133,7 @@ def read_states(scenario: str, folder: Path) -> list[NodeState]:
     with node_of(read_description(NODES / scenario), folder) as running:
         running.take_turns()
         text = running.agent.published.fresh.plain
-        return [running.agent.published.state, *node_from_text(text.decode(), "node-1")]
+        return [running.agent.published.state, *node_from_samples(samples_in(text.decode()), "node-1")]
 
 
 def view_of(document: NodeState) -> tuple[View, RangeAnswer]:

@@ -13,8 +13,8 @@ import pytest
 
 from podgpu.errors import SourceError, UsageError
 from podgpu.holders import AllocationSource
-from podgpu.holders.api import NoApi
 from podgpu.holders.sources import SOURCES, SourceSettings, create_sources
+from podgpu.kube.config import NoApi
 from tests.simulated import OTHER_PID_NAMESPACE, FaultyProc
 
 Create = Callable[..., list[AllocationSource]]
@@ -37,7 +37,12 @@ class Api:
             raise NoApi("no kubeconfig")
         return object()
 
-    resource_slices = pods
+    @property
+    def node(self) -> str:
+        return "node-1"
+
+    def watch(self, *arguments: object) -> Any:
+        return self.pods()
 
 
 @pytest.fixture

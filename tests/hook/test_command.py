@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
-import random
 import re
 import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.hook.conftest import wait_written
-from tests.hook.runtime import Container, Ended, Pod, Runtime, gpu_pod
+from tests.hook.runtime import Container, Pod, Runtime, gpu_pod
 from tests.hook.test_gpus import koordinator
 from tests.nodes.clock import wait_until
 from tests.privilege import mounted_file
@@ -155,33 +152,3 @@ def _refused(*arguments: str, **environment: str) -> str:
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     return done.stderr.strip().splitlines()[-1]
-
-
-@pytest.mark.fault(
-    "The hook is killed at any moment, again and again",
-    "podlist.json is always complete and was correct at some time; after a restart it is current",
-)
-def test_killed_at_any_moment(runtime: Runtime, folder: Path, podlist: Path) -> None:
-    chance = random.Random(16)
-    states = {json.dumps(runtime.expected())}
-    for number in range(4):
-        with running(*options(folder)), suppress(Ended):
-            runtime.accept()
-            _change_containers(runtime, chance, states)
-        if podlist.exists():
-            assert json.dumps(json.loads(podlist.read_bytes())) in states, f"after kill {number}"
-    with running(*options(folder)):
-        runtime.accept()
-        wait_written(runtime, podlist)
-
-
-def _change_containers(runtime: Runtime, chance: random.Random, states: set[str]) -> None:
-    """Reports events until a random moment. The hook writes at most every 50 ms."""
-    end = time.monotonic() + chance.uniform(0, 0.08)
-    while time.monotonic() < end:
-        one = gpu_pod(chance.randrange(12), sorted(chance.sample(range(8), chance.randint(1, 4))))
-        if one.id in runtime.containers:
-            runtime.end_pod(one.pod)
-        else:
-            runtime.create(one)
-        states.add(json.dumps(runtime.expected()))

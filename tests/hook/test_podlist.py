@@ -7,7 +7,6 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,12 +15,11 @@ from podgpu.files import AtomicFile
 from podgpu.holders.node_files import PodlistEntry
 from podgpu.hook import HookCounters, nri_pb2
 from podgpu.hook.devices import Cards, Sandbox
-from podgpu.hook.loop import Hook, HookSettings, PodlistWriter, encode_podlist
+from podgpu.hook.loop import PodlistWriter, encode_podlist
 from tests.hook.conftest import StartHook, wait_written
 from tests.hook.runtime import Runtime, gpu_pod, read_podlist, uuid
-from tests.hook.test_life import count, errors
+from tests.hook.test_life import count
 from tests.nodes.clock import wait_until
-from tests.privilege import mounted_disk
 
 
 def test_a_restarted_hook_does_not_write_a_correct_file(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
@@ -64,41 +62,6 @@ def test_a_removed_or_overwritten_file_is_restored(podlist: Path) -> None:
 
 
 # Faults of the disk
-
-
-@pytest.fixture
-def remount(folder: Path) -> Iterator[Callable[[str], None]]:
-    """Mounts a file system on `folder/disk`. The argument `ro` makes it read-only, `rw` writable."""
-    disk = folder / "disk"
-    with mounted_disk(disk):
-        yield lambda how: subprocess.run(["mount", "-o", f"remount,{how}", disk], check=True) and None
-
-
-@pytest.mark.fault(
-    "The directory of podlist.json is read-only when a container is created",
-    "The container starts; a log line says that the previous file is kept; it is written once that is possible",
-)
-def test_a_read_only_directory(
-    runtime: Runtime, folder: Path, remount: Callable[[str], None], caplog: pytest.LogCaptureFixture
-) -> None:
-    podlist = folder / "disk/podlist.json"
-    hook = Hook(HookSettings(str(folder / "nri.sock"), proc=str(folder)), AtomicFile(str(podlist)))
-    hook.start(lambda: None)
-    try:
-        runtime.accept()
-        runtime.create(gpu_pod(1))
-        wait_written(runtime, podlist)
-        was = podlist.read_bytes()
-        remount("ro")
-        assert runtime.create(gpu_pod(2)) == {}
-        wait_until(lambda: errors(hook).get("not_written"))
-        assert "Read-only file system); the previous file is unchanged" in caplog.text
-        assert podlist.read_bytes() == was
-        remount("rw")
-        wait_written(runtime, podlist)
-        wait_until(lambda: hook.is_up_to_date)
-    finally:
-        hook.stop()
 
 
 @pytest.mark.fault(

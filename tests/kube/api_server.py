@@ -1,7 +1,7 @@
 """A simulated API server: get, list and watch over real HTTP on 127.0.0.1, with faults on request.
 
 Tests change its objects from any thread. Like kube-apiserver 1.35, it has no old versions after a restart, and ends a
-watch from an old version by an ERROR event. It sends bookmarks only by `bookmark()`.
+watch from an old version by an ERROR event.
 """
 
 from __future__ import annotations
@@ -235,10 +235,6 @@ class SimulatedApiServer:
 
     def remove(self, resource: str, name: str, namespace: str = "") -> None:
         self._do(lambda: self._change((resource, namespace, name), None))
-
-    def bookmark(self) -> None:
-        metadata = {"resourceVersion": str(self.version), "creationTimestamp": None}
-        self.send(_event("BOOKMARK", {"metadata": metadata}))
 
     def send(self, raw: bytes | None) -> None:
         """Sends these bytes on every open watch."""

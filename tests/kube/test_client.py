@@ -80,7 +80,7 @@ def test_a_new_token_is_read_after_the_old_one_is_rejected(
 
 @pytest.mark.parametrize(
     ("status", "reason"),
-    [(403, "forbidden"), (404, "not_found"), (410, "gone"), (429, "throttled"), (503, "server_error")],
+    [(403, "forbidden"), (404, "not_found"), (410, "gone"), (429, "server_error"), (503, "server_error")],
 )
 def test_refusals(server: SimulatedApiServer, config: ApiConfig, status: int, reason: str) -> None:
     server.refusal = (status, "the server's own words")

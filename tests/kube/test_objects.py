@@ -1,4 +1,4 @@
-"""Pods, owners, ResourceSlices and EndpointSlices, reduced to records."""
+"""Pods, owners and EndpointSlices, reduced to records."""
 
 from __future__ import annotations
 
@@ -9,17 +9,13 @@ import pytest
 
 from podgpu.holders.annotations import is_read
 from podgpu.kube.objects import (
-    NVIDIA_DRIVER,
     ContainerRecord,
     PodRecord,
-    PoolSlice,
-    SliceDevice,
     merge_urls,
     parse_endpoint_slice,
     parse_owner,
     parse_pod,
     parse_quantity,
-    parse_slice,
 )
 from podgpu.model import WorkloadOwner
 
@@ -170,27 +166,6 @@ def owner(kind: str, name: str, controller: Any = True) -> dict[str, Any]:
 )
 def test_owners(body: dict[str, Any], expected: tuple[str, str]) -> None:
     assert parse_owner(body) == (("n", "p"), WorkloadOwner(*expected))
-
-
-GPU = "GPU-00000000-1111-2222-3333-444444444444"
-
-
-def slice_of(*devices: dict[str, Any], driver: str = NVIDIA_DRIVER) -> dict[str, Any]:
-    spec = {"driver": driver, "pool": {"name": "node-a", "generation": 7}, "devices": list(devices)}
-    return {"metadata": {"name": "node-a-x7k2p"}, "spec": spec}
-
-
-@pytest.mark.parametrize("name", ["uuid", f"{NVIDIA_DRIVER}/uuid"])
-@pytest.mark.parametrize("nested", [False, True])
-def test_resource_slice(nested: bool, name: str) -> None:
-    """v1beta1 and older nest the attributes. MIG devices that are created when claimed have no UUID."""
-    devices = []
-    for device, attributes in (("gpu-3", {name: {"string": GPU}}), ("mig", {"type": {"string": "mig"}})):
-        body = {"attributes": attributes, "capacity": {name.replace("uuid", "memory"): {"value": "80Gi"}}}
-        devices.append({"name": device, "basic": body} if nested else {"name": device} | body)
-    memory = (("memory", "80Gi"),)
-    expected = (SliceDevice("gpu-3", GPU, memory), SliceDevice("mig", "", memory))
-    assert parse_slice(slice_of(*devices)) == PoolSlice("node-a", 7, expected)
 
 
 def endpoint(address: str, uid: str = "", ready: bool | None = True, **more: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.metrics.adapter import node_from_samples, node_from_text, nodes_from_vectors, rules_for
+from podgpu.metrics.adapter import node_from_samples, nodes_from_vectors, rules_for, samples_in
 from podgpu.metrics.names import NameSet
 from podgpu.metrics.parse import ParsedSample, parse_text
 from podgpu.model import Condition, DeviceState, Holder, HolderUsage, NodeState, Workload
@@ -30,7 +30,7 @@ NOW = 1_700_001_061.0
 
 
 def read(text: str, **options: object) -> NodeState:
-    (state,) = node_from_text(text, "address", **options)  # type: ignore[arg-type]
+    (state,) = node_from_samples(samples_in(text), "address", **options)  # type: ignore[arg-type]
     return state
 
 
@@ -239,7 +239,7 @@ def test_one_target_beyond_a_limit_is_left_out() -> None:
 def test_a_text_that_names_two_nodes() -> None:
     other = BUSY.replace("GPU-a", "GPU-b").replace('"n"', '"n2"')
     unnamed = 'DCGM_FI_DEV_POWER_USAGE{gpu="0",UUID="GPU-b"} 7\n'
-    states = node_from_text(BUSY + other + unnamed)
+    states = node_from_samples(samples_in(BUSY + other + unnamed))
     assert [(state.node, [gpu.power_mw for gpu in state.devices]) for state in states] == [
         ("n", [None]),
         ("n2", [7000]),

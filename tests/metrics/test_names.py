@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.fields import fields
-from podgpu.metrics.names import Rename, meaning, names_of, rename_of, renames
+from podgpu.metrics.names import Rename, names_of, rename_of, renames
 
 CHANGED_UNIT = {
     ("DCGM_FI_DEV_SM_CLOCK", 100): ("DCGM_FI_DEV_SM_CLOCK_HERTZ", 1603, 1e6),
@@ -58,21 +56,3 @@ def test_every_name_has_one_meaning() -> None:
     for rename in renames():
         assert rename_of(rename.old.name) is rename_of(rename.new_name) is rename
         assert {rename.old.name, rename.new_name} <= set(names_of(rename.old.id)), rename
-
-
-@pytest.mark.parametrize(
-    ("name", "printed", "field_id", "value"),
-    [
-        ("DCGM_FI_DEV_GPU_UTIL", 94, 203, 94),
-        ("DCGM_FI_DEV_GPU_UTIL_RATIO", 0.94, 203, 94),
-        ("dcgm_gpu_utilization", 7, 203, 7),
-        ("DCGM_FI_DEV_FB_USED_BYTES", 1_234_567_168, 252, 1177.375),
-        ("DCGM_FI_DEV_SM_CLOCK_HERTZ", 1_980_000_000, 100, 1980),
-        ("DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND", 1_024_000, 449, 1),
-        ("DCGM_FI_DEV_BOARD_POWER_WATTS", 71.5, 155, 71.5),
-    ],
-)
-def test_what_a_printed_number_means(name: str, printed: float, field_id: int, value: float) -> None:
-    found = meaning(name)
-    assert found is not None
-    assert (found.field.id, found.value(printed)) == (field_id, value)

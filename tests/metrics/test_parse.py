@@ -134,7 +134,7 @@ def test_a_parsed_text_is_written_completely() -> None:
 
 REFUSED = [
     *("x", 'x{a="b"}', "x 1 2 3", "x{} {} 1", "1x 1", "x-y 1", "<html>", '{"x.y"} 1', '{a="b"} 1', "\ufeffx 1"),
-    *("x one", "x 1_000", "x 0x1p4", "x ١", "x 1e999", "x -NaN", "x 1\r", "x 1 2.5"),
+    *("x one", "x 1_000", "x 0x1p4", "x ١", "x -NaN", "x 1\r", "x 1 2.5"),
     *('x{a="b" 1', 'x{a="b} 1', 'x{a="b\\"} 1', "x{a} 1", "x{a=b} 1", 'x{a="1" b="2"} 1', 'x{a="1",a="2"} 1'),
     *('x{a="1",,b="2"} 1', 'x{,a="1"} 1', 'x{a:b="1"} 1', 'x{a="b"} 1 # {} 1', 'x{a="b"} #'),
     *("# TYPE y", "# TYPE y info", "# TYPE y gauge gauge"),

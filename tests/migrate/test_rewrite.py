@@ -1,4 +1,4 @@
-"""One PromQL expression from dcgm-exporter 4.8's names to 4.9's and back: names, labels, units, and what cannot be."""
+"""PromQL expressions with 4.8's names become expressions with 4.9's: names, labels and units."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ REWRITTEN = [
     (TEMP, CELSIUS),
     (f'{TEMP}{{gpu="0"}} offset 5m', f'{CELSIUS}{{gpu="0"}} offset 5m'),
     (f'{{__name__="{TEMP}",gpu="0"}}', f'{{__name__="{CELSIUS}",gpu="0"}}'),
-    (f"rate({TEMP}[5m])", f"rate({CELSIUS}[5m])"),
     # units
     (f"{UTIL} > 90", f"round({UTIL_RATIO} * 100, 0.0001) > 90"),
     (f"max_over_time({UTIL}[5m]) >= bool 55", f"round(max_over_time({UTIL_RATIO}[5m]) * 100, 0.0001) >= bool 55"),
     (f"55 < avg({UTIL}) * 2", f"55 < avg(round({UTIL_RATIO} * 100, 0.0001)) * 2"),
     (f"{USED} > 1000", f"({USED_BYTES} / 1048576) > 1000"),
     (f'{USED}{{gpu=~"$gpu"}}', f'({USED_BYTES}{{gpu=~"$gpu"}} / 1048576)'),
-    (f"{USED} offset 1d", f"({USED_BYTES} offset 1d / 1048576)"),
     (f"{USED} @ end() offset -1h", f"({USED_BYTES} @ end() offset -1h / 1048576)"),
     (f"-{UTIL}", f"-({UTIL_RATIO} * 100)"),
     (f"{UTIL} ^ 2", f"({UTIL_RATIO} * 100) ^ 2"),
@@ -33,7 +31,7 @@ REWRITTEN = [
         f"{USED} / ({USED} + DCGM_FI_DEV_FB_FREE)",
         f"({USED_BYTES} / 1048576) / (({USED_BYTES} / 1048576) + (DCGM_FI_DEV_FB_FREE_BYTES / 1048576))",
     ),
-    # a range cannot be multiplied: what the function makes of it is
+    # the result of a function of a range
     (f"rate({ENERGY}[5m])", f"(rate({JOULES}[5m]) * 1000)"),
     (f"avg_over_time({UTIL}[$__range])", f"(avg_over_time({UTIL_RATIO}[$__range]) * 100)"),
     (f"quantile_over_time(0.9, {UTIL}[5m])", f"(quantile_over_time(0.9, {UTIL_RATIO}[5m]) * 100)"),
@@ -43,7 +41,7 @@ REWRITTEN = [
         f"max_over_time(rate({ENERGY}[5m])[1h:1m])",
         f"max_over_time((rate({JOULES}[5m]) * 1000)[1h:1m])",
     ),
-    # nobody looks at how large it is
+    # the unit does not matter
     (f"count({UTIL})", f"count({UTIL_RATIO})"),
     (f'absent({UTIL}{{gpu="1"}})', f'absent({UTIL_RATIO}{{gpu="1"}})'),
     (f"changes({UTIL}[5m])", f"changes({UTIL_RATIO}[5m])"),
@@ -81,7 +79,7 @@ def test_rewritten_expressions(old: str, new: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["rate(x_bucket[5m])", "DCGM_FI_PROF_PCIE_TX_BYTES", "1 + 1", '"x"'])
-def test_what_is_equal_in_both_is_untouched(text: str) -> None:
+def test_names_of_both_generations_stay(text: str) -> None:
     assert rewrite_expression(text).text == text
 
 
@@ -108,7 +106,7 @@ def test_what_is_equal_in_both_is_untouched(text: str) -> None:
         ("metrics(DCGM_FI_DEV_.*)", "by a pattern"),
     ],
 )
-def test_what_cannot_be_rewritten_is_said_and_nothing_is_half_done(text: str, words: str) -> None:
+def test_an_expression_that_cannot_be_rewritten_stays_unchanged(text: str, words: str) -> None:
     rewritten = rewrite_query(text)
     assert rewritten.text == text
     assert words in " ".join(rewritten.left)
@@ -138,7 +136,7 @@ def test_a_counter_that_is_no_default_one_is_noted() -> None:
     assert "counter file" in rewritten.notes[0]
 
 
-# What is no PromQL
+# Text that is not PromQL
 
 
 @pytest.mark.parametrize(
@@ -150,7 +148,7 @@ def test_a_counter_that_is_no_default_one_is_noted() -> None:
     ],
     ids=lambda text: text[:20],
 )
-def test_what_cannot_be_read_is_said_in_one_line(text: str) -> None:
+def test_invalid_text_is_rejected_in_one_line(text: str) -> None:
     with pytest.raises(PromqlError) as raised:
         rewrite_expression(text)
     assert "\n" not in str(raised.value)
@@ -179,5 +177,5 @@ def test_a_long_chain_of_operators() -> None:
         'count_values("v", a)',
     ],
 )
-def test_what_prometheus_and_grafana_write_is_read(text: str) -> None:
+def test_valid_text_is_parsed(text: str) -> None:
     rewrite_expression(text)

@@ -201,7 +201,6 @@ def _driver(description: Description, clock: FakeClock) -> FaultyNvml:
         uuids=description.uuids,
         mig_uuids={_gpu_and_slot(place): uuid for place, uuid in description.mig_uuids.items()},
         minors=description.minors,
-        jitter=0,
     )
     if description.lived_in:
         place_loads(driver, tenants(driver))

@@ -40,12 +40,6 @@ def read_alerts(client: Client) -> list[str]:
     return lines
 
 
-def test_a_healthy_node(bench: GpuBench, capsys: pytest.CaptureFixture[str]) -> None:
-    table, notes = show(capsys, "--url", bench.client)
-    assert notes == []
-    assert not any("!" in line for line in table)
-
-
 @pytest.mark.fault(
     "GPUs are lost or report XIDs while podgpu top runs",
     "They are shown first, in red, without old figures, and with the words of /health",

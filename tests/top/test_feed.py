@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from podgpu.cluster.summary import JobSummary
+from podgpu.cluster.ranges import JobSummary
 from podgpu.cluster.view import GpuDetails
 from podgpu.top.source import NO_DATA, ClusterSource, ExporterSource, Feed, FetchedDetails
 from tests.top.scene import gpu, holder, node, view
@@ -71,16 +71,6 @@ def test_details_of_the_selected_gpu_and_what_its_holders_used() -> None:
         assert "not a valid response" in fetched.error
         feed.select("GPU-2")
         assert feed.read().fetched == FetchedDetails("GPU-2", jobs=[]), "a GPU without details is no error"
-
-
-def test_an_unchanged_view_keeps_its_lines() -> None:
-    answers = {"/api/v1/view": view(node(gpu(0), gpu(1)))}
-    with podgpu_server(answers) as server:
-        feed = Feed(ClusterSource(server.address), 1.0)
-        first = feed.read()
-        assert feed.read().lines is first.lines
-        answers["/api/v1/view"] = view(node(gpu(5)), taken_at=1.0)
-        assert len(feed.read().lines) == 1
 
 
 def test_usage_that_changes_between_two_telemetry_turns_is_shown() -> None:

@@ -56,19 +56,6 @@ def shape(lines: list[Line]) -> list[str]:
     return ["  " * depth + f"{line.number * line.is_slot} {line.label}".strip() for depth, line in flatten(lines)]
 
 
-def test_the_tree() -> None:
-    assert shape(ALL) == [
-        "0 research/train/main",
-        "1 2 holders",
-        "  batch/embed/worker",
-        "  serving/chat/engine",
-        "2 -",
-        "3 1 of 2 instances held",
-        "  3/7 batch/embed/worker",
-        "  3/11 -",
-    ]
-
-
 def test_one_holder_is_one_line_with_the_figures_of_the_device() -> None:
     (line,) = lines_of(EXCLUSIVE)
     assert (line.utilization, line.memory, line.power, line.processes) == (0.93, 61 * GIB, 600.0, 1)

@@ -38,8 +38,6 @@ def test_a_cluster_without_podgpus_view_is_an_error() -> None:
     "body",
     [
         b"",
-        b"[]",
-        b'{"api":"podgpu/v1"}',
         b'{"api":"podgpu/v1","step_seconds":0,"devices":{}}',
         b'{"api":"podgpu/v1","step_seconds":15,"devices":[]}',
         b'{"api":"podgpu/v1","step_seconds":15,"devices":{"a":"!"}}',

@@ -29,7 +29,7 @@ class Node:
     """Simulated GPUs, a simulated /proc, and the source that reads both."""
 
     def __init__(self, spec: str, proc: FaultyProc) -> None:
-        self.driver = FaultyNvml(spec, jitter=0)
+        self.driver = FaultyNvml(spec)
         self.proc = proc
         self.telemetry = NvmlTelemetry(self.driver, count_expected=lambda: None)
         self.gpus = self.telemetry.inventory().gpus

@@ -105,20 +105,16 @@ def test_pod(node: Node, client: Client) -> None:
     assert [gpu["uuid"] for n in said["nodes"] for gpu in n["gpus"]] == [UUID]
 
 
-@pytest.mark.parametrize(
-    ("path", "status", "words"),
-    [
-        ("/api/v1/pods/research/nobody", 404, "pod research/nobody holds no GPU"),
-        ("/api/v1/pods/a%22b/c%0Ad", 404, 'a"b/c\nd'),
-        ("/api/v2/view", 404, "no path /api/v2/view"),
-    ],
-)
-def test_errors_are_json(node: Node, client: Client, path: str, status: int, words: str) -> None:
+def test_errors_are_json(node: Node, client: Client) -> None:
     node.take_turns()
-    answer = client.ask(path)
-    assert (answer.status, answer.headers["Content-Type"]) == (status, "application/json; charset=utf-8")
-    assert words in json.loads(answer.body)["error"]
-    assert list(json.loads(answer.body)) == ["error"]
+    for path, words in (
+        ("/api/v1/pods/research/nobody", "pod research/nobody holds no GPU"),
+        ("/api/v1/pods/a%22b/c%0Ad", 'a"b/c\nd'),
+        ("/api/v2/view", "no path /api/v2/view"),
+    ):
+        answer = client.ask(path)
+        assert (answer.status, answer.headers["Content-Type"]) == (404, "application/json; charset=utf-8")
+        assert words in json.loads(answer.body)["error"]
 
 
 def test_node_document(node: Node, client: Client) -> None:

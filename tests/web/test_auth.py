@@ -16,11 +16,9 @@ from typing import Any
 import bcrypt
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 from podgpu.web.exporter_app import application, gpu_manager_application
-from podgpu.web.protection import LoginChecker, Protection, TokenBucket
+from podgpu.web.protection import LoginChecker, Protection
 from tests.nodes.clock import PATIENCE
 from tests.nodes.node import Node
 from tests.web.server import LOOPBACK, RELEASE, Client, running
@@ -126,19 +124,6 @@ def test_rate_limit_is_checked_before_the_login(node: Node, write: Callable[...,
         assert [client.ask("/livez", Authorization=login).status for _ in range(2)] == [200, 429]
         write()
         assert client.ask("/livez").status == 429, "the limit of the start stays"
-
-
-@given(st.integers(0, 20), st.lists(st.floats(0, 10), max_size=60))
-def test_token_bucket(burst: int, waits: list[float]) -> None:
-    now = [0.0]
-    bucket = TokenBucket(2.0, burst, lambda: now[0])
-    taken = 0
-    for wait in waits:
-        now[0] += wait
-        taken += bucket.take()
-        assert taken <= burst + now[0] / 2.0 + 1e-6
-    now[0] += 2.0 * burst + 0.001
-    assert [bucket.take() for _ in range(burst + 1)] == [True] * burst + [False]
 
 
 # Passwords

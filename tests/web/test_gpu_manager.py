@@ -9,19 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.agent.loop import Settings
-from podgpu.holders.identity import Identities
-from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.metrics.encode import CONTENT_TYPE
-from podgpu.metrics.labels import Policy
-from podgpu.model import Workload
-from podgpu.simulate.gpu import SimulatedLoad
-from podgpu.simulate.kubelet import SimulatedPod
 from podgpu.web.exporter_app import gpu_manager_application
-from tests.agent.simulated_node import SimulatedNode
-from tests.nodes.node import Node as DefaultNode
-from tests.simulated import FaultyProc, container_cgroup
-from tests.simulated_kubelet import FaultyKubelet
+from tests.nodes.node import Description, Node, node_of
 from tests.web.server import Client, running
 from tests.web.test_metrics import families
 
@@ -34,60 +24,43 @@ THEIRS = {
 }
 UIDS = {name: f"{n}f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a1{n}" for n, name in enumerate(("train", "serve", "idle"))}
 IDS = {name: f"{n:x}" * 64 for n, name in enumerate(UIDS, 1)}
-NAMES = Identities(current=frozenset(Workload("ml", name, "main", UIDS[name], IDS[name]) for name in UIDS))
 
 
-def vcuda(cores: range, blocks: range) -> dict[str, list[str]]:
-    return {
+def vcuda(name: str, cores: range, blocks: range) -> dict[str, object]:
+    ids = {
         "tencent.com/vcuda-core": [f"tencent.com/vcuda-core-{n}" for n in cores],
         "tencent.com/vcuda-memory": [f"tencent.com/vcuda-memory-268435456-{n}" for n in blocks],
     }
+    return {"namespace": "ml", "name": name, "containers": {"main": ids}}
 
 
-PODS = (
-    SimulatedPod("ml", "train", {"main": vcuda(range(200), range(0))}),
-    SimulatedPod("ml", "serve", {"main": vcuda(range(200, 250), range(30))}),
-    SimulatedPod("ml", "idle", {"main": vcuda(range(250, 270), range(30, 34))}),
+SHARED = Description(
+    about="Two GPUs under gpu-manager: one pod uses both, another a part of the first, a third none.",
+    gpus="2xH100",
+    pods=[
+        vcuda("train", range(200), range(0)),
+        vcuda("serve", range(200, 250), range(30)),
+        vcuda("idle", range(250, 270), range(30, 34)),
+    ],
+    loads=[
+        {"gpu": 0, "pid": 41, "duty": 0.25, "memory": 2 * GIB},
+        {"gpu": 1, "pid": 42, "duty": 0.5, "memory": 4 * GIB},
+        {"gpu": 0, "pid": 43, "duty": 0.12, "memory": GIB},
+    ],
+    processes={
+        pid: {"uid": UIDS[name], "container_id": IDS[name]}
+        for pid, name in (("41", "train"), ("42", "train"), ("43", "serve"))
+    },
+    logs=[name for pod in UIDS for name in (f"pods/ml_{pod}_{UIDS[pod]}", f"containers/{pod}_ml_main-{IDS[pod]}.log")],
+    usage_turns=2,
+    arguments=["-k", "--gpu-manager-metrics"],
 )
 
 
-class Node(SimulatedNode):
-    """Two GPUs under gpu-manager: one pod uses both, another a part of the first, a third none."""
-
-    def __init__(self, root: Path, socket_path: str) -> None:
-        proc = FaultyProc(root / "proc")
-        super().__init__(
-            "2xH100",
-            Settings(interval=30.0, policy=Policy(hostname="n1", gpu_manager=True)),
-            sources=[KubeletAllocation(socket_path, clock=self.monotonic)],
-            proc=proc,
-            telemetry={"sees_processes": True},
-            identities=lambda: NAMES,
-        )
-        for pid, gpu, name, duty, memory in (
-            (41, 0, "train", 0.25, 2 * GIB),
-            (42, 1, "train", 0.5, 4 * GIB),
-            (43, 0, "serve", 0.12, GIB),
-        ):
-            proc.add(pid, container_cgroup(UIDS[name], IDS[name]))
-            self.driver.place(SimulatedLoad(gpu, pid, duty=duty, memory=memory))
-
-    def take_turns(self) -> None:
-        self.turn()
-        self.turn()
-
-
 @pytest.fixture
-def kubelet(folder: Path) -> Iterator[FaultyKubelet]:
-    with FaultyKubelet(str(folder / "kubelet.sock"), PODS) as found:
-        yield found
-
-
-@pytest.fixture
-def shared(folder: Path, kubelet: FaultyKubelet) -> Iterator[Node]:
-    built = Node(folder, kubelet.socket)
-    yield built
-    built.stop()
+def shared(folder: Path) -> Iterator[Node]:
+    with node_of(SHARED, folder) as built:
+        yield built
 
 
 @pytest.fixture
@@ -145,7 +118,7 @@ def test_paths_of_both_addresses(shared: Node, client: Client, second: Client) -
     assert second.ask("/-/release", "POST").status == 404
 
 
-def test_absent_by_default(node: DefaultNode) -> None:
+def test_absent_by_default(node: Node) -> None:
     node.take_turns()
     with running(node.agent) as plain:
         assert plain.ask("/metric").status == 404
@@ -160,8 +133,8 @@ def test_no_figures_before_the_first_reading_or_if_too_old(shared: Node, client:
 
     assert all_of_them() == {(200, b"")}
     shared.take_turns()
-    shared.time += 90.0
+    shared.clock.advance(88.0)
     assert all_of_them() != {(200, b"")}
-    shared.time += 0.5
+    shared.clock.advance(3.0)
     assert all_of_them() == {(200, b"")}
     assert not families(client.ask("/metrics")) & THEIRS

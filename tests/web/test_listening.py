@@ -13,17 +13,11 @@ from tests.nodes.node import Node
 from tests.web.server import RELEASE, running
 
 
-@pytest.mark.parametrize(
-    ("text", "address"),
-    [
-        (":9400", Address("", 9400)),
-        ("127.0.0.1:9400", Address("127.0.0.1", 9400)),
-        ("[::1]:9400", Address("::1", 9400)),
-        ("gpu-node.example:80", Address("gpu-node.example", 80)),
-    ],
-)
-def test_addresses(text: str, address: Address) -> None:
-    assert parse_address(text) == address
+def test_addresses() -> None:
+    assert parse_address(":9400") == Address("", 9400)
+    assert parse_address("127.0.0.1:9400") == Address("127.0.0.1", 9400)
+    assert parse_address("[::1]:9400") == Address("::1", 9400)
+    assert parse_address("gpu-node.example:80") == Address("gpu-node.example", 80)
 
 
 @pytest.mark.parametrize("text", ["", "9400", "localhost:", ":65536", "::1:9400", "[::1]", "http://localhost:9400"])

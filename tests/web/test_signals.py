@@ -56,17 +56,7 @@ def assert_ends_cleanly(process: subprocess.Popen[str]) -> None:
 
 
 def wait_for(client: Client, path: str, words: str) -> None:
-    seen: list[str] = []
-
-    def said() -> bool:
-        seen[:] = [client.ask(path).text]
-        return words in seen[0]
-
-    try:
-        wait_until(said, f"{path} says {words!r}")
-    except AssertionError as e:
-        e.add_note(f"it says {seen}")
-        raise
+    wait_until(lambda: words in client.ask(path).text, f"{path} has {words!r}")
 
 
 @pytest.mark.fault(

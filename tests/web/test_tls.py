@@ -109,26 +109,20 @@ def test_handshake(node: Node, write: Callable[..., Path], certificates: Certifi
 
 
 @pytest.mark.parametrize(
-    ("policy", "nobody", "scraper", "outsider"),
+    ("policy", "expected"),
     [
-        ("NoClientCert", True, True, True),
-        ("VerifyClientCertIfGiven", True, True, False),
-        ("RequireAndVerifyClientCert", False, True, False),
+        ("NoClientCert", [True, True, True]),
+        ("VerifyClientCertIfGiven", [True, True, False]),
+        ("RequireAndVerifyClientCert", [False, True, False]),
     ],
 )
 def test_client_policies(
-    node: Node,
-    write: Callable[..., Path],
-    certificates: Certificates,
-    policy: str,
-    nobody: bool,
-    scraper: bool,
-    outsider: bool,
+    node: Node, write: Callable[..., Path], certificates: Certificates, policy: str, expected: list[bool]
 ) -> None:
     authority = {} if policy == "NoClientCert" else {"client_ca_file": "ca.crt"}
     with secured(node, write(PAIR | authority | {"client_auth_type": policy})) as client:
         allowed = [is_allowed(client(certificates.client(shows))) for shows in ("", "scraper", "outsider")]
-    assert allowed == [nobody, scraper, outsider]
+    assert allowed == expected
 
 
 def test_allowed_names(node: Node, write: Callable[..., Path], certificates: Certificates) -> None:

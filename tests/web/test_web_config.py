@@ -102,18 +102,16 @@ _values = st.recursive(
 )
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(_keys, _values, max_size=4) | _values)
 def test_any_document_is_parsed_or_refused(document: object) -> None:
     with suppress(UsageError):
         parse(yaml.safe_dump(document, allow_unicode=True))
 
 
-@pytest.mark.parametrize("content", ["tls_server_config: {cert_file: tls.crt}\n", "users: {}\n", None])
-def test_command_ends_with_one_line(tmp_path: Path, content: str | None) -> None:
+def test_command_ends_with_one_line(tmp_path: Path) -> None:
     path = tmp_path / "web.yml"
-    if content is not None:
-        path.write_text(content)
+    path.write_text("tls_server_config: {cert_file: tls.crt}\n")
     ran = execute([*QUICK, "--web-config-file", str(path)])
     assert (ran.code, ran.out) == (2, "")
     assert str(path) in ran.complaint

@@ -11,8 +11,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
-from functools import partial
-from pathlib import Path
 
 from podgpu.errors import SourceError, UsageError
 from podgpu.files import ReadOnChange
@@ -46,22 +44,21 @@ def read_counters(chosen: str, names: NameSet = "4.8") -> tuple[CounterSpecs, Re
     shipped = shipped_counters(chosen, names)
     if shipped is not None:
         return shipped, None
-    path, read = Path(chosen), counters_in_file(chosen, names)
+    directory, name = os.path.split(chosen)
+    if directory == _COUNTERS_DIRECTORY and not os.path.exists(chosen) and (ours := shipped_counters(name, names)):
+        _log.info("%s does not exist; using podgpu's copy of it", chosen)
+        return ours, None
+    read = counters_in_file(chosen, names)
     try:
         return read(), read
     except SourceError as e:
-        if e.reason != "file_missing":
-            raise UsageError(str(e) if e.reason == "malformed" else f"-f {e}") from e
-    ours = shipped_counters(path.name, names) if str(path.parent) == _COUNTERS_DIRECTORY else None
-    if ours is None:
-        raise UsageError(f"-f {path}: no such file; give a CSV file or one of {', '.join(SHIPPED)}, none")
-    _log.info("%s does not exist; using podgpu's copy of it", path)
-    return ours, None
+        choices = f"; give a CSV file or one of {', '.join(SHIPPED)}, none" if e.reason == "file_missing" else ""
+        raise UsageError(f"-f {e}{choices}") from e
 
 
 def counters_in_file(path: str, names: NameSet = "4.8") -> ReadCounters:
     """Returns a function that reads a CSV file, and parses it again when it changes."""
-    file = ReadOnChange(partial(_parse, names), _MAX_BYTES)
+    file = ReadOnChange(lambda content, origin: _parse(content.decode("utf-8", "replace"), origin, names), _MAX_BYTES)
     return lambda: file.read(path)
 
 
@@ -74,20 +71,16 @@ def counters_in_configmap(name: str, read_text: Callable[[], str | None], names:
     def read() -> CounterSpecs:
         text = read_text()
         if text is None:
-            message = (
-                f"there is no ConfigMap {name} with the key {CONFIGMAP_KEY!r} (or podgpu has no permission to read it)"
-            )
-            raise SourceError("configmap_missing", message)
-        return _parse(names, text.encode("utf-8", "replace"), f"ConfigMap {name}")
+            problem = f"there is no ConfigMap {name} with the key {CONFIGMAP_KEY!r}, or no permission to read it"
+            raise SourceError("configmap_missing", problem)
+        return _parse(text, f"ConfigMap {name}", names)
 
     return read
 
 
-def _parse(names: NameSet, content: bytes, origin: str) -> CounterSpecs:
+def _parse(text: str, origin: str, names: NameSet) -> CounterSpecs:
     try:
-        return parse_counters(content.decode("utf-8"), origin, names)
-    except UnicodeDecodeError as e:
-        raise SourceError("malformed", f"{origin} is not UTF-8 text; is it a counters CSV?") from e
+        return parse_counters(text, origin, names)
     except UsageError as e:
         raise SourceError("malformed", str(e)) from e
 
@@ -173,26 +166,20 @@ class Schedule:
 
     def __init__(self, lanes: Sequence[Lane]) -> None:
         self.lanes = tuple(lanes)
-        self._next = dict.fromkeys(self.lanes, float("-inf"))
+        self._next: dict[Lane, float] = {}
 
     @property
     def next_at(self) -> float:
-        return min(self._next.values())
+        return min(self._next.get(lane, float("-inf")) for lane in self.lanes)
 
     def take_due(self, now: float) -> tuple[Lane, ...]:
-        """Returns the lanes to read now, and schedules their next reading."""
-        due = tuple(lane for lane in self.lanes if self._next[lane] <= now + _TOGETHER_SECONDS)
+        """Returns the lanes to read now, and schedules their next reading.
+
+        The times are on a fixed grid, so that lanes are read together. A late lane starts a new grid.
+        """
+        due = tuple(lane for lane in self.lanes if self._next.get(lane, now) <= now + _TOGETHER_SECONDS)
         for lane in due:
-            self._next[lane] = self._compute_next(lane, now)
+            first = now + min(WARM_UP_SECONDS, lane.interval)
+            on_time = self._next[lane] + lane.interval if lane in self._next else first
+            self._next[lane] = on_time if on_time > now else now + lane.interval
         return due
-
-    def _compute_next(self, lane: Lane, now: float) -> float:
-        """Returns the next time on a fixed grid, so that lanes are read together. A late lane starts a new grid."""
-        if self._next[lane] == float("-inf"):  # first reading
-            return now + min(WARM_UP_SECONDS, lane.interval)
-        on_time = self._next[lane] + lane.interval
-        return on_time if on_time > now else now + lane.interval
-
-    def make_all_due(self, now: float) -> None:
-        for lane in self._next:
-            self._next[lane] = min(self._next[lane], now)

@@ -24,12 +24,12 @@ from podgpu.metrics.conditions import (
     THERMAL,
     UNREADABLE,
     XID,
+    conditions,
     conditions_from_fields,
-    order_of,
     xid_detail,
     xid_spec,
 )
-from podgpu.metrics.fields import CLOCK_EVENTS, THROTTLE_REASONS
+from podgpu.metrics.fields import CLOCK_EVENTS, CLOCK_EVENTS_FIELD, THROTTLE_REASONS
 from podgpu.model import Assignment, Condition, Device, Value, Workload, XidCount, physical
 
 XID_SECONDS = 86_400.0  # a GPU is reported as broken for a day after its last XID that needs action
@@ -53,32 +53,32 @@ class Throttling:
     """Detects sustained throttling of one GPU from its counters."""
 
     _samples: deque[tuple[float, dict[int, float]]] = field(default_factory=deque)
-    _since: dict[str, float | None] = field(default_factory=dict)
+    _is_present: dict[str, bool] = field(default_factory=dict)
 
-    def update(self, values: Mapping[int, Value], now: float) -> dict[str, float | None]:
-        """Returns the start time of each condition, or None if it is absent. Unknown conditions are omitted."""
+    def update(self, values: Mapping[int, Value], now: float) -> dict[str, bool]:
+        """Returns whether each condition is present. Unknown conditions are omitted."""
         samples = self._samples
         if samples and now - samples[-1][0] < _SAMPLE_SECONDS:
-            return self._since
+            return self._is_present
         samples.append((now, {i: float(v) for i in THROTTLE_REASONS if isinstance(v := values.get(i), int | float)}))
         while len(samples) > 2 and now - samples[1][0] >= THROTTLE_SECONDS:
             samples.popleft()
         (began, first), (_, last) = samples[0], samples[-1]
         if now - began >= THROTTLE_SECONDS:
-            since: dict[str, float | None] = {}
+            before, self._is_present = self._is_present, {}
             for condition, counters in _THROTTLE_COUNTERS.items():
                 ratios = [(last[i] - first[i]) / 1e9 / (now - began) for i in counters if i in first and i in last]
                 if ratios:
-                    limit = THROTTLE_BEGINS if self._since.get(condition) is None else THROTTLE_ENDS
-                    since[condition] = began if max(ratios) >= limit else None
-            self._since = since
-        return self._since
+                    limit = THROTTLE_ENDS if before.get(condition) else THROTTLE_BEGINS
+                    self._is_present[condition] = max(ratios) >= limit
+        return self._is_present
 
 
 @dataclass(slots=True)
 class _Gpu:
     """State of one GPU between turns. Times are monotonic."""
 
+    details: dict[str, str | None] | None = None  # of the conditions in the last check; None if the GPU is not shown
     since: dict[str, float] = field(default_factory=dict)  # start time by condition
     xids: dict[int, tuple[float, float]] = field(default_factory=dict)  # XIDs that need action: first and last time
     throttling: Throttling = field(default_factory=Throttling)
@@ -104,7 +104,6 @@ class HealthWatch:
         self._clock = clock.monotonic
         self._to_unix = UnixTime(clock).convert
         self._gpus: dict[str, _Gpu] = {}
-        self._checked: dict[str, dict[str, str | None]] = {}  # result of the last check, by UUID of shown GPUs
         self._xids = EventLog(xid_window)
         self._xid_seen: dict[tuple[str, int], float] = {}  # Unix time of the last XID, by device key and XID
         self._last_xids: dict[str, int] = {}
@@ -114,21 +113,24 @@ class HealthWatch:
     def update(self, result: TelemetryResult) -> None:
         """Checks the GPUs after a telemetry turn."""
         now = self._clock()
-        for key, mask in result.clock_event_masks().items():
-            begun = mask & ~self._clock_masks.get(key, mask)
-            self._clock_masks[key] = mask
-            self._clock_events.add([(key, event) for event in _events(mask)], now)
-            self._clock_events.totals.update((key, event) for event in _events(begun))
+        is_due = any(f.id == CLOCK_EVENTS_FIELD for lane in result.lanes for f in lane.fields)
+        for reading in result.readings if is_due else ():
+            key, mask = reading.device.key, reading.values.get(CLOCK_EVENTS_FIELD)
+            if isinstance(mask, int):
+                begun = mask & ~self._clock_masks.get(key, mask)
+                self._clock_masks[key] = mask
+                self._clock_events.add([(key, event) for event in _events(mask)], now)
+                self._clock_events.totals.update((key, event) for event in _events(begun))
         gpus = [d for d in result.devices if not d.is_instance]
         self._gpus = {d.uuid: self._gpus.get(d.uuid) or _Gpu() for d in gpus}
         shown = {d.uuid for d in result.selected}
         readings = {r.device.uuid: r.values for r in result.readings if not r.device.is_instance}
         links = _usual_links(gpus, result.answers)
-        self._checked = {
-            d.uuid: _check_gpu(self._gpus[d.uuid], d, result, readings.get(d.uuid), links.get(d.model, 0), now)
-            for d in gpus
-            if d.uuid in shown
-        }
+        for d in gpus:
+            gpu = self._gpus[d.uuid]
+            gpu.details = None
+            if d.uuid in shown:
+                gpu.details = _check_gpu(gpu, d, result, readings.get(d.uuid), links.get(d.model, 0), now)
 
     def add_xids(self, events: Iterable[ErrorEvent]) -> None:
         now = self._clock()
@@ -154,7 +156,6 @@ class HealthWatch:
 
     def forget(self, uuid: str) -> None:
         self._gpus.pop(uuid, None)
-        self._checked.pop(uuid, None)
 
     def report(self, assignments: Sequence[Assignment], absent: Collection[str]) -> HealthReport:
         """Returns the current state. GPUs that are lost or disappeared (`absent`, by UUID) keep their last holders."""
@@ -174,16 +175,15 @@ class HealthWatch:
         recent, totals = self._clock_events.count_recent(now), self._clock_events.totals
         for key, event in sorted(recent.keys() | totals.keys()):
             slots[key].setdefault("clock_events", {})[event] = recent[key, event], totals[key, event]
-        gpus = {uuid: self._report_gpu(uuid, checked, uuid in held, now) for uuid, checked in self._checked.items()}
-        return HealthReport(gpus, slots)
+        shown = {uuid: gpu for uuid, gpu in self._gpus.items() if gpu.details is not None}
+        return HealthReport({uuid: self._report_gpu(gpu, uuid in held, now) for uuid, gpu in shown.items()}, slots)
 
-    def _report_gpu(self, uuid: str, checked: Mapping[str, str | None], is_held: bool, now: float) -> dict[str, Any]:
-        gpu = self._gpus[uuid]
+    def _report_gpu(self, gpu: _Gpu, is_held: bool, now: float) -> dict[str, Any]:
         gpu.xids = {xid: seen for xid, seen in gpu.xids.items() if now - seen[1] < XID_SECONDS}
-        details, since = dict(checked), dict(gpu.since)
+        details, since = dict(gpu.details or {}), dict(gpu.since)
         if gpu.xids:
             details[XID], since[XID] = xid_detail(gpu.xids), min(first for first, _ in gpu.xids.values())
-        ordered = [(name, details[name]) for name in sorted(details, key=order_of)]
+        ordered = [(name, details[name]) for name in conditions() if name in details]
         return {
             "conditions": tuple(Condition(n, self._to_unix(since[n]), d) for n, d in ordered if d is not None),
             "healthy": tuple(name for name, detail in ordered if detail is None),
@@ -200,25 +200,20 @@ def _check_gpu(
     if absence is not None:
         details[absence[0]] = absence[1]
     _check_reset(gpu, absence, values)
-    began: dict[str, float] = {}
     if values is not None:
         answer = result.answers[device.uuid]
         if answer.reports_errors:
             details[XID] = None
-        details |= {condition: "" if there else None for condition, there in conditions_from_fields(values).items()}
-        for condition, moment in gpu.throttling.update(values, now).items():
-            details[condition] = None if moment is None else ""
-            if moment is not None:
-                began[condition] = moment
+        present = conditions_from_fields(values) | gpu.throttling.update(values, now)
+        details |= {condition: "" if is_present else None for condition, is_present in present.items()}
         up = answer.links_up
         if up is not None and not device.mig_enabled:  # NVLinks are not used in MIG mode
             gpu.links = max(gpu.links, up)
             if gpu.links:  # a GPU without an NVLink bridge has no links
                 wired = max(gpu.links, usual_links)
                 details[NVLINK] = f"{wired - up}/{wired}" if up < wired else None
-    present = {condition for condition, detail in details.items() if detail is not None}
-    kept = {c: moment for c, moment in gpu.since.items() if c in present or c not in details}
-    gpu.since = {c: began.get(c, now) for c in present} | kept
+    absent = {condition for condition, detail in details.items() if detail is None}
+    gpu.since = {c: moment for c, moment in (dict.fromkeys(details, now) | gpu.since).items() if c not in absent}
     return details
 
 

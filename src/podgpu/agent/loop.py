@@ -6,7 +6,6 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -29,9 +28,7 @@ from podgpu.workers import ErrorCounts, Workers
 
 _log = logging.getLogger(__name__)
 Forgotten = Literal["gpu", "xids", "nothing"]  # what `podgpu forget` removed
-_UNALLOCATED_READINGS = (
-    12  # use without an allocation is reported after this many allocation readings; usually a minute
-)
+_UNALLOCATED_READINGS = 12  # use without an allocation is reported after this many readings of holders
 
 
 @dataclass(frozen=True)
@@ -124,8 +121,6 @@ class Agent:
                 result = self._telemetry_turn.collect(due, lost)
                 if result.devices != self._telemetry_result.devices:
                     self._allocate_now.set()  # the new devices may resolve ids that were unknown
-                    if set(result.lanes) != set(self._schedule.lanes):
-                        self._schedule.make_all_due(self.clock.monotonic())
                 with self._publishing:
                     self._telemetry_result = result
                     self._health.update(result)
@@ -156,35 +151,24 @@ class Agent:
         if self._read_counters is None:
             return
         result = self._workers.run({COUNTERS: self._read_counters}, self.settings.deadline)[COUNTERS]
-        if result.value is not None:
+        counters = result.value
+        if counters is not None and counters != self._policy.counters:
             try:
-                self._change_counters(result.value)
+                schedule = self._make_schedule(counters)
             except UsageError as e:  # a collection of the configuration file contains none of the counters
                 result = replace(result, error=SourceError("malformed", str(e)))
+            else:
+                with self._turn:
+                    self._schedule, self._policy = schedule, replace(self._policy, counters=counters)
+                    self._telemetry_turn.set_lanes(schedule.lanes)
+                _log.info("counters changed: %d fields", len(counters))
+                self._wake.set()  # all fields are due
         self._counter_sources = (self._errors.make_status(COUNTERS, result),)
 
     def _make_schedule(self, counters: Sequence[CounterSpec]) -> Schedule:
         """Raises UsageError for a collection that contains none of the counters."""
         settings = self.settings
         return Schedule(make_lanes(counters, settings.interval, settings.collections, settings.counters_may_come))
-
-    def _change_counters(self, counters: tuple[CounterSpec, ...]) -> None:
-        """Replaces the counters and reads them once.
-
-        Rates need a second reading, so the old metrics are served until the next collection.
-        """
-        if counters == self._policy.counters:
-            return
-        with self._turn:
-            self._schedule = self._make_schedule(counters)
-            self._policy = replace(self._policy, counters=counters)
-            self._telemetry_turn.set_lanes(self._schedule.lanes)
-            if self.clock.monotonic() >= self._released_until:
-                with suppress(StartError):  # the telemetry loop gets the same error and ends the process
-                    self._telemetry_turn.collect()
-            self._schedule.take_due(self.clock.monotonic())
-        _log.info("counters changed: %d fields", len(counters))
-        self._wake.set()
 
     def _publish(self) -> None:
         if self._stopping:

@@ -29,10 +29,9 @@ from podgpu.holders.reader import AllocationResult
 from podgpu.metrics.conditions import UNALLOCATED
 from podgpu.metrics.encode import NO_LABELS, Body, Family, Sample, encode, families_in
 from podgpu.metrics.fields import THROTTLE_REASONS, fields
-from podgpu.metrics.gpu_manager import render_gpu_manager
 from podgpu.metrics.labels import Policy
 from podgpu.metrics.names import gpu_figures, in_legacy_units, slot_figures
-from podgpu.metrics.render import render_node, render_self
+from podgpu.metrics.render import render_gpu_manager, render_node, render_self
 from podgpu.model import (
     RESERVATION,
     Condition,
@@ -96,7 +95,8 @@ def build_node_state(
         namespaces=usage.namespaces,
         entities=tuple(
             EntityState(o.kind, dict(o.labels), {names[i].name: v for i, v in o.values.items()})
-            for o in telemetry.others
+            for answer in telemetry.answers.values()
+            for o in answer.others
         ),
         vcuda=tuple(map(allocation.with_api_uid, allocation.allocation.vcuda)),
         pod_labels={"/".join(pod): dict(labels) for pod, labels in (pod_labels or {}).items()},
@@ -142,8 +142,8 @@ def _build_gpus(
     shown = {device.key for device in telemetry.selected}
     names = fields()
     unsupported: defaultdict[str, list[str]] = defaultdict(list)
-    for key, number in telemetry.unsupported:
-        if number in configured:
+    for key, number in (entry for answer in telemetry.answers.values() for entry in answer.unsupported):
+        if number in configured and key in shown:
             unsupported[key].append(names[number].name)
 
     def build_slot(key: str) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def _build_gpus(
             "holders": tuple(holders.get(key, ())),
             "fields": None if reading is None else {names[i].name: value for i, value in reading.values.items()},
             "details": tuple(
-                (names[d.field].name, dict(d.labels), d.value) for d in (reading.details if reading else ())
+                (names[i].name, dict(labels), value) for i, labels, value in (reading.details if reading else ())
             ),
             "unsupported": tuple(unsupported.get(key, ())),
             **health.slots.get(key, {}),
@@ -301,7 +301,6 @@ class ChangeLog:
         self._faults: FaultLog[tuple[str, str]] = FaultLog(clock, _FAULT_SECONDS)  # by source and GPU UUID
         self._unsupported: set[tuple[str, str]] = set()  # field and device key
         self._unmapped: frozenset[Unmapped] = frozenset()
-        self._mps: set[str] = set()  # devices with MPS clients, which are not measured
 
     def report(self, state: NodeState, unmapped: Iterable[Unmapped]) -> None:
         self._report_sources([source for source in state.sources if source.up is not None])
@@ -321,9 +320,6 @@ class ChangeLog:
             if not source.up and self._faults.fail(key, fault):
                 message = source.message.removeprefix(f"{source.name}: ")
                 _log.warning("%s: %s; podgpu continues and retries", name, message)
-        present = {(source.name, source.device) for source in sources}
-        if any(device for _, device in present):  # without a driver no GPU is listed, so keep the faults of all GPUs
-            self._faults.remove(lambda key: key not in present and key[0].startswith("gpu"))
 
     def _report_devices(self, slots: Mapping[str, Slot]) -> None:
         unsupported = {(name, key) for key, slot in slots.items() for name in slot.unsupported} - self._unsupported
@@ -331,14 +327,6 @@ class ChangeLog:
         for name, entries in groupby(sorted(unsupported), itemgetter(0)):
             keys = few_of(key for _, key in entries)
             _log.warning("%s is not supported by %s and has no series there", name, keys)
-        mps = {key for key, slot in slots.items() if slot.usage is not None and slot.usage.method == "mps"}
-        for key in sorted(mps - self._mps):
-            _log.warning(
-                "%s: several containers share it by MPS; their busy time, idle time and energy are not known, because"
-                " the driver reports only the MPS server",
-                key,
-            )
-        self._mps = mps
 
     def _report_unmapped(self, unmapped: frozenset[Unmapped]) -> None:
         new, self._unmapped = unmapped - self._unmapped, unmapped

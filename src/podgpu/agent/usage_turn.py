@@ -28,7 +28,6 @@ from podgpu.model import (
     SourceStatus,
     Workload,
     WorkloadKey,
-    parts_of,
 )
 from podgpu.usage.containers import ContainerFinder, OwnersByPid, ProcessOwners
 from podgpu.usage.ledger import DeviceTurn, GpuTurn, Ledger, Owner, ProcessSample
@@ -77,7 +76,7 @@ class UsageTurn:
         self._lacking: set[tuple[str, str, str]] = set()  # unsupported values: UUID, value, reason
 
     def collect(self, telemetry: TelemetryResult, result: AllocationResult) -> UsageResult:
-        gpus = [device for device in telemetry.listed if not device.is_instance]
+        gpus = [d for d in telemetry.devices if not d.is_instance and d.uuid not in telemetry.absent]
         began, began_at = self._clock.monotonic(), self._clock.wall()
         jobs = {f"usage-{g.uuid}": partial(self._telemetry.usage, g, self._shared) for g in gpus}
         results = dict(zip(gpus, self._workers.run(jobs, self._deadline).values(), strict=True))
@@ -158,7 +157,7 @@ def make_turns(
     return [GpuTurn(uuid, tuple(own), answers.get(uuid)) for uuid, own in turns.items()]
 
 
-def make_turn(usage: DeviceUsage, assignments: Iterable[Assignment], owners: OwnersByPid) -> DeviceTurn:
+def make_turn(usage: DeviceUsage, assignments: Sequence[Assignment], owners: OwnersByPid) -> DeviceTurn:
     """Finds the holders and the processes of one device. Uses one `Workload` for each workload key.
 
     A recreated pod has the same name and another UID. Processes of the previous pod that still run are left
@@ -167,22 +166,14 @@ def make_turn(usage: DeviceUsage, assignments: Iterable[Assignment], owners: Own
     listed = {process.pid: process for process in usage.processes or () if process.device == usage.device.key}
     busy = usage.process_busy_ns or {}
     pids = sorted(listed.keys() | {pid for pid, ns in busy.items() if ns != 0}) if usage.processes is not None else []
-    users: defaultdict[WorkloadKey, set[Workload]] = defaultdict(set)
+    names: dict[WorkloadKey, Workload] = {}
     for pid in pids:
-        if (user := owners.workloads.get(pid)) is not None and user.key:
-            users[user.key].add(user)
-    shares: dict[WorkloadKey, tuple[float, Workload]] = {}
-    for assignment in assignments:
-        share = assignment.share if assignment.share is not None and 0 <= assignment.share <= 1 else -1.0
-        entry = share, assignment.holder
-        key = assignment.holder.key
-        shares[key] = max(entry, shares.get(key, entry), key=lambda one: (one[0], parts_of(one[1])))
-    names = {key: min(workloads, key=parts_of) for key, workloads in users.items()}
-    for key, (_, holder) in shares.items():
-        same = names.get(key)
-        if same is not None:
-            holder = structs.replace(holder, uid=holder.uid or same.uid, user=same.user)
-        names[key] = holder
+        if (user := owners.workloads.get(pid)) is not None:
+            names.setdefault(user.key, user)
+    shares = {assignment.holder.key: assignment.share for assignment in assignments}
+    for holder in (assignment.holder for assignment in assignments):
+        same = names.get(holder.key, holder)
+        names[holder.key] = structs.replace(holder, uid=holder.uid or same.uid, user=same.user)
 
     def find_owner(pid: int) -> Owner:
         user = owners.workloads.get(pid)
@@ -209,7 +200,7 @@ def make_turn(usage: DeviceUsage, assignments: Iterable[Assignment], owners: Own
 
     return DeviceTurn(
         usage,
-        {names[key]: None if shares[key][0] < 0 else shares[key][0] for key in sorted(shares)},
+        {names[key]: shares[key] for key in sorted(shares)},
         None if usage.processes is None else tuple(map(make_sample, pids)),
         mps_busy_ns,
     )
@@ -228,17 +219,13 @@ def _find_unallocated(gpus: Iterable[GpuTurn], result: AllocationResult) -> set[
         return set()
     unclear = {(one.namespace, one.pod) for one in (*(u.holder for u in allocation.unmapped), *allocation.vcuda)}
     reserved = find_reserved(allocation)
-    used = {
-        (turn.device.key, process.owner)
+    return {
+        (turn.device.key, owner.key)
         for gpu in gpus
         for turn in gpu.devices
-        for process in turn.processes or ()
-        if isinstance(process.owner, Workload) and process.owner.pod and turn.device.key not in reserved
-    }
-    return {
-        (key, owner.key)
-        for key, owner in used
-        if (key, owner.key) not in allocated and (owner.namespace, owner.pod) not in unclear
+        for owner in {process.owner for process in turn.processes or ()}
+        if isinstance(owner, Workload) and owner.pod and (owner.namespace, owner.pod) not in unclear
+        if turn.device.key not in reserved and (turn.device.key, owner.key) not in allocated
     }
 
 

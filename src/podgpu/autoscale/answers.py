@@ -52,7 +52,7 @@ def _compute_mean(
             values.append(sum(row[USED.column] for row in rows) / devices if devices else 0.0)
         elif rows:
             values.append(rows[0][metric.column])
-    if not has_value or 2 * len(values) < snapshot.count_rounds(window) - 1:
+    if not has_value or 2 * len(values) < math.ceil(window / snapshot.interval) - 1:
         return None
     return MetricValue(math.fsum(values) / len(values), snapshot.ends_at, len(values) * snapshot.interval)
 
@@ -144,10 +144,8 @@ def is_active(snapshot: MetricsSnapshot, request: MetricRequest) -> bool:
     selected = select_pods(snapshot, request.pods)
     pods = [pod for pod in selected if snapshot.needs_gpu(pod)]
     missing = [pod for pod in pods if pod.key not in snapshot.last.rows]
-    reported = [pod for pod in pods if pod.key in snapshot.last.rows]
-    if any(map(snapshot.is_starting, missing)) or not all(
-        _is_idle(snapshot, pod, request.idle_for) for pod in reported
-    ):
+    busy = [pod for pod in pods if pod not in missing and not _is_idle(snapshot, pod, request.idle_for)]
+    if busy or any(map(snapshot.is_starting, missing)):
         return True
     if missing or not pods:
         raise _explain_missing(snapshot, request, selected, missing)

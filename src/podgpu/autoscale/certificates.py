@@ -61,11 +61,8 @@ def issue(host: str, replica: str, now: datetime | None = None) -> tuple[x509.Ce
     builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     certificate = builder.sign(key, hashes.SHA256())
     secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
-    return (
-        certificate,
-        Pem(text=_to_pem(certificate), origin="podgpu's certificate"),
-        Pem(text=secret, origin="its key"),
-    )
+    public = Pem(text=_to_pem(certificate), origin="podgpu's certificate")
+    return certificate, public, Pem(text=secret, origin="its key")
 
 
 def _to_pem(certificate: x509.Certificate) -> str:

@@ -55,13 +55,16 @@ class ExternalScaler:
         self,
         store: SampleStore,
         address: Address,
-        tls: KedaTls | None = None,
+        credentials: Any = None,
         client_names: frozenset[str] = frozenset(),
     ) -> None:
-        """`client_names`: accepted names in client certificates; if empty, any name is accepted."""
+        """`credentials`: None for a listener without TLS.
+
+        `client_names`: accepted names in client certificates; if empty, any name is accepted.
+        """
         self._store = store
         self._address = address
-        self._tls = tls
+        self._credentials = credentials
         self._client_names = client_names
         self._server: Any = None
         self.calls: Counter[tuple[str, str]] = Counter()  # (method, status)
@@ -78,10 +81,10 @@ class ExternalScaler:
         host = self._address.host
         target = f"{f'[{host}]' if ':' in host else host or '[::]'}:{self._address.port}"
         try:
-            if self._tls is None:
+            if self._credentials is None:
                 port, scheme = server.add_insecure_port(target), "grpc"
             else:
-                port, scheme = server.add_secure_port(target, self._tls.make_credentials()), "grpcs"
+                port, scheme = server.add_secure_port(target, self._credentials), "grpcs"
         except RuntimeError as error:
             raise StartError(
                 f"cannot listen on {target}: the port is in use, or the address is not local; see {KEDA_OPTION}"
@@ -147,31 +150,28 @@ def _round_up(value: float) -> int:
     return max(1, round(value)) if value > 0 else 0
 
 
-class KedaTls:
-    """Reads the certificate files at every handshake. If they are invalid, uses the last valid ones."""
+def load_credentials(certificate: Pem, key: Pem, client_ca: Pem) -> Any:
+    """Returns gRPC credentials that require a client certificate of the CA. Raises UsageError if a file is invalid.
 
-    def __init__(self, certificate: Pem, key: Pem, client_ca: Pem) -> None:
-        self._files = certificate, key, client_ca
-        self._used: tuple[bytes, ...] = ()
-        self._content = LastValid(self._read, "KEDA's listener keeps its previous certificates")
+    The files are read at every handshake. If they become invalid, the last valid ones are used.
+    """
 
-    def make_credentials(self) -> Any:
-        """Returns credentials that require a client certificate of the configured CA."""
-        return grpc.dynamic_ssl_server_credentials(
-            self._configure(), self._configure, require_client_authentication=True
-        )
-
-    def _configure(self) -> Any:
-        """gRPC calls this at every handshake, in its own thread. None keeps the current configuration."""
-        content = self._content.get()
-        if content == self._used:
-            return None
-        self._used = certificate, key, client_ca = content
-        return grpc.ssl_server_certificate_configuration([(key, certificate)], client_ca)
-
-    def _read(self) -> tuple[bytes, bytes, bytes]:
-        (certificate, key, client_ca), names = (pem.read() for pem in self._files), [pem.name for pem in self._files]
+    def read() -> tuple[bytes, bytes, bytes]:
+        content = certificate.read(), key.read(), client_ca.read()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        load_pair(context, certificate, key, f"{names[0]} and {names[1]}")
-        load_authorities(context, client_ca, names[2])
-        return certificate, key, client_ca
+        load_pair(context, content[0], content[1], f"{certificate.name} and {key.name}")
+        load_authorities(context, content[2], client_ca.name)
+        return content
+
+    valid = LastValid(read, "KEDA's listener keeps its previous certificates")
+    used: tuple[bytes, ...] = ()
+
+    def configure() -> Any:
+        """gRPC calls this at every handshake, in its own thread. None keeps the current configuration."""
+        nonlocal used
+        if (content := valid.get()) == used:
+            return None
+        used = content
+        return grpc.ssl_server_certificate_configuration([(content[1], content[0])], content[2])
+
+    return grpc.dynamic_ssl_server_credentials(configure(), configure, require_client_authentication=True)

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, starmap
-from math import ceil, inf, nan
+from math import inf, nan
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -262,9 +262,6 @@ class MetricsSnapshot:
         # Half an interval of tolerance, because rounds do not end exactly after an interval.
         first = self.last.at - window + self.interval / 2
         return self.rounds[bisect_right(self.rounds, first, key=attrgetter("at")) :]
-
-    def count_rounds(self, window: float) -> int:
-        return max(1, ceil(window / self.interval))
 
     def age(self, pod: PodSeen) -> float:
         return self.ends_at - pod.started_at

@@ -7,7 +7,7 @@ import logging
 import platform
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -83,19 +83,14 @@ class AutoscaleServer:
         samples = {
             "podgpu_autoscale_build_info": [Sample(version, 1.0)],
             "podgpu_autoscale_requests_total": requests,
-            **self._snapshot_samples(),
         }
-        return make_families("autoscale", samples)
-
-    def _snapshot_samples(self) -> dict[str, list[Sample]]:
-        try:
+        with suppress(Refusal):  # there is no snapshot yet
             snapshot = self.store.snapshot()
-        except Refusal:
-            return {}
-        values = {
-            "podgpu_autoscale_round_timestamp_seconds": snapshot.ends_at,
-            "podgpu_autoscale_pods": sum(1 for _, pod in snapshot.last.rows if pod),
-            "podgpu_autoscale_old_nodes": len(snapshot.stale_nodes),
-            "podgpu_autoscale_pods_synced": 0 if snapshot.pods.trouble else 1,
-        }
-        return {name: [Sample(NO_LABELS, float(value))] for name, value in values.items()}
+            values = {
+                "podgpu_autoscale_round_timestamp_seconds": snapshot.ends_at,
+                "podgpu_autoscale_pods": sum(1 for _, pod in snapshot.last.rows if pod),
+                "podgpu_autoscale_old_nodes": len(snapshot.stale_nodes),
+                "podgpu_autoscale_pods_synced": 0 if snapshot.pods.trouble else 1,
+            }
+            samples |= {name: [Sample(NO_LABELS, float(value))] for name, value in values.items()}
+        return make_families("autoscale", samples)

@@ -11,21 +11,21 @@ from typing import Any
 import click
 
 from podgpu.autoscale.certificates import CaBundleUpdater, ServiceName, issue
-from podgpu.autoscale.keda import KEDA_OPTION, ExternalScaler, KedaTls
+from podgpu.autoscale.keda import KEDA_OPTION, ExternalScaler, load_credentials
 from podgpu.autoscale.metrics import PROFILING_METRICS
 from podgpu.autoscale.metrics_api import API_OPTION, FrontProxy, MetricsApi, parse_front_proxy
 from podgpu.autoscale.pods import PodWatcher
 from podgpu.autoscale.requests import CUSTOM_GROUP, CUSTOM_VERSIONS
 from podgpu.autoscale.samples import SampleStore
 from podgpu.autoscale.server import AutoscaleServer
-from podgpu.cli.cluster import check_backend, choose_ages, choose_collector
+from podgpu.cli.cluster import check_backend, choose_collector, make_settings
 from podgpu.cli.options import EXPORTER_ACCESS_FLAGS, make_command, options_of
 from podgpu.cli.terminal import configure_logging
-from podgpu.cluster.collect import MAX_ROUNDS, ViewSettings, check_settings, duration_text
+from podgpu.cluster.collect import MAX_ROUNDS, ViewSettings, duration_text
 from podgpu.cluster.loop import Cluster, MakeCollector
 from podgpu.errors import UsageError
 from podgpu.kube.client import ApiClient
-from podgpu.kube.config import is_loopback, require_config
+from podgpu.kube.config import is_loopback, load_config
 from podgpu.kube.reflector import Informer
 from podgpu.tls import Pem
 from podgpu.web.app import Address, run
@@ -55,34 +55,22 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     Give exactly one of --prometheus, --scrape or --discover-kubernetes. Running pods are read from the API server.
     """
     configure_logging(options["log_format"], options["debug"])
-    settings = _make_settings(options, *choose_ages(ctx, options))
-    check_backend(ctx, options)
-    with ExitStack() as stack:
-        make_collector = choose_collector({**options, "owners": "none"}, settings, stack)
-        server = make_server(options, settings, make_collector, stack)
-        run([server.cluster], server.listeners(options["probe_address"], options["api_address"]))
-
-
-def _make_settings(options: Mapping[str, Any], stale_after: float, drop_after: float) -> ViewSettings:
     interval, longest = options["interval"], options["longest_window"]
     if longest / interval > MAX_ROUNDS:
         raise UsageError(
             f"--longest-window {duration_text(longest)} holds more than {MAX_ROUNDS} readings of --interval "
             f"{duration_text(interval)}: make the window shorter or the interval longer"
         )
-    return check_settings(
-        ViewSettings(
-            interval=interval,
-            stale_after=stale_after,
-            drop_after=drop_after,
-            used_field=options["used_field"],
-            extra_fields=tuple(metric.field for metric in PROFILING_METRICS),
-            window=interval,
-        )
-    )
+    extra_fields = tuple(metric.field for metric in PROFILING_METRICS)
+    settings = make_settings(ctx, options, extra_fields=extra_fields, window=interval)
+    check_backend(ctx, options)
+    with ExitStack() as stack:
+        make_collector = choose_collector({**options, "owners": "none"}, settings, stack)
+        server = _make_server(options, settings, make_collector, stack)
+        run([server.cluster], server.listeners(options["probe_address"], options["api_address"]))
 
 
-def make_server(
+def _make_server(
     options: Mapping[str, Any], settings: ViewSettings, make_collector: MakeCollector, stack: ExitStack
 ) -> AutoscaleServer:
     keda_address, api_address = options["keda_address"], options["api_address"]
@@ -92,13 +80,14 @@ def make_server(
         raise UsageError(f"--api-cert-file, --api-key-file and --api-service have no effect if {API_OPTION} is none")
     keda_tls = _make_keda_tls(options, keda_address) if keda_address is not None else None
     service = _parse_api_certificate(options) if api_address is not None else None
-    config = require_config(options["kubeconfig"])
+    config = load_config(options["kubeconfig"])
     pods = PodWatcher(config)
     stack.callback(pods.informer.close)
     store = SampleStore(settings, options["longest_window"], pods.current)
     scaler = api = updater = None
     if keda_address is not None:
-        scaler = ExternalScaler(store, keda_address, keda_tls, _split_names(options["keda_client_name"]))
+        names = frozenset(filter(None, map(str.strip, options["keda_client_name"].split(","))))
+        scaler = ExternalScaler(store, keda_address, keda_tls, names)
     if api_address is not None:
         selector = {"fieldSelector": f"metadata.name={_CONFIGMAP}"}
         watcher: Informer[FrontProxy] = Informer(config, _CONFIGMAPS, selector, parse_front_proxy)
@@ -112,16 +101,12 @@ def make_server(
     return AutoscaleServer(store, cluster, scaler, api, updater)
 
 
-def _split_names(text: str) -> frozenset[str]:
-    return frozenset(filter(None, (name.strip() for name in text.split(","))))
-
-
-def _make_keda_tls(options: Mapping[str, Any], address: Address) -> KedaTls | None:
+def _make_keda_tls(options: Mapping[str, Any], address: Address) -> Any:
     """Returns None for a server without TLS, which is allowed only on a loopback address."""
     files = [options[name] for name in ("keda_cert_file", "keda_key_file", "keda_client_ca_file")]
     if all(files):
         certificate, key, client_ca = (Pem(file=file) for file in files)
-        return KedaTls(certificate, key, client_ca)
+        return load_credentials(certificate, key, client_ca)
     if any(files) or options["keda_client_name"] or not is_loopback(address.host):
         raise UsageError(
             f"{KEDA_OPTION} {address.host or '(every interface)'}:{address.port} needs all of --keda-cert-file, "
@@ -140,11 +125,7 @@ def _parse_api_certificate(options: Mapping[str, Any]) -> ServiceName | None:
             f"{API_OPTION} needs a certificate: either --api-cert-file and --api-key-file, or --api-service "
             "NAMESPACE/NAME for podgpu's own certificate"
         )
-    return _parse_service(options["api_service"])
-
-
-def _parse_service(text: str) -> ServiceName:
-    namespace, _, name = text.partition("/")
+    namespace, _, name = options["api_service"].partition("/")
     if not namespace or not name or "/" in name:
-        raise UsageError(f"--api-service {text!r}: must be NAMESPACE/NAME of the Service")
+        raise UsageError(f"--api-service {options['api_service']!r}: must be NAMESPACE/NAME of the Service")
     return ServiceName(namespace, name)

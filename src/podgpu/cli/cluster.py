@@ -18,19 +18,18 @@ from podgpu.cluster.collect import Collector, ViewSettings, check_settings
 from podgpu.cluster.discover import ApiOwners, KubernetesTargets, ServiceSelector
 from podgpu.cluster.loop import Cluster, MakeCollector
 from podgpu.cluster.prices import read_prices
-from podgpu.cluster.prometheus import PrometheusCollector
+from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer
 from podgpu.cluster.prometheus_history import PrometheusHistory
 from podgpu.cluster.prometheus_ranges import PrometheusRanges
-from podgpu.cluster.promql import PrometheusServer
 from podgpu.cluster.ranges import UsageAnswers
 from podgpu.cluster.record import MAX_GPUS, cluster_recorder, cluster_usage
 from podgpu.cluster.scrape import FixedTargets, ScrapeCollector, Targets
 from podgpu.errors import UsageError
 from podgpu.history.answers import HistorySource
 from podgpu.http_client import Access
-from podgpu.kube.config import require_config
-from podgpu.web.app import Service, load_protection, run
-from podgpu.web.cluster_app import cluster_application, cluster_listeners
+from podgpu.kube.config import load_config
+from podgpu.web.app import Listener, Service, load_protection, make_listeners, run
+from podgpu.web.cluster_app import cluster_application, cluster_probes
 
 _log = logging.getLogger("podgpu")
 _SYNC_SECONDS = 10.0
@@ -68,18 +67,13 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     Give exactly one of --prometheus, --scrape or --discover-kubernetes.
     """
     configure_logging(options["log_format"], options["debug"])
-    stale_after, drop_after = choose_ages(ctx, options)
-    settings = check_settings(
-        ViewSettings(
-            interval=options["interval"],
-            stale_after=stale_after,
-            drop_after=drop_after,
-            used_field=options["used_field"],
-            window=options["window"],
-            idle_after=options["idle_after"],
-            legacy_map_metrics=options["legacy_map_metrics"],
-            max_gpus=_MAX_GPUS,
-        )
+    settings = make_settings(
+        ctx,
+        options,
+        window=options["window"],
+        idle_after=options["idle_after"],
+        legacy_map_metrics=options["legacy_map_metrics"],
+        max_gpus=_MAX_GPUS,
     )
     check_backend(ctx, options)
     with ExitStack() as stack:
@@ -100,14 +94,22 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             services.append(recorder)
         protection = load_protection(options["web_config_file"])
         app = cluster_application(cluster, protection, history, usage, options["web_enable_lifecycle"])
-        listeners = cluster_listeners(cluster, app, options["address"], options["probe_address"], protection)
-        run(services, listeners, lambda bound: _log.info("listening on %s/metrics; the page is at /", bound[0].url))
+        tls, text = protection.make_tls if protection else None, "listening on %s/metrics; the page is at /"
+        main = Listener(app, options["address"], tls=tls, announcement=text)
+        run(services, make_listeners(main, cluster_probes(cluster), options["probe_address"]))
 
 
-def choose_ages(ctx: click.Context, options: dict[str, Any]) -> tuple[float, float]:
-    """Returns two ages of a reading in seconds: when the node is stale, and when it is removed."""
+def make_settings(ctx: click.Context, options: dict[str, Any], **more: Any) -> ViewSettings:
     stale_after = options["stale_after"] if is_set(ctx, "stale_after") else _INTERVALS_FRESH * options["interval"]
-    return stale_after, max(_DROP_AFTER, 2 * stale_after)
+    return check_settings(
+        ViewSettings(
+            interval=options["interval"],
+            stale_after=stale_after,
+            drop_after=max(_DROP_AFTER, 2 * stale_after),
+            used_field=options["used_field"],
+            **more,
+        )
+    )
 
 
 def check_backend(ctx: click.Context, options: dict[str, Any]) -> None:
@@ -182,7 +184,7 @@ def _find_targets(options: Mapping[str, Any], access: Access, stack: ExitStack) 
             return FixedTargets(options["scrape"].split(","), access)
     selector = ServiceSelector.parse(options["discover_kubernetes"])
     https = bool(options["exporter_ca_file"] or options["exporter_insecure_skip_verify"])
-    targets = KubernetesTargets(require_config(options["kubeconfig"]), selector, https=https)
+    targets = KubernetesTargets(load_config(options["kubeconfig"]), selector, https=https)
     stack.callback(targets.close)
     return targets
 
@@ -192,7 +194,7 @@ def _owners(options: Mapping[str, Any], stack: ExitStack) -> ApiOwners | None:
     uses_api = options["discover_kubernetes"] or options["kubeconfig"] or "KUBERNETES_SERVICE_HOST" in os.environ
     if options["owners"] == "none" or (options["owners"] == "auto" and not uses_api):
         return None
-    owners = ApiOwners(require_config(options["kubeconfig"]))
+    owners = ApiOwners(load_config(options["kubeconfig"]))
     stack.callback(owners.close)
     return owners
 

@@ -54,9 +54,9 @@ from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.labels import Policy
 from podgpu.model import WorkloadOwner
+from podgpu.simulate.driver import TurnLog
 from podgpu.simulate.gpu import SimulatedGpu
 from podgpu.simulate.node import StageNode, Tenant
-from podgpu.simulate.switches import TurnLog
 from podgpu.usage.containers import ContainerFinder
 from podgpu.web.app import Address, Listener, Service, run
 from podgpu.web.cluster_app import cluster_application
@@ -107,7 +107,7 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
         nodes = []
         for number, spec in enumerate([gpus, *OTHER_GPUS]):
             root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="podgpu-demo-")))
-            node = StageNode(f"node-{number + 1}", spec, root, first=number * _PODS_PER_NODE, seed=number)
+            node = StageNode(f"node-{number + 1}", spec, root, first=number * _PODS_PER_NODE)
             nodes.append(stack.enter_context(node))
             click.echo(f"SIMULATED {node.name}: {spec}, {len(node.kubelet.pods)} pods")
         exporters = [make_exporter(node, read) for node in nodes]
@@ -122,7 +122,7 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
         write_past(nodes, recorder, [exporter.recorder for exporter in exporters], read, time.time())
         app = cluster_application(cluster, history=recorder, usage=cluster_usage(cluster, recorder))
         listeners = [
-            *(Listener(each.application(), where) for each, where in zip(exporters, [address, *others], strict=True)),
+            *(Listener(each.application, where) for each, where in zip(exporters, [address, *others], strict=True)),
             Listener(app, cluster_address, "--cluster-address"),
         ]
         script = [] if calm else make_script(nodes)
@@ -163,7 +163,7 @@ class Act(NamedTuple):
 def make_script(nodes: Sequence[StageNode]) -> list[Act]:
     """Returns the events of the demo's three nodes. All faults exist at the same time between 30 and 90 seconds."""
     first, lost, last = nodes
-    ill = min(6, first.gpus - 1)
+    ill = min(6, len(first.driver.gpus) - 1)
     job = [tenant for tenant in last.tenants if tenant.pod == f"{_JOB}-{_FIRST_JOB}"]
     numbers = itertools.count(_FIRST_JOB + 1)
 
@@ -206,32 +206,15 @@ def perform(script: Sequence[Act], stopping: threading.Event) -> None:
 class DemoExporter(NamedTuple):
     """The exporter of one simulated node."""
 
-    node: StageNode
     agent: Agent
     recorder: HistoryRecorder
-    prices: ReadPrices
-
-    def application(self) -> web.Application:
-        """Builds the application, which closes connections while the simulated node is down."""
-        usage = node_usage(self.agent, self.recorder, self.prices)
-        app = application(self.agent, history=self.recorder, prices=self.prices, usage=usage)
-
-        @web.middleware
-        async def close_while_down(
-            request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-        ) -> web.StreamResponse:
-            if not self.node.answers and request.transport is not None:
-                request.transport.abort()
-            return await handler(request)
-
-        app.middlewares.insert(0, close_while_down)
-        return app
+    application: web.Application
 
 
 def make_exporter(node: StageNode, prices: ReadPrices, clock: Clock | None = None) -> DemoExporter:
     clock = clock or Clock()
     names = IdentityReader(str(node.root / "pods"), str(node.root / "containers"))
-    count = node.gpus
+    count = len(node.driver.gpus)
     agent = Agent(
         NvmlTelemetry(
             node.driver,
@@ -251,7 +234,19 @@ def make_exporter(node: StageNode, prices: ReadPrices, clock: Clock | None = Non
         containers=ContainerFinder(str(node.root / "proc")),
         pod_labels=lambda: {(t.namespace, t.pod): (("team", team_of(t.namespace)),) for t in node.tenants},
     )
-    return DemoExporter(node, agent, node_recorder(agent, prices=prices), prices)
+    recorder = node_recorder(agent, prices=prices)
+    app = application(agent, history=recorder, prices=prices, usage=node_usage(agent, recorder, prices))
+
+    @web.middleware
+    async def close_while_down(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if not node.answers and request.transport is not None:
+            request.transport.abort()
+        return await handler(request)
+
+    app.middlewares.insert(0, close_while_down)
+    return DemoExporter(agent, recorder, app)
 
 
 # Owners and teams. In a real cluster, these are read from the API server.
@@ -278,21 +273,13 @@ def _owner_of(pod: str) -> WorkloadOwner | None:
 _JOB_HOURS = 4.0
 _PAUSE_HOURS = 0.2
 _NIGHT = 0.6  # load of services at night, relative to the day
-_GONE_HOURS = (8.0, 7.8)  # the third node did not answer; hours ago, from and to
-_FAULTS = (  # node, GPU, from and to (hours ago), condition, message
+_FAULTS = (  # node, GPU (None: all), from and to (hours ago), condition, message
+    (2, None, 8.0, 7.8, "node_gone", "its node does not answer"),
     (0, 6, 5.0, 4.6, "xid", "it reported XID 48 (double-bit ECC error)"),
     (1, 3, 11.0, 10.3, "lost", "the driver no longer lists it: it fell off the bus or was removed"),
     (1, 0, 3.0, 2.6, "thermal", "thermal throttling for most of the last minute"),
     (0, 5, 19.0, 2.0, "idle", "notebooks/jupyter-ada-0/notebook holds it and does not use it"),
 )
-
-
-class _Stay(NamedTuple):
-    """The time when a container held a device. Begin and end are hours before now."""
-
-    tenant: Tenant
-    begin: float = math.inf
-    end: float = 0.0
 
 
 def write_past(
@@ -320,7 +307,7 @@ def _make_past(nodes: Sequence[StageNode], prices: Prices, now: float) -> Iterat
         ago = (now - at) / HOUR
         samples = []
         for number, node in enumerate(nodes):
-            present = [stay.tenant for stay in stays[number] if stay.end < ago <= stay.begin]
+            present = [tenant for tenant, begin, end in stays[number] if end < ago <= begin]
             for gpu in node.driver.gpus:
                 held = [tenant for tenant in present if tenant.gpu == gpu.number]
                 for instance, size in _divide(gpu):
@@ -336,16 +323,19 @@ def _divide(gpu: SimulatedGpu) -> list[tuple[int | None, float]]:
     return [*instances, (None, 1.0 - sum(size for _, size in instances))]
 
 
-def _stays(number: int, node: StageNode) -> Iterator[_Stay]:
-    """Returns the pods of the demo, and the earlier jobs on the GPUs of the third node's training job."""
+def _stays(number: int, node: StageNode) -> Iterator[tuple[Tenant, float, float]]:
+    """Yields the pods of the demo, and the earlier jobs on the GPUs of the third node's training job.
+
+    Each with its begin and end, in hours before now.
+    """
     jobs = [tenant for tenant in node.tenants if tenant.pod.startswith("llm-train-")] if number == 2 else []
     for tenant in node.tenants:
-        yield _Stay(tenant, 1.5 if tenant in jobs else math.inf)
+        yield tenant, 1.5 if tenant in jobs else math.inf, 0.0
     for job in range(5):
         end = 1.5 + _PAUSE_HOURS + job * (_JOB_HOURS + _PAUSE_HOURS)
         for tenant in jobs:
             past = replace(tenant, pod=f"finetune-{5 - job}", duty=0.25 if job == 1 else tenant.duty)
-            yield _Stay(past, end + _JOB_HOURS, end)
+            yield past, end + _JOB_HOURS, end
 
 
 class _PastDevice(NamedTuple):
@@ -360,14 +350,12 @@ class _PastDevice(NamedTuple):
 
     def sample(self, at: int, ago: float, seconds: float, prices: Prices, users: list[Tenant]) -> GpuSample:
         """`users` are the tenants of a GPU and of its MIG instances."""
-        gone = self.number == 2 and _GONE_HOURS[1] < ago <= _GONE_HOURS[0]
         conditions = [
             (name, text)
             for node, gpu, begin, end, name, text in _FAULTS
-            if (node, gpu) == (self.number, self.gpu.number) and end < ago <= begin
+            if node == self.number and gpu in (None, self.gpu.number) and end < ago <= begin
         ]
-        if gone:
-            conditions = [("node_gone", "its node does not answer")]
+        gone = any(name == "node_gone" for name, _ in conditions)
         is_blind = gone or any(name == "lost" for name, _ in conditions)
         size = self.size
         price = (prices.of(self.gpu.model.name).gpu_hour or 0.0) * size if prices.currency else 0.0

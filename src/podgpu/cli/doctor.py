@@ -30,8 +30,9 @@ from podgpu.doctor.node import (
 from podgpu.errors import SourceError, UsageError
 from podgpu.gpu.source import Telemetry
 from podgpu.holders import AllocationSource
-from podgpu.holders.api import ApiAccess, LabelFilter, NoApi
+from podgpu.holders.api import ApiAccess, LabelFilter
 from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.kube.config import NoApi
 from podgpu.web.app import load_protection
 from podgpu.workers import Workers
 

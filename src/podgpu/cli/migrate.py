@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 import sys
 from pathlib import Path
@@ -61,8 +60,6 @@ def _check(files: tuple[str, ...], options: dict[str, Any]) -> None:
         raise UsageError("--in-place needs files")
     if len(files) > 1 and not options["in_place"]:
         raise UsageError("migrate: only one file can be printed; use --in-place for several")
-    if len(set(map(os.path.realpath, files))) != len(files):
-        raise UsageError("migrate: the same file is given twice")
 
 
 def _read(name: str) -> str:

@@ -163,15 +163,10 @@ def _open_nvml(argument: str, options: Options) -> Telemetry:
     if argument:
         raise UsageError(f"--telemetry nvml takes no argument, but {redact_url(argument)} was given")
     return NvmlTelemetry(
-        count_expected=_make_pci_counter(options),
+        count_expected=partial(count_pci_gpus, options.get("path_sysfs", "/sys")),
         sees_processes=in_host_pid_namespace() is True,
         switch_logs=_make_switch_logs(options),
     )
-
-
-def _make_pci_counter(options: Options) -> Callable[[], int | None]:
-    """Returns a function that counts the GPUs on the PCI bus of this machine."""
-    return partial(count_pci_gpus, options.get("path_sysfs", "/sys"))
 
 
 def _make_switch_logs(options: Options, **parts: Any) -> SwitchLogFactory | None:
@@ -188,8 +183,8 @@ def simulated_driver(spec: str = "") -> SimulatedNvml:
 
 
 def _open_simulated(argument: str, options: Options) -> Telemetry:
+    from podgpu.simulate.driver import TurnLog
     from podgpu.simulate.node import place_loads, tenants
-    from podgpu.simulate.switches import TurnLog
 
     driver = simulated_driver(argument)
     place_loads(driver, tenants(driver))
@@ -212,7 +207,7 @@ def _open_dcgm(argument: str, options: Options) -> Telemetry:
     )
     if engine is not None and not engine.is_local:  # the GPUs are in another machine
         return DcgmTelemetry(settings)
-    return DcgmTelemetry(settings, _open_nvml("", options), _make_pci_counter(options))
+    return DcgmTelemetry(settings, _open_nvml("", options), partial(count_pci_gpus, options.get("path_sysfs", "/sys")))
 
 
 def open_exposition(place: str, options: Options) -> ExpositionSource:

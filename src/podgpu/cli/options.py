@@ -168,15 +168,6 @@ def describe_origin(param: click.Parameter | None, ctx: click.Context | None) ->
     return f" (from the variable {param.envvar})"
 
 
-def is_given(ctx: click.Context, option: Option) -> bool:
-    """Returns True if a flag or environment variable sets the option to a value other than its default."""
-    if ctx.get_parameter_source(option.parameter) is ParameterSource.DEFAULT:
-        return False
-    value = ctx.params[option.parameter]
-    word = str(value).lower() if isinstance(value, bool) else str(value)
-    return word != option.default
-
-
 def is_set(ctx: click.Context, parameter: str) -> bool:
     """Returns True if a flag or environment variable sets the option."""
     return ctx.get_parameter_source(parameter) is not ParameterSource.DEFAULT

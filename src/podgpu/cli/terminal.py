@@ -33,11 +33,6 @@ def is_screen() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
-def is_interactive() -> bool:
-    """Returns True if standard input and standard output are terminals."""
-    return sys.stdin.isatty() and is_screen()
-
-
 def wants_colour() -> bool:
     return is_screen() and not os.environ.get("NO_COLOR")
 
@@ -59,24 +54,20 @@ def quiet_logs(debug: bool = False) -> Iterator[None]:
 # Logs and signals
 
 
-class _Text(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        text = f"{_time(record)} {record.levelname:<7} {one_line(record.getMessage())}"
-        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+class _Formatter(logging.Formatter):
+    def __init__(self, is_json: bool) -> None:
+        super().__init__()
+        self._is_json = is_json
 
-
-class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        entry = {
-            "time": _time(record),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "msg": record.getMessage(),
-        }
-        if record.exc_info:
-            entry["exception"] = self.formatException(record.exc_info)
-        text = json.dumps(entry, ensure_ascii=False)  # escapes only ASCII control characters
-        return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        trace = self.formatException(record.exc_info) if record.exc_info else ""
+        if not self._is_json:
+            text = f"{at} {record.levelname:<7} {one_line(record.getMessage())}"
+            return f"{text}\n{trace}" if trace else text
+        entry = {"time": at, "level": record.levelname.lower(), "logger": record.name, "msg": record.getMessage()}
+        text = json.dumps(entry | ({"exception": trace} if trace else {}))
+        return text.replace("\x7f", "\\u007f")  # the only control character that JSON does not escape
 
 
 def _is_our_error(record: logging.LogRecord) -> bool:
@@ -85,13 +76,9 @@ def _is_our_error(record: logging.LogRecord) -> bool:
     return type(error).__module__ != "aiohttp.http_exceptions"
 
 
-def _time(record: logging.LogRecord) -> str:
-    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
 def configure_logging(log_format: str, debug: bool) -> None:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Json() if log_format == "json" else _Text())
+    handler.setFormatter(_Formatter(log_format == "json"))
     logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, handlers=[handler], force=True)
     for noisy in ("asyncio", "aiohttp.access", "grpc"):
         logging.getLogger(noisy).setLevel(logging.INFO if debug else logging.WARNING)

@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from podgpu.agent.loop import Agent, Settings
 from podgpu.cli.node import Options, make_finder, make_holders, node_name, open_telemetry
 from podgpu.cli.options import is_set, make_command, options_of
-from podgpu.cli.terminal import is_interactive, print_out, quiet_logs, wants_colour
+from podgpu.cli.terminal import is_screen, print_out, quiet_logs, wants_colour
 from podgpu.device_selection import parse_selection
 from podgpu.errors import UsageError, one_line
 from podgpu.holders.api import ApiAccess
@@ -68,7 +68,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         if options["json"]:
             print_out(msgspec.json.encode(feed.read().view) + b"\n")
             return 0
-        if options["once"] or not is_interactive():
+        if options["once"] or not (sys.stdin.isatty() and is_screen()):
             return _print_once(feed, options["sort"], options["filter"])
         return _run(feed, Screen(feed.name, options["sort"], options["filter"]))
 
@@ -80,14 +80,10 @@ def _reject_local_options(ctx: click.Context, options: dict[str, Any]) -> None:
     """
     if options["url"] and options["cluster"]:
         raise UsageError("--url and --cluster cannot be combined: give one of them")
-    given = [flag for flag in _LOCAL if _is_given(ctx, flag)] + (["processes"] if options["processes"] else [])
-    remote = "--url" if options["url"] else "--cluster"
-    if given:
-        raise UsageError(f"--{given[0]} is for the local driver and cannot be combined with {remote}")
-
-
-def _is_given(ctx: click.Context, flag: str) -> bool:
-    return ctx.get_parameter_source(flag.replace("-", "_")) is ParameterSource.COMMANDLINE
+    for flag in (*_LOCAL, "processes"):
+        if ctx.get_parameter_source(flag.replace("-", "_")) is ParameterSource.COMMANDLINE:
+            remote = "--url" if options["url"] else "--cluster"
+            raise UsageError(f"--{flag} is for the local driver and cannot be combined with {remote}")
 
 
 def _open_source(options: Options, at_exit: ExitStack) -> Source:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import gzip
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
@@ -45,6 +46,7 @@ from podgpu.model import Device
 from podgpu.usage.containers import ContainerFinder, require_host_pid_namespace
 
 _STEP_SECONDS = 0.5
+Track = tuple[str, str]  # names of the container (or GPU) and of the process
 TraceEvent = dict[str, Any]
 _MAX_SWITCH_NS = 1_000_000
 
@@ -159,7 +161,7 @@ class Recording:
             "slice_ms": {engine.name: engine.estimator.slice / 1e6 for engine in self._engines.values()},
             "unsampled": self._listener.unsampled,
         }
-        return make_trace(list(self._engines.values()), self._listener.began, self._names.__getitem__, about)
+        return make_trace(self._engines.values(), self._listener.began, self._names, about)
 
     def summarize(self) -> str:
         stays = sum(len(engine.stays) for engine in self._engines.values())
@@ -210,18 +212,16 @@ class Recording:
 # The trace
 
 
+@dataclass
 class EngineTrace:
     """Records one GPU or MIG instance, window by window."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.samples: list[BusySample] = []
-        self.marks: list[tuple[int, str]] = []
-        """Time and text of XIDs and changes of the clock events."""
-        self.waits: list[tuple[int, int, int]] = []
-        """Begin, end and pid."""
-        self.stays: list[Stay] = []
-        self.estimator = WaitEstimator()
+    name: str
+    samples: list[BusySample] = field(default_factory=list)
+    marks: list[tuple[int, str]] = field(default_factory=list)  # time and text of XIDs and changes of the clock events
+    waits: list[tuple[int, int, int]] = field(default_factory=list)  # begin, end and pid
+    stays: list[Stay] = field(default_factory=list)
+    estimator: WaitEstimator = field(default_factory=WaitEstimator)
 
     def add(self, residency: Residency, samples: Iterable[BusySample], busy_share: float) -> None:
         """Adds a window. `busy_share`: part of the window for which the device was busy."""
@@ -234,63 +234,43 @@ class EngineTrace:
         self.estimator.add(residency, estimate_without_samples(residency, worked))
         self.waits += [wait for wait in self.estimator.intervals if wait[0] < wait[1]]
 
-    def make_events(self, tracks: Tracks, since: int) -> list[TraceEvent]:
-        """Returns the events, unsorted. `since`: start of the recording."""
-        gpu = tracks.find(self.name, "context switches")
+    def make_events(self, names: Mapping[int, Track], since: int) -> Iterator[TraceEvent]:
+        """Yields the events, unsorted. `since`: start of the recording."""
+        gpu = (self.name, "context switches")
         before: Stay | None = None
-        events: list[TraceEvent] = []
         for stay in self.stays:
             if before is not None and stay.since - before.until < _MAX_SWITCH_NS:
-                events.append(_slice("switch", gpu, before.until - since, stay.since - since))
+                yield _slice("switch", gpu, before.until - since, stay.since - since)
             name = "run (cut)" if self.estimator.is_cut(stay.until - stay.began) else "run"
-            events.append(_slice(name, tracks.find_process(stay.pid), stay.since - since, stay.until - since))
+            yield _slice(name, names[stay.pid], stay.since - since, stay.until - since)
             before = stay
         for begin, end, pid in self.waits:
-            events.append(_slice("wait", tracks.find_process(pid), begin - since, end - since))
+            yield _slice("wait", names[pid], begin - since, end - since)
         for at, busy in self.samples:
-            events.append({"ph": "C", "name": "busy", "ts": (at - since) / 1000, **gpu, "args": {"busy": int(busy)}})
+            yield {"ph": "C", "name": "busy", "ts": (at - since) / 1000, "track": gpu, "args": {"busy": int(busy)}}
         for at, text in self.marks:
-            events.append({"ph": "i", "name": text, "ts": (at - since) / 1000, **gpu, "s": "p"})
-        return events
-
-
-class Tracks:
-    """Numbers the processes and threads of a trace by their names."""
-
-    def __init__(self, describe: Callable[[int], tuple[str, str]]) -> None:
-        """`describe`: returns the names of the container and of the process with this pid."""
-        self._describe = describe
-        self._groups: dict[str, int] = {}
-        self._tracks: dict[tuple[str, str], dict[str, int]] = {}
-        self._processes: dict[int, dict[str, int]] = {}
-
-    def find(self, group: str, track: str) -> dict[str, int]:
-        """Returns the members `pid` and `tid` of an event."""
-        pid = self._groups.setdefault(group, len(self._groups) + 1)
-        return self._tracks.setdefault((group, track), {"pid": pid, "tid": len(self._tracks) + 1})
-
-    def find_process(self, pid: int) -> dict[str, int]:
-        if pid not in self._processes:
-            self._processes[pid] = self.find(*self._describe(pid))
-        return self._processes[pid]
-
-    def make_events(self) -> list[TraceEvent]:
-        return [
-            {"ph": "M", "name": name, **numbers, "args": {"name": text}}
-            for (group, track), numbers in self._tracks.items()
-            for name, text in (("process_name", group), ("thread_name", track))
-        ]
+            yield {"ph": "i", "name": text, "ts": (at - since) / 1000, "track": gpu, "s": "p"}
 
 
 def make_trace(
-    engines: Sequence[EngineTrace], since: int, describe: Callable[[int], tuple[str, str]], about: Mapping[str, Any]
+    engines: Iterable[EngineTrace], since: int, names: Mapping[int, Track], about: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the trace as an object for JSON. `about`: members of `otherData`."""
-    tracks = Tracks(describe)
-    events = [event for engine in engines for event in engine.make_events(tracks, since)]
+    """Returns the trace as an object for JSON. `names`: by pid. `about`: members of `otherData`."""
+    events = [event for engine in engines for event in engine.make_events(names, since)]
     events.sort(key=lambda event: event["ts"])
-    return {"displayTimeUnit": "ms", "otherData": about, "traceEvents": [*tracks.make_events(), *events]}
+    groups: dict[str, int] = {}
+    tracks: dict[Track, dict[str, int]] = {}
+    for event in events:
+        track: Track = event.pop("track")
+        pid = groups.setdefault(track[0], len(groups) + 1)
+        event |= tracks.setdefault(track, {"pid": pid, "tid": len(tracks) + 1})
+    titles = [
+        {"ph": "M", "name": name, **numbers, "args": {"name": text}}
+        for track, numbers in tracks.items()
+        for name, text in zip(("process_name", "thread_name"), track, strict=True)
+    ]
+    return {"displayTimeUnit": "ms", "otherData": about, "traceEvents": [*titles, *events]}
 
 
-def _slice(name: str, track: Mapping[str, int], begin: int, end: int) -> TraceEvent:
-    return {"ph": "X", "name": name, "ts": begin / 1000, "dur": (end - begin) / 1000, **track}
+def _slice(name: str, track: Track, begin: int, end: int) -> TraceEvent:
+    return {"ph": "X", "name": name, "ts": begin / 1000, "dur": (end - begin) / 1000, "track": track}

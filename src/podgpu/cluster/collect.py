@@ -127,7 +127,7 @@ class FleetCounts(NamedTuple):
     gpus: int
     broken: int
     power_watts: float | None
-    held: tuple[tuple[str, float, float | None], ...]  # billed model, allocated GPUs and idle GPUs (None if unknown)
+    held: tuple[tuple[str, float, float], ...]  # billed model, allocated GPUs and idle GPUs
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,6 @@ from podgpu.metrics.encode import Body, encode, etag_of
 
 LATE_ROUNDS = 3.0
 _CLOSE_SECONDS = 3.0
-_MAX_LOG_LINES = 10  # per round; many nodes can fail together, for example in a rack that loses power
 _REPEAT_SECONDS = 600.0
 _log = logging.getLogger(__name__)
 MakeCollector = Callable[[], Collector]
@@ -253,16 +252,10 @@ class _ChangeLog:
         described = {outcome.text for outcome in state.outcomes}
         faults |= {note: ("note", note) for note in state.notes if note not in described}
         names = {outcome.target for outcome in state.outcomes} | {node.name for node in state.nodes}
-        new = [text for name, (reason, text) in faults.items() if self._faults.fail(name, reason)]
-        recovered = [f"{name}: answers again" for name in sorted(names - faults.keys()) if self._faults.recover(name)]
+        for name, (reason, text) in faults.items():
+            if self._faults.fail(name, reason):
+                _log.warning("%s", text)
+        for name in sorted(names - faults.keys()):
+            if self._faults.recover(name):
+                _log.info("%s: answers again", name)
         self._faults.remove(lambda name: name not in names and name not in faults)
-        _log_lines(logging.WARNING, new)
-        _log_lines(logging.INFO, recovered)
-
-
-def _log_lines(level: int, lines: Sequence[str]) -> None:
-    logger = logging.getLogger("podgpu")
-    for line in lines[:_MAX_LOG_LINES]:
-        logger.log(level, "%s", line)
-    if len(lines) > _MAX_LOG_LINES:
-        logger.log(level, "%s", f"and {len(lines) - _MAX_LOG_LINES} more")

@@ -13,10 +13,9 @@ from podgpu.cluster.collect import NodeReading, TargetOutcome, ViewSettings
 from podgpu.cluster.parts import HeldPart, SlotKey, group_held, is_lost, is_shown
 from podgpu.errors import few_of
 from podgpu.metrics.conditions import DRIVER_AWAY, LOST, NODE_GONE, UNREADABLE, conditions, words_for
-from podgpu.model import Condition, DeviceState, MigInstance, NodeState, SourceStatus, Workload, parts_of
+from podgpu.model import Condition, DeviceState, MigInstance, NodeState, Workload, parts_of
 
 CLOCK_AHEAD, _CLOCK_BEHIND = 5.0, 60.0  # tolerated clock skew; old values look like a clock that is behind
-_CLOCK_UNSET = 86_400.0  # a larger skew means that the clock is not set; a wrong time zone causes less than a day
 MAX_ALERTS = 200
 _NOT_ANSWERING = {LOST, UNREADABLE, DRIVER_AWAY}
 _DRIVER_SOURCES = {"nvml", "dcgm", "exporter", "simulated", "usage", "switches"}
@@ -72,34 +71,64 @@ def choose_nodes(
     If several exporters report a node or a GPU, prefers a current one that names holders, then the one of the last
     round. A node that no exporter reports any more keeps its last reading for a while.
     """
+
+    def is_stale(reading: NodeReading) -> bool:
+        return reading.state.stale or now - reading.read_at > settings.stale_after
+
+    def is_rival(reading: NodeReading, other: NodeReading) -> bool:
+        """Returns False if the reading is outdated, or if both are from one exporter under two addresses."""
+        exporter_id = reading.state.exporter_id
+        is_other = reading.target != other.target and (not exporter_id or exporter_id != other.state.exporter_id)
+        return is_other and reading.listed is not False and not is_stale(reading)
+
+    def rank(reading: NodeReading, uuid: str = "") -> tuple[object, ...]:
+        """Returns a sort key for readings, or for readings that have the GPU. The smallest key is preferred."""
+        state, stale = reading.state, is_stale(reading)
+        shown = before.get(state.node)
+        was_used = shown is not None and shown.target == reading.target
+        if uuid:
+            was_used = shown is not None and any(g.uuid == uuid and not is_lost(g) for g in shown.state.devices)
+        return (
+            stale,
+            uuid != "" and uuid in _lost_gpus(state),
+            reading.listed is False,
+            not state.devices,
+            not any(slot.holders for gpu in state.devices for slot in (gpu, *gpu.instances)),
+            not reading.named,
+            -reading.read_at if stale else 0.0,
+            not was_used,
+            state.producer != "podgpu",
+            state.node,
+            reading.target,
+        )
+
     by_name: dict[str, list[NodeReading]] = defaultdict(list)
     reported = {reading.state.node for reading in readings}
     missing = [replace_fields(node.reading, listed=False) for node in before.values() if node.name not in reported]
     for reading in (*readings, *missing):
         if now - reading.read_at <= settings.drop_after or (reading.listed and reading.state.devices):
             by_name[reading.state.node].append(reading)
-    chosen: dict[str, NodeReading] = {}
-    notes: dict[str, list[str]] = {}
+    chosen = {name: min(by_name[name], key=rank) for name in sorted(by_name)}
     alerts = []
-    for name, copies in sorted(by_name.items()):
-        used = before[name].target if name in before else ""
-        copies.sort(key=lambda copy: (*_rank(copy, settings, now), copy.target != used, not _is_own(copy), copy.target))
-        best = chosen[name] = copies[0]
-        notes[name] = [*_describe_failures(copies, outcomes), *_describe_reading(best)]
-        others = {copy.target for copy in copies if _is_another(copy, best) and _is_current(copy, settings, now)}
+    nodes_of: dict[str, set[str]] = defaultdict(set)  # by UUID
+    for name, reading in chosen.items():
+        others = {copy.target for copy in by_name[name] if is_rival(copy, reading)}
         if others:
-            alerts.append(_describe_conflict(name, best.target, others, "this node"))
+            alerts.append(_describe_conflict(name, reading.target, others, "this node"))
+        for gpu in reading.state.devices:
+            nodes_of[gpu.uuid].add(name)
     hidden: dict[str, set[str]] = defaultdict(set)  # node name -> UUIDs that are shown on another node
-    for (name, other), uuids in _find_claims(chosen, before, settings, now).items():
-        hidden[other] |= uuids
-        if not _is_another(chosen[other], chosen[name]):
-            continue  # one exporter under two addresses
-        if _is_current(chosen[other], settings, now) and not uuids <= _lost_gpus(chosen[other].state):
-            others = {f"{chosen[other].target} (node {other})"}
-            alerts.append(_describe_conflict(name, chosen[name].target, others, "the same GPUs"))
-        else:
-            notes[name].append(f"{few_of(sorted(uuids))} was on {other} before")
-            notes[other].append(f"{few_of(sorted(uuids))} is on {name} now")
+    conflicts: dict[tuple[str, str], None] = {}  # name of the node that shows the GPU, name of another node
+    for uuid, names in nodes_of.items():
+        if uuid and len(names) > 1:
+            best, *others_of = sorted(names, key=lambda name: rank(chosen[name], uuid))
+            for other in others_of:
+                hidden[other].add(uuid)
+                if is_rival(chosen[other], chosen[best]) and uuid not in _lost_gpus(chosen[other].state):
+                    conflicts[best, other] = None
+    for best, other in conflicts:
+        rival = f"{chosen[other].target} (node {other})"
+        alerts.append(_describe_conflict(best, chosen[best].target, {rival}, "the same GPUs"))
     nodes = []
     for name, reading in chosen.items():
         state = _remove_gpus(reading.state, hidden[name])
@@ -110,63 +139,26 @@ def choose_nodes(
                     reading=reading,
                     state=state,
                     age_seconds=max(0.0, now - reading.read_at),
-                    stale=_is_stale(reading, settings, now),
+                    stale=is_stale(reading),
                     gone=now - reading.read_at > settings.stale_after,
-                    notes=tuple(notes[name]),
+                    notes=tuple(_describe_reading(reading, by_name[name], outcomes)),
                 )
             )
     return nodes, alerts
 
 
-def _rank(reading: NodeReading, settings: ViewSettings, now: float) -> tuple[bool, bool, bool, bool, bool, float]:
-    """Returns a sort key. The reading with the smallest key is preferred."""
-    stale = _is_stale(reading, settings, now)
-    names_holders = any(slot.holders for gpu in reading.state.devices for slot in (gpu, *gpu.instances))
-    return (
-        stale,
-        reading.listed is False,
-        not reading.state.devices,
-        not names_holders,
-        not reading.named,
-        -reading.read_at if stale else 0.0,
-    )
-
-
-def _is_own(reading: NodeReading) -> bool:
-    return reading.state.producer == "podgpu"
-
-
-def _is_stale(reading: NodeReading, settings: ViewSettings, now: float) -> bool:
-    return reading.state.stale or _clock_is_unset(reading) or now - reading.read_at > settings.stale_after
-
-
-def _is_another(reading: NodeReading, other: NodeReading) -> bool:
-    exporter_id = reading.state.exporter_id
-    return reading.target != other.target and (not exporter_id or exporter_id != other.state.exporter_id)
-
-
-def _is_current(reading: NodeReading, settings: ViewSettings, now: float) -> bool:
-    return reading.listed is not False and not _is_stale(reading, settings, now)
-
-
-def _clock_is_unset(reading: NodeReading) -> bool:
-    return abs(reading.skew_seconds or 0.0) > _CLOCK_UNSET
-
-
-def _describe_failures(copies: Iterable[NodeReading], outcomes: Mapping[str, TargetOutcome]) -> list[str]:
-    targets = dict.fromkeys(copy.target for copy in copies)
-    return [outcomes[target].text for target in targets if target in outcomes and outcomes[target].error]
-
-
-def _describe_reading(reading: NodeReading) -> Iterator[str]:
+def _describe_reading(
+    reading: NodeReading, copies: Iterable[NodeReading], outcomes: Mapping[str, TargetOutcome]
+) -> Iterator[str]:
+    for target in dict.fromkeys(copy.target for copy in copies):
+        if target in outcomes and outcomes[target].error:
+            yield outcomes[target].text
     skew = reading.skew_seconds or 0.0
     if reading.listed is False:
         yield f"{reading.target} no longer reports this node: check that its exporter runs and is read"
     if reading.state.stale:
         yield "its exporter does not serve its figures, because they are too old"
-    if _clock_is_unset(reading):
-        yield "its clock is wrong by more than a day, so its figures are treated as stale; set the node's clock"
-    elif skew > CLOCK_AHEAD:
+    if skew > CLOCK_AHEAD:
         yield f"its clock is {skew:.0f} s ahead"
     elif skew < -_CLOCK_BEHIND:
         yield f"its clock is {-skew:.0f} s behind, or its figures are that old"
@@ -178,34 +170,6 @@ def _describe_conflict(node: str, used: str, others: Collection[str], what: str)
         " stop the other exporter, or leave it out of the sources of the cluster view"
     )
     return Alert("warning", text, node)
-
-
-# A GPU that several nodes report
-
-
-def _find_claims(
-    chosen: Mapping[str, NodeReading], before: Mapping[str, NodeEntry], settings: ViewSettings, now: float
-) -> dict[tuple[str, str], set[str]]:
-    """Returns the UUIDs that two nodes report. Keys: name of the node that shows the GPUs, name of the other node."""
-    nodes_of: dict[str, list[str]] = defaultdict(list)
-    for name, reading in chosen.items():
-        for uuid in {gpu.uuid for gpu in reading.state.devices if gpu.uuid}:
-            nodes_of[uuid].append(name)
-    claims: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for uuid, names in nodes_of.items():
-        if len(names) == 1:
-            continue
-
-        def preference(name: str, uuid: str = uuid) -> tuple[object, ...]:
-            stale, *others = _rank(chosen[name], settings, now)
-            shown = before[name].state.devices if name in before else ()
-            had_it = any(gpu.uuid == uuid and not is_lost(gpu) for gpu in shown)
-            return stale, uuid in _lost_gpus(chosen[name].state), *others, not had_it, not _is_own(chosen[name]), name
-
-        names.sort(key=preference)
-        for other in names[1:]:
-            claims[names[0], other].add(uuid)
-    return claims
 
 
 def _lost_gpus(state: NodeState) -> set[str]:
@@ -300,45 +264,28 @@ def describe_node(name: str, state: NodeState, gone: bool = False) -> Iterator[A
         says = says.replace("for it", f"for its {count_gpus(len(without_driver))}")
         yield Alert("broken", f"node {name}: {says}: {do}", name)
     for gpu in broken:
+        label = "a GPU" if gpu.index is None else f"GPU {gpu.index}"
         for condition in gpu.conditions:
             if condition.name != NODE_GONE and not (condition.name == DRIVER_AWAY and len(without_driver) > 1):
-                yield _describe_gpu(name, gpu, condition)
-    if not gone:
-        yield from _describe_sources(name, state.sources, broken, bool(without_driver))
+                says, do = describe_condition(condition)
+                text = f"{label} of node {name} ({gpu.uuid or 'no UUID'}): {says}: {do}"
+                yield Alert(severity_of(condition), text, name, gpu.uuid)
+    failing = [
+        source.name
+        for source in state.sources
+        if source.up is False
+        and not source.name.removeprefix("gpu").isdecimal()  # the worker of a GPU, which has a condition
+        and not (without_driver and source.name in _DRIVER_SOURCES)
+    ]
+    if failing and not gone:
+        text = f"node {name}: podgpu cannot read {', '.join(failing)}: see the log of podgpu on this node"
+        yield Alert("warning", text, name)
 
 
 def count_gpus(number: int) -> str:
     return f"{number} GPU" if number == 1 else f"{number} GPUs"
 
 
-def _describe_gpu(node: str, gpu: DeviceState, condition: Condition) -> Alert:
-    says, do = describe_condition(condition)
-    label = "a GPU" if gpu.index is None else f"GPU {gpu.index}"
-    return Alert(
-        severity_of(condition), f"{label} of node {node} ({gpu.uuid or 'no UUID'}): {says}: {do}", node, gpu.uuid
-    )
-
-
 def describe_condition(condition: Condition) -> tuple[str, str]:
     """Returns the problem and the advice. For an unknown condition of a newer exporter, returns only its name."""
     return words_for(condition.name, condition.detail) if condition.name in conditions() else (condition.name, "")
-
-
-def _describe_sources(
-    node: str, sources: Iterable[SourceStatus], broken: Sequence[DeviceState], driver_away: bool
-) -> Iterator[Alert]:
-    """Yields an alert about failing sources, unless a condition of a GPU already reports the failure."""
-    named = {f"gpu{gpu.index}" for gpu in broken}
-    uuids = {gpu.uuid for gpu in broken}
-    failing = [
-        source.name
-        for source in sources
-        if source.up is False
-        and source.name not in named
-        and not (source.device and source.device in uuids)
-        and not (driver_away and source.name in _DRIVER_SOURCES)
-    ]
-    if failing:
-        yield Alert(
-            "warning", f"node {node}: podgpu cannot read {', '.join(failing)}: see the log of podgpu on this node", node
-        )

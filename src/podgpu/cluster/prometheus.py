@@ -1,4 +1,4 @@
-"""Collector that reads Prometheus or a compatible server, with instant queries evaluated at the server's time.
+"""Client for Prometheus and compatible servers, and the collector that reads the nodes with instant queries.
 
 Idle times and pod owners also come from the server, so a restart of podgpu loses no data.
 """
@@ -6,21 +6,26 @@ Idle times and pod owners also come from the server, so a restart of podgpu lose
 from __future__ import annotations
 
 import asyncio
+import json
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import aiohttp
+import msgspec
 from msgspec.structs import replace as replace_members
 
 from podgpu.clock import Clock
 from podgpu.cluster.collect import ClusterReading, FleetCounts, NodeReading, Owners, TargetOutcome, ViewSettings
-from podgpu.cluster.promql import PrometheusClient, PrometheusServer, by, one_of, quote, select
-from podgpu.errors import SourceError
+from podgpu.errors import SourceError, UsageError
+from podgpu.http_client import Access, HttpClient, open_session
 from podgpu.metrics.adapter import (
     GPU_LABELS,
     IDENTITY,
+    NODE_LABELS,
     REPLICA_LABELS,
     TARGET_LABELS,
     UUID_LABELS,
@@ -43,8 +48,163 @@ _OWNER_SECONDS = 60.0  # kube-state-metrics may report a new pod later than the 
 _PODS_PER_QUERY = 500
 _IDLE_CHECKS = 30  # samples must exist at this many times in the idle window
 
+MAX_ANSWER_BYTES = 32 * 1024 * 1024  # twice the response for 8,000 GPUs
+MAX_NOTES = 5
+_CONCURRENCY = 5  # a quarter of the 20 queries that Prometheus runs at a time by default
+_MAX_TEXT = 300
+_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+_SPECIAL = re.compile(r"([\\.+*?()|\[\]{}^$])")  # special characters in RE2
 RULE_LABELS = ("kind", "namespace", "owner_kind", "owner_name", "hpc_job", "modelName", "GPU_I_PROFILE")
 USAGE_RULE = "podgpu:usage:increase5m"
+
+
+# Writing PromQL
+
+
+def quote(value: str) -> str:
+    """Quotes a label value."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def one_of(label: str, values: Iterable[str]) -> str:
+    """Returns a matcher for any of the values."""
+    pattern = "|".join(_SPECIAL.sub(r"\\\1", value) for value in values)
+    return f"{label}=~{quote(pattern)}"
+
+
+def select(names: Sequence[str], *matchers: str) -> str:
+    """Returns a selector for series with one of the names. Skips empty matchers."""
+    name = (one_of("__name__", names),) if len(names) != 1 else ()
+    return f"{names[0] if len(names) == 1 else ''}{{{','.join(filter(None, (*name, *matchers)))}}}"
+
+
+def by(*labels: str) -> str:
+    return f"by ({', '.join(dict.fromkeys(labels))})"
+
+
+# Requests
+
+
+@dataclass(frozen=True, slots=True)
+class PrometheusServer:
+    """Options of --prometheus."""
+
+    url: str
+    access: Access = field(default_factory=Access)
+    match: str = ""  # label matchers for every selector
+    node_labels: tuple[str, ...] = NODE_LABELS
+    cluster_label: str = "cluster"
+    timeout: float = 10.0  # seconds for one query
+
+    def __post_init__(self) -> None:
+        for option, names in (("--node-label", self.node_labels or ("",)), ("--cluster-label", (self.cluster_label,))):
+            if bad := [name for name in names if not _LABEL.fullmatch(name)]:
+                raise UsageError(f"{option}: {bad[0]!r} is not a valid label name")
+
+
+class RangeSeries(NamedTuple):
+    """One series of a range query."""
+
+    labels: Mapping[str, str]
+    points: Sequence[tuple[float, float]]  # Unix time, value
+
+
+class _Element(msgspec.Struct):
+    metric: dict[str, str] = {}
+    value: tuple[float, str] | None = None
+    values: list[tuple[float, str]] = []
+
+
+class _Data(msgspec.Struct):
+    result: list[_Element]
+
+
+class _Answer(msgspec.Struct, rename="camel"):
+    data: _Data | None = None
+    error: str = ""
+    warnings: list[str] = []
+    is_partial: bool = False  # set by VictoriaMetrics
+
+
+_decode_answer = msgspec.json.Decoder(_Answer).decode
+
+
+class PrometheusClient:
+    def __init__(self, server: PrometheusServer) -> None:
+        """The URL may contain a path, such as /prometheus for Mimir."""
+        self._http = HttpClient(server.url, server.access, timeout=server.timeout, max_bytes=MAX_ANSWER_BYTES)
+        self.name = self._http.shown
+        self.notes: list[str] = []  # warnings from the server, until the caller clears them
+        self._options = {
+            "timeout": f"{max(1, round(server.timeout * 1000))}ms",
+            "nocache": "1",  # otherwise VictoriaMetrics omits the last 30 seconds
+        }
+        self._session: aiohttp.ClientSession | None = None
+        self._slots = asyncio.Semaphore(_CONCURRENCY)
+
+    async def query_time(self) -> float:
+        """Returns the Unix time of the server's clock. Raises SourceError."""
+        samples = await self.query("vector(time())")
+        if not samples or not 0 < samples[0].value < 1e11:
+            raise SourceError("malformed", f"{self.name}: no valid result for the query vector(time())")
+        return samples[0].value
+
+    async def query(self, query: str, at: float | None = None) -> list[ParsedSample]:
+        samples = []
+        for element in await self._read("api/v1/query", query, {} if at is None else {"time": f"{at:.3f}"}):
+            value = float(element.value[1]) if element.value else math.nan  # a histogram has no value
+            if math.isfinite(value):
+                samples.append(ParsedSample(element.metric.pop("__name__", ""), element.metric, value))
+        return samples
+
+    async def query_range(self, query: str, start: float, end: float, step: float) -> list[RangeSeries]:
+        form = {"start": f"{start:.3f}", "end": f"{end:.3f}", "step": f"{step:g}"}
+        lines = []
+        for element in await self._read("api/v1/query_range", query, form):
+            points = [(at, float(text)) for at, text in element.values]
+            lines.append(RangeSeries(element.metric, [point for point in points if math.isfinite(point[1])]))
+        return lines
+
+    async def _read(self, path: str, query: str, form: Mapping[str, str]) -> list[_Element]:
+        """Sends the query by POST, because it may be too long for a URL. Raises SourceError."""
+        form = {"query": query, **self._options, **form}
+        async with self._slots:
+            if self._session is None:
+                self._session = open_session()
+            response = await self._http.send(self._session, "POST", path, form, "application/json")
+        status = response.status
+        try:
+            answer = _decode_answer(response.body)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            if status != 200:
+                raise self._http.status_error(response) from error
+            text = f"{self.name} is not the base URL of a Prometheus HTTP API: it returned unexpected JSON ({error})"
+            raise SourceError("malformed", text) from error
+        if status in (401, 403) or (status != 200 and not answer.error):
+            raise self._http.status_error(response)
+        if status != 200 or answer.data is None:
+            advice = "; check --match" if status in (400, 422) else ""
+            reason = "query_failed" if status == 200 else f"http_{status}"
+            raise SourceError(reason, f"{self.name} returned an error: {_shorten(answer.error)}{advice}")
+        if answer.is_partial:
+            answer.warnings.append("the response is incomplete: a part of the storage did not respond")
+        notes = map(_shorten, answer.warnings)
+        self.notes = list(dict.fromkeys((*self.notes, *notes)))[:MAX_NOTES]
+        return answer.data.result
+
+    async def aclose(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+
+def _shorten(text: str) -> str:
+    """Returns one printable line."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return line if len(line) <= _MAX_TEXT else line[: _MAX_TEXT - 1] + "…"
+
+
+# Rounds
 
 
 class PrometheusCollector:
@@ -158,8 +318,8 @@ class PrometheusCollector:
         )
         return failures
 
-    async def _count_fleet(self, now: float) -> FleetCounts:
-        """Reads totals from the recording rules. Without them, counts GPUs and allocated GPUs only."""
+    async def _count_fleet(self, now: float) -> FleetCounts | None:
+        """Reads totals from the recording rule. Without it, raises SourceError if there are too many GPUs."""
         series = f"last_over_time({select((USAGE_RULE,), self._match)}[10m])"
         keys = by("kind", "modelName", "GPU_I_PROFILE")
         query = f"sum {keys} (max {by(self._cluster_label, *RULE_LABELS)} ({series})) / 300"
@@ -168,30 +328,19 @@ class PrometheusCollector:
             found[sample.labels.get("kind", "")][_billed_model(sample.labels)] = sample.value
         totals = {kind: math.fsum(models.values()) for kind, models in found.items()}
         if "gpu_seconds" not in totals:
-            return await self._count_without_rules(now)
-        held = sorted(found["allocated"].items())
+            gpus = select(_field_names(TEMPERATURE, UTIL), self._match)
+            counts = await self._client.query(f"count(group {by(self._cluster_label, *UUID_LABELS)} ({gpus}))", now)
+            if counts and counts[0].value > self._settings.max_gpus:
+                text = f"Prometheus has {counts[0].value:,.0f} GPUs: load the recording rule {USAGE_RULE}"
+                raise SourceError("too_many_gpus", f"{text}, or choose a part with --match")
+            return None
+        allocated = sorted(found["allocated"].items())
         return FleetCounts(
             gpus=round(totals["gpu_seconds"]),
             broken=round(totals.get("broken_seconds", 0.0)),
             power_watts=round(totals.get("energy", 0.0) + totals.get("unattributed_energy", 0.0), 1) or None,
-            held=tuple((model, amount, found["idle"].get(model, 0.0)) for model, amount in held),
+            held=tuple((model, held, found["idle"].get(model, 0.0)) for model, held in allocated),
         )
-
-    async def _count_without_rules(self, now: float) -> FleetCounts:
-        gpus = select(_field_names(TEMPERATURE, UTIL), self._match)
-        counts = await self._client.query(f"count(group {by(self._cluster_label, *UUID_LABELS)} ({gpus}))", now)
-        number = round(counts[0].value) if counts else 0
-        if number <= self._settings.max_gpus:
-            return FleetCounts(number, 0, None, ())
-        counter = select(_own_names("container_gpu_allocated_seconds_total"), self._match)
-        device = (*TARGET_LABELS, *UUID_LABELS, "GPU_I_ID", "GPU_I_PROFILE", "modelName")
-        holder = by(self._cluster_label, *device, *WORKLOAD_LABELS)
-        query = f"sum {by('modelName', 'GPU_I_PROFILE')} (max {holder} (rate({counter}[5m])))"
-        allocated = {_billed_model(sample.labels): sample.value for sample in await self._client.query(query, now)}
-        self._client.notes.append(
-            f"idle and broken GPUs and power are not known without the recording rule {USAGE_RULE}"
-        )
-        return FleetCounts(number, 0, None, tuple((*item, None) for item in sorted(allocated.items())))
 
     def _make_reading(self, target: TargetState, now: float, monotonic: float, owners: Owners) -> NodeReading:
         sampled_at = now if target.scraped_at is None else target.scraped_at

@@ -11,8 +11,20 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from podgpu.cluster.prometheus import FB_USED, GR_ENGINE, POWER, TEMPERATURE, UTIL
-from podgpu.cluster.promql import PrometheusClient, PrometheusServer, RangeSeries, by, one_of, quote, select
+from podgpu.cluster.prometheus import (
+    FB_USED,
+    GR_ENGINE,
+    POWER,
+    TEMPERATURE,
+    UTIL,
+    PrometheusClient,
+    PrometheusServer,
+    RangeSeries,
+    by,
+    one_of,
+    quote,
+    select,
+)
 from podgpu.history.answers import (
     JSON,
     MAX_POINTS,

@@ -16,8 +16,18 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from podgpu.cluster.prices import Prices, ReadPrices
-from podgpu.cluster.prometheus import GR_ENGINE, RULE_LABELS, TEMPERATURE, USAGE_RULE, UTIL, PodOwners
-from podgpu.cluster.promql import PrometheusClient, PrometheusServer, by, select
+from podgpu.cluster.prometheus import (
+    GR_ENGINE,
+    RULE_LABELS,
+    TEMPERATURE,
+    USAGE_RULE,
+    UTIL,
+    PodOwners,
+    PrometheusClient,
+    PrometheusServer,
+    by,
+    select,
+)
 from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RowName, make_range, name_row, utc_text
 from podgpu.cluster.state import ClusterState
 from podgpu.errors import SourceError
@@ -150,9 +160,10 @@ class _RangeReader:
             series = select((name,), 'kind="gpu_seconds"', self.server.match)
             counts = await self._ask("recording rules", f"max(count_over_time({series}[{round(length)}s]))", end)
             covered = sum(count.value for count in counts) * seconds
-            is_oldest = covered and not await self._may_have_gpus(end - covered - 2 * seconds)
-            if covered >= 0.99 * length or is_oldest:  # the server has no older samples
+            if covered >= 0.99 * length:
                 return name
+            if covered and not await self._may_have_gpus(end - covered - 2 * seconds):
+                return name  # the server has no older samples
         return ""
 
     async def _may_have_gpus(self, at: float) -> bool:

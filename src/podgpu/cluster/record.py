@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from podgpu.cluster.loop import Cluster
@@ -16,9 +16,8 @@ from podgpu.cluster.parts import (
     slot_model,
     slot_utilization,
 )
-from podgpu.cluster.ranges import account_of
+from podgpu.cluster.ranges import RecordedUsage, account_of
 from podgpu.cluster.state import ClusterState
-from podgpu.cluster.summary import RecordedUsage
 from podgpu.history.events import IDLE
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.history.store import Amounts, Figures, GpuSample, HistoryRound, HolderSample
@@ -30,20 +29,10 @@ LONGEST_GAP = 60.0  # seconds; a longer time between two rounds is not charged
 _PartKey = tuple[SlotKey, WorkloadKey]
 
 
-class _Counters(NamedTuple):
-    """Counters of a holder or a device, or their growth. A value is None if the exporter does not count it."""
-
-    busy_ns: int | None = None
-    busy_min_ns: int | None = None
-    busy_max_ns: int | None = None
-    energy_mj: int | None = None
-    wait_ns: int | None = None
-
-
 class _Read(NamedTuple):
     read_at: float  # monotonic
     exporter_id: str
-    counters: _Counters
+    counters: Sequence[int | None]  # None if the exporter does not count it
 
 
 class RoundReader:
@@ -108,24 +97,22 @@ class RoundReader:
         figures = None
         if own_figures and part.holder.usage is not None:
             figures = Figures(usage.utilization_ratio, usage.memory_used_bytes)
-        counters = _Counters(usage.busy_ns, usage.busy_min_ns, usage.busy_max_ns, usage.energy_mj, usage.wait_ns)
+        counters = usage.busy_ns, usage.busy_min_ns, usage.busy_max_ns, usage.wait_ns, usage.energy_mj
         seconds, growth = self._grow((part.slot_key, part.holder.key), node, counters)
         amounts = Amounts()
         if seconds:
+            busy, least, most, waited = (None if ns is None else ns / NS for ns in growth[:4])
             allocated = part.part * seconds
             idle = _idle_seconds(part, seconds, node.read_at + state.clock_offset)
             hourly = (part.cost_per_hour or 0.0) / 3600
-            busy = None if growth.busy_ns is None else growth.busy_ns / NS
             if usage.busy_ns is None and not is_mps_client(part.slot, part.holder):
                 ratio = usage.utilization_ratio
                 if ratio is None and part.share == 1:
                     ratio = slot_utilization(part.slot)
                 busy = None if ratio is None else ratio * seconds
-            joules = (growth.energy_mj or 0) / MJ
-            if growth.energy_mj is None and part.gpu.usage is None:
+            joules = (growth[4] or 0) / MJ
+            if growth[4] is None and part.gpu.usage is None:
                 joules = (part.gpu.power_mw or 0) / 1000 * allocated
-            least = 0.0 if growth.busy_min_ns is None else growth.busy_min_ns / NS
-            most = seconds - idle if growth.busy_max_ns is None else growth.busy_max_ns / NS
             amounts = Amounts(
                 allocated_seconds=allocated,
                 idle_seconds=part.part * idle,
@@ -133,10 +120,10 @@ class RoundReader:
                 idle_cost=hourly * idle,
                 measured_seconds=part.part * idle if busy is None else allocated,
                 busy_seconds=(busy or 0.0) * slot_part,
-                busy_min_seconds=least * slot_part,
-                busy_max_seconds=max(most, busy or 0.0) * slot_part,
+                busy_min_seconds=(least or 0.0) * slot_part,
+                busy_max_seconds=max(seconds - idle if most is None else most, busy or 0.0) * slot_part,
                 energy_joules=joules,
-                waited_seconds=(growth.wait_ns or 0) / NS * slot_part,
+                waited_seconds=(waited or 0.0) * slot_part,
             )
         currency = "" if part.cost_per_hour is None else state.prices.currency
         account = account_of(part, node.state.pod_labels)
@@ -158,8 +145,8 @@ class RoundReader:
         """
         counted = None if instance is not None or gpu.usage is None else gpu.usage.unattributed_energy_mj
         key = (gpu.uuid, None if instance is None else instance.id), ()
-        seconds, growth = self._grow(key, node, _Counters(energy_mj=counted))
-        joules = (growth.energy_mj or 0) / MJ
+        seconds, [energy_mj] = self._grow(key, node, [counted])
+        joules = (energy_mj or 0) / MJ
         rest = max(0.0, slot_part * seconds - sum(holder.amounts.allocated_seconds for holder in holders))
         if gpu.usage is None:
             joules = (gpu.power_mw or 0) / 1000 * rest
@@ -167,7 +154,7 @@ class RoundReader:
         charged = rest if instance is None else rest / slot_part if slot_part else 0.0
         return Amounts(rest, cost=(price or 0.0) * charged / 3600, energy_joules=max(0.0, joules - users_joules))
 
-    def _grow(self, key: _PartKey, node: NodeEntry, counters: _Counters) -> tuple[float, _Counters]:
+    def _grow(self, key: _PartKey, node: NodeEntry, counters: Sequence[int | None]) -> tuple[float, list[int | None]]:
         """Returns the seconds and the growth of the counters since the last round.
 
         After a restart of the exporter, its counters start again at 0.
@@ -176,17 +163,15 @@ class RoundReader:
         now = self._now[key] = _Read(node.read_at, node.state.exporter_id, counters)
         seconds = 0.0 if before is None else now.read_at - before.read_at
         if before is None or not 0 < seconds <= self._longest_gap:
-            return 0.0, _Counters()
-        restarted = now.exporter_id != before.exporter_id
-        return seconds, _Counters(
-            *(_increase(*pair, restarted) for pair in zip(before.counters, counters, strict=True))
-        )
-
-
-def _increase(before: int | None, now: int | None, restarted: bool) -> int | None:
-    if before is None or now is None:
-        return None
-    return now if restarted or now < before else now - before
+            return 0.0, [None] * len(counters)
+        growth: list[int | None] = []
+        for earlier, later in zip(before.counters, counters, strict=True):
+            if earlier is None or later is None:
+                growth.append(None)
+            else:
+                is_reset = now.exporter_id != before.exporter_id or later < earlier
+                growth.append(later if is_reset else later - earlier)
+        return seconds, growth
 
 
 def _idle_alarms(parts: Iterable[HeldPart], at: float, after: float | None) -> Iterator[tuple[str, str]]:

@@ -21,12 +21,11 @@ from podgpu.clock import Clock
 from podgpu.cluster.collect import ClusterReading, NodeReading, Owners, TargetOutcome, ViewSettings
 from podgpu.errors import SourceError, UsageError
 from podgpu.http_client import MAX_METRICS_BYTES, METRICS_TYPES, Access, HttpClient, check_is_metrics, open_session
-from podgpu.metrics.adapter import NODE_LABELS, keep_known_fields, node_from_text
+from podgpu.metrics.adapter import NODE_LABELS, keep_known_fields, node_from_samples, samples_in
 from podgpu.metrics.parse import BadExposition
 from podgpu.model import DeviceState, MigInstance, NodeState, decode_node
 
 _CONCURRENCY = 256  # more targets than usually fail together, because each of these waits for its timeout
-_ROUNDS_UNTIL_PROBE = 40  # after this time, JSON is requested again from a target that returned text
 _MAX_FILES = 65_536
 S = TypeVar("S", DeviceState, MigInstance)
 _log = logging.getLogger(__name__)
@@ -69,57 +68,38 @@ class ScrapeTarget:
     def __init__(self, url: str, access: Access | None, timeout: float) -> None:
         self._metrics = HttpClient(url, access, timeout=timeout, max_bytes=MAX_METRICS_BYTES, default_path="/metrics")
         base = re.sub(r"(/metrics)?/*([?#].*)?$", "", url)
-        self._api = HttpClient(base, access, timeout=timeout, max_bytes=MAX_METRICS_BYTES)
+        self.api = HttpClient(base, access, timeout=timeout, max_bytes=MAX_METRICS_BYTES)
         self.name = self._metrics.shown
         self.readings: tuple[NodeReading, ...] = ()
         self.outcome: TargetOutcome | None = None
-        self.rounds_until_probe = 0
+        self.errors: Counter[str] = Counter()  # by reason
 
     async def read_states(
         self, session: aiohttp.ClientSession, keep_fields: frozenset[str], node_labels: Sequence[str], wall: float
     ) -> list[NodeState]:
         """Returns the states that the exporter reports. Raises SourceError."""
-        if self.rounds_until_probe == 0:
-            state = await self._read_document(session)
-            if state is not None:
-                return [reduce_state(state, keep_fields)]
+        response = await self.api.send(session, path="/api/v1/node", accept="application/json")
+        if response.status == 200 and response.content_type == "application/json":
+            try:
+                state = decode_node(response.body)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise SourceError("malformed", f"{self.name}: cannot parse its /api/v1/node: {error}") from error
+            return [reduce_state(state if state.node else replace_members(state, node=self.api.host), keep_fields)]
+        if response.status != 200 and not 400 <= response.status < 500:
+            raise self.api.status_error(response)
+        # The exporter has no such path, or a proxy rejects every path except /metrics.
         text = await self._metrics.get(session, accept=METRICS_TYPES)
         check_is_metrics(text, self.name)
-        states = self._parse_text(text, keep_fields, node_labels, wall)
-        self.rounds_until_probe = (self.rounds_until_probe or _ROUNDS_UNTIL_PROBE) - 1
-        return states
-
-    async def _read_document(self, session: aiohttp.ClientSession) -> NodeState | None:
-        """Requests `/api/v1/node`. Returns None if the exporter does not have this path. Raises SourceError."""
-        response = await self._api.send(session, path="/api/v1/node", accept="application/json")
-        if 400 <= response.status < 500 or (response.status == 200 and response.content_type != "application/json"):
-            return None  # a proxy may also reject every path except /metrics
-        if response.status != 200:
-            raise self._api.status_error(response)
         try:
-            state = decode_node(response.body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise SourceError("malformed", f"{self.name}: cannot parse its /api/v1/node: {error}") from error
-        return state if state.node else replace_members(state, node=self._api.host)
-
-    def _parse_text(
-        self, body: bytes, keep_fields: frozenset[str], node_labels: Sequence[str], wall: float
-    ) -> list[NodeState]:
-        try:
-            states = node_from_text(
-                body.decode(), self._api.host, scraped_at=wall, keep_fields=keep_fields, node_labels=node_labels
+            samples = samples_in(text.decode())
+            states = node_from_samples(
+                samples, self.api.host, scraped_at=wall, keep_fields=keep_fields, node_labels=node_labels
             )
         except (UnicodeDecodeError, BadExposition, msgspec.ValidationError) as error:
             raise SourceError("malformed", f"the metrics of {self.name} cannot be parsed: {error}") from error
         if not any(state.devices or state.producer == "podgpu" for state in states):
             raise SourceError("no_gpu", f"{self.name} has no GPU in its metrics: check that it is a GPU exporter")
         return states
-
-    def is_named(self, state: NodeState) -> bool:
-        return state.node != self._api.host
-
-    async def fetch(self, session: aiohttp.ClientSession, path: str) -> bytes:
-        return await self._api.get(session, path)
 
 
 def reduce_state(state: NodeState, keep_fields: frozenset[str]) -> NodeState:
@@ -178,34 +158,19 @@ class ScrapeCollector:
         self._notes = notes
         self._clock = clock or Clock()
         self._targets: dict[str, ScrapeTarget] = {}  # by URL
-        self._bad_targets: tuple[str, ...] = ()
-        self._errors: Counter[tuple[str, str]] = Counter()
         self._slots = asyncio.Semaphore(_CONCURRENCY)
         self._session: aiohttp.ClientSession | None = None
 
     async def run_round(self) -> None:
-        self._update_targets()
+        self._targets = {
+            url: self._targets.get(url) or ScrapeTarget(url, self._access, self._timeout) for url in self._source.urls()
+        }
         if self._session is None:
             _raise_file_limit()  # connections stay open between rounds, one per exporter
             self._session = open_session()
         async with asyncio.TaskGroup() as group:
             for target in self._targets.values():
                 group.create_task(self._read_target(target, self._session))
-
-    def _update_targets(self) -> None:
-        urls = dict.fromkeys(self._source.urls())
-        problems = []
-        for url in urls:
-            if url not in self._targets:
-                try:
-                    self._targets[url] = ScrapeTarget(url, self._access, self._timeout)
-                except UsageError as error:
-                    problems.append(str(error))
-        for url in self._targets.keys() - urls.keys():
-            target = self._targets.pop(url)
-            for key in [key for key in self._errors if key[0] == target.name]:
-                del self._errors[key]
-        self._bad_targets = tuple(problems)
 
     async def _read_target(self, target: ScrapeTarget, session: aiohttp.ClientSession) -> None:
         async with self._slots:
@@ -219,13 +184,11 @@ class ScrapeCollector:
                 reason, message = error.reason, str(error)
             except Exception as error:  # noqa: BLE001 - a bug that one exporter triggers must not stop the others
                 reason, message = "bug", f"{target.name}: unexpected error ({type(error).__name__}: {str(error)[:200]})"
-                if target.outcome is None or target.outcome.error != "bug":
-                    _log.exception("%s: unexpected error; please report it", target.name)
+                _log.exception("%s: unexpected error; please report it", target.name)
             else:
                 target.readings = tuple(self._make_reading(target, state) for state in states)
             if reason:
-                target.rounds_until_probe = 0  # another exporter may replace a failing one
-                self._errors[target.name, reason] += 1
+                target.errors[reason] += 1
             target.outcome = TargetOutcome(target.name, self._clock.monotonic() - started, reason, message)
 
     def _make_reading(self, target: ScrapeTarget, state: NodeState) -> NodeReading:
@@ -236,7 +199,7 @@ class ScrapeCollector:
             read_at=self._clock.monotonic(),
             skew_seconds=None if taken_at is None else taken_at - self._clock.wall(),
             listed=True,
-            named=target.is_named(state),
+            named=state.node != target.api.host,
         )
 
     def reading(self) -> ClusterReading:
@@ -244,8 +207,8 @@ class ScrapeCollector:
         return ClusterReading(
             nodes=tuple(reading for target in targets for reading in target.readings),
             outcomes=tuple(target.outcome for target in targets if target.outcome is not None),
-            errors=dict(self._errors),
-            notes=(*self._source.notes(), *self._bad_targets, *self._notes()),
+            errors={(target.name, reason): n for target in targets for reason, n in target.errors.items()},
+            notes=(*self._source.notes(), *self._notes()),
             owners=self._owners(),
         )
 
@@ -254,7 +217,7 @@ class ScrapeCollector:
         if scrape_target is None:
             raise SourceError("not_listed", f"{target} is no longer in the list of exporters")
         async with open_session() as session:
-            return await scrape_target.fetch(session, path)
+            return await scrape_target.api.get(session, path)
 
     async def close(self) -> None:
         self._source.close()

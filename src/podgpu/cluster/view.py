@@ -263,16 +263,14 @@ def total_of(state: ClusterState) -> Totals:
 
 
 def _total_of_fleet(fleet: FleetCounts, prices: Prices) -> Totals:
-    allocated = used = idle = cost = wasted = 0.0
+    allocated = idle = cost = wasted = 0.0
     for model, held, unused in fleet.held:
         size, price = parent_and_fraction(model)[1] or 0.0, prices.of(model).gpu_hour or 0.0
         allocated += held * size
+        idle += unused * size
         cost += held * price
-        if unused is not None:
-            idle += unused * size
-            used += (held - unused) * size
-            wasted += unused * price
-    sums = HeldSums(allocated=allocated, used=used, idle=idle, unknown=max(0.0, allocated - used - idle))
+        wasted += unused * price
+    sums = HeldSums(allocated=allocated, used=allocated - idle, idle=idle, unknown=0.0)
     if prices.currency:
         sums = replace(sums, cost_per_hour=cost, wasted_per_hour=wasted)
     return Totals(
@@ -512,7 +510,6 @@ def decode_view(body: bytes) -> View:
 
 
 def decode_details(body: bytes) -> GpuDetails:
-    """Decodes the details that an exporter returned. Raises SourceError."""
     return _decode(body, GpuDetails, "/api/v1/gpus")
 
 

@@ -40,8 +40,7 @@ def count(findings: Sequence[Finding], level: Level) -> int:
     return sum(finding.level is level for finding in findings)
 
 
-_WORDS = {Level.OK: "ok", Level.NOTE: "note", Level.WRONG: "WRONG"}
-_COLOURS = {Level.OK: "\x1b[32m", Level.NOTE: "\x1b[33m", Level.WRONG: "\x1b[1;31m"}
+_STYLES = {Level.OK: ("ok", "32"), Level.NOTE: ("note", "33"), Level.WRONG: ("WRONG", "1;31")}  # word and colour
 
 
 def as_text(findings: Sequence[Finding], colour: bool = False) -> str:
@@ -49,22 +48,16 @@ def as_text(findings: Sequence[Finding], colour: bool = False) -> str:
     width = max((len(finding.subject) for finding in findings), default=0)
     lines: list[str] = []
     for finding in findings:
-        word = f"{_WORDS[finding.level]:<5}"
-        word = f"{_COLOURS[finding.level]}{word}\x1b[0m" if colour else word
-        lines.append(f"{word} {finding.subject:<{width}}  {one_line(finding.text)}")
+        word, code = _STYLES[finding.level]
+        start = f"\x1b[{code}m{word:<5}\x1b[0m" if colour else f"{word:<5}"
+        lines.append(f"{start} {finding.subject:<{width}}  {one_line(finding.text)}")
         if finding.advice:
             lines.append(f"{' ' * (width + 8)}→ {one_line(finding.advice)}")
-    return "\n".join([*lines, "", summarize(findings)])
+    problems, notes = count(findings, Level.WRONG), count(findings, Level.NOTE)
+    summary = plural(problems, "problem") if problems else "no problems" if notes else "no problems found"
+    return "\n".join([*lines, "", f"{summary}, {plural(notes, 'note')}" if notes else summary])
 
 
 def as_json(findings: Sequence[Finding]) -> str:
     counts = {"wrong": count(findings, Level.WRONG), "notes": count(findings, Level.NOTE)}
     return json.dumps({**counts, "findings": [asdict(f) for f in findings]}, indent=2, ensure_ascii=False)
-
-
-def summarize(findings: Sequence[Finding]) -> str:
-    problems, notes = count(findings, Level.WRONG), count(findings, Level.NOTE)
-    if not problems and not notes:
-        return "no problems found"
-    summary = plural(problems, "problem") if problems else "no problems"
-    return f"{summary}, {plural(notes, 'note')}" if notes else summary

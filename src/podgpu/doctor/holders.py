@@ -5,23 +5,22 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from podgpu.device_selection import Selection
 from podgpu.doctor.findings import Finding, note, ok, wrong
-from podgpu.doctor.node import GpuReadings, is_in_pod
+from podgpu.doctor.node import GpuReadings
 from podgpu.errors import few_of, plural
 from podgpu.holders import AllocationSource
 from podgpu.holders.annotations import replace_reservations
 from podgpu.holders.api import ApiAccess
 from podgpu.holders.device_ids import DeviceId, parse_id_or_minor
 from podgpu.holders.identity import Identities, IdentityReader
-from podgpu.holders.kubelet import OPTION, SOURCE, KubeletAllocation
+from podgpu.holders.kubelet import SOURCE, KubeletAllocation
 from podgpu.holders.merge import describe, explain, merge
 from podgpu.kube.reflector import Informer
-from podgpu.model import Allocation, Device, Unmapped
+from podgpu.model import Allocation, Unmapped
 from podgpu.workers import Workers
 
 _WATCH_REFUSED_S = 0.5
@@ -48,13 +47,6 @@ def check_watches(watches: Sequence[Informer[Any]], timeout: float) -> list[Find
 # Sources
 
 
-@dataclass(frozen=True, slots=True)
-class KubeletAnswer:
-    pods: frozenset[tuple[str, str]] = frozenset()  # namespace and name of every pod
-    resources: frozenset[str] = frozenset()  # names of all resources whose devices are held by containers
-    allocation: Allocation = field(default_factory=Allocation)
-
-
 def check_holders(
     sources: Sequence[AllocationSource],
     readings: GpuReadings,
@@ -68,61 +60,53 @@ def check_holders(
     """Reads and reports each source separately, then checks the merged allocation."""
     if not sources:
         return [note("kubelet", "not used, because --kubernetes (DCGM_EXPORTER_KUBERNETES) is false: no pod labels")]
+    kubelet = next((source for source in sources if isinstance(source, KubeletAllocation)), None)
+    responses: list[Any] = []  # of the kubelet
+
+    def read(source: AllocationSource) -> Allocation:
+        if not isinstance(source, KubeletAllocation):
+            return source.assignments(readings.devices)
+        response = source.list()
+        responses.append(response)
+        return source.map(response, readings.devices)
+
     allocations: dict[str, Allocation] = {}
     findings: list[Finding] = []
-    kubelet = next((source for source in sources if isinstance(source, KubeletAllocation)), None)
-    answer = KubeletAnswer()
-    if kubelet is not None:
-        result = workers.run({SOURCE: partial(_read_kubelet, kubelet, readings.devices)}, deadline)[SOURCE]
-        if result.value is not None:
-            answer = result.value
-            allocations[SOURCE] = answer.allocation
-            findings += _check_kubelet(kubelet.socket, answer, api)
+    for name, result in workers.run({source.name: partial(read, source) for source in sources}, deadline).items():
+        if result.value is None:
+            findings.append(_explain_error(name, result.error, kubelet_required))
+            continue
+        allocations[name] = result.value
+        if kubelet is not None and name == SOURCE:
+            findings += _check_kubelet(kubelet.socket, responses[0], result.value, api)
         else:
-            findings.append(_explain_kubelet_error(result.error, kubelet.socket, kubelet_required))
-    others = {source.name: partial(source.assignments, readings.devices) for source in sources if source is not kubelet}
-    for name, other in workers.run(others, deadline).items():
-        if other.value is not None:
-            allocations[name] = other.value
-            number = len(other.value.assignments) + len(other.value.unmapped)
-            findings.append(ok(name, plural(number, "assignment")))
-        else:
-            findings.append(_report_source_error(name, other.error))
+            findings.append(ok(name, plural(len(result.value.assignments) + len(result.value.unmapped), "assignment")))
     if not allocations:
         return findings
-    names = workers.run({"names": identities.read}, deadline)["names"].value
-    ordered = {source.name: allocations[source.name] for source in sources if source.name in allocations}
-    names = names or Identities()
-    ordered = replace_reservations(ordered, names.pods, readings.devices, names.complete)
-    allocation = merge(ordered, names.complete)
+    names = workers.run({"names": identities.read}, deadline)["names"].value or Identities()
+    allocations = replace_reservations(allocations, names.pods, readings.devices, names.complete)
     resource_names = kubelet.resource_names if kubelet is not None else frozenset()
-    return findings + check_mapping(allocation, readings, selection, resource_names, answer.resources)
-
-
-def _read_kubelet(kubelet: KubeletAllocation, devices: tuple[Device, ...]) -> KubeletAnswer:
-    response = kubelet.list()
-    containers = (container for pod in response.pod_resources for container in pod.containers)
-    return KubeletAnswer(
-        frozenset((pod.namespace, pod.name) for pod in response.pod_resources),
-        frozenset(entry.resource_name for container in containers for entry in container.devices),
-        kubelet.map(response, devices),
+    containers = [container for response in responses for pod in response.pod_resources for container in pod.containers]
+    resources = {entry.resource_name for container in containers for entry in container.devices}
+    return findings + check_mapping(
+        merge(allocations, names.complete), readings, selection, resource_names, sorted(resources)
     )
 
 
-def _check_kubelet(socket: str, answer: KubeletAnswer, api: ApiAccess) -> list[Finding]:
+def _check_kubelet(socket: str, response: Any, allocation: Allocation, api: ApiAccess) -> list[Finding]:
     responds = f"{socket} responds"
+    pods = {(pod.namespace, pod.name) for pod in response.pod_resources}
     watched = api.watched_pods
     is_read = watched is not None and watched.synced and watched.error is None
-    api_pods = frozenset((pod.namespace, pod.name) for pod in api.known_pods()) if is_read else frozenset()
-    if not answer.pods:
+    api_pods = {(pod.namespace, pod.name) for pod in api.known_pods()} if is_read else set()
+    if not pods:
         return [_explain_no_pods(responds, len(api_pods))]
-    allocation = answer.allocation
     workloads = [entry.holder for entry in allocation.assignments] + [entry.holder for entry in allocation.unmapped]
     holders = {(workload.namespace, workload.pod) for workload in workloads}
-    text = f"{plural(len(answer.pods), 'pod')}, {len(holders)} with GPUs, {plural(len(workloads), 'assignment')}"
+    text = f"{plural(len(pods), 'pod')}, {len(holders)} with GPUs, {plural(len(workloads), 'assignment')}"
     findings = [ok("kubelet", f"{responds}: {text}")]
-    if is_read and not answer.pods & api_pods:
-        findings.append(_explain_node_name(len(answer.pods), len(api_pods)))
+    if is_read and not pods & api_pods:
+        findings.append(_explain_node_name(len(pods), len(api_pods)))
     return findings
 
 
@@ -131,7 +115,7 @@ def _explain_no_pods(responds: str, api_pods: int) -> Finding:
     advice = "run doctor again in a minute; if this persists, check the kubelet's log and the API server"
     if api_pods:
         text = f"{responds}, but lists no pods, and the API server has {plural(api_pods, 'pod')} on this node"
-    elif is_in_pod():
+    elif "KUBERNETES_SERVICE_HOST" in os.environ:
         text = f"{responds}, but lists no pods, not even this one"
     else:
         return note("kubelet", f"{responds}: no pods; if some run here, the kubelet was just restarted", advice)
@@ -149,24 +133,15 @@ def _explain_node_name(kubelet_pods: int, api_pods: int) -> Finding:
     )
 
 
-_MOUNT = (
-    "mount the host's /var/lib/kubelet/pod-resources directory (not the socket itself, which every kubelet restart"
-    f" replaces), or set {OPTION} if the kubelet has another root directory (k0s: /var/lib/k0s/kubelet, microk8s:"
-    " /var/snap/microk8s/common/var/lib/kubelet)"
-)
+_ROOTS = "the kubelet's directory in k0s: /var/lib/k0s/kubelet, in microk8s: /var/snap/microk8s/common/var/lib/kubelet"
 
 
-def _explain_kubelet_error(error: Exception | None, socket: str, required: bool) -> Finding:
-    if getattr(error, "reason", "") != "socket_missing":
-        return _report_source_error("kubelet", error)
-    if required:
-        return wrong("kubelet", f"{socket}: no such file", _MOUNT)
-    return note("kubelet", f"{socket}: no such file, so there are no pod labels", f"on Kubernetes {_MOUNT}")
-
-
-def _report_source_error(name: str, error: Exception | None) -> Finding:
+def _explain_error(name: str, error: Exception | None, kubelet_required: bool) -> Finding:
     """Reports the error without the worker's name. The error messages of sources already contain advice."""
-    return wrong(name, str(error).removeprefix(f"{name}: "))
+    text = str(error).removeprefix(f"{name}: ")
+    if name != SOURCE or getattr(error, "reason", "") != "socket_missing":
+        return wrong(name, text)
+    return (wrong if kubelet_required else note)("kubelet", f"no pod labels, because {text}", _ROOTS)
 
 
 # Mapping
@@ -179,7 +154,7 @@ def check_mapping(
     readings: GpuReadings,
     selection: Selection,
     resource_names: frozenset[str],
-    resources: frozenset[str] = frozenset(),
+    resources: Sequence[str],
 ) -> list[Finding]:
     """Checks that each assigned id is a device of this node. `resources` are all resources that the kubelet lists."""
     if readings.inventory is None:
@@ -190,7 +165,7 @@ def check_mapping(
         text = f"{plural(len(allocation.assignments), 'assignment')}, all to devices of this node"
         findings.append(ok("mapping", text))
     elif not findings and resources:
-        text = f"no pod holds a known GPU resource; pods hold devices of {few_of(sorted(resources))}"
+        text = f"no pod holds a known GPU resource; pods hold devices of {few_of(resources)}"
         findings.append(note("mapping", text, "if one of these contains GPUs, add it to --nvidia-resource-names"))
     elif not findings:
         findings.append(ok("mapping", "no pod holds a GPU"))

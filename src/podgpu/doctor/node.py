@@ -95,7 +95,7 @@ def check_gpus(
 ) -> list[Finding]:
     """Checks the source of GPU values. Compares only the driver's GPUs with the PCI bus."""
     if isinstance(telemetry, ExporterTelemetry):
-        findings, provider = _check_exporter(telemetry, readings), "that exporter's counter file"
+        findings, provider = _check_exporter(telemetry.shown, readings), "that exporter's counter file"
     elif isinstance(telemetry, DcgmTelemetry) and readings.inventory is None:
         findings, provider = [wrong("DCGM", str(readings.error))], "DCGM"
     elif isinstance(telemetry, DcgmTelemetry):
@@ -108,9 +108,12 @@ def check_gpus(
     return [*findings, *_check_mig(readings), *_check_counters(readings, counters, provider)]
 
 
+def _count_names(names: Iterable[str]) -> str:
+    return ", ".join(f"{number} × {name}" for name, number in Counter(names).items())
+
+
 def _count_models(gpus: Iterable[Device]) -> str:
-    models = Counter(gpu.model or "GPU of unknown model" for gpu in gpus)
-    return ", ".join(f"{number} × {model}" for model, number in models.items())
+    return _count_names(gpu.model or "GPU of unknown model" for gpu in gpus)
 
 
 # Driver
@@ -186,10 +189,9 @@ def _check_mig(readings: GpuReadings) -> list[Finding]:
         return [ok("MIG", "off")]
     findings = []
     for gpu, instances in enabled.items():
-        profiles = Counter(instance.profile for instance in instances)
-        if profiles:
-            text = ", ".join(f"{number} × {profile}" for profile, number in profiles.items())
-            findings.append(ok("MIG", f"GPU {gpu.index}: {text}"))
+        if instances:
+            profiles = _count_names(instance.profile for instance in instances)
+            findings.append(ok("MIG", f"GPU {gpu.index}: {profiles}"))
         else:
             text = f"GPU {gpu.index}: on, but without instances, so no pod can use it"
             advice = "create instances (nvidia-smi mig -cgi … -C, or the MIG manager's node label), or turn MIG off"
@@ -197,16 +199,12 @@ def _check_mig(readings: GpuReadings) -> list[Finding]:
     return findings
 
 
-# Other sources of values
-
-
-def _check_exporter(telemetry: ExporterTelemetry, readings: GpuReadings) -> list[Finding]:
-    inventory = readings.inventory
-    if inventory is None:
+def _check_exporter(shown: str, readings: GpuReadings) -> list[Finding]:
+    if readings.inventory is None:
         return [wrong("exporter", str(readings.error))]
-    listed = _count_models(inventory.gpus)
+    gpus = readings.inventory.gpus
     return [
-        ok("exporter", f"{telemetry.shown} has {plural(len(inventory.gpus), 'GPU')}: {listed}"),
+        ok("exporter", f"{shown} has {plural(len(gpus), 'GPU')}: {_count_models(gpus)}"),
         *(wrong("exporter", str(error)) for error in readings.failures.values()),
     ]
 
@@ -245,6 +243,10 @@ _ADD_CAPABILITY = (
     "add CAP_SYS_ADMIN (chart: exporter.usage.from: exact; docker run --cap-add SYS_ADMIN --user 0), without a user"
     " namespace"
 )
+_MPS = (
+    "used by clients of MPS. The driver reports only the MPS server, so busy time, idle time, energy, waste, cost by"
+    " use and autoscaling are not known under MPS, unless all clients belong to one container"
+)
 _CHECK_DRIVER = (
     "install driver 550 or later, use the NVIDIA runtime (runtimeClassName: nvidia), and check the host's dmesg for"
     " NVRM lines; a vGPU guest needs the profiling capability of its host"
@@ -255,6 +257,15 @@ def check_usage(
     telemetry: Telemetry, gpus: Sequence[Device], method: UsageMethod, workers: Workers, deadline: float
 ) -> list[Finding]:
     """Checks which method of `--usage-from` can split the busy time of shared GPUs on this node."""
+    processes = workers.run({f"processes-{gpu.uuid}": partial(telemetry.processes, gpu) for gpu in gpus}, deadline)
+    under_mps = [gpu.index for gpu in gpus if any(p.mps for p in processes[f"processes-{gpu.uuid}"].value or ())]
+    findings = _check_methods(telemetry, gpus, method, workers, deadline)
+    return [note("MPS", f"GPU {few_of(under_mps)}: {_MPS}"), *findings] if under_mps else findings
+
+
+def _check_methods(
+    telemetry: Telemetry, gpus: Sequence[Device], method: UsageMethod, workers: Workers, deadline: float
+) -> list[Finding]:
     if method == "samples" or telemetry.name == SIMULATED:
         text = (
             "busy time of shared GPUs is split by driver samples, each credited to one process; --usage-from switches"
@@ -357,12 +368,8 @@ def check_host_name(no_hostname: bool) -> Finding:
         return ok("host name", "not in the labels (--no-hostname)")
     if node_name:
         return ok("host name", f"{node_name}, from NODE_NAME")
-    if is_in_pod():
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
         text = f"NODE_NAME is not set: the host label is the pod's name, {name}"
         advice = "env: [{name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}]"
         return wrong("host name", text, advice)
     return ok("host name", name)
-
-
-def is_in_pod() -> bool:
-    return "KUBERNETES_SERVICE_HOST" in os.environ

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from podgpu import __version__
 from podgpu.clock import Clock, FaultLog
 from podgpu.errors import SourceError
-from podgpu.files import AtomicFile, OutputError, look_at, read_bounded
+from podgpu.files import AtomicFile, OutputError, look_at
 from podgpu.gpu.exporter import find_devices
 from podgpu.gpu.source import CompanionDriver
 from podgpu.holders.reader import AllocationResult
@@ -28,9 +28,6 @@ SOURCE = "exporter"
 OUTPUT = "textfile"
 _OWN_PREFIX = "podgpu_"
 _LOG_AGAIN_SECONDS = 60.0
-_MAX_BYTES = 64 * 1024 * 1024
-_WITHOUT_VALUES = b"# The exporter's metrics cannot be read: see podgpu's log.\n"
-"""First line of a file that contains only podgpu's own metrics."""
 
 
 # Labels
@@ -127,9 +124,8 @@ class Enricher:
         self._written_at: float | None = None
         """Time when the values in the file were read; None if the file has no values."""
         with suppress(SourceError):
-            if not read_bounded(str(textfile.path), _MAX_BYTES).startswith(_WITHOUT_VALUES):
-                age = self._wall() - look_at(str(textfile.path)).modified_ns / 1e9
-                self._written_at = self._clock() - max(0.0, age)
+            age = self._wall() - look_at(str(textfile.path)).modified_ns / 1e9
+            self._written_at = self._clock() - max(0.0, age)
 
     def turn(self) -> Sequence[SourceStatus]:
         """Reads the metrics, adds the labels and writes the file. Returns the status of the allocation sources.
@@ -141,12 +137,12 @@ class Enricher:
             exposition = self._fetch()
             devices = self._complete_devices(exposition)
         except SourceError as e:
-            is_logged = self._count_error(SOURCE, e.reason, f"{e}; {self._describe_file()}")
+            self._count_error(SOURCE, e.reason, str(e))
             if self._is_stale():
-                if not is_logged and self._written_at is not None:
-                    _log.warning("%s", self._describe_file())
                 failure = SourceStatus(SOURCE, False, self._clock() - started, e.reason, str(e))
-                self._write(_WITHOUT_VALUES + self._encode_self((failure,), AllocationResult(), 0.0))
+                self._write(self._encode_self((failure,), AllocationResult(), 0.0))
+                if self._written_at is not None:
+                    _log.warning("%s: the values were removed, because they are stale", self._file.path)
                 self._written_at = None
             raise
         self._log_success(SOURCE)
@@ -198,14 +194,6 @@ class Enricher:
         limit = self._settings.stale_after
         return limit is not None and (self._written_at is None or self._clock() - self._written_at > limit)
 
-    def _describe_file(self) -> str:
-        if self._written_at is None:
-            return f"{self._file.path} has no values until the metrics can be read"
-        if self._is_stale():
-            return f"the stale values in {self._file.path} are removed"
-        limit = self._settings.stale_after
-        return f"{self._file.path} keeps the last values" + ("" if limit is None else f" for {limit:g} s in total")
-
     def _encode_self(
         self,
         sources: tuple[SourceStatus, ...],
@@ -219,16 +207,13 @@ class Enricher:
         families = (family for family in render_self(state) if family.name not in existing)
         return encode(_add_file_label(family, self._file.path.name) for family in families)
 
-    def _count_error(self, source: str, reason: str, message: str) -> bool:
+    def _count_error(self, source: str, reason: str, message: str) -> None:
         self._errors.add(source, reason)
-        return self._log_failure(source, reason, message)
+        self._log_failure(source, reason, message)
 
-    def _log_failure(self, source: str, reason: str, message: str) -> bool:
-        """Logs the failure if it is new. Returns True in that case."""
-        is_new = self._faults.fail(source, reason)
-        if is_new:
+    def _log_failure(self, source: str, reason: str, message: str) -> None:
+        if self._faults.fail(source, reason):
             _log.warning("%s: %s", source, message)
-        return is_new
 
     def _log_success(self, source: str) -> None:
         if self._faults.recover(source):

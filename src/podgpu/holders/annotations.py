@@ -72,10 +72,6 @@ def is_read(annotation: str) -> bool:
     return annotation in _ANNOTATIONS or annotation.startswith(GPU_MANAGER_CARDS)
 
 
-def requests_gpu(container: ContainerRecord) -> bool:
-    return any(name.startswith(GPU_RESOURCES) and container.amount(name) for name, _ in container.requests)
-
-
 # The source
 
 
@@ -227,7 +223,11 @@ class _HamiMigDevice(Struct):
 
 
 def _requesting(containers: Sequence[ContainerRecord]) -> tuple[ContainerRecord, ...]:
-    return tuple(container for container in containers if requests_gpu(container))
+    return tuple(
+        container
+        for container in containers
+        if any(name.startswith(GPU_RESOURCES) and container.amount(name) for name, _ in container.requests)
+    )
 
 
 def _read_positional(pod: PodRecord, key: str) -> list[HeldId]:
@@ -293,37 +293,31 @@ def _choose_order(
 
 def _replace_by_mig(slots: list[_ContainerSlices], mig: _HamiMigDevice) -> None:
     """Replaces a GPU by the MIG instance created on it, or by None until the instance exists."""
-    if mig.container >= len(slots) or mig.device >= len(slots[mig.container]):
-        raise ValueError(f"{HAMI_MIG_DEVICES} names device {mig.device} of container {mig.container}")
-    whole = slots[mig.container][mig.device]
+    whole = None
+    with suppress(IndexError):
+        whole = slots[mig.container][mig.device]
     if whole is None or (mig.gpu_uuid and mig.gpu_uuid.lower() != whole[0].lower()):
-        raise ValueError(f"{HAMI_MIG_DEVICES} names another GPU: {mig.gpu_uuid}")
+        raise ValueError(f"{HAMI_MIG_DEVICES} names another GPU for device {mig.device} of container {mig.container}")
     # Each instance is created for one container.
     slots[mig.container][mig.device] = (mig.mig_uuid, 1.0) if mig.mig_uuid else None
 
 
 def gpu_manager_grants(pod: PodRecord) -> list[HeldId]:
     """Reads one annotation per container. They are only a proposal of the scheduler until gpu-assigned is true."""
-    if pod.annotation(GPU_MANAGER_ASSIGNED) != "true":
-        return []
-    return [
-        grant
-        for key, text in pod.annotations
-        if key.startswith(GPU_MANAGER_CARDS)
-        for grant in _gpu_manager_cards(pod, key, text)
-    ]
-
-
-def _gpu_manager_cards(pod: PodRecord, key: str, text: str) -> list[HeldId]:
-    number = _number(key.removeprefix(GPU_MANAGER_CARDS), "container")
-    if number >= len(pod.containers):
-        raise ValueError(f"there is no container {number}: the pod has {len(pod.containers)}")
-    container = pod.containers[number]
-    cards = sorted({_number(card.strip(), "card") for card in text.split(",")}) if text else []
-    cores = container.amount(VCUDA_CORE)
-    # Fewer than 100 cores are a part of one card; 100 or more are whole cards.
-    share = 1.0 if cores >= 100 else _share(cores) if len(cards) == 1 else None
-    return [_hold(pod, container, card, key, share) for card in cards]
+    grants: list[HeldId] = []
+    for key, text in pod.annotations if pod.annotation(GPU_MANAGER_ASSIGNED) == "true" else ():
+        if not key.startswith(GPU_MANAGER_CARDS) or not text:
+            continue
+        number = _number(key.removeprefix(GPU_MANAGER_CARDS), "container")
+        if number >= len(pod.containers):
+            raise ValueError(f"there is no container {number}: the pod has {len(pod.containers)}")
+        container = pod.containers[number]
+        cards = sorted({_number(card.strip(), "card") for card in text.split(",")})
+        cores = container.amount(VCUDA_CORE)
+        # Fewer than 100 cores are a part of one card; 100 or more are whole cards.
+        share = 1.0 if cores >= 100 else _share(cores) if len(cards) == 1 else None
+        grants += (_hold(pod, container, card, key, share) for card in cards)
+    return grants
 
 
 FORMATS: Mapping[str, Callable[[PodRecord], list[HeldId]]] = {

@@ -6,36 +6,23 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, TypeVar
 
 from podgpu.errors import SourceError, UsageError
 from podgpu.holders import AllocationSource
 from podgpu.holders.annotations import is_read
-from podgpu.kube.config import ApiConfig, load_config
-from podgpu.kube.objects import (
-    NVIDIA_DRIVER,
-    PODS_PATH,
-    RESOURCE_GROUP,
-    PodRecord,
-    PoolSlice,
-    find_slices_path,
-    parse_pod,
-    parse_slice,
-)
+from podgpu.kube.config import SERVICE_ACCOUNT, ApiConfig, NoApi, load_config
+from podgpu.kube.objects import PODS_PATH, PodRecord, parse_pod
 from podgpu.kube.reflector import FindPath, Informer, ReflectorSettings
 from podgpu.model import Allocation, Device, PodLabels
 
 T = TypeVar("T")
 _log = logging.getLogger("podgpu")
-_SERVICE_ACCOUNT_TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount/token"
 CONFIGMAP_KEY = "metrics"  # the key that dcgm-exporter uses
 SYNC_SECONDS = 10.0
 SOON_SECONDS = 0.5  # how long the exporter's start waits for the first answer; a later answer is used when it arrives
 _INVALID = re.compile(r"[^a-zA-Z0-9_]")
-
-
-class NoApi(UsageError):
-    """The API server is not configured, or the node name is unknown."""
 
 
 def open_if_api(option: str, open_feed: Callable[[], T]) -> T | None:
@@ -54,28 +41,22 @@ class ApiAccess:
         self, kubeconfig: str, sync_seconds: float = SYNC_SECONDS, settings: ReflectorSettings | None = None
     ) -> None:
         """`sync_seconds` is how long to wait for the first answer of a watch."""
-        self._kubeconfig = kubeconfig or None
+        self._kubeconfig = kubeconfig
         self._sync_seconds = sync_seconds
         self._settings = settings
-        self._config: ApiConfig | None = None
         self.watched_pods: Informer[PodRecord] | None = None  # None unless an option needs the pods
         self.feeds: list[Informer[Any]] = []
 
     @property
     def is_available(self) -> bool:
         """True if NODE_NAME and either a service account or --kubeconfig are set. Used by `--allocation auto`."""
-        in_cluster = "KUBERNETES_SERVICE_HOST" in os.environ and os.path.exists(_SERVICE_ACCOUNT_TOKEN)
-        return bool(os.environ.get("NODE_NAME")) and (self._kubeconfig is not None or in_cluster)
+        in_cluster = "KUBERNETES_SERVICE_HOST" in os.environ and os.path.exists(f"{SERVICE_ACCOUNT}/token")
+        return bool(os.environ.get("NODE_NAME")) and (bool(self._kubeconfig) or in_cluster)
 
-    @property
+    @cached_property
     def config(self) -> ApiConfig:
         """Address and credentials of the API server. Raises NoApi if it is not configured."""
-        if self._config is None:
-            try:
-                self._config = load_config(self._kubeconfig)
-            except SourceError as e:
-                raise NoApi(str(e)) from e
-        return self._config
+        return load_config(self._kubeconfig)
 
     @property
     def node(self) -> str:
@@ -96,7 +77,7 @@ class ApiAccess:
         """Watches this node's pods."""
         if self.watched_pods is None:
             selector = {"fieldSelector": f"spec.nodeName={self.node}"}
-            self.watched_pods = self._watch(PODS_PATH, selector, lambda body: parse_pod(body, is_read))
+            self.watched_pods = self.watch(PODS_PATH, selector, lambda body: parse_pod(body, is_read))
         return self.watched_pods
 
     def known_pods(self) -> tuple[PodRecord, ...]:
@@ -110,17 +91,12 @@ class ApiAccess:
             raise UsageError(f"-m {name!r}: write NAMESPACE:NAME of a ConfigMap with the key {CONFIGMAP_KEY!r}")
         path = f"/api/v1/namespaces/{namespace}/configmaps"
         selector = {"fieldSelector": f"metadata.name={map_name}"}
-        watcher = self._watch(path, selector, lambda body: (body.get("data") or {}).get(CONFIGMAP_KEY))
+        watcher = self.watch(path, selector, lambda body: (body.get("data") or {}).get(CONFIGMAP_KEY))
         if not watcher.wait_synced(self._sync_seconds):
             _log.warning("ConfigMap %s cannot be read yet (%s); starting with the counters of -f", name, watcher.error)
         return lambda: next(iter(watcher.items()), None)
 
-    def resource_slices(self) -> Informer[PoolSlice]:
-        """Watches this node's DRA devices, in an API version that the server supports."""
-        selector = {"fieldSelector": f"spec.driver={NVIDIA_DRIVER},spec.nodeName={self.node}"}
-        return self._watch(f"{RESOURCE_GROUP}/v1/resourceslices", selector, parse_slice, find_slices_path)
-
-    def _watch(
+    def watch(
         self, path: str, params: Mapping[str, str], keep: Any, find_path: FindPath | None = None
     ) -> Informer[Any]:
         watcher: Informer[Any] = Informer(self.config, path, params, keep, find_path=find_path, settings=self._settings)

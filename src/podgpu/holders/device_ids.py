@@ -150,19 +150,14 @@ def map_held(
     assignments = []
     for key, (device, entries) in held_by_device.items():
         ids = {entry.device_id for entry in entries if entry.device_id is not None}
-        share = _sum_shares(entries) if replicas is None else _compute_share(replicas, device, ids)
-        assignments.append(Assignment(*key, source, _first_replica(ids), share))
+        shares = [entry.share for entry in entries]
+        share = None if None in shares else min(1.0, fsum(filter(None, shares)))
+        if replicas is not None:
+            share = _compute_share(replicas, device, ids)
+        # Shorter first, because replicas are numbers and 9 comes before 10.
+        replica = min((one.replica for one in ids), key=lambda replica: (len(replica), replica))
+        assignments.append(Assignment(*key, source, replica, share))
     return sort_allocation(assignments, unmapped)
-
-
-def _sum_shares(held: Iterable[HeldId]) -> float | None:
-    shares = [entry.share for entry in held]
-    return None if None in shares else min(1.0, fsum(filter(None, shares)))
-
-
-def _first_replica(held: Set[DeviceId]) -> str:
-    # Shorter first, because replicas are numbers and 9 comes before 10.
-    return min((device_id.replica for device_id in held), key=lambda replica: (len(replica), replica))
 
 
 def _compute_share(replicas: Mapping[SharedDevice, int], device: Device, held: Set[DeviceId]) -> float | None:

@@ -22,31 +22,22 @@ from msgspec import Struct, field
 from podgpu.decode import convert, decode_json, malformed
 from podgpu.errors import SourceError
 from podgpu.files import ReadOnChange
+from podgpu.holders.api import ApiAccess
 from podgpu.holders.device_ids import DeviceIndex, parse_device_id, sort_allocation
 from podgpu.holders.kubelet import SOURCE
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import ApiConfig
-from podgpu.kube.objects import (
-    NVIDIA_DRIVER,
-    RESOURCE_GROUP,
-    KubeObject,
-    PoolSlice,
-    SliceDevice,
-    current_devices,
-    find_resource_version,
-    parse_quantity,
-    strip_domains,
-)
+from podgpu.kube.objects import KubeObject, Pairs, parse_quantity
 from podgpu.kube.reflector import Informer
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 
+NVIDIA_DRIVER = "gpu.nvidia.com"
 DRIVER_CHECKPOINT = f"plugins/{NVIDIA_DRIVER}/checkpoint.json"
 """Relative to the kubelet's root directory."""
 _MAX_CHECKPOINT_BYTES = 16 * 1024 * 1024
 _READ_CLAIMS_SECONDS = 2.0
 _RETRY_SECONDS = 10.0
 
-Attributes = tuple[tuple[str, str], ...]
 ClaimName = tuple[str, str]
 """Namespace and name."""
 DeviceName = tuple[str, str]
@@ -109,12 +100,15 @@ class DraClaims:
             held[device.key, claim.holder].append(assignment)
         return sort_allocation(map(_unite_claims, held.values()), unmapped)
 
-    def _update_offered(self, slices: tuple[PoolSlice, ...], held: set[DeviceName]) -> None:
-        current = current_devices(slices)
-        self._pools = frozenset(current)
+    def _update_offered(self, slices: Sequence[PoolSlice], held: set[DeviceName]) -> None:
+        """Uses the newest generation of each pool, even if some of its slices are missing."""
+        newest: dict[str, int] = {}
+        for each in slices:
+            newest[each.pool] = max(each.generation, newest.get(each.pool, 0))
+        current = [each for each in slices if each.generation == newest[each.pool]]
+        self._pools = frozenset(newest)
         kept = {name: device for name, device in self._offered.items() if name in held or name[0] not in self._pools}
-        offered = {(pool, device.name): device for pool, devices in current.items() for device in devices}
-        self._offered = kept | offered
+        self._offered = kept | {(each.pool, device.name): device for each in current for device in each.devices}
 
     def _explain(self, claim: ClaimedDevice, is_synced: bool) -> str:
         if claim.device in self._offered:
@@ -130,7 +124,7 @@ def _compute_share(results: Sequence[ClaimResult], offered: SliceDevice | None, 
     Without a ResourceSlice, the memory that the GPU driver reports is used.
     """
     capacity = {} if offered is None else dict(offered.capacity)
-    consumed = [strip_domains(result.consumed) for result in results if not result.admin]
+    consumed = [_strip_domains(result.consumed) for result in results if not result.admin]
     for name in ("shares", "memory"):
         try:
             whole = parse_quantity(capacity.get(name, "0"))
@@ -154,6 +148,82 @@ def _unite_claims(assignments: Sequence[Assignment]) -> Assignment:
     return replace(first, share=share, is_shared=any(assignment.is_shared for assignment in assignments))
 
 
+# ResourceSlices
+
+_GROUP = "/apis/resource.k8s.io"
+_VERSIONS = ("v1", "v1beta2", "v1beta1", "v1alpha3")
+"""API versions of Kubernetes 1.34, 1.33, 1.32 and 1.31. Older versions have no device names."""
+
+
+class SliceDevice(NamedTuple):
+    name: str
+    uuid: str = ""  # empty for a MIG device that is created when it is claimed (DynamicMIG)
+    capacity: Pairs = ()  # quantities by name, such as `memory`
+    is_shared: bool = False  # several claims can have a part of its capacity (DRAConsumableCapacity)
+
+
+class PoolSlice(NamedTuple):
+    """A ResourceSlice: a part of one generation of a pool, possibly without devices."""
+
+    pool: str
+    generation: int
+    devices: tuple[SliceDevice, ...] = ()
+
+
+def watch_slices(api: ApiAccess) -> Informer[PoolSlice]:
+    """Watches this node's DRA devices, in an API version that the server supports. Raises NoApi."""
+    selector = {"fieldSelector": f"spec.driver={NVIDIA_DRIVER},spec.nodeName={api.node}"}
+    return api.watch(f"{_GROUP}/v1/resourceslices", selector, parse_slice, _find_slices_path)
+
+
+async def _find_slices_path(client: ApiClient) -> str:
+    return f"{_GROUP}/{await _find_version(client)}/resourceslices"
+
+
+async def _find_version(client: ApiClient) -> str:
+    """Returns the newest DRA version that both podgpu and the server support. Raises SourceError (`not_found`)."""
+    offered: set[str] = set()
+    try:
+        group = await client.get(_GROUP)
+        offered = {version["version"] for version in group.get("versions") or ()}
+    except SourceError as error:
+        if error.reason == "forbidden":  # reading the slices may be allowed even if discovery is not
+            return _VERSIONS[0]
+        if error.reason != "not_found":
+            raise
+    for version in _VERSIONS:
+        if version in offered:
+            return version
+    raise SourceError(
+        "not_found",
+        f"the API server has no supported version of {_GROUP}: DRA needs Kubernetes 1.31, and must be enabled"
+        " explicitly before 1.34; podgpu retries",
+    )
+
+
+def parse_slice(body: KubeObject) -> PoolSlice:
+    spec = body["spec"]
+    devices = tuple(map(_parse_slice_device, spec.get("devices") or ()))
+    return PoolSlice(spec["pool"]["name"], spec["pool"].get("generation", 0), devices)
+
+
+def _parse_slice_device(body: KubeObject) -> SliceDevice:
+    device = body.get("basic") or body  # v1beta1 and v1alpha3 nest the members
+    uuid = _strip_domains(device.get("attributes")).get("uuid") or {}
+    capacity = _strip_domains(device.get("capacity"))
+    return SliceDevice(
+        body["name"],
+        uuid.get("string") or "",
+        tuple((name, str(entry["value"])) for name, entry in capacity.items()),
+        bool(device.get("allowMultipleAllocations")),
+    )
+
+
+def _strip_domains(members: KubeObject | None) -> dict[str, Any]:
+    """Removes the driver's domain, which is optional in names of attributes and capacities."""
+    return {name.removeprefix(f"{NVIDIA_DRIVER}/"): value for name, value in (members or {}).items()}
+
+
 # Claims in the kubelet's answer
 
 
@@ -168,7 +238,7 @@ class ClaimedDevice(NamedTuple):
         text = "/".join((NVIDIA_DRIVER, *self.device))
         return Unmapped(SOURCE, reason, text, f"claim {'/'.join(self.name)}", self.holder)
 
-    def build_attributes(self, mig_uuid: str, profile: str) -> Attributes:
+    def build_attributes(self, mig_uuid: str, profile: str) -> Pairs:
         """Returns dcgm-exporter's labels in its order, without empty ones."""
         labels = (
             ("dra_claim_name", self.name[1]),
@@ -248,7 +318,7 @@ class ClaimReader:
     async def _fetch(self, names: Collection[ClaimName]) -> None:
         try:
             async with asyncio.timeout(_READ_CLAIMS_SECONDS), ApiClient(self._config) as client:
-                version = await find_resource_version(client)  # not cached, because an upgrade can remove versions
+                version = await _find_version(client)  # not cached, because an upgrade can remove versions
                 for name in names:
                     self._cached[name] = await _get_results(client, version, name)
         except TimeoutError as error:
@@ -256,7 +326,7 @@ class ClaimReader:
 
 
 async def _get_results(client: ApiClient, version: str, name: ClaimName) -> tuple[ClaimResult, ...]:
-    path = f"{RESOURCE_GROUP}/{version}/namespaces/{name[0]}/resourceclaims/{name[1]}"
+    path = f"{_GROUP}/{version}/namespaces/{name[0]}/resourceclaims/{name[1]}"
     try:
         return _read_results((await client.get(path)).get("status"))
     except SourceError as error:

@@ -7,7 +7,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -108,7 +108,9 @@ class KubeletAllocation(AllocationSource):
 
     def map(self, response: Any, devices: Sequence[Device]) -> Allocation:
         """Maps a decoded List answer to the devices."""
-        by_id = parse_assignments(response, devices, self.resource_names, self._replicas)
+        held = list(_held_ids(response))
+        gpus = [entry for entry in held if is_gpu(entry, self.resource_names)]
+        by_id = replace(map_held(SOURCE, gpus, devices, self._replicas), vcuda=count_vcuda(held))
         return by_id if self.claims is None else _unite(by_id, self.claims.held(response, devices))
 
     def _update_allocatable(self, response: Any) -> None:
@@ -138,19 +140,6 @@ class KubeletAllocation(AllocationSource):
 
     def close(self) -> None:
         self._grpc.close()
-
-
-def parse_assignments(
-    response: Any,
-    devices: Sequence[Device],
-    resource_names: frozenset[str] = frozenset(),
-    replicas: Mapping[SharedDevice, Set[str]] | None = None,
-) -> Allocation:
-    """Maps the device ids of a decoded List answer. `replicas` are the known replicas of shared devices."""
-    held = list(_held_ids(response))
-    gpus = [entry for entry in held if is_gpu(entry, resource_names)]
-    mapped = map_held(SOURCE, gpus, devices, replicas or {})
-    return replace(mapped, vcuda=count_vcuda(held))
 
 
 def _held_ids(response: Any) -> Iterator[HeldId]:

@@ -69,18 +69,14 @@ def _add_claims(
     if first.holder.uid and holder.uid and first.holder.uid != holder.uid:
         reason, rejected = "identity_conflict", list(claims)  # two pods with the same name
     else:
-        known[0] = replace(first, holder=_complement(first.holder, holder))
+        missing = {part: getattr(holder, part) for part in WORKLOAD_PARTS if not getattr(first.holder, part)}
+        known[0] = replace(first, holder=structs.replace(first.holder, **missing))
         devices = {claim.device for claim in known}
         accepted = [claim for claim in claims if claim.source == first.source or claim.device in devices]
         reason, rejected = "contradicted", [claim for claim in claims if claim not in accepted]
         known += accepted
     if not lags and claims[0].source not in LAST_RESORT:
         yield from (_reject(claim, holder, reason) for claim in rejected)
-
-
-def _complement(trusted: Workload, other: Workload) -> Workload:
-    missing = {part: getattr(other, part) for part in WORKLOAD_PARTS if not getattr(trusted, part)}
-    return structs.replace(trusted, **missing)
 
 
 def _combine_all(merged: Iterable[_Claims]) -> tuple[Assignment, ...]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from operator import attrgetter
 from typing import TypeVar
 
 from msgspec import structs
@@ -58,6 +59,7 @@ class AllocationResult:
         return workload if uid is None else structs.replace(workload, uid=uid)
 
 
+_resource_key = attrgetter("device", "replica", "attributes")  # attributes distinguish DRA claims on one device
 IsAlive = Callable[[Workload], bool | None]
 """Returns whether a container runs, or None if unknown."""
 
@@ -67,8 +69,11 @@ class CachedHolder:
     listed_at: float
     source_instance: int
     identity: Workload  # the holder with its uid and container id, as known when it was last listed
-    assignments: list[Assignment] = field(default_factory=list)
-    vcuda: list[VcudaRequest] = field(default_factory=list)
+    items: list[Assignment | VcudaRequest] = field(default_factory=list)
+
+    @property
+    def assignments(self) -> list[Assignment]:
+        return [item for item in self.items if isinstance(item, Assignment)]
 
     def is_kept(self, now: float, is_alive: IsAlive) -> bool:
         if self.listed_at == now:
@@ -111,7 +116,8 @@ class AllocationCache:
         if self._answer is None or not (self._holders or is_recent):
             return None
         assignments = (item for holder in self._holders.values() for item in holder.assignments)
-        vcuda = tuple(item for holder in self._holders.values() for item in holder.vcuda)
+        items = (item for holder in self._holders.values() for item in holder.items)
+        vcuda = tuple(item for item in items if isinstance(item, VcudaRequest))
         last = self._answer if is_recent else Allocation()
         return replace(sort_allocation(assignments, last.unmapped), vcuda=vcuda, offered=last.offered)
 
@@ -133,25 +139,16 @@ class AllocationCache:
 
 def _group_by_holder(answer: Allocation, now: float, complete: Complete) -> dict[Workload, CachedHolder]:
     holders: dict[Workload, CachedHolder] = {}
-
-    def find(workload: Workload) -> CachedHolder:
+    items: tuple[Assignment | VcudaRequest, ...] = (*answer.assignments, *answer.vcuda)
+    for item in items:
+        workload = item.holder if isinstance(item, Assignment) else Workload(*parts_of(item))
         if workload not in holders:
             identity = workload
             with suppress(SourceError):  # contradictory identities
                 identity = complete(workload)
             holders[workload] = CachedHolder(now, answer.source_instance, identity)
-        return holders[workload]
-
-    for assignment in answer.assignments:
-        find(assignment.holder).assignments.append(assignment)
-    for request in answer.vcuda:
-        find(Workload(*parts_of(request))).vcuda.append(request)
+        holders[workload].items.append(item)
     return holders
-
-
-def _resource_key(assignment: Assignment) -> tuple[str, ...]:
-    """Returns device, replica and attributes. The attributes distinguish DRA claims on one device."""
-    return assignment.device, assignment.replica, *(text for pair in assignment.attributes for text in pair)
 
 
 class AllocationReader:

@@ -71,10 +71,10 @@ def _create_kubelet(argument: str, settings: SourceSettings) -> AllocationSource
 def _create_claims(settings: SourceSettings) -> DraClaims | None:
     """Without an API server, uses only the DRA driver's checkpoint, if it is mounted."""
     from podgpu.holders.api import open_if_api
-    from podgpu.holders.dra import DRIVER_CHECKPOINT, ClaimReader, DraClaims, DriverCheckpoint
+    from podgpu.holders.dra import DRIVER_CHECKPOINT, ClaimReader, DraClaims, DriverCheckpoint, watch_slices
 
     path = os.path.join(settings.kubelet_directory, DRIVER_CHECKPOINT)
-    slices = open_if_api("kubernetes-enable-dra", settings.api.resource_slices)
+    slices = open_if_api("kubernetes-enable-dra", lambda: watch_slices(settings.api))
     if slices is None:
         return DraClaims(None, DriverCheckpoint(path)) if os.path.exists(path) else None
     return DraClaims(slices, DriverCheckpoint(path), ClaimReader(settings.api.config))

@@ -99,7 +99,6 @@ class Session:
         self._name, self._index = name
         self._counters = counters
         self._registered = False
-        self._logged: set[str] = set()
 
     def run(self) -> None:
         """Returns when the runtime ends the connection. Raises SourceError if it fails."""
@@ -128,13 +127,13 @@ class Session:
         registration = nri_pb2.RegisterPluginRequest(plugin_name=self._name, plugin_idx=self._index)
         payload = registration.SerializeToString()
         request = nri_pb2.Request(service=RUNTIME_API, method="RegisterPlugin", payload=payload)
-        self._send(Message(RUNTIME_SERVICE, 1, REQUEST, request.SerializeToString()))
+        self._connection.sendall(encode(Message(RUNTIME_SERVICE, 1, REQUEST, request.SerializeToString())))
 
     def _handle(self, message: Message) -> None:
         if message.service == RUNTIME_SERVICE and message.kind == RESPONSE:
             self._finish_registration(message.data)
         elif message.service == PLUGIN_SERVICE and message.kind == REQUEST:
-            self._send(message._replace(kind=RESPONSE, data=self._answer(message.data)))
+            self._connection.sendall(encode(message._replace(kind=RESPONSE, data=self._answer(message.data))))
         else:
             self._counters.error("unexpected_message")
 
@@ -174,11 +173,5 @@ class Session:
         return encoded
 
     def _failed(self, method: str, reason: str, problem: str) -> None:
-        """Counts every failure. Logs each reason as a warning only once."""
         self._counters.error(reason)
-        level = logging.DEBUG if reason in self._logged else logging.WARNING
-        self._logged.add(reason)
-        _log.log(level, "%s failed, so the container is not changed: %s", method, problem)
-
-    def _send(self, message: Message) -> None:
-        self._connection.sendall(encode(message))
+        _log.warning("%s failed, so the container is not changed: %s", method, problem)

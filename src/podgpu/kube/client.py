@@ -13,7 +13,6 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from datetime import datetime
 from subprocess import DEVNULL, PIPE
 from typing import Annotated, Any, Self
@@ -21,6 +20,7 @@ from typing import Annotated, Any, Self
 import aiohttp
 import msgspec
 from aiohttp.http import HttpProcessingError
+from msgspec import field
 
 from podgpu.decode import find_decoder
 from podgpu.errors import SourceError, one_line
@@ -35,16 +35,9 @@ _MAX_BYTES = 32 * 1024 * 1024  # a page of 500 large pods
 _MAX_OBJECT_BYTES = 4 * 1024 * 1024
 """Maximum size of one line of a watch. etcd stores objects of at most 1.5 MiB; as JSON they are larger."""
 _CONNECT_SECONDS = 10.0
-_FAILURES = {"tls": "tls", "timeout": "timeout", "bad_url": "bad_kubeconfig", "not_http": "bad_answer"}
+_FAILURES = {"tls": "tls", "timeout": "timeout", "not_http": "bad_answer"}
 """Reason of a failed request -> reason of the SourceError. Other failures are `unreachable`."""
-_STATUSES = {
-    401: "unauthorized",
-    403: "forbidden",
-    404: "not_found",
-    409: "conflict",
-    410: "gone",
-    429: "throttled",
-}
+_STATUSES = {401: "unauthorized", 403: "forbidden", 404: "not_found", 409: "conflict", 410: "gone"}
 
 
 class ApiClient:
@@ -168,7 +161,7 @@ class ApiClient:
 
 def explain_status(status: int, body: bytes, path: str, origin: str) -> SourceError:
     """Explains a response other than 200, or an error event. The message of a 403 names the missing permission."""
-    reason = _STATUSES.get(status, "server_error" if status >= 500 else "bad_answer")
+    reason = _STATUSES.get(status, "server_error" if status >= 429 else "bad_answer")
     try:
         message = str(find_decoder(KubeObject).decode(body).get("message"))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -188,12 +181,16 @@ _RENEW_BEFORE_SECONDS = 60.0
 _MAX_TOKEN = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Credential:
-    token: str = field(default="", repr=False)
-    certificate: str = field(default="", repr=False)
-    key: str = field(default="", repr=False)
-    expires: float = float("inf")  # Unix time
+class Credential(msgspec.Struct):
+    """`status` of an ExecCredential."""
+
+    token: str | None = None
+    certificate: str | None = field(name="clientCertificateData", default=None)
+    key: str | None = field(name="clientKeyData", default=None)
+    expires: Annotated[datetime, msgspec.Meta(tz=True)] | None = field(name="expirationTimestamp", default=None)
+
+    def __repr__(self) -> str:
+        return "Credential(…)"  # its members are secrets
 
 
 class Credentials:
@@ -224,11 +221,11 @@ class Credentials:
         credential = Credential()
         if config.plugin is not None and not config.token and not config.token_file:
             credential = await run_plugin(config.plugin)
-            lifetime = credential.expires - self._clock()
-            renew_at = credential.expires - min(_RENEW_BEFORE_SECONDS, lifetime / 2)
+            expires = credential.expires.timestamp() if credential.expires else float("inf")
+            renew_at = expires - min(_RENEW_BEFORE_SECONDS, (expires - self._clock()) / 2)
         try:
             # In a thread, because the disk may be slow.
-            token = credential.token or await asyncio.to_thread(self._read_token)
+            token = await asyncio.to_thread(self._read_token, credential)
             self._current = token, await asyncio.to_thread(self._load_tls, credential)
         except SourceError as error:
             if self._current is None:
@@ -237,8 +234,10 @@ class Credentials:
             _log.warning("%s; the previous credentials are still used", error)
         self._renew_at = renew_at
 
-    def _read_token(self) -> str:
+    def _read_token(self, credential: Credential) -> str:
         config = self._config
+        if credential.token:
+            return credential.token
         if not config.token_file:
             return _check_token(config.token, config.origin) if config.token else ""
         try:
@@ -253,8 +252,9 @@ class Credentials:
             return None
         try:
             ca = config.ca.read() if config.ca else None
-            certificate, key = credential.certificate.encode(), credential.key.encode()
-            if not certificate:
+            if credential.certificate and credential.key:
+                certificate, key = credential.certificate.encode(), credential.key.encode()
+            else:
                 certificate, key = config.certificate.read(), config.key.read()
         except SourceError as error:
             raise SourceError("tls", f"{config.origin}: {error}") from error
@@ -313,16 +313,9 @@ async def run_plugin(plugin: ExecPlugin, seconds: float = 30.0) -> Credential:
     return parse_credential(output, plugin)
 
 
-class _ExecStatus(msgspec.Struct, rename="camel"):
-    token: str | None = None
-    client_certificate_data: str | None = None
-    client_key_data: str | None = None
-    expiration_timestamp: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
-
-
 class _ExecCredential(msgspec.Struct, rename="camel"):
     api_version: str
-    status: _ExecStatus
+    status: Credential
 
 
 def parse_credential(output: bytes, plugin: ExecPlugin) -> Credential:
@@ -331,12 +324,11 @@ def parse_credential(output: bytes, plugin: ExecPlugin) -> Credential:
         answer = find_decoder(_ExecCredential).decode(output)
     except (msgspec.DecodeError, ValueError, RecursionError):  # the original error may quote a secret
         raise SourceError("exec_plugin", f"{name} is not an ExecCredential in JSON: update the plugin") from None
-    status = answer.status
-    token, certificate, key = status.token or "", status.client_certificate_data or "", status.client_key_data or ""
-    if answer.api_version != plugin.api_version or bool(certificate) != bool(key) or not (token or certificate):
+    made = answer.status
+    has_both = bool(made.certificate) == bool(made.key)
+    if answer.api_version != plugin.api_version or not has_both or not (made.token or made.certificate):
         problem = f"must have the API version {plugin.api_version} of the kubeconfig, and a token or a certificate"
         raise SourceError("exec_plugin", f"{name} {problem} with its key: update the plugin")
-    if token:
-        _check_token(token, name, "exec_plugin")
-    expires = status.expiration_timestamp
-    return Credential(token, certificate, key, expires.timestamp() if expires is not None else float("inf"))
+    if made.token:
+        _check_token(made.token, name, "exec_plugin")
+    return made

@@ -13,21 +13,24 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
-from podgpu.decode import decode_yaml
-from podgpu.errors import SourceError, UsageError
+from podgpu.decode import convert, decode_yaml, shorten_path
+from podgpu.errors import UsageError
 from podgpu.tls import NO_PEM, Pem
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _EXEC_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 _SERVER = re.compile(r"https?://([^\s/@:\[\]]+|\[[0-9a-fA-F:.]+\])(:\d+)?(/[^\s@]*)?")
-_UNSUPPORTED = ("username", "password", "auth_provider", "as_")
+_UNSUPPORTED = ("username", "password", "auth-provider", "as")
 _log = logging.getLogger(__name__)
-T = TypeVar("T")
+
+
+class NoApi(UsageError):
+    """The API server is not configured, or its configuration cannot be used."""
 
 
 class ExecVariable(msgspec.Struct, frozen=True):
@@ -67,14 +70,14 @@ class ApiConfig:
 
 
 def load_config(
-    kubeconfig: str | None = None,
+    kubeconfig: str = "",
     *,
     environ: Mapping[str, str] = os.environ,
     service_account: str = SERVICE_ACCOUNT,
 ) -> ApiConfig:
     """Returns the API server to use. A given kubeconfig overrides the service account.
 
-    Raises SourceError: `no_api_config` if none is configured, `bad_kubeconfig` if the file cannot be used.
+    Raises NoApi if none is configured, or if its configuration cannot be used.
     """
     config = _find_config(kubeconfig, environ, service_account)
     if not config.verify:
@@ -86,22 +89,14 @@ def load_config(
     address = urlsplit(config.server)
     has_token = bool(config.token or config.token_file or config.plugin)
     if address.scheme != "https" and has_token and not is_loopback(address.hostname or ""):
-        raise _bad(
+        raise NoApi(
             f"{config.origin}: the server {config.server} is plain HTTP, so the user's token could be read on the"
             " network: write https:// in clusters[].cluster.server"
         )
     return config
 
 
-def require_config(kubeconfig: str) -> ApiConfig:
-    """Loads the configuration for commands that need the API server. Raises UsageError if there is none."""
-    try:
-        return load_config(kubeconfig or None)
-    except SourceError as error:
-        raise UsageError(f"the API server cannot be used: {error}") from error
-
-
-def _find_config(kubeconfig: str | None, environ: Mapping[str, str], service_account: str) -> ApiConfig:
+def _find_config(kubeconfig: str, environ: Mapping[str, str], service_account: str) -> ApiConfig:
     if kubeconfig:
         return _read_kubeconfig([kubeconfig])
     host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
@@ -115,8 +110,7 @@ def _find_config(kubeconfig: str | None, environ: Mapping[str, str], service_acc
     existing = [name for name in files if os.path.exists(name)]  # kubectl skips missing files, too
     if existing:
         return _read_kubeconfig(existing)
-    raise SourceError(
-        "no_api_config",
+    raise NoApi(
         f"no Kubernetes API server is configured: there is neither {token} nor {' nor '.join(files)}: in a pod, set"
         " automountServiceAccountToken: true in its spec; elsewhere, set $KUBECONFIG to a kubeconfig",
     )
@@ -129,55 +123,19 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _bad(message: str) -> SourceError:
-    return SourceError("bad_kubeconfig", message)
-
-
 # Kubeconfig files
 
 
-class _Section(msgspec.Struct, rename="kebab"):
-    pass
-
-
-class _Cluster(_Section):
-    server: str = ""
-    certificate_authority: str | None = None
-    certificate_authority_data: str | None = None
-    insecure_skip_tls_verify: bool | None = None
-    tls_server_name: str | None = None
-    proxy_url: str | None = None
-
-
-class _User(_Section):
-    token: str | None = None
-    token_file: str | None = msgspec.field(default=None, name="tokenFile")
-    client_certificate: str | None = None
-    client_certificate_data: str | None = None
-    client_key: str | None = None
-    client_key_data: str | None = None
-    exec: ExecPlugin | None = None
-    username: Any = None
-    password: Any = None
-    auth_provider: Any = None
-    as_: Any = msgspec.field(default=None, name="as")
-
-
-class _Context(_Section):
-    cluster: str | None = None
-    user: str | None = None
-
-
-class _Named(_Section):
+class _Named(msgspec.Struct):
     """An entry of `contexts`, `clusters` or `users`."""
 
     name: str
-    context: _Context | None = None
-    cluster: _Cluster | None = None
-    user: _User | None = None
+    context: dict[str, Any] | None = None
+    cluster: dict[str, Any] | None = None
+    user: dict[str, Any] | None = None
 
 
-class _Kubeconfig(_Section):
+class _Kubeconfig(msgspec.Struct, rename="kebab"):
     current_context: str | None = None
     contexts: list[_Named] | None = None
     clusters: list[_Named] | None = None
@@ -185,26 +143,32 @@ class _Kubeconfig(_Section):
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry(Generic[T]):
-    """An entry of a kubeconfig and its location, for messages and relative paths."""
+class _Entry:
+    """The members of an entry and its location, for messages and relative paths."""
 
     file: str
     where: str
-    value: T
+    members: Mapping[str, Any]
 
-    def error(self, name: str, problem: str) -> SourceError:
-        return _bad(f"{self.file}: {self.where}.{name}: {problem}")
+    def error(self, name: str, problem: str) -> NoApi:
+        return NoApi(f"{self.file}: {self.where}.{name}: {problem}")
 
-    def path(self, name: str | None) -> str:
+    def text(self, name: str) -> str:
+        """Returns a member, or an empty text if it is not set."""
+        value = self.members.get(name) or ""
+        if not isinstance(value, str):
+            raise self.error(name, "is not a text")
+        return value
+
+    def path(self, name: str) -> str:
         """Resolves a path relative to the file that contains it."""
         return os.path.join(os.path.dirname(os.path.abspath(self.file)), name) if name else ""
 
     def pem(self, name: str) -> Pem:
         """Returns the content of `NAME-data` or else the file in NAME, as kubectl does."""
-        attribute = name.replace("-", "_")
-        data = getattr(self.value, f"{attribute}_data")
+        data = self.text(f"{name}-data")
         if not data:
-            return Pem(file=self.path(getattr(self.value, attribute)))
+            return Pem(file=self.path(self.text(name)))
         try:
             text = base64.b64decode("".join(data.split()), validate=True).decode("ascii")
         except ValueError:  # the original error quotes the field
@@ -219,55 +183,58 @@ def _read_kubeconfig(paths: Sequence[str]) -> ApiConfig:
         try:
             files[path] = decode_yaml(Path(path).read_bytes(), path, _Kubeconfig)  # may be a pipe, as with kubectl
         except OSError as error:
-            raise _bad(f"cannot read the kubeconfig {path}: {error.strerror}") from error
+            raise NoApi(f"cannot read the kubeconfig {path}: {error.strerror}") from error
         except UsageError as error:
-            raise _bad(str(error)) from None
+            raise NoApi(str(error)) from None
     chosen = next((file.current_context for file in files.values() if file.current_context), None)
     if not chosen:
-        raise _bad(f"{', '.join(files)}: current-context is not set: run kubectl config use-context")
-    context = _find_entry(files, "contexts", chosen, _Context)
-    cluster = _find_entry(files, "clusters", context.value.cluster, _Cluster)
-    user = _Entry(context.file, "user", _User())
-    if context.value.user:
-        user = _find_entry(files, "users", context.value.user, _User)
+        raise NoApi(f"{', '.join(files)}: current-context is not set: run kubectl config use-context")
+    context = _find_entry(files, "contexts", chosen)
+    cluster = _find_entry(files, "clusters", context.text("cluster"))
+    user = _Entry(context.file, "user", {})
+    if context.text("user"):
+        user = _find_entry(files, "users", context.text("user"))
     return _make_config(cluster, user, origin=f"{context.file} (context {chosen})")
 
 
-def _find_entry(files: Mapping[str, _Kubeconfig], section: str, name: str | None, kind: type[T]) -> _Entry[T]:
+def _find_entry(files: Mapping[str, _Kubeconfig], section: str, name: str) -> _Entry:
     """Returns the first entry with this name. Entries of different files are never merged."""
     key = section.removesuffix("s")
     for file, content in files.items():
         for named in getattr(content, section) or ():
             if named.name == name:
-                return _Entry(file, f"{section}[{name}].{key}", getattr(named, key) or kind())
-    raise _bad(f"{', '.join(files)}: {section} has no entry {name!r}, which the current context needs")
+                return _Entry(file, f"{section}[{name}].{key}", getattr(named, key) or {})
+    raise NoApi(f"{', '.join(files)}: {section} has no entry {name!r}, which the current context needs")
 
 
-def _make_config(cluster: _Entry[_Cluster], user: _Entry[_User], origin: str) -> ApiConfig:
+def _make_config(cluster: _Entry, user: _Entry, origin: str) -> ApiConfig:
     for name in _UNSUPPORTED:
-        if getattr(user.value, name):
-            field_name = name.strip("_").replace("_", "-")
-            raise user.error(field_name, "is not supported: use a token, a client certificate or an exec plugin")
-    url = cluster.value.server.rstrip("/")
+        if user.members.get(name):
+            raise user.error(name, "is not supported: use a token, a client certificate or an exec plugin")
+    url = cluster.text("server").rstrip("/")
     if not _SERVER.fullmatch(url):
         raise cluster.error("server", "is not a URL such as https://10.0.0.1:6443")
-    if cluster.value.proxy_url:
+    if cluster.text("proxy-url"):
         raise cluster.error("proxy-url", "is not supported: connect podgpu directly, or run kubectl proxy")
     return ApiConfig(
         server=url,
         origin=origin,
         ca=cluster.pem("certificate-authority"),
-        verify=not cluster.value.insecure_skip_tls_verify,
-        tls_server_name=cluster.value.tls_server_name or "",
+        verify=not cluster.members.get("insecure-skip-tls-verify"),
+        tls_server_name=cluster.text("tls-server-name"),
         certificate=user.pem("client-certificate"),
         key=user.pem("client-key"),
-        token=(user.value.token or "").strip(),
-        token_file=user.path(user.value.token_file),
-        plugin=_make_plugin(user, user.value.exec) if user.value.exec else None,
+        token=user.text("token").strip(),
+        token_file=user.path(user.text("tokenFile")),
+        plugin=_make_plugin(user) if user.members.get("exec") else None,
     )
 
 
-def _make_plugin(user: _Entry[_User], plugin: ExecPlugin) -> ExecPlugin:
+def _make_plugin(user: _Entry) -> ExecPlugin:
+    try:
+        plugin = convert(user.members["exec"], ExecPlugin)
+    except msgspec.ValidationError as error:
+        raise user.error("exec", shorten_path(error)) from None
     if plugin.api_version not in _EXEC_VERSIONS:
         versions = " or ".join(_EXEC_VERSIONS)
         raise user.error("exec.apiVersion", f"is not {versions}: update the plugin and its kubeconfig entry")

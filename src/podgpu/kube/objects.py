@@ -1,4 +1,4 @@
-"""Reduces Pods, EndpointSlices and ResourceSlices to small frozen records, because a store may hold 100,000 of them.
+"""Reduces Pods and EndpointSlices to small frozen records, because a store may hold 100,000 of them.
 
 The API server validates its objects. For malformed objects, parsers raise errors such as KeyError; the reflector skips
 them.
@@ -7,17 +7,14 @@ them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from sys import intern
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from podgpu.errors import SourceError, few_of
+from podgpu.errors import few_of
 from podgpu.model import WorkloadOwner
-
-if TYPE_CHECKING:
-    from podgpu.kube.client import ApiClient
 
 KubeObject = dict[str, Any]
 """A JSON object of the API."""
@@ -193,89 +190,3 @@ def merge_urls(slices: Iterable[EndpointSliceRecord]) -> tuple[str, ...]:
     for uid, url in sorted(every, key=lambda each: ("[" in each[1], each[1])):
         urls.setdefault(uid or url, url)
     return tuple(dict.fromkeys(urls.values()))
-
-
-# ResourceSlices (DRA)
-
-NVIDIA_DRIVER = "gpu.nvidia.com"
-RESOURCE_GROUP = "/apis/resource.k8s.io"
-RESOURCE_VERSIONS = ("v1", "v1beta2", "v1beta1", "v1alpha3")
-"""API versions of Kubernetes 1.34, 1.33, 1.32 and 1.31. Older versions have no device names."""
-
-
-class SliceDevice(NamedTuple):
-    name: str
-    uuid: str = ""  # empty for a MIG device that is created when it is claimed (DynamicMIG)
-    capacity: Pairs = ()  # quantities by name, such as `memory`
-    is_shared: bool = False  # several claims can have a part of its capacity (DRAConsumableCapacity)
-
-
-@dataclass(frozen=True, slots=True)
-class PoolSlice:
-    """A ResourceSlice: a part of one generation of a pool, possibly without devices."""
-
-    pool: str
-    generation: int
-    devices: tuple[SliceDevice, ...] = ()
-
-
-async def find_slices_path(client: ApiClient) -> str:
-    return f"{RESOURCE_GROUP}/{await find_resource_version(client)}/resourceslices"
-
-
-async def find_resource_version(client: ApiClient) -> str:
-    """Returns the newest DRA version that both podgpu and the server support. Raises SourceError (`not_found`)."""
-    offered: set[str] = set()
-    try:
-        group = await client.get(RESOURCE_GROUP)
-        offered = {version["version"] for version in group.get("versions") or ()}
-    except SourceError as error:
-        if error.reason == "forbidden":  # reading the slices may be allowed even if discovery is not
-            return RESOURCE_VERSIONS[0]
-        if error.reason != "not_found":
-            raise
-    for version in RESOURCE_VERSIONS:
-        if version in offered:
-            return version
-    raise SourceError(
-        "not_found",
-        f"the API server has no supported version of {RESOURCE_GROUP}: DRA needs Kubernetes 1.31, and must be enabled"
-        " explicitly before 1.34; podgpu retries",
-    )
-
-
-def parse_slice(body: KubeObject) -> PoolSlice | None:
-    """Parses a ResourceSlice. Returns None if it is not from NVIDIA's DRA driver."""
-    spec = body["spec"]
-    if spec.get("driver") != NVIDIA_DRIVER:
-        return None
-    devices = tuple(map(_parse_slice_device, spec.get("devices") or ()))
-    return PoolSlice(spec["pool"]["name"], spec["pool"].get("generation", 0), devices)
-
-
-def _parse_slice_device(body: KubeObject) -> SliceDevice:
-    device = body.get("basic") or body  # v1beta1 and v1alpha3 nest the members
-    uuid = strip_domains(device.get("attributes")).get("uuid") or {}
-    capacity = strip_domains(device.get("capacity"))
-    return SliceDevice(
-        body["name"],
-        uuid.get("string") or "",
-        tuple((name, str(entry["value"])) for name, entry in capacity.items() if isinstance(entry, Mapping)),
-        bool(device.get("allowMultipleAllocations")),
-    )
-
-
-def strip_domains(members: KubeObject | None) -> dict[str, Any]:
-    """Removes the driver's domain, which is optional in names of attributes and capacities."""
-    return {name.removeprefix(f"{NVIDIA_DRIVER}/"): value for name, value in (members or {}).items()}
-
-
-def current_devices(slices: Iterable[PoolSlice]) -> dict[str, tuple[SliceDevice, ...]]:
-    """Returns the devices of each pool's newest generation, even if some slices are missing."""
-    generations: dict[str, int] = {}
-    devices: dict[str, tuple[SliceDevice, ...]] = {}
-    for each in sorted(slices, key=lambda each: each.generation):
-        is_new = generations.get(each.pool) != each.generation
-        devices[each.pool] = each.devices if is_new else (*devices[each.pool], *each.devices)
-        generations[each.pool] = each.generation
-    return devices

@@ -25,7 +25,7 @@ from podgpu.kube.objects import KubeObject
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-REFUSALS = frozenset({"forbidden", "unauthorized", "not_found", "no_token", "bad_kubeconfig"})
+REFUSALS = frozenset({"forbidden", "unauthorized", "not_found", "no_token"})
 """Reasons of errors that persist until somebody changes the cluster or the configuration."""
 _CLOSE_SECONDS = 2.0
 FindPath = Callable[[ApiClient], Awaitable[str]]

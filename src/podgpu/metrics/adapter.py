@@ -6,14 +6,14 @@ Metrics without a rule are ignored. DCGM fields are stored with the name and uni
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
 
-from podgpu.metrics.conditions import FIELD_CONDITIONS, LOST, XID, conditions, order_of, xid_spec
+from podgpu.metrics.conditions import FIELD_CONDITIONS, LOST, XID, conditions, xid_spec
 from podgpu.metrics.encode import FamilySpec, families_in
 from podgpu.metrics.fields import DEVICE_LEVELS, fields
 from podgpu.metrics.labels import EXPORTED, JOB_LABEL, NAMELESS_LABELS, OLD_POD_LABELS, POD_LABELS
@@ -120,7 +120,7 @@ class _SlotBuilder:
             "maker": maker or "nvidia",
             "mig_enabled": bool(self.instances),
             "hidden": bool(self.instances) and not (values or present or self.holders or self.usage),
-            "conditions": [present[name] for name in sorted(present, key=order_of)],
+            "conditions": [present[name] for name in conditions() if name in present],
             "last_holders": [holder for holder in self.holders.values() if "is_last" in holder],
             "instances": [
                 {"id": number, **slot.build_slot(is_podgpu, keep_fields, LOST in present)}
@@ -337,17 +337,9 @@ def _split_by_node(
     return groups
 
 
-def node_from_text(
-    text: str,
-    address: str = "",
-    *,
-    scraped_at: float | None = None,
-    keep_fields: frozenset[str] | None = None,
-    node_labels: Sequence[str] = NODE_LABELS,
-) -> list[NodeState]:
-    """Parses the text and calls `node_from_samples`. Raises BadExposition if the text is malformed."""
-    samples = (sample for family in parse_text(text, MAX_LINES) for sample in family.samples)
-    return node_from_samples(samples, address, scraped_at=scraped_at, keep_fields=keep_fields, node_labels=node_labels)
+def samples_in(text: str) -> Iterator[ParsedSample]:
+    """Parses a text. Raises BadExposition if it is malformed."""
+    return (sample for family in parse_text(text, MAX_LINES) for sample in family.samples)
 
 
 class TargetState(NamedTuple):

@@ -40,13 +40,7 @@ class ConditionSpec:
 @cache
 def conditions() -> Mapping[str, ConditionSpec]:
     """Returns the conditions by name, in display order."""
-    rows = table_rows("conditions.csv")
-    return {row["condition"]: ConditionSpec(row["condition"], row["severity"], row["says"], row["do"]) for row in rows}
-
-
-@cache
-def order_of(condition: str) -> int:
-    return list(conditions()).index(condition)
+    return {row["name"]: ConditionSpec(**row) for row in table_rows("conditions.csv")}
 
 
 @lru_cache(maxsize=1024)
@@ -124,8 +118,7 @@ class HealthCode(NamedTuple):
 
 @cache
 def _health_codes() -> Mapping[int, HealthCode]:
-    rows = table_rows("health_codes.csv")
-    return {int(row["number"]): HealthCode(row["name"], row["severity"], row["category"]) for row in rows}
+    return {int(row.pop("number")): HealthCode(**row) for row in table_rows("health_codes.csv")}
 
 
 def health_code(number: int) -> HealthCode:

@@ -5,7 +5,7 @@ A series has pod labels if exactly one workload holds the device. With virtual G
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from podgpu.metrics.conditions import xid_spec
@@ -166,26 +166,21 @@ def _xid_totals(slot: Slot, policy: Policy) -> Counted:
 
 
 def _clock_events_in_window(slot: Slot, policy: Policy) -> Counted:
-    window = ("window_size_in_ms", str(policy.clock_window_ms))
+    return _clock_events(slot, 0, ("window_size_in_ms", str(policy.clock_window_ms)))
+
+
+def _clock_events(slot: Slot, position: int, *more: tuple[str, str]) -> Counted:
     for event in CLOCK_EVENTS.values():
-        count, _ = slot.clock_events.get(event, (0, 0))
-        if count:
-            yield count, (("clock_event", event), window)
+        if count := slot.clock_events.get(event, (0, 0))[position]:
+            yield count, (("clock_event", event), *more)
 
 
-def _clock_event_totals(slot: Slot, policy: Policy) -> Counted:
-    for event in CLOCK_EVENTS.values():
-        _, count = slot.clock_events.get(event, (0, 0))
-        if count:
-            yield count, (("clock_event", event),)
-
-
-_COLLECTORS = {
+_COLLECTORS: dict[int, Callable[[Slot, Policy], Counted]] = {
     XID_FIELD: _last_xid,
     XID_COUNT_FIELD: _xids_in_window,
     XID_TOTAL_FIELD: _xid_totals,
     CLOCK_EVENTS_COUNT_FIELD: _clock_events_in_window,
-    CLOCK_EVENTS_TOTAL_FIELD: _clock_event_totals,
+    CLOCK_EVENTS_TOTAL_FIELD: lambda slot, policy: _clock_events(slot, 1),
 }
 
 

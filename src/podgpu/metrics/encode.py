@@ -29,9 +29,6 @@ class Labels:
         inner = ",".join(f'{name}="{_escape_label(value)}"' for name, value in self.pairs)
         self.text = "{" + inner + "}" if inner else ""
 
-    def __repr__(self) -> str:
-        return f"Labels{self.text}"
-
 
 def _escape_label(value: str) -> str:
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

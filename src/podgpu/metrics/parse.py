@@ -7,7 +7,6 @@ series, and invalid escape sequences (dcgm-exporter does not escape label values
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -29,8 +28,8 @@ _SAMPLE = re.compile(
 _LABEL = re.compile(rf"[ \t]*+([a-zA-Z_][a-zA-Z0-9_]*+)[ \t]*+=[ \t]*+({_QUOTED})[ \t]*+(?:,|\Z)")
 _LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*+")
 _USUAL_NUMBER = re.compile(r"-?[0-9]{1,30}(?:\.[0-9]{1,30})?(?:e[+-][0-9]{2})?")
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-_NOT_FINITE = re.compile(r"[+-]?inf(?:inity)?|nan", re.IGNORECASE)
+_NUMBER = re.compile(r"[+-]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]+)?|inf(?:inity)?)|nan", re.IGNORECASE)
+"""Numbers that Prometheus accepts. `float` also accepts 1_000 and digits of other scripts."""
 _ESCAPE = re.compile(r'\\[\\n"]')
 _ESCAPED = {r"\\": "\\", r"\n": "\n", r"\"": '"'}
 _LARGEST_PLAIN = 2.0**53  # floats represent all whole numbers up to this one exactly
@@ -81,13 +80,9 @@ def parse_text(text: str, max_lines: int | None = None) -> list[ParsedFamily]:
                 continue
         try:
             parser.read_line(line)
-        except _LineError as error:
+        except ValueError as error:
             raise BadExposition(number, str(error)) from None
     return list(parser.families.values())
-
-
-class _LineError(Exception):
-    """The reason why a line is rejected."""
 
 
 class _Parser:
@@ -114,15 +109,17 @@ class _Parser:
         return labels
 
     def read_line(self, line: str) -> None:
-        """Reads any line. Raises _LineError."""
+        """Reads any line. Raises ValueError."""
         if comment := _COMMENT.match(line):
             self._add_comment(comment[1], comment[2], comment[3].rstrip(" \t"))
         elif sample := _SAMPLE.fullmatch(line):
             name, labels, value = sample.groups()
+            if not _NUMBER.fullmatch(value):
+                raise ValueError(f"the value is not a number: {_shorten(value)}")
             family = self.by_sample_name.get(name) or self._family_of_sample(name)
-            family.samples.append(ParsedSample(name, _parse_labels(labels or ""), _parse_number(value)))
+            family.samples.append(ParsedSample(name, _parse_labels(labels or ""), float(value)))
         elif line.strip(" \t"):
-            raise _LineError(f"neither a comment nor a sample: {_shorten(line)}")
+            raise ValueError(f"neither a comment nor a sample: {_shorten(line)}")
 
     def _family_of_sample(self, name: str) -> ParsedFamily:
         """Returns the family of a sample. Samples of histograms and summaries have a suffix after the family's name."""
@@ -139,7 +136,7 @@ class _Parser:
         if keyword is None:
             return
         if name is None:
-            raise _LineError(f"{keyword} without the name of a metric: {_shorten(rest)}")
+            raise ValueError(f"{keyword} without the name of a metric: {_shorten(rest)}")
         if keyword == "HELP":
             self._family(name).help = _unescape(rest)
         elif rest in TYPES:
@@ -148,7 +145,7 @@ class _Parser:
                 self.by_sample_name.clear()
             self._family_of_sample(name)
         else:
-            raise _LineError(f"unknown type of {name}: {_shorten(rest)}")
+            raise ValueError(f"unknown type of {name}: {_shorten(rest)}")
 
 
 def _parse_labels(text: str) -> dict[str, str]:
@@ -158,10 +155,10 @@ def _parse_labels(text: str) -> dict[str, str]:
     while at < len(text):
         match = _LABEL.match(text, at)
         if match is None:
-            raise _LineError(f"not a label: {_shorten(text[at:].strip())}")
+            raise ValueError(f"not a label: {_shorten(text[at:].strip())}")
         name = match[1]
         if name in labels:
-            raise _LineError(f"the label {name} occurs twice")
+            raise ValueError(f"the label {name} occurs twice")
         labels[name] = _unescape(match[2][1:-1])
         at = match.end()
     return labels
@@ -169,17 +166,6 @@ def _parse_labels(text: str) -> dict[str, str]:
 
 def _unescape(text: str) -> str:
     return _ESCAPE.sub(lambda escape: _ESCAPED[escape[0]], text) if "\\" in text else text
-
-
-def _parse_number(text: str) -> float:
-    """Parses a number as Prometheus does: rejects 1_000, hexadecimal numbers and overflow to infinity."""
-    if _NUMBER.fullmatch(text):
-        value = float(text)
-        if math.isfinite(value):
-            return value
-    elif _NOT_FINITE.fullmatch(text):
-        return float(text)
-    raise _LineError(f"the value is not a number: {_shorten(text)}")
 
 
 def _shorten(text: str) -> str:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
+from typing import NamedTuple
 
 from podgpu.metrics.dcgm import render_dcgm
 from podgpu.metrics.encode import Family, Labels, Sample, families_in, make_families
 from podgpu.metrics.labels import (
     Policy,
+    all_slots,
     assigned_holders,
     dcgm_labels,
     device_names,
@@ -18,23 +21,22 @@ from podgpu.metrics.labels import (
     make_labels,
     visible_slots,
 )
-from podgpu.metrics.mig import billed_name
-from podgpu.model import NS, DeviceState, Document, NodeState
+from podgpu.metrics.mig import billed_name, fraction_of_gpu
+from podgpu.model import MIB, NS, DeviceState, Document, Holder, HolderUsage, MigInstance, NodeState, Slot, VcudaRequest
 
 MAX_WAIT_PAIRS = 20  # per device
+_CORES_OF_A_CARD = 100
+_BLOCK_MIB = 256
+_DECIMALS = 6  # rounds 56.99999999999999 to 57
+Number = int | float | None
 Row = tuple[str, Mapping[str, str], int | float]
 """Family, labels, value. The sample has those labels that families.csv lists for the family."""
 
 
 def render_node(state: NodeState, policy: Policy) -> list[Family]:
     """Renders all families of `/metrics` except gpu-manager's and process_*."""
-    return [*render_dcgm(state, policy), *render_podgpu(state, policy), *render_self(state)]
-
-
-def render_podgpu(state: NodeState, policy: Policy) -> list[Family]:
-    """Renders podgpu's families about devices, holders and namespaces."""
     rows = (*_waits(state, policy), *_health(state, policy), *_devices(state, policy))
-    return [*_usage(state, policy), *_collect(rows, policy)]
+    return [*render_dcgm(state, policy), *_usage(state, policy), *_collect(rows, policy), *render_self(state)]
 
 
 def render_self(state: NodeState) -> list[Family]:
@@ -90,25 +92,19 @@ def _self(state: NodeState) -> Iterator[Row]:
 
 
 def _usage(state: NodeState, policy: Policy) -> list[Family]:
-    holders: list[tuple[Labels, Document]] = []
-    devices: list[tuple[Labels, Document]] = []
+    parts: dict[str, list[tuple[Labels, Document]]] = {"holder_usage": [], "slot_usage": [], "namespaces": []}
     for gpu, slot in visible_slots(state):
         names = device_names(gpu, slot, policy)
         for holder in slot.holders:
             if holder.usage is not None and holder.has_labels:
-                holders.append((dcgm_labels(names, policy, holder_pairs(holder, policy)), holder.usage))
+                parts["holder_usage"].append((dcgm_labels(names, policy, holder_pairs(holder, policy)), holder.usage))
         if slot.usage is not None:
-            devices.append((dcgm_labels(names, policy), slot.usage))
-    namespaces: list[tuple[Labels, Document]] = []
+            parts["slot_usage"].append((dcgm_labels(names, policy), slot.usage))
     for usage in state.namespaces:
         model = billed_name(usage.model, usage.profile) if usage.profile else usage.model
         labels = make_labels((("namespace", usage.namespace), ("modelName", policy.model_name(model))))
-        namespaces.append((labels, usage))
-    return [
-        *_figures("holder_usage", holders),
-        *_figures("slot_usage", devices),
-        *_figures("namespaces", namespaces),
-    ]
+        parts["namespaces"].append((labels, usage))
+    return [family for part, rows in parts.items() for family in _figures(part, rows)]
 
 
 def _waits(state: NodeState, policy: Policy) -> Iterator[Row]:
@@ -164,7 +160,9 @@ def _devices(state: NodeState, policy: Policy) -> Iterator[Row]:
     for gpu, slot in visible_slots(state):
         names = device_names(gpu, slot, policy)
         if slot is gpu:
-            yield "podgpu_device_xid_errors_total", names, _count_xids(gpu)
+            # 0 before the first event, so that increase() includes that event.
+            xids = sum(xid.total for each in (gpu, *gpu.instances) for xid in each.xids)
+            yield "podgpu_device_xid_errors_total", names, xids
             for reason, ns in gpu.throttled_ns.items():
                 yield "podgpu_device_throttled_seconds_total", {**names, "reason": reason}, ns / NS
         for xid in slot.xids:
@@ -178,6 +176,83 @@ def _devices(state: NodeState, policy: Policy) -> Iterator[Row]:
                 yield "podgpu_allocation_share_ratio", labels, holder.share_ratio
 
 
-def _count_xids(gpu: DeviceState) -> int:
-    """Returns the number of XIDs. It is 0 before the first event, so that increase() includes that event."""
-    return sum(xid.total for slot in (gpu, *gpu.instances) for xid in slot.xids)
+# tkestack gpu-manager's four families. Cards are gpu0, gpu1 and so on, and `total` is their sum. A MIG instance is
+# counted as a fraction of the card. If the usage of a card is unknown, that card has no series and the container has no
+# total.
+
+
+class _HeldSlot(NamedTuple):
+    """A GPU or MIG instance that a container holds or uses."""
+
+    gpu: DeviceState
+    slot: Slot
+    holder: Holder
+
+    @property
+    def fraction_of_card(self) -> float | None:
+        return fraction_of_gpu(self.gpu.model, self.slot.profile) if isinstance(self.slot, MigInstance) else 1.0
+
+    @property
+    def memory(self) -> int | None:
+        return None if self.slot.hidden else self.slot.memory_total_bytes
+
+    @property
+    def usage(self) -> HolderUsage:
+        return self.holder.usage or HolderUsage()
+
+
+def render_gpu_manager(state: NodeState, policy: Policy) -> list[Family]:
+    """Renders the containers that hold, use or requested a device. HPC jobs are omitted, because they have no pod."""
+    held: dict[tuple[str, ...], list[_HeldSlot]] = defaultdict(list)
+    for gpu, slot in all_slots(state):
+        for holder in slot.holders:
+            if holder.pod:
+                held[holder.key].append(_HeldSlot(gpu, slot, holder))
+    requests = {request.key: request for request in state.vcuda if request.pod}
+    samples: dict[str, list[Sample]] = {name: [] for name in families_in("gpu-manager")}
+    host = (("node", policy.hostname),) if policy.hostname else ()
+    for key in sorted(held.keys() | requests.keys()):
+        _, namespace, pod, container = key
+        names = (("pod_name", pod), ("namespace", namespace), *host, ("container_name", container))
+        for family, values in _container_values(held[key], requests.get(key, VcudaRequest())).items():
+            label = families_in("gpu-manager")[family].labels[-1]
+            samples[family] += [
+                Sample(make_labels((*names, (label, card))), v) for card, v in values.items() if v is not None
+            ]
+    return make_families("gpu-manager", samples)
+
+
+def _container_values(slots: Sequence[_HeldSlot], request: VcudaRequest) -> dict[str, dict[str, Number]]:
+    """Returns the values of one container by family and card."""
+    cards: dict[int, list[_HeldSlot]] = defaultdict(list)
+    for held in slots:
+        if held.gpu.index is not None and not held.slot.hidden:
+            cards[held.gpu.index].append(held)
+    percents: dict[str, Number] = {}
+    mebibytes: dict[str, Number] = {}
+    for index, on_card in sorted(cards.items()):
+        ratios = (_multiply(held.usage.utilization_ratio, held.fraction_of_card) for held in on_card)
+        percents[f"gpu{index}"] = _add(_multiply(ratio, 100) for ratio in ratios)
+        size = _add(held.usage.memory_used_bytes for held in on_card)
+        mebibytes[f"gpu{index}"] = None if size is None else int(size // MIB)
+    assigned = [(held, held.holder.share_ratio) for held in slots if held.holder.source]
+    share = _add(_multiply(ratio, held.fraction_of_card) for held, ratio in assigned)
+    size = _add(_multiply(ratio, held.memory) for held, ratio in assigned)
+    requested_mib = request.memory_blocks * _BLOCK_MIB or (None if size is None else round(size / MIB))
+    return {
+        "container_gpu_utilization": {**percents, "total": _add(percents.values())},
+        "container_gpu_memory_total": {**mebibytes, "total": _add(mebibytes.values())},
+        "container_request_gpu_utilization": {"total": request.cores / _CORES_OF_A_CARD or share},
+        "container_request_gpu_memory": {"total": requested_mib},
+    }
+
+
+def _multiply(ratio: Number, whole: Number) -> Number:
+    return None if ratio is None or whole is None else ratio * whole
+
+
+def _add(numbers: Iterable[Number]) -> Number:
+    """Returns None if there are no numbers, or if one of them is unknown."""
+    addends = list(numbers)
+    known = [number for number in addends if number is not None]
+    return round(sum(known), _DECIMALS) if known and len(known) == len(addends) else None

@@ -186,8 +186,8 @@ _BLOCKS = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 _LABELS = re.compile(r"((?:\$labels|\.Labels)\.|index\s+\$labels\s+\")(\w+)")
 _PROPERTIES = re.compile(r"(?:[&!]\S*[ \t]+)+")
 """Matches anchors and tags before a value."""
-_RULE_KINDS = ("alert", "record")
-_USES = ("expr", "record")
+_USES = {"expr": "expr", "record": "record", "annotations": "template", "labels": "template"}
+"""Member of a rule -> how it is rewritten."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -228,16 +228,13 @@ def migrate_rules(text: str, origin: str) -> MigratedFile:
 
 
 def _find_scalars(text: str, origin: str) -> list[_Scalar]:
-    scalars: list[_Scalar] = []
     try:
-        for document in yaml.compose_all(text, Loader=yaml.SafeLoader):
-            if document is not None:
-                scalars += _walk(document)
+        documents = yaml.compose_all(text, Loader=yaml.SafeLoader)
+        return [scalar for document in documents if document is not None for scalar in _walk(document, set())]
     except (yaml.YAMLError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
         raise UsageError(f"{origin}{place}: not YAML: {getattr(error, 'problem', type(error).__name__)}") from None
-    return scalars
 
 
 def _read_values(text: str, origin: str) -> list[str] | None:
@@ -247,35 +244,24 @@ def _read_values(text: str, origin: str) -> list[str] | None:
         return None
 
 
-def _walk(root: yaml.Node) -> Iterator[_Scalar]:
+def _walk(node: yaml.Node, seen: set[int], path: str = "", use: str = "", rule: str = "") -> Iterator[_Scalar]:
     """Yields each scalar once, even if aliases refer to it."""
-    seen: set[int] = set()
-    waiting: list[tuple[yaml.Node, str, str, str]] = [(root, "", "", "")]
-    while waiting:
-        node, path, use, rule = waiting.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, yaml.ScalarNode):
-            yield _Scalar(node, path or "the whole", use, rule)
-        elif isinstance(node, yaml.SequenceNode):
-            waiting += [(child, f"{path}[{n}]", use, rule) for n, child in enumerate(node.value)][::-1]
-        elif isinstance(node, yaml.MappingNode):
-            waiting += list(_members(node, path, use, rule))[::-1]
-
-
-def _members(node: yaml.MappingNode, path: str, use: str, rule: str) -> Iterator[tuple[yaml.Node, str, str, str]]:
-    names = {str(key.value): value for key, value in node.value if isinstance(key, yaml.ScalarNode)}
-    kind = next((kind for kind in _RULE_KINDS if kind in names and "expr" in names), "")
-    if kind:
-        rule = f"{path} at {node.start_mark.index}"
-        path = f"{kind} {names[kind].value}" if isinstance(names[kind], yaml.ScalarNode) else path
-    for key, value in node.value:
-        name = str(key.value) if isinstance(key, yaml.ScalarNode) else "?"
-        member_use = (
-            {"annotations": "template", "labels": "template"}.get(name, name if name in _USES else "") if kind else use
-        )
-        yield value, f"{path}.{name}".lstrip("."), member_use, rule
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.ScalarNode):
+        yield _Scalar(node, path or "the whole", use, rule)
+    elif isinstance(node, yaml.SequenceNode):
+        for number, child in enumerate(node.value):
+            yield from _walk(child, seen, f"{path}[{number}]", use, rule)
+    elif isinstance(node, yaml.MappingNode):
+        members = {str(key.value): value for key, value in node.value if isinstance(key, yaml.ScalarNode)}
+        kind = next((kind for kind in ("alert", "record") if kind in members and "expr" in members), "")
+        if kind:
+            rule = f"{path} at {node.start_mark.index}"
+            path = f"{kind} {members[kind].value}" if isinstance(members[kind], yaml.ScalarNode) else path
+        for name, value in members.items():
+            yield from _walk(value, seen, f"{path}.{name}".lstrip("."), _USES.get(name, "") if kind else use, rule)
 
 
 # One value

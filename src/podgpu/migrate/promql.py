@@ -9,16 +9,17 @@ expression stays unchanged.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from podgpu.errors import PodgpuError
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.names import HOST_LABELS, renames
 
+_Item = TypeVar("_Item")
 _NAME = "__name__"
 _VARIABLE = re.compile(r"\$\{[^{}\n]{1,200}\}|\$\w+|\[\[\w+(?::\w+)?\]\]")
 _TOKEN = re.compile(
@@ -120,10 +121,8 @@ class RewriteResult:
 
 
 def rewrite_query(text: str) -> RewriteResult:
-    """Rewrites the query of a Grafana variable: label_values(…), query_result(…), metrics(…), or PromQL."""
+    """Rewrites the query of a Grafana variable: label_values(…), query_result(…) and so on, or PromQL."""
     stripped = text.strip()
-    if stripped.startswith("label_names("):
-        return RewriteResult(text)
     if stripped.startswith("metrics("):
         return RewriteResult(text, (f"{stripped}: selects metrics by a pattern; rewrite it manually",))
     return rewrite_expression(text)
@@ -237,12 +236,14 @@ class _Rewriter:
         self.position += is_next
         return is_next
 
-    def _expect(self, text: str) -> int:
-        """Returns the end of the operator."""
+    def _expect(self, text: str) -> None:
         token = self._take()
         if token.text != text or token.kind != "operator":
             raise _unexpected(token, repr(text))
-        return token.end
+
+    @property
+    def _last_end(self) -> int:
+        return self.tokens[self.position - 1].end
 
     def _take_word(self, expected: str, *kinds: str) -> _Word:
         token = self._take()
@@ -302,7 +303,7 @@ class _Rewriter:
                     self._take_word("a time", "number", "variable")
             else:
                 return part
-            part.end = self.tokens[self.position - 1].end
+            part.end = self._last_end
 
     def _parse_range(self) -> bool:
         """Returns True for a subquery."""
@@ -318,7 +319,8 @@ class _Rewriter:
             return _Part(token.start, token.end, token)
         if token.kind == "operator" and token.text == "(":
             part = self._parse_binary(0)
-            part.start, part.end = token.start, self._expect(")")
+            self._expect(")")
+            part.start, part.end = token.start, self._last_end
             return part
         if token.kind == "operator" and token.text == "{":
             return self._parse_selector(token, None)
@@ -335,16 +337,11 @@ class _Rewriter:
     def _parse_call(self, token: _Word) -> _Part:
         function = token.text.lower()
         labels = self._parse_labels() if self._accept("by", "without") else []
-        arguments: list[_Part] = []
         self._expect("(")
-        while not self._is_next(")"):
-            arguments.append(self._parse_binary(0))
-            if not self._accept(","):
-                break
-        self._expect(")")
+        arguments = list(self._parse_list(")", lambda: self._parse_binary(0)))
         if self._accept("by", "without"):
             labels = self._parse_labels()
-        call = _join(token.start, self.tokens[self.position - 1].end, arguments)
+        call = _join(token.start, self._last_end, arguments)
         for argument in arguments:
             if function in _UNITLESS:
                 continue
@@ -356,7 +353,8 @@ class _Rewriter:
                 self._write_conversion(argument)
         if function == "label_values":
             words = [argument.word for argument in arguments[-1:] if argument.word]
-            self._rename_labels(call, words, arguments[:-1] or [_Part(0, 0, metrics=("",))])
+            all_series = _Part(call.start, call.end, metrics=("",))  # label_values(label) has no selector
+            self._rename_labels(call, words, arguments[:-1] or [all_series])
             return call
         self._rename_labels(call, labels, (call,))
         named = [argument.word for argument in arguments[_LABEL_ARGUMENTS.get(function, slice(0))] if argument.word]
@@ -370,13 +368,17 @@ class _Rewriter:
 
     def _parse_labels(self) -> list[_Word]:
         self._expect("(")
-        labels: list[_Word] = []
-        while not self._is_next(")"):
-            labels.append(self._take_word("a label", "name", "variable", "string"))
+        return list(self._parse_list(")", self._take_label))
+
+    def _take_label(self) -> _Word:
+        return self._take_word("a label", "name", "variable", "string")
+
+    def _parse_list(self, end: str, parse: Callable[[], _Item]) -> Iterator[_Item]:
+        while not self._is_next(end):
+            yield parse()
             if not self._accept(","):
                 break
-        self._expect(")")
-        return labels
+        self._expect(end)
 
     def _rename_labels(self, part: _Part, words: Iterable[_Word], operands: Iterable[_Part]) -> None:
         """Renames labels. Fails if a label may belong to another exporter, whose metrics an operand reads."""
@@ -400,8 +402,7 @@ class _Rewriter:
         """Parses `name`, `name{…}` or `{…}`. The range is parsed later."""
         end, labels, patterns = first.end, [], []
         if name is None or self._accept("{"):
-            while not self._is_next("}"):
-                label = self._take_word("a label", "name", "variable", "string")
+            for label in self._parse_list("}", self._take_label):
                 if label.kind == "string" and self._is_next(",", "}") and name is None:
                     name = label.unquote()  # {"metric"}
                 else:
@@ -414,9 +415,7 @@ class _Rewriter:
                         name = value.unquote()
                     elif label.text == _NAME:
                         patterns.append(value.text)
-                if not self._accept(","):
-                    break
-            end = self._expect("}")
+            end = self._last_end
         part = _Part(first.start, end, first, (name.text if name else "",))
         text = part.metrics[0]
         is_number = _VARIABLE.fullmatch(text) and not labels and not self._is_next("[")

@@ -25,7 +25,7 @@ from podgpu.simulate.gpu import (
 )
 from podgpu.simulate.models import MIB
 
-NO_INSTANCE = 0xFFFFFFFF
+NO_INSTANCE = ALL_LINKS = 0xFFFFFFFF
 _SAMPLING_PERIOD_US = 100_000
 _MAX_CELSIUS = 87
 _PROCESS_KINDS = {"Compute": "compute", "Graphics": "graphics", "MPSCompute": "mps"}
@@ -53,7 +53,7 @@ def _not_supported() -> NoReturn:
     raise_error(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
 
-def _fill(struct: Any, **members: Any) -> Any:
+def fill(struct: Any, **members: Any) -> Any:
     for name, value in members.items():
         setattr(struct, name, value)
     return struct
@@ -66,50 +66,34 @@ def pci_bus_id(gpu: SimulatedGpu) -> str:
 def _pci_info(gpu: SimulatedGpu) -> Any:
     bus_id, model = pci_bus_id(gpu), gpu.model
     ids = {"bus": 4 + 2 * gpu.number, "pciDeviceId": model.pci_device, "pciSubSystemId": 0x18BF10DE}
-    return _fill(pynvml.nvmlPciInfo_t(), busIdLegacy=bus_id[4:], busId=bus_id, **ids)
+    return fill(pynvml.nvmlPciInfo_t(), busIdLegacy=bus_id[4:], busId=bus_id, **ids)
 
 
 def _memory(gpu: SimulatedGpu, instance: SimulatedInstance | None = None, version: int | None = None) -> Any:
     total, reserved, used = gpu.model.memory, gpu.model.reserved, gpu.memory_used()
     if instance is not None:
-        total, reserved = instance.profile.memory_mib * MIB, instance.reserved
+        total, reserved = instance.profile.memory_mib * MIB, 16 * MIB * instance.profile.memory_slices
         used = gpu.memory_used(instance.gi_id)
     free = total - reserved - used
     if version is None:  # the first version of the structure includes reserved memory in `used`
-        return _fill(pynvml.c_nvmlMemory_t(), total=total, free=free, used=used + reserved)
+        return fill(pynvml.c_nvmlMemory_t(), total=total, free=free, used=used + reserved)
     struct = pynvml.c_nvmlMemory_v2_t()
-    return _fill(struct, version=version, total=total, reserved=reserved, free=free, used=used)
+    return fill(struct, version=version, total=total, reserved=reserved, free=free, used=used)
 
 
 def _utilisation(gpu: SimulatedGpu) -> Any:
-    busy = gpu.activity.device
-    return _fill(pynvml.c_nvmlUtilization_t(), gpu=round(100 * busy.busy), memory=round(100 * busy.dram))
+    activity = gpu.activity.device
+    return fill(pynvml.c_nvmlUtilization_t(), gpu=round(100 * activity.busy), memory=round(100 * activity.dram))
 
 
-def _clock(clocks: tuple[int, int, int], kind: int) -> Any:
+def _clock(clocks: tuple[int, int, int], kind: int) -> int:
     """Returns a clock by NVML's number of its kind. Graphics and SM clock are the same."""
-    return (clocks[0], *clocks)[kind] if 0 <= kind < 4 else raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-
-
-def _max_clocks(gpu: SimulatedGpu) -> tuple[int, int, int]:
-    model = gpu.model
-    return model.sm_clock[1], model.memory_clock[1], model.video_clock[1]
-
-
-def _event_reasons(gpu: SimulatedGpu) -> Any:
-    if gpu.activity.device.busy == 0:
-        return pynvml.nvmlClocksEventReasonGpuIdle
-    return pynvml.nvmlClocksEventReasonSwPowerCap if gpu.activity.capped else 0
+    return (clocks[0], *clocks)[kind]
 
 
 def _threshold(gpu: SimulatedGpu, which: int) -> Any:
     offsets = {0: 8, 1: 2, 3: 0} | ({2: 8} if gpu.model.hbm else {})
     return _MAX_CELSIUS + offsets[which] if which in offsets else _not_supported()
-
-
-def _inforom(gpu: SimulatedGpu, which: int) -> Any:
-    versions = {pynvml.NVML_INFOROM_OEM: "2.1"} | ({pynvml.NVML_INFOROM_ECC: "7.16"} if gpu.model.ecc else {})
-    return versions[which] if which in versions else _not_supported()
 
 
 def list_processes(loads: Iterable[SimulatedLoad], function: str) -> list[Any]:
@@ -135,23 +119,16 @@ def _samples(gpu: SimulatedGpu, kind: int, since_us: int) -> Any:
         _not_supported()
     samples = []
     for seen in gpu.samples(since_us):
-        sample = _fill(pynvml.c_nvmlSample_t(), timeStamp=seen.wall_us)
-        sample.sampleValue.uiVal = round(100 * seen.busy)
+        sample = fill(pynvml.c_nvmlSample_t(), timeStamp=seen.wall_us)
+        sample.sampleValue.uiVal = round(100 * sum(seen.shares.values()))
         samples.append(sample)
     return (pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, samples) if samples else raise_error(pynvml.NVML_ERROR_NOT_FOUND)
 
 
 def _process_utilisation(kind: type[Any], gpu: SimulatedGpu, since_us: int) -> Any:
     """Implements the old and the new function, which differ only in the structure (`kind`) that they return."""
-    entries = [
-        _fill(
-            kind(),
-            pid=mean.pid,
-            timeStamp=mean.last_ran_us,
-            smUtil=round(100 * mean.sm),
-        )
-        for mean in gpu.process_means(since_us)
-    ]
+    means = gpu.process_means(since_us)
+    entries = [fill(kind(), pid=m.pid, timeStamp=m.last_ran_us, smUtil=round(100 * m.sm)) for m in means]
     return entries or raise_error(pynvml.NVML_ERROR_NOT_FOUND)
 
 
@@ -171,14 +148,11 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetUUID": lambda gpu: gpu.uuid,
     "nvmlDeviceGetPciInfo": _pci_info,
     "nvmlDeviceGetMinorNumber": lambda gpu: gpu.minor,
-    "nvmlDeviceGetSerial": lambda gpu: f"16500{gpu.seed % 10_000:04d}{gpu.number:04d}",
+    "nvmlDeviceGetSerial": lambda gpu: f"165000000{gpu.number:04d}",
     "nvmlDeviceGetBrand": lambda gpu: gpu.model.brand,
     "nvmlDeviceGetArchitecture": lambda gpu: gpu.model.architecture,
     "nvmlDeviceGetCudaComputeCapability": lambda gpu: gpu.model.compute_capability,
     "nvmlDeviceGetVbiosVersion": lambda gpu: f"{gpu.model.pci_device >> 24:02X}.00.A5.00.1A",
-    "nvmlDeviceGetInforomImageVersion": lambda gpu: "G520.0282.02.02",
-    "nvmlDeviceGetInforomVersion": _inforom,
-    "nvmlDeviceValidateInforom": lambda gpu: None,
     "nvmlDeviceGetMigMode": _where(lambda gpu: bool(gpu.model.profiles), lambda gpu: [int(gpu.mig_enabled)] * 2),
     "nvmlDeviceGetMaxMigDeviceCount": lambda gpu: gpu.model.compute_slices if gpu.mig_enabled else 0,
     "nvmlDeviceGetMemoryInfo": lambda gpu, version=None: _memory(gpu, None, version),
@@ -191,16 +165,13 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetPowerManagementDefaultLimit": _LIMIT,
     "nvmlDeviceGetPowerManagementLimitConstraints": lambda gpu: [gpu.model.power[1] * 1000, _LIMIT(gpu)],
     "nvmlDeviceGetTotalEnergyConsumption": lambda gpu: gpu.energy_mj,
-    "nvmlDeviceGetClockInfo": lambda gpu, kind: _clock(gpu.clocks, kind),
-    "nvmlDeviceGetMaxClockInfo": lambda gpu, kind: _clock(_max_clocks(gpu), kind),
-    "nvmlDeviceGetApplicationsClock": lambda gpu, kind: (
-        _clock(_max_clocks(gpu), kind) if gpu.model.application_clocks and kind != 3 else _not_supported()
+    "nvmlDeviceGetClockInfo": lambda gpu, kind: _clock(gpu.clocks_while(gpu.activity.device.busy > 0), kind),
+    "nvmlDeviceGetMaxClockInfo": lambda gpu, kind: _clock(gpu.clocks_while(True), kind),
+    "nvmlDeviceGetCurrentClocksEventReasons": lambda gpu: (
+        0 if gpu.activity.device.busy else pynvml.nvmlClocksEventReasonGpuIdle
     ),
-    "nvmlDeviceGetCurrentClocksEventReasons": _event_reasons,
     "nvmlDeviceGetPerformanceState": lambda gpu: 0 if gpu.activity.device.busy else gpu.model.idle_pstate,
-    "nvmlDeviceGetTemperature": lambda gpu, sensor: (
-        round(gpu.celsius) if sensor == 0 else raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-    ),
+    "nvmlDeviceGetTemperature": lambda gpu, sensor: round(gpu.celsius),
     "nvmlDeviceGetTemperatureThreshold": _threshold,
     "nvmlDeviceGetFanSpeed": _where(
         lambda gpu: gpu.model.fan,
@@ -208,7 +179,6 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
     ),
     "nvmlDeviceGetTotalEccErrors": _where(_HAS_ECC, lambda gpu, error, counter: 0),
     "nvmlDeviceGetRemappedRows": _where(lambda gpu: gpu.model.row_remapping, lambda gpu: (0, 0, 0, 0)),
-    "nvmlDeviceGetRetiredPages": _where(lambda gpu: gpu.model.page_retirement, lambda gpu, cause: []),
     "nvmlDeviceGetCurrPcieLinkGeneration": lambda gpu: gpu.model.pcie_generation,
     "nvmlDeviceGetMaxPcieLinkGeneration": lambda gpu: gpu.model.pcie_generation,
     "nvmlDeviceGetCurrPcieLinkWidth": lambda gpu: 16,
@@ -238,38 +208,21 @@ MIG_CALLS: dict[str, Callable[..., Any]] = {
 
 # Field values
 
-_UINT = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
-_ULL = pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
-_MEMBER = {_UINT: "uiVal", _ULL: "ullVal"}
-
-_ALL_LINKS = 0xFFFFFFFF
-
 Reader = Callable[[SimulatedGpu, int], int | None]  # returns the value for a GPU and scope, None if not supported
 
 
-def read_field_values(gpu: SimulatedGpu, asked: Iterable[Any]) -> Any:
-    """Returns a ctypes array like pynvml."""
-    wanted = [entry if isinstance(entry, tuple | list) else (entry, 0) for entry in asked]
+def read_field_values(gpu: SimulatedGpu, fields: Iterable[Any]) -> Any:
+    """Returns a ctypes array like pynvml. `fields` are ids, or pairs of id and scope."""
+    wanted = [entry if isinstance(entry, tuple | list) else (entry, 0) for entry in fields]
     values = (pynvml.c_nvmlFieldValue_t * len(wanted))()
     for value, (field_id, scope) in zip(values, wanted, strict=True):
-        value.fieldId, value.scopeId = field_id, scope
-        value.timestamp = gpu.wall_us
-        kind, reader = _FIELDS.get(field_id, (_UINT, _absent))
-        number = reader(gpu, scope)
-        value.valueType = kind
-        if number is None:
-            value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
-        else:
-            setattr(value.value, _MEMBER[kind], number)
+        reader = _FIELDS.get(field_id)
+        number = reader(gpu, scope) if reader else None
+        value.fieldId, value.scopeId, value.timestamp = field_id, scope, gpu.wall_us
+        value.valueType = pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
+        value.value.ullVal = number or 0
+        value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED if number is None else pynvml.NVML_SUCCESS
     return values
-
-
-def _absent(gpu: SimulatedGpu, scope: int) -> int | None:
-    return None
-
-
-def _zero(gpu: SimulatedGpu, scope: int) -> int | None:
-    return 0
 
 
 def _value_where(has: Callable[[SimulatedGpu], object], value: int = 0) -> Reader:
@@ -279,27 +232,23 @@ def _value_where(has: Callable[[SimulatedGpu], object], value: int = 0) -> Reade
 def _nvlink_kib(gpu: SimulatedGpu, scope: int) -> int | None:
     """Returns the KiB sent or received since the reset, on one link or on all links."""
     links = gpu.nvlinks
-    if not links or (scope >= links and scope != _ALL_LINKS):
+    if not links or (scope >= links and scope != ALL_LINKS):
         return None
-    return int(gpu.meter.busy * NVLINK_BYTES / 1024) * (links if scope == _ALL_LINKS else 1)
+    return int(gpu.meter.busy * NVLINK_BYTES / 1024) * (links if scope == ALL_LINKS else 1)
 
 
-_FIELDS: dict[int, tuple[int, Reader]] = {
-    **dict.fromkeys((1, 2), (_ULL, _value_where(_HAS_ECC, 1))),
-    **dict.fromkeys((30, 31), (_ULL, _value_where(lambda gpu: gpu.model.page_retirement))),
-    **dict.fromkeys((38, 45, 52, 59), (_ULL, _value_where(lambda gpu: gpu.nvlinks))),
-    **dict.fromkeys((75, 76, 77, 79, 269, 270, 271), (_ULL, _zero)),
-    **dict.fromkeys((138, 139), (_ULL, _nvlink_kib)),
-    74: (_ULL, lambda gpu, scope: int(gpu.capped_seconds * 1e9)),
-    78: (_ULL, lambda gpu, scope: int(gpu.idle_seconds * 1e9)),
-    82: (_UINT, lambda gpu, scope: gpu.memory_celsius),
-    165: (_UINT, lambda gpu, scope: None if scope >= gpu.nvlinks else 1),
+_FIELDS: dict[int, Reader] = {
+    **dict.fromkeys((1, 2), _value_where(_HAS_ECC, 1)),
+    **dict.fromkeys((38, 45, 52, 59), _value_where(lambda gpu: gpu.nvlinks)),
+    **dict.fromkeys((74, 75, 76, 77, 79, 269, 270, 271), lambda gpu, scope: 0),
+    **dict.fromkeys((138, 139), _nvlink_kib),
+    78: lambda gpu, scope: int(gpu.idle_seconds * 1e9),
+    82: lambda gpu, scope: gpu.memory_celsius,
+    165: lambda gpu, scope: None if scope >= gpu.nvlinks else 1,
 }
 
 
 # GPM
-
-_FIRST_LINK_METRIC = 62  # two metrics per link follow: bytes received, bytes sent
 
 _PERCENT: dict[int, tuple[float, float, float]] = {
     1: (1.0, 0.0, 0.0),  # graphics engine
@@ -335,20 +284,13 @@ def evaluate_gpm(request: Any, first: GpmSample, second: GpmSample) -> Any:
 
 
 def _evaluate(metric: int, first: GpmSample, second: GpmSample) -> float | None:
-    before, after = first.meter, second.meter
     seconds = second.at - first.at
     if seconds <= 0:
         return None
-    busy = (after.busy - before.busy) / seconds
-    rate = _mib_per_second(metric, busy, second.nvlinks)
-    if rate is not None:
-        return rate
-    weights = _PERCENT.get(metric)
-    if weights is None:
-        return None
-    tensor = (after.tensor - before.tensor) / seconds
-    dram = (after.dram - before.dram) / seconds
-    ratio = weights[0] * busy + weights[1] * tensor + weights[2] * dram
+    times = [(after - before) / seconds for after, before in zip(second.meter, first.meter, strict=True)]
+    if metric not in _PERCENT:
+        return _mib_per_second(metric, times[0], second.nvlinks)
+    ratio = sum(weight * time for weight, time in zip(_PERCENT[metric], times, strict=True))
     return min(100.0, max(0.0, 100.0 * ratio))
 
 
@@ -357,6 +299,4 @@ def _mib_per_second(metric: int, busy: float, nvlinks: int) -> float | None:
         return busy * (PCIE_TX_BYTES if metric == 20 else PCIE_RX_BYTES) / MIB
     if metric in (60, 61) and nvlinks:
         return busy * nvlinks * NVLINK_BYTES / MIB
-    if _FIRST_LINK_METRIC <= metric < _FIRST_LINK_METRIC + 2 * nvlinks:
-        return busy * NVLINK_BYTES / MIB
     return None

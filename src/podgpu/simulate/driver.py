@@ -19,6 +19,7 @@ from typing import Any
 
 import pynvml
 
+from podgpu.gpu.nvml.switch_attribution import FECS_RECORD, RECORD, SAVED, SWITCHED_IN, WHOLE_GPU
 from podgpu.simulate.device_calls import (
     GPU_CALLS,
     MIG_CALLS,
@@ -26,22 +27,20 @@ from podgpu.simulate.device_calls import (
     GpmSample,
     address_in,
     evaluate_gpm,
+    fill,
     list_processes,
     pci_bus_id,
     pointer_to,
     raise_error,
     read_field_values,
 )
-from podgpu.simulate.gpu import SimulatedGpu, SimulatedInstance, SimulatedLoad, lay_out
-from podgpu.simulate.models import GpuSpec, MigProfile, parse_spec
+from podgpu.simulate.gpu import SimulatedGpu, SimulatedInstance, SimulatedLoad
+from podgpu.simulate.models import MigProfile, parse_spec
 
-_PYNVML_NAMES = ("nvml", "NVML", "c_nvml", "struct_c_nvml")
-_HARMLESS = frozenset({"nvmlStructToFriendlyObject", "nvmlFriendlyObjectToStruct", "nvmlExceptionClass"})
-"""Functions of pynvml that do not call the driver."""
 _MAX_WAIT_SECONDS = 0.025
 """Maximum wait for events, in real time, because an injected clock may not advance. Short, because closing the driver
 waits for the end of this wait."""
-_FIRST_ADDRESS, _ADDRESS_STEP = 0x7F00_0000_1000, 0x40
+_SLICE_NS, _SWITCH_NS = 2_200_000, 84_000  # as measured on an H200
 
 
 @dataclass(slots=True)
@@ -53,18 +52,16 @@ class EventSet:
 class SimulatedNvml:
     """Replaces the pynvml module: `driver.nvmlInit()`, `driver.nvmlDeviceGetPowerUsage(handle)`.
 
-    UUIDs are derived from the seed and the node's name, so that GPUs of different nodes differ. `jitter`: relative
-    variation of the activity. In all methods, `number` is `SimulatedGpu.number`.
+    UUIDs are derived from the node's name, so that GPUs of different nodes differ. In all methods, `number` is
+    `SimulatedGpu.number`.
     """
 
     def __init__(
         self,
-        spec: str | Sequence[GpuSpec],
+        spec: str,
         *,
-        seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
-        jitter: float = 0.04,
         driver_version: str = "580.159.04",
         node: str = "",
     ) -> None:
@@ -72,11 +69,10 @@ class SimulatedNvml:
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)  # notified when an event occurs or a session ends
         self._clock = clock
-        self._seed = seed
         self._node = node
         self._driver_version = driver_version
         self._sessions = 0
-        self._addresses = itertools.count(_FIRST_ADDRESS, _ADDRESS_STEP)
+        self._addresses = itertools.count(0x7F00_0000_1000, 0x40)
         self._layouts = itertools.count()
         self._targets: dict[int, tuple[SimulatedGpu, SimulatedInstance | None]] = {}
         """Address of a handle -> its device."""
@@ -84,14 +80,12 @@ class SimulatedNvml:
         self._gpm_samples: dict[int, GpmSample] = {}
         epoch = wall() - clock()  # computed once, so that a sample's timestamp is the same in every call
         self.gpus: list[SimulatedGpu] = []
-        for number, one in enumerate(parse_spec(spec) if isinstance(spec, str) else spec):
+        for number, one in enumerate(parse_spec(spec)):
             gpu = SimulatedGpu(
                 number=number,
                 model=one.model,
                 uuid=f"GPU-{self._make_uuid('gpu', number)}",
                 minor=number,
-                seed=seed,
-                jitter=jitter,
                 at=clock(),
                 epoch=epoch,
             )
@@ -138,12 +132,13 @@ class SimulatedNvml:
             address = next((address for address, target in self._targets.items() if target == (gpu, None)), None)
             for event_set in self._event_sets.values():
                 if address is not None and number in event_set.registered:
-                    event = pynvml.c_nvmlEventData_t()
-                    event.device = pointer_to(address, pynvml.c_nvmlDevice_t)
-                    event.eventType = pynvml.nvmlEventTypeXidCriticalError
-                    event.eventData = xid
-                    event.gpuInstanceId = NO_INSTANCE if gi_id is None else gi_id
-                    event.computeInstanceId = NO_INSTANCE if gi_id is None else 0
+                    event = fill(
+                        pynvml.c_nvmlEventData_t(),
+                        device=pointer_to(address, pynvml.c_nvmlDevice_t),
+                        eventType=pynvml.nvmlEventTypeXidCriticalError,
+                        eventData=xid,
+                        gpuInstanceId=NO_INSTANCE if gi_id is None else gi_id,
+                    )
                     event_set.waiting.append(event)
             self._changed.notify_all()
 
@@ -151,10 +146,8 @@ class SimulatedNvml:
 
     def __getattr__(self, name: str) -> Any:
         # Python calls this only for missing attributes. Functions are stored as attributes when they are first used.
-        if not name.startswith(_PYNVML_NAMES):
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         known = getattr(pynvml, name)
-        if name not in self._functions and (not isinstance(known, FunctionType) or name in _HARMLESS):
+        if name not in self._functions and not isinstance(known, FunctionType):
             return known
         call = self.__dict__[name] = partial(self._call, name)
         return call
@@ -209,7 +202,9 @@ class SimulatedNvml:
             "nvmlDeviceGetCount": lambda: len(self._listed),
             "nvmlDeviceGetHandleByIndex": self._find_by_index,
             "nvmlDeviceGetHandleByUUID": self._find_by_uuid,
-            "nvmlDeviceGetHandleByPciBusId": self._find_by_pci_bus_id,
+            "nvmlDeviceGetHandleByPciBusId": lambda wanted: self._find_handle(
+                next((gpu for gpu in self._listed if pci_bus_id(gpu) == wanted), None)
+            ),
             "nvmlGpmSampleAlloc": lambda: self._allocate(self._gpm_samples, GpmSample(), pynvml.c_nvmlGpmSample_t),
             "nvmlGpmSampleFree": lambda sample: self._free(self._gpm_samples, sample),
             "nvmlGpmMetricsGet": self._read_gpm,
@@ -261,16 +256,9 @@ class SimulatedNvml:
         return self._find_handle(self._listed[index])
 
     def _find_by_uuid(self, wanted: str) -> Any:
-        for gpu in self._listed:
-            if gpu.uuid == wanted:
-                return self._find_handle(gpu)
-            for instance in gpu.instances:
-                if instance.uuid == wanted:
-                    return self._find_handle(gpu, instance)
-        raise_error(pynvml.NVML_ERROR_NOT_FOUND)
-
-    def _find_by_pci_bus_id(self, wanted: str) -> Any:
-        return self._find_handle(next((gpu for gpu in self._listed if pci_bus_id(gpu) == wanted), None))
+        targets = [(gpu, instance) for gpu in self._listed for instance in (None, *gpu.instances)]
+        found = (target for target in targets if (target[1] or target[0]).uuid == wanted)
+        return self._find_handle(*next(found, (None,)))
 
     def _find_mig_handle(self, gpu: SimulatedGpu, index: int) -> Any:
         if not gpu.model.profiles:
@@ -279,12 +267,19 @@ class SimulatedNvml:
         return self._find_handle(gpu if instance else None, instance)
 
     def _cut(self, gpu: SimulatedGpu, profiles: Sequence[MigProfile]) -> None:
+        """Makes instances with the driver's ids: the whole GPU is 0, halves start at 1, quarters at 3, eighths at 7."""
         layout = next(self._layouts)
-        uuids = [f"MIG-{self._make_uuid('mig', gpu.number, layout, slot)}" for slot in range(len(profiles))]
-        gpu.cut(lay_out(gpu.model, profiles, uuids))
+        instances: dict[int, SimulatedInstance] = {}
+        for slot, profile in enumerate(profiles):
+            gi_id = gpu.model.memory_slices // profile.memory_slices - 1
+            while gi_id in instances:
+                gi_id += 1
+            uuid = f"MIG-{self._make_uuid('mig', gpu.number, layout, slot)}"
+            instances[gi_id] = SimulatedInstance(slot, gi_id, profile, uuid)
+        gpu.cut(tuple(instances.values()))
 
     def _make_uuid(self, *parts: object) -> uuid.UUID:
-        named = (self._node, self._seed, *parts) if self._node else (self._seed, *parts)
+        named = (self._node, 0, *parts) if self._node else (0, *parts)
         digest = hashlib.sha256("/".join(map(str, named)).encode()).digest()
         return uuid.UUID(bytes=digest[:16], version=4)
 
@@ -304,24 +299,18 @@ class SimulatedNvml:
         del objects[address_in(pointer)]
         self._changed.notify_all()
 
-    def _wait(self, event_set: Any, timeout_ms: int) -> Any:
-        deadline = time.monotonic() + min(timeout_ms / 1000, _MAX_WAIT_SECONDS)
-        while True:
-            self._check_session()
-            waiting = self._find(self._event_sets, event_set).waiting
-            if waiting:
-                return waiting.popleft()
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise_error(pynvml.NVML_ERROR_TIMEOUT)
-            self._changed.wait(left)
+    def _wait(self, pointer: Any, timeout_ms: int) -> Any:
+        """Returns the next event. May time out early."""
+        if not self._find(self._event_sets, pointer).waiting:
+            self._changed.wait(min(timeout_ms / 1000, _MAX_WAIT_SECONDS))
+        self._check_session()
+        waiting = self._find(self._event_sets, pointer).waiting
+        return waiting.popleft() if waiting else raise_error(pynvml.NVML_ERROR_TIMEOUT)
 
     def _fill_gpm_sample(self, gpu: SimulatedGpu, gi_id: int | None, pointer: Any) -> Any:
         if not gpu.model.gpm:
             raise_error(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        meter = gpu.meter if gi_id is None else gpu.instance_meters.get(gi_id)
-        if meter is None:
-            raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        meter = gpu.meter if gi_id is None else gpu.instance_meters[gi_id]
         self._find(self._gpm_samples, pointer)
         self._gpm_samples[address_in(pointer)] = GpmSample(gpu.number, gi_id, gpu.at, gpu.nvlinks, meter)
         return pointer
@@ -334,3 +323,73 @@ class SimulatedNvml:
 def _check_present(gpu: SimulatedGpu) -> None:
     if gpu.lost:
         raise_error(pynvml.NVML_ERROR_GPU_IS_LOST)
+
+
+class TurnLog:
+    """The context-switch log of a GPU without MIG. While several loads have work, they take turns of one time slice.
+
+    Computes the switches when they are read.
+    """
+
+    def __init__(self, driver: SimulatedNvml, uuid: str) -> None:
+        self._driver = driver
+        self._gpu = next(gpu for gpu in driver.gpus if gpu.uuid == uuid)
+        self._at = self.now()
+        self._resident = 0
+        self._works = False
+        self._left: dict[int, int] = {}
+        """Pid -> nanoseconds of work in the current period."""
+        self._next: dict[int, int] = {}
+        """Pid -> start of the next period."""
+        self._records: list[tuple[int, int, int]] = []
+        """Time, tag and pid of switches that were not read yet."""
+        self._number = 0
+
+    def now(self) -> int:
+        with self._driver.lock:
+            return int((self._driver.advance(self._gpu).at + self._gpu.epoch) * 1e9)
+
+    def drain(self) -> bytes:
+        now = self.now()
+        self._run(now)
+        chunk = b""
+        while self._records and self._records[0][0] <= now:
+            at, tag, pid = self._records.pop(0)
+            where = WHOLE_GPU, WHOLE_GPU
+            chunk += RECORD.pack(FECS_RECORD, 0, 0, tag, 0, self._number, pid, pid, 0, *where, at)
+            self._number = (self._number + 1) % (1 << 16)
+        return chunk
+
+    def is_busy(self) -> bool:
+        self._run(self.now())
+        return self._works
+
+    def close(self) -> None:
+        self._records.clear()
+
+    def _run(self, until: int) -> None:
+        loads = {load.pid: load for load in self._gpu.running()}
+        while self._at < until:
+            for pid, load in loads.items():
+                period = int(load.period * 1e9)
+                if self._next.setdefault(pid, self._at + int(load.phase * 1e9) % period) <= self._at:
+                    start = self._at / 1e9 - self._gpu.epoch
+                    self._left[pid] = self._left.get(pid, 0) or int(load.demand(start) * period)
+                    self._next[pid] += period
+            ready = sorted(pid for pid in loads if self._left.get(pid))
+            self._works = bool(ready)
+            if ready:
+                self._give_turn(next((pid for pid in ready if pid > self._resident), ready[0]))
+            else:
+                self._at = min((self._next[pid] for pid in loads), default=until)
+
+    def _give_turn(self, pid: int) -> None:
+        if pid != self._resident:
+            if self._resident:
+                self._records.append((self._at, SAVED, self._resident))
+                self._at += _SWITCH_NS
+            self._records.append((self._at, SWITCHED_IN, pid))
+            self._resident = pid
+        turn = min(self._left[pid], _SLICE_NS)
+        self._left[pid] -= turn
+        self._at += turn

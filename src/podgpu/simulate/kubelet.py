@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -32,22 +31,18 @@ class SimulatedKubelet:
         self.socket = socket
         self.pods: tuple[SimulatedPod, ...] = tuple(pods)
         self._server: Any = None
-        self._workers: ThreadPoolExecutor | None = None
 
     def __enter__(self) -> Self:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self) -> None:
         import grpc  # optional dependency
 
-        self._workers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="simulated-kubelet")
-        self._server = grpc.server(self._workers, handlers=(self,))
+        self._server = grpc.server(ThreadPoolExecutor(4, "simulated-kubelet"), handlers=(self,))
         # Some time after stopping, gRPC removes the path that it bound. A new server may use the path by then. So the
         # server binds another name, and the socket is renamed.
         bound = self.socket + ".new"
@@ -57,14 +52,11 @@ class SimulatedKubelet:
 
     def stop(self) -> None:
         """Stops immediately; calls in progress fail."""
-        server, workers = self._server, self._workers
-        self._server = self._workers = None
-        if server is None or workers is None:
-            return
-        server.stop(grace=None).wait()
-        workers.shutdown()
-        with suppress(FileNotFoundError):
-            os.unlink(self.socket)
+        server, self._server = self._server, None
+        if server is not None:
+            server.stop(grace=None).wait()
+            with suppress(FileNotFoundError):
+                os.unlink(self.socket)
 
     def service(self, call: Any) -> Any:
         """Returns the gRPC handler of a method, None if the method is not implemented."""

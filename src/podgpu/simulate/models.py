@@ -7,12 +7,11 @@ their features are correct: a T4 has no MIG, an L40S no memory temperature and a
 from __future__ import annotations
 
 import csv
-import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -21,9 +20,8 @@ from podgpu.errors import UsageError
 MIB = 1024**2
 AMPERE, HOPPER = 7, 9
 """NVML's architecture numbers. Later architectures have larger numbers."""
-_GEFORCE = 5
 MAX_GPUS = 64  # limited by the PCI bus numbers that simulated GPUs use
-_COUNTED = re.compile(r"(?:(\d{1,6})x)?(\S.*)", re.ASCII)
+_COUNTED = re.compile(r"(?:([1-9]\d?)x)?(\S.*)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +63,7 @@ class GpuModel:
 
     @property
     def row_remapping(self) -> bool:
-        """True for Ampere and later. Older models use page retirement instead."""
         return self.ecc and self.architecture >= AMPERE
-
-    @property
-    def page_retirement(self) -> bool:
-        return self.ecc and self.architecture < AMPERE
-
-    @property
-    def application_clocks(self) -> bool:
-        return self.brand != _GEFORCE
-
-    def profile(self, name: str) -> MigProfile | None:
-        return next((profile for profile in self.profiles if profile.name == name), None)
 
 
 def _parse_model(row: dict[str, str]) -> GpuModel:
@@ -92,12 +78,8 @@ def _parse_model(row: dict[str, str]) -> GpuModel:
     return msgspec.convert(values, GpuModel, strict=False)
 
 
-def _read_models() -> dict[str, GpuModel]:
-    text = Path(__file__).with_name("models.csv").read_text(encoding="utf-8")
-    return {row["key"]: _parse_model(row) for row in csv.DictReader(text.splitlines())}
-
-
-MODELS = _read_models()
+_TABLE = Path(__file__).with_name("models.csv").read_text(encoding="utf-8")
+MODELS = {row["key"]: _parse_model(row) for row in csv.DictReader(_TABLE.splitlines())}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +103,8 @@ def parse_spec(text: str) -> tuple[GpuSpec, ...]:
 
 def parse_profiles(model: GpuModel, names: Iterable[str]) -> tuple[MigProfile, ...]:
     """Finds MIG profiles by name and checks that they fit into one GPU. Raises UsageError otherwise."""
-    profiles = tuple(_find_profile(model, name) for name in names)
+    known = {profile.name: profile for profile in model.profiles}
+    profiles = [known.get(name.lower()) or _unknown("MIG profile", name, known, f" of {model.name}") for name in names]
     compute = sum(profile.compute_slices for profile in profiles)
     memory = sum(profile.memory_slices for profile in profiles)
     if compute > model.compute_slices or memory > model.memory_slices:
@@ -130,18 +113,18 @@ def parse_profiles(model: GpuModel, names: Iterable[str]) -> tuple[MigProfile, .
             f"{layout} does not fit {model.name}: {compute} of {model.compute_slices} compute slices, "
             f"{memory} of {model.memory_slices} memory slices"
         )
-    return profiles
+    return tuple(profiles)
 
 
 def _parse_group(group: str) -> tuple[int, GpuSpec]:
     gpus, slash, layout = group.partition("/")
     count, name = _parse_counted(gpus, group)
-    model = _find_model(name)
+    keys = {key.lower(): key for key in MODELS}
+    model = MODELS[keys.get(name.lower()) or _unknown("GPU model", name, MODELS)]
     names: list[str] = []
     for part in layout.split("+") if slash else ():
         instances, profile = _parse_counted(part.strip(), group)
-        # Limited, so that a huge count cannot exhaust memory. `parse_profiles` rejects counts that do not fit.
-        names += [profile] * min(instances, model.compute_slices + 1)
+        names += [profile] * instances
     return count, GpuSpec(model, parse_profiles(model, names))
 
 
@@ -149,26 +132,8 @@ def _parse_counted(part: str, group: str) -> tuple[int, str]:
     match = _COUNTED.fullmatch(part)
     if match is None:
         raise UsageError(f"GPU spec group {group!r} must be COUNTxMODEL or COUNTxMODEL/COUNTxPROFILE+...")
-    count = int(match[1] or 1)
-    if count == 0:
-        raise UsageError(f"GPU spec group {group!r} has a count of zero for {match[2]!r}: remove {match[2]!r}")
-    return count, match[2]
+    return int(match[1] or 1), match[2]
 
 
-def _find_model(name: str) -> GpuModel:
-    keys = {key.lower(): key for key in MODELS}
-    if name.lower() in keys:
-        return MODELS[keys[name.lower()]]
-    close = difflib.get_close_matches(name.lower(), keys, n=3, cutoff=0.5)
-    advice = f"did you mean {' or '.join(keys[key] for key in close)}?" if close else f"known: {', '.join(MODELS)}"
-    raise UsageError(f"GPU model {name!r} cannot be simulated; {advice}")
-
-
-def _find_profile(model: GpuModel, name: str) -> MigProfile:
-    if not model.profiles:
-        raise UsageError(f"{model.name} does not support MIG: remove the profile {name!r}")
-    profile = model.profile(name.lower())
-    if profile is None:
-        names = ", ".join(profile.name for profile in model.profiles)
-        raise UsageError(f"{model.name} has no MIG profile {name!r}; its profiles are {names}")
-    return profile
+def _unknown(kind: str, name: str, known: Iterable[str], where: str = "") -> NoReturn:
+    raise UsageError(f"{kind} {name!r}{where} cannot be simulated; known: {', '.join(known) or 'none'}")

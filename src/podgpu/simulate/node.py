@@ -15,23 +15,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 from uuid import UUID, uuid5
 
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.gpu import SimulatedLoad
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
+from podgpu.simulate.models import MIB
 
 _GIB = 1024**3
 _FIRST_PID = 4000
-_SWAY_SECONDS, _SWAYS_APART = 30, 37
-"""The periods of varying loads are 30 to 66 s."""
 _NAMES = UUID("6f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a10")
-
 _HOST_PID_NAMESPACE = "pid:[4026531836]"
-_FIRST_START = 5_000
-_FIELDS_AFTER_START = 30
 
 
 # Tenants
@@ -62,69 +57,66 @@ def tenants(driver: SimulatedNvml, first: int = 0) -> list[Tenant]:
     for position, gpu in enumerate(whole, first):
         result += _on_gpu(position, gpu.number, gpu.uuid)
     for gpu in driver.gpus:
-        for slot, instance in enumerate(gpu.instances):
-            if slot < 5:  # the remaining instances stay free
-                result.append(
-                    Tenant(
-                        "notebooks",
-                        f"jupyter-{first + gpu.number}-{slot}",
-                        "notebook",
-                        f"nvidia.com/mig-{instance.profile.name.replace('+', '.')}",
-                        instance.uuid,
-                        gpu.number,
-                        instance.gi_id,
-                        duty=0.15 * (slot + 1),
-                        memory=(slot + 1) * _GIB,
-                    )
-                )
+        for slot, instance in enumerate(gpu.instances[:5]):  # the remaining instances stay free
+            pod = f"jupyter-{first + gpu.number}-{slot}"
+            resource = f"nvidia.com/mig-{instance.profile.name.replace('+', '.')}"
+            place = instance.uuid, gpu.number, instance.gi_id
+            duty, memory = 0.15 * (slot + 1), (slot + 1) * _GIB
+            result.append(Tenant("notebooks", pod, "notebook", resource, *place, duty, memory))
     return result
 
 
+_PATTERN: tuple[list[tuple[str, str, str, float, int]], ...] = (  # namespace, pod, container, duty, GiB of memory
+    [("research", "llm-train", "trainer", 0.93, 61)],
+    [("research", "llm-train", "trainer", 0.93, 61)],
+    [("serving", "chat", "engine", 0.55, 40)],
+    [("serving", "chat", "reranker", 0.2, 12)],
+    [("batch", "embed", "worker", 0.35, 9), ("batch", "ocr", "worker", 0.15, 5)],
+    [("notebooks", "jupyter-ada", "notebook", 0.0, 0)],
+    [("research", "diffusion", "trainer", 0.78, 33)],
+    [],
+)
+
+
 def _on_gpu(position: int, gpu: int, uuid: str) -> Iterator[Tenant]:
-    round_, place = divmod(position, 8)
-    whole = "nvidia.com/gpu"
-    if place < 2:
-        yield Tenant("research", f"llm-train-{round_}", "trainer", whole, uuid, gpu, duty=0.93, memory=61 * _GIB)
-    elif place == 2:
-        yield Tenant("serving", f"chat-{round_}", "engine", whole, uuid, gpu, duty=0.55, memory=40 * _GIB)
-    elif place == 3:
-        yield Tenant("serving", f"chat-{round_}", "reranker", whole, uuid, gpu, duty=0.2, memory=12 * _GIB)
-    elif place == 4:
-        shared = "nvidia.com/gpu.shared"
-        yield Tenant("batch", f"embed-{round_}", "worker", shared, f"{uuid}::0", gpu, duty=0.35, memory=9 * _GIB)
-        yield Tenant("batch", f"ocr-{round_}", "worker", shared, f"{uuid}::1", gpu, duty=0.15, memory=5 * _GIB)
-    elif place == 5:
-        yield Tenant("notebooks", f"jupyter-ada-{round_}", "notebook", whole, uuid, gpu)
-    elif place == 6:
-        yield Tenant("research", f"diffusion-{round_}", "trainer", whole, uuid, gpu, duty=0.78, memory=33 * _GIB)
+    number, place = divmod(position, len(_PATTERN))
+    is_shared = len(_PATTERN[place]) > 1
+    resource = "nvidia.com/gpu.shared" if is_shared else "nvidia.com/gpu"
+    for part, (namespace, pod, container, duty, memory) in enumerate(_PATTERN[place]):
+        device_id = f"{uuid}::{part}" if is_shared else uuid
+        name = f"{pod}-{number}"
+        yield Tenant(namespace, name, container, resource, device_id, gpu, duty=duty, memory=memory * _GIB)
 
 
 def place_loads(driver: SimulatedNvml, on: list[Tenant]) -> None:
     for number, tenant in enumerate(on):
-        if tenant.duty:
-            driver.place(make_load(tenant, driver, make_pid(number), phase=number * 0.013))
+        start_process(driver, tenant, _FIRST_PID + number)
 
 
-def make_load(tenant: Tenant, driver: SimulatedNvml, pid: int, phase: float = 0.0, sway: float = 0.0) -> SimulatedLoad:
+def start_process(driver: SimulatedNvml, tenant: Tenant, pid: int, sway: float = 0.0) -> None:
+    """Starts the process of a tenant, if it uses its GPU."""
     gpu = driver.gpus[tenant.gpu]
-    room = gpu.model.memory // 2 if tenant.gi_id is None else gpu.find_room(tenant.gi_id) * 9 // 10
-    return SimulatedLoad(
+    instance = next((i for i in gpu.instances if i.gi_id == tenant.gi_id), None)
+    room = gpu.model.memory // 2 if instance is None else instance.profile.memory_mib * MIB * 4 // 5
+    load = SimulatedLoad(
         gpu=tenant.gpu,
         pid=pid,
         duty=tenant.duty,
         gi_id=tenant.gi_id,
         memory=min(tenant.memory, room),
-        phase=phase,
+        phase=pid * 1.7,
         sway=sway,
-        sway_period=_SWAY_SECONDS + pid % _SWAYS_APART,
+        sway_period=30 + pid % 37,
     )
+    if tenant.duty:
+        driver.place(load)
 
 
 def furnish(root: Path, of: list[Tenant]) -> None:
     """Creates the host's files: /proc/<pid> of each process, and the kubelet's log directories."""
     proc = SimulatedProc(root / "proc")
     for number, tenant in enumerate(of):
-        create_files(root, proc, tenant, make_pid(number))
+        create_files(root, proc, tenant, _FIRST_PID + number)
 
 
 def create_files(root: Path, proc: SimulatedProc, tenant: Tenant, pid: int) -> None:
@@ -138,22 +130,9 @@ def create_files(root: Path, proc: SimulatedProc, tenant: Tenant, pid: int) -> N
     container.touch()
 
 
-def remove_files(root: Path, proc: SimulatedProc, tenant: Tenant, pid: int) -> None:
-    if tenant.duty:
-        proc.remove(pid)
-    pod, container = _log_paths(root, tenant)
-    container.unlink(missing_ok=True)
-    with suppress(OSError):  # already removed, together with another container of the pod
-        pod.rmdir()
-
-
 def _log_paths(root: Path, tenant: Tenant) -> tuple[Path, Path]:
     log = f"{tenant.pod}_{tenant.namespace}_{tenant.container}-{_container_id(tenant)}.log"
     return root / "pods" / f"{tenant.namespace}_{tenant.pod}_{_uid(tenant)}", root / "containers" / log
-
-
-def make_pid(number: int) -> int:
-    return _FIRST_PID + number
 
 
 def _uid(tenant: Tenant) -> str:
@@ -181,7 +160,7 @@ class SimulatedProc:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._starts = itertools.count(_FIRST_START, 7)
+        self._starts = itertools.count(5_000, 7)
         namespaces = root / "self" / "ns"
         namespaces.mkdir(parents=True)
         os.symlink(_HOST_PID_NAMESPACE, namespaces / "pid")
@@ -190,18 +169,13 @@ class SimulatedProc:
         """Adds a process. `cgroup`: text of its cgroup file."""
         folder = self.root / str(pid)
         folder.mkdir()
-        (folder / "stat").write_text(stat_line(pid, name, next(self._starts)))
+        before_start, after_start = " ".join(["1"] * 18), " ".join(["0"] * 30)
+        # The kernel cuts the name to 15 characters.
+        (folder / "stat").write_text(f"{pid} ({name[:15]}) S {before_start} {next(self._starts)} {after_start}\n")
         (folder / "cgroup").write_text(cgroup)
 
     def remove(self, pid: int) -> None:
         shutil.rmtree(self.root / str(pid))
-
-
-def stat_line(pid: int, name: str, started: int) -> str:
-    """Returns the text of /proc/<pid>/stat. The kernel cuts the name to 15 characters."""
-    before_start = " ".join(["1"] * 18)
-    after_start = " ".join(["0"] * _FIELDS_AFTER_START)
-    return f"{pid} ({name[:15]}) S {before_start} {started} {after_start}\n"
 
 
 # A whole node
@@ -220,17 +194,16 @@ class StageNode:
         root: Path,
         *,
         first: int = 0,
-        seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         """`first`: position of the first GPU in the pattern of tenants. `root`: directory for the host's files."""
         self.name = name
-        self.driver = SimulatedNvml(gpus, seed=seed, node=name, clock=clock, wall=wall)
+        self.driver = SimulatedNvml(gpus, node=name, clock=clock, wall=wall)
         self.root = root
         self.answers = True  # False while the node's exporter does not answer
         self._proc = SimulatedProc(root / "proc")
-        self._numbers = itertools.count()
+        self._next_pid = itertools.count(_FIRST_PID)
         self._pids: dict[Tenant, int] = {}
         self.kubelet = SimulatedKubelet(str(root / "kubelet.sock"))
         self.move_in(*tenants(self.driver, first))
@@ -239,24 +212,18 @@ class StageNode:
         self.kubelet.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kubelet.stop()
 
     @property
     def tenants(self) -> list[Tenant]:
         return list(self._pids)
 
-    @property
-    def gpus(self) -> int:
-        return len(self.driver.gpus)
-
     def move_in(self, *new: Tenant) -> None:
         for tenant in new:
-            pid = self._pids[tenant] = make_pid(next(self._numbers))
+            pid = self._pids[tenant] = next(self._next_pid)
             create_files(self.root, self._proc, tenant, pid)
-            self._start(tenant, pid)
+            start_process(self.driver, tenant, pid, _SWAY.get(tenant.namespace, 0.0))
         self.kubelet.pods = tuple(pods(self._pids))
 
     def move_out(self, namespace: str, pod: str) -> list[Tenant]:
@@ -266,18 +233,17 @@ class StageNode:
             pid = self._pids.pop(tenant)
             if tenant.duty:
                 self.driver.remove(pid)
-            remove_files(self.root, self._proc, tenant, pid)
+                self._proc.remove(pid)
+            folder, log = _log_paths(self.root, tenant)
+            log.unlink(missing_ok=True)
+            with suppress(OSError):  # already removed, together with another container of the pod
+                folder.rmdir()
         self.kubelet.pods = tuple(pods(self._pids))
         return leaving
-
-    def _start(self, tenant: Tenant, pid: int) -> None:
-        if tenant.duty:
-            sway = _SWAY.get(tenant.namespace, 0.0)
-            self.driver.place(make_load(tenant, self.driver, pid, phase=pid * 1.7, sway=sway))
 
     def reset(self, gpu: int) -> None:
         """Resets the GPU and restarts its processes."""
         self.driver.reset(gpu)
         for tenant, pid in self._pids.items():
             if tenant.gpu == gpu:
-                self._start(tenant, pid)
+                start_process(self.driver, tenant, pid, _SWAY.get(tenant.namespace, 0.0))

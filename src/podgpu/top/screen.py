@@ -37,17 +37,12 @@ from podgpu.top.table import (
 _SORT_KEYS: Mapping[str, Order] = {"g": "gpu", "u": "utilisation", "m": "memory", "p": "power", "i": "idle"}
 _STEPS = {"up": -1, "k": -1, "down": 1, "j": 1}
 _PAGES = {"page_up": -1, "page_down": 1, " ": 1}
-_MAX_FILTER = 200
 
 _HELP = (
     "q          quit",
     "↑ ↓  j k   move the cursor; PgUp, PgDn by a page; Home, End",
     "Enter      details of the GPU; Enter or Esc closes them",
-    "u          sort by utilisation",
-    "m          sort by memory in use",
-    "p          sort by power",
-    "i          sort by idle time",
-    "g          sort by GPU",
+    "u m p i g  sort by utilisation, memory in use, power, idle time, GPU",
     "/          show only lines whose holder, node or model contains a text; 'broken' finds broken GPUs",
     "Esc        close the details, then clear the filter",
     "h or ?     this help",
@@ -111,7 +106,7 @@ class Screen:
             self._filter("")
         elif key == "backspace":
             self._filter(self._wanted[:-1])
-        elif len(key) == 1 and key.isprintable() and len(self._wanted) < _MAX_FILTER:
+        elif len(key) == 1 and key.isprintable():
             self._filter(self._wanted + key)
 
     def _filter(self, wanted: str) -> None:
@@ -318,7 +313,8 @@ def _holder_figures(holder: HolderView, seen: Seen) -> list[str]:
         idle if idle in ("busy", "idle") else f"idle {idle}",
     ]
     if holder.wait_ratio:
-        facts.append(_describe_wait(holder, holder.wait_ratio))
+        runners = [f"{format_percent(r.ratio)} for {r.text or 'processes outside pods'}" for r in holder.waits_for[:1]]
+        facts.append(f"waited {format_percent(holder.wait_ratio)}" + "".join(f" ({runner})" for runner in runners))
     if holder.share_ratio is not None:
         facts.append(f"share {format_percent(holder.share_ratio)}")
     if holder.cost_per_hour is not None:
@@ -347,14 +343,6 @@ def _job(holder: Workload, fetched: FetchedDetails, width: int) -> Iterator[Span
         yield from _join(filter(None, facts), width, _INDENT)
         if job.hint:
             yield from _wrap(f"{_INDENT}{job.hint}", width, "warn")
-
-
-def _describe_wait(holder: HolderView, ratio: float) -> str:
-    text = f"waited {format_percent(ratio)}"
-    if holder.waits_for:
-        runner = holder.waits_for[0]
-        text += f" ({format_percent(runner.ratio)} for {runner.text or 'processes outside pods'})"
-    return text
 
 
 # Details from the server

@@ -17,14 +17,14 @@ from msgspec import Meta
 
 from podgpu.agent.loop import Agent
 from podgpu.cluster.collect import ClusterReading, NodeReading, ViewSettings
+from podgpu.cluster.ranges import JobSummary
 from podgpu.cluster.state import ClusterState, build_cluster_state, build_single_node_state
-from podgpu.cluster.summary import JobSummary
 from podgpu.cluster.view import GpuDetails, View, decode_details, decode_view, make_view
 from podgpu.decode import find_decoder
 from podgpu.errors import MOST_NAMED, SourceError, StartError, UsageError, few_of
 from podgpu.gpu.exporter import UrlExposition
 from podgpu.http_client import HttpClient
-from podgpu.metrics.adapter import node_from_text
+from podgpu.metrics.adapter import node_from_samples, samples_in
 from podgpu.metrics.parse import BadExposition
 from podgpu.model import has_readings
 from podgpu.top.lines import Line, Processes, flatten, make_lines
@@ -180,7 +180,7 @@ class ExporterSource:
                     return reading
         body = self._metrics.fetch()
         try:
-            states = node_from_text(body.decode(), address=urlsplit(self.name).netloc)
+            states = node_from_samples(samples_in(body.decode()), urlsplit(self.name).netloc)
         except (UnicodeDecodeError, BadExposition, msgspec.ValidationError) as error:
             raise SourceError("malformed", f"cannot parse the metrics of {self.name}: {error}") from error
         if not any(state.devices for state in states):

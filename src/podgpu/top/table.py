@@ -83,11 +83,8 @@ def format_duration(seconds: float) -> str:
 
 
 def format_span(seconds: float) -> str:
-    """Formats the length of a time axis: `1h`, `15m`, `90s`."""
-    for unit, size in (("h", 3600), ("m", 60)):
-        if seconds >= size and seconds % size == 0:
-            return f"{seconds / size:.0f}{unit}"
-    return f"{seconds:.0f}s"
+    """Formats the length of a time axis: `1h`, `15m`, `1m30s`."""
+    return format_duration(seconds).removesuffix("00m").removesuffix("00s")
 
 
 def shorten_model(model: str) -> str:
@@ -299,14 +296,6 @@ _GAP = "  "
 
 
 def render_totals(totals: Totals, currency: str, width: int) -> Spans:
-    parts = _make_totals(totals, currency)
-    for name in _OPTIONAL_TOTALS:
-        if len(_GAP.join(text for text, _ in parts.values())) > width:
-            parts.pop(name, None)
-    return [(text + _GAP, style) for text, style in parts.values()]
-
-
-def _make_totals(totals: Totals, currency: str) -> dict[str, Span]:
     parts = {
         "allocated": (f"{_format_gpus(totals.allocated)}/{totals.gpus} allocated", ""),
         "used": (f"{_format_gpus(totals.used)} used", ""),
@@ -321,7 +310,10 @@ def _make_totals(totals: Totals, currency: str) -> dict[str, Span]:
     if totals.cost_per_hour is not None:
         wasted = f", {totals.wasted_per_hour:.2f} wasted" if totals.wasted_per_hour else ""
         parts["cost"] = (f"{format_money(totals.cost_per_hour, currency)}/h{wasted}", "warn" if wasted else "")
-    return parts
+    for name in _OPTIONAL_TOTALS:
+        if len(_GAP.join(text for text, _ in parts.values())) > width:
+            parts.pop(name, None)
+    return [(text + _GAP, style) for text, style in parts.values()]
 
 
 def _format_gpus(number: float) -> str:

@@ -74,12 +74,13 @@ class ContainerFinder:
             return ContainerLookup("gone")
         except PermissionError:
             return ContainerLookup("not_permitted")
-        except (OSError, ValueError):
+        except (OSError, ValueError, IndexError):
             return ContainerLookup("unreadable")
 
     def _look_up(self, pid: int, folder: str) -> ContainerLookup:
         stat, now = _read(f"{folder}/stat"), self._clock()
-        started, cached = parse_started(stat), self._cache.get(pid)
+        # The second field is the program's name in parentheses. It can contain spaces and parentheses.
+        started, cached = int(stat.rpartition(b")")[2].split()[_STARTED - 3]), self._cache.get(pid)
         if cached is not None and cached[0] == started and now - cached[1] < CACHE_SECONDS:
             return cached[2]
         cgroup = _read(f"{folder}/cgroup").decode(errors="replace")
@@ -97,25 +98,11 @@ def read_living(proc: str = "/proc") -> frozenset[Workload] | None:
     """Returns the containers (`uid` and `container_id`) of all processes, or None if a process cannot be read."""
     if not in_host_pid_namespace(proc):
         return None
-    try:
-        names = os.listdir(proc)
-    except OSError:
-        return None
     finder = ContainerFinder(proc)
-    lookups = [finder.find(int(name)) for name in names if name.isdigit()]
+    lookups = [finder.find(int(name)) for name in os.listdir(proc) if name.isdigit()]
     if any(lookup.outcome in FAILED_LOOKUPS for lookup in lookups):
         return None
     return frozenset(lookup.workload for lookup in lookups if lookup.outcome == "found")
-
-
-def parse_started(stat: bytes) -> int:
-    """Returns the start time of a process from /proc/<pid>/stat. Raises ValueError for another format."""
-    # The second field is the program's name in parentheses. It can contain spaces and parentheses.
-    _, parenthesis, rest = stat.rpartition(b")")
-    fields = rest.split()
-    if not parenthesis or len(fields) <= _STARTED - 3:
-        raise ValueError("not the stat file of a process")
-    return int(fields[_STARTED - 3])
 
 
 def in_host_pid_namespace(proc: str = "/proc") -> bool:
@@ -183,20 +170,19 @@ class ProcessOwners:
     def find(self, pids: Collection[int]) -> OwnersByPid:
         before, self._lookups = self._lookups, self._finder.find_all(pids)
         lookups = {pid: self._correct(pid, lookup) for pid, lookup in self._lookups.items()}
+        failed = {pid: one.outcome for pid, one in lookups.items() if one.outcome in FAILED_LOOKUPS}
         users = {pid: lookup.workload for pid, lookup in lookups.items() if lookup.workload.user}
         if self._finder.finds_users:
             # /proc with hidepid=invisible hides running processes of other users.
             hidden = {pid for pid, one in lookups.items() if one.outcome == "gone" and before.get(pid) == one}
-            failed = {pid for pid, one in lookups.items() if one.outcome in FAILED_LOOKUPS}
-            users |= dict.fromkeys(hidden | failed, UNKNOWN_USER)
+            users |= dict.fromkeys(hidden | failed.keys(), UNKNOWN_USER)
         inside = {pid: one.workload for pid, one in lookups.items() if one.outcome == "found" and pid not in users}
         named, unknown, nameless = self._name(inside)
         if not self._nameless.issuperset(nameless.values()):  # a short job could end before the next regular reading
             self._read_identities()
             named, unknown, nameless = self._name(inside)
         self._nameless = frozenset(nameless.values())
-        unknown |= {pid: lookup.outcome for pid, lookup in lookups.items() if lookup.outcome in FAILED_LOOKUPS}
-        unknown |= {pid: NO_NAME for pid, workload in nameless.items() if workload.uid}  # no UID: not in a pod
+        unknown |= failed | {pid: NO_NAME for pid, workload in nameless.items() if workload.uid}  # no UID: not in a pod
         servers = frozenset(pid for pid, lookup in self._lookups.items() if lookup.is_mps_server)
         commands = {pid: lookup.command for pid, lookup in self._lookups.items() if lookup.command}
         self._last = OwnersByPid(named | users, unknown, servers, nameless, commands)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from podgpu.web.protection import Protection
 
 PROBE_OPTION = "--probe-address"
-ADDRESS_OPTION = "-a"
 SYSTEMD_OPTION = "--web-systemd-socket"
 _BACKLOG = 512
 _UNIX = "unix:"
@@ -78,7 +77,7 @@ class Service(Protocol):
 class Listener:
     app: web.Application
     address: Address
-    option: str = ADDRESS_OPTION
+    option: str = "-a"
     tls: MakeTlsContext | None = None
     announcement: str = ""
     """Log message for when the listener is up; %s is replaced by its URL."""
@@ -86,10 +85,12 @@ class Listener:
     """Sockets that are already bound. If given, the address is not bound."""
 
 
-def probe_listener(handlers: list[web.RouteDef], address: Address) -> Listener:
-    return Listener(
-        make_application(handlers, None), address, PROBE_OPTION, announcement="serving only probes on %s/livez"
-    )
+def make_listeners(main: Listener, probes: list[web.RouteDef], probe_address: Address | None) -> list[Listener]:
+    """Adds a listener for probes, without TLS and login, because a kubelet has neither certificate nor password."""
+    if probe_address is None:
+        return [main]
+    text = "serving only probes on %s/livez"
+    return [main, Listener(make_application(probes, None), probe_address, PROBE_OPTION, announcement=text)]
 
 
 def make_application(handlers: list[web.RouteDef], protection: Protection | None) -> web.Application:

@@ -13,7 +13,7 @@ from podgpu.cluster.state import bound_notes
 from podgpu.cluster.view import GpuDetails, GpuResponse, SourceView, add_details, decode_details
 from podgpu.errors import SourceError
 from podgpu.metrics.encode import NO_METRICS
-from podgpu.web.app import Address, Listener, make_application, probe_listener
+from podgpu.web.app import make_application
 from podgpu.web.lifecycle import forget_in_cluster, forget_route
 from podgpu.web.page_routes import page_routes
 from podgpu.web.responses import metrics_response, probe_routes
@@ -27,19 +27,6 @@ if TYPE_CHECKING:
 _LINKS = ("metrics", "metrics/nodes", "health", "ready")
 _MAX_PROBLEMS = 100
 _EXPORTER_SECONDS = 3.0
-
-
-def cluster_listeners(
-    cluster: Cluster,
-    app: web.Application,
-    address: Address,
-    probe_address: Address | None,
-    protection: Protection | None,
-) -> list[Listener]:
-    listeners = [Listener(app, address, tls=protection.make_tls if protection else None)]
-    if probe_address is not None:
-        listeners.append(probe_listener(_probe_routes(cluster), probe_address))
-    return listeners
 
 
 def cluster_application(
@@ -60,7 +47,7 @@ def cluster_application(
     routes = [
         web.get("/metrics", metrics),
         web.get("/metrics/nodes", node_metrics),
-        *_probe_routes(cluster),
+        *cluster_probes(cluster),
         forget_route(forget_in_cluster(cluster), lifecycle),
         *page_routes(lambda: cluster.published, _complete_gpu(cluster), _LINKS, history, usage),
     ]
@@ -86,7 +73,7 @@ def _complete_gpu(cluster: Cluster) -> Complete:
     return complete
 
 
-def _probe_routes(cluster: Cluster) -> list[web.RouteDef]:
+def cluster_probes(cluster: Cluster) -> list[web.RouteDef]:
     return probe_routes(partial(_is_live, cluster), partial(_is_ready, cluster))
 
 

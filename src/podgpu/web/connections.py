@@ -69,13 +69,12 @@ class LimitedServer:
         while True:
             try:
                 accepted, _ = await asyncio.get_running_loop().sock_accept(listener)
+                tasks.create_task(self._open(accepted))
+                await asyncio.sleep(0)  # let other tasks run before the next accept
             except OSError as error:
                 _log.error("cannot accept connections (%s): raise LimitNOFILE or ulimit -n", error.strerror)
                 self._evict()
                 await asyncio.sleep(0.1)
-            else:
-                tasks.create_task(self._open(accepted))
-                await asyncio.sleep(0)  # let other tasks run before the next accept
 
     async def _open(self, accepted: socket) -> None:
         self._connections = {key: each for key, each in self._connections.items() if each.socket.fileno() >= 0}
@@ -86,13 +85,11 @@ class LimitedServer:
         assert self._runner.server is not None
         handler, timeout = self._runner.server(), self._limits.header_seconds
         self._connections[handler] = _Connection(accepted, monotonic() + timeout)
-        try:
+        with suppress(Exception):  # a failed handshake must not stop the server
             tls = self._make_tls() if self._make_tls is not None else None
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: handler, accepted, ssl=tls, ssl_handshake_timeout=timeout if tls else None
             )
-        except Exception as error:  # noqa: BLE001 - a failed handshake must not stop the server
-            _log.debug("a connection failed: %s", error)
 
     def _evict(self) -> bool:
         """Closes the longest idle connection, preferably one without requests. Returns False if none is idle."""

@@ -17,14 +17,14 @@ from podgpu.cluster.collect import ViewSettings
 from podgpu.cluster.loop import PublishedState
 from podgpu.cluster.nodes import describe_node, sort_alerts
 from podgpu.cluster.prices import ReadPrices, no_prices
+from podgpu.cluster.ranges import RecordedUsage
 from podgpu.cluster.record import LONGEST_GAP, RoundReader
 from podgpu.cluster.state import ClusterState, build_single_node_state
-from podgpu.cluster.summary import RecordedUsage
 from podgpu.cluster.view import GpuResponse, add_details, make_details
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.metrics.encode import NO_METRICS
 from podgpu.model import has_readings
-from podgpu.web.app import Address, Listener, Service, make_application, probe_listener, run
+from podgpu.web.app import Address, Listener, Service, make_application, make_listeners, run
 from podgpu.web.connections import ConnectionLimits
 from podgpu.web.lifecycle import DEFAULT_RELEASE_SECONDS, forget_on_node, forget_route, release_route
 from podgpu.web.page_routes import page_routes
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from podgpu.cluster.ranges import UsageAnswers
     from podgpu.history.answers import HistorySource
     from podgpu.web.protection import Protection
-
-GPU_MANAGER_OPTION = "--gpu-manager-address"
 
 
 def serve(
@@ -52,19 +50,17 @@ def serve(
     """Starts the agent and serves `app` until SIGINT, SIGTERM or a fatal error of the agent.
 
     - `gpu_manager_address`: a separate listener that serves only gpu-manager's metrics.
-    - `probe_address`: a separate listener for probes, without `protection`, because a kubelet sends neither a password
-      nor a certificate.
+    - `probe_address`: a separate listener for probes, without `protection`.
     - `sockets`: sockets that are already bound. If given, `address` is not bound.
     - `services`: started and stopped together with the agent.
     """
     tls = protection.make_tls if protection else None
-    listeners = [Listener(app, address, tls=tls, announcement="listening on %s/metrics", sockets=sockets)]
+    main = Listener(app, address, tls=tls, announcement="listening on %s/metrics", sockets=sockets)
+    listeners = make_listeners(main, _probe_routes(agent), probe_address)
     if gpu_manager_address is not None:
         gpu_manager = gpu_manager_application(agent, protection)
         text = "serving only gpu-manager's metrics on %s/metric"
-        listeners.append(Listener(gpu_manager, gpu_manager_address, GPU_MANAGER_OPTION, tls, text))
-    if probe_address is not None:
-        listeners.append(probe_listener(_probe_routes(agent), probe_address))
+        listeners.append(Listener(gpu_manager, gpu_manager_address, "--gpu-manager-address", tls, text))
     release = partial(agent.release, DEFAULT_RELEASE_SECONDS)
     run([agent, *services], listeners, release=release, limits=limits)
 

@@ -137,8 +137,11 @@ def make_server_context(material: tuple[TlsConfig, bytes, bytes, bytes]) -> ssl.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
     context.minimum_version, context.maximum_version = config.versions
-    if config.ciphers:
-        context.set_ciphers(":".join(config.ciphers))
+    try:
+        if config.ciphers:
+            context.set_ciphers(":".join(config.ciphers))
+    except ssl.SSLError as error:
+        raise UsageError("tls_server_config: this OpenSSL supports none of cipher_suites") from error
     load_pair(context, certificate, key, f"{config.cert_file} and {config.key_file}")
     context.verify_mode = config.verify_mode
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as in Go, an intermediate CA is sufficient

@@ -9,7 +9,7 @@ import pytest
 from podgpu.errors import DriverGone, SourceError, UsageError
 from podgpu.gpu.dcgm.connection import EngineAddress, parse_address
 from podgpu.gpu.nvml import NvmlTelemetry
-from tests.gpu.dcgm.double import GPU, PLAIN, TEMP, Bench, Double, of_gpu, uuid_of
+from tests.gpu.dcgm.double import GPU, PLAIN, Bench, Double, of_gpu, uuid_of
 from tests.simulated import FaultyNvml
 
 
@@ -18,18 +18,6 @@ def refusal(bench: Bench) -> SourceError:
         bench.telemetry.inventory()
     assert "\n" not in str(caught.value)
     return caught.value
-
-
-def test_after_a_lost_connection_fields_are_watched_again(bench: Bench) -> None:
-    bench.read(*PLAIN)
-    watches = bench.double.told("watches")
-    bench.double.call("disconnect")
-    assert refusal(bench).reason == "connection_lost"
-    bench.pass_time()
-    bench.double.tick()
-    bench.double.speak(0, temperature=55)
-    assert of_gpu(bench.read(*PLAIN)).values[TEMP] == 55
-    assert bench.double.told("watches") == watches
 
 
 def test_stale_values_are_not_repeated_after_a_reconnect(bench: Bench) -> None:

@@ -67,14 +67,13 @@ class FakeKernel(KernelCalls):
         assert len(buffer) == size == ESCAPE_SIZES[number]
         {0x29: self._free, 0x2A: self._control, 0x2B: self._alloc, 0x4E: self._map}[number](buffer)
 
-    def write(self, records: list[bytes], get: int = 0, dropped: int = 0, put: int | None = None) -> None:
+    def write(self, records: list[bytes], get: int = 0, dropped: int = 0) -> None:
         """Writes records into the ring from `get` on, like the driver."""
         header, ring = self._memories()
         for place, record in enumerate(records):
             at = (get + place) % RING * 32
             ring[at : at + 32] = record
-        end = (get + len(records)) % RING if put is None else put
-        struct.pack_into("<IIQQQ", header, 0, get, end, len(records), dropped, 0)
+        struct.pack_into("<IIQQQ", header, 0, get, (get + len(records)) % RING, len(records), dropped, 0)
 
     def _memories(self) -> tuple[mmap.mmap, mmap.mmap]:
         parameters = next(p for _, kind, p in self.allocated.values() if kind == 0x90CD)

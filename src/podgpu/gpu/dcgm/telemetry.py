@@ -26,7 +26,6 @@ from podgpu.gpu.dcgm.entities import (
     LatestValues,
     NodeLayout,
     Outline,
-    Timestamps,
     Watch,
     read_layout,
     read_outline,
@@ -109,7 +108,7 @@ class DcgmTelemetry:
         self._watches: dict[tuple[str, Lane], Watch] = {}
         """Watches by kind of entity and lane."""
         self._watched: tuple[NodeLayout, tuple[Lane, ...]] | None = None
-        self._timestamps = Timestamps(clock)
+        self._seen: dict[tuple[Entity, int], tuple[int, float]] = {}
         self._xids = ErrorEvents()
         self._last_xids: dict[Entity, int] = {}
         """Entity -> timestamp of its last XID."""
@@ -255,7 +254,9 @@ class DcgmTelemetry:
                 wanted[self._xid_lane] = self._xid_lane.fields
             for lane, some in wanted.items():
                 if some:
-                    watches[kind, lane] = Watch(self._connection, entities, some, lane.interval, self._timestamps)
+                    watches[kind, lane] = Watch(
+                        self._connection, entities, some, lane.interval, self._clock, self._seen
+                    )
         return watches
 
     def _read_xids(self, layout: NodeLayout) -> None:
@@ -349,13 +350,13 @@ def check_health(connection: DcgmConnection, groups: Sequence[s.Handle], gpu_ids
 
 def _make_health_details(gpu: int, worst: Mapping[tuple[int, int], tuple[int, int]]) -> list[Detail]:
     """Makes the details of one GPU. The watch ALL is included only if it failed, as in dcgm-exporter."""
-    details = []
+    details: list[Detail] = []
     for watch, name in _WATCHES.items():
         health, number = worst.get((gpu, watch), (_PASS, 0))
         if watch != s.HEALTH_ALL or health:
             code = health_code(number)
             values = code.name, code.severity, code.category, name
-            details.append(Detail(HEALTH_FIELD, tuple(zip(_HEALTH_LABELS, values, strict=True)), health))
+            details.append((HEALTH_FIELD, tuple(zip(_HEALTH_LABELS, values, strict=True)), health))
     return details
 
 
@@ -365,7 +366,7 @@ def read_p2p(connection: DcgmConnection, gpu_ids: Sequence[int]) -> Details | No
         return None
     return {
         gpu.entityId: tuple(
-            Detail(P2P_FIELD, (("link_status", _P2P_STATES[state]), ("peer_gpu", str(peer))), state)
+            (P2P_FIELD, (("link_status", _P2P_STATES[state]), ("peer_gpu", str(peer))), state)
             for peer in gpu_ids
             if peer != gpu.entityId and 0 <= (state := gpu.linkStatus[peer]) < len(_P2P_STATES)
         )

@@ -279,9 +279,6 @@ def _deduplicate(usages: Iterable[ProcessUsage]) -> tuple[ProcessUsage, ...]:
     for usage in usages:
         key = (usage.device, usage.pid)
         known = merged.get(key, usage)
-        merged[key] = replace(max(known, usage, key=_bytes), mps=known.mps or usage.mps)
+        larger = known if usage.memory is None or (known.memory or 0) > usage.memory else usage
+        merged[key] = replace(larger, mps=known.mps or usage.mps)
     return tuple(merged[key] for key in sorted(merged))
-
-
-def _bytes(usage: ProcessUsage) -> int:
-    return -1 if usage.memory is None else usage.memory

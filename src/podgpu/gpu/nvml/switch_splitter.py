@@ -128,7 +128,9 @@ class SwitchListener:
                 return 0.0
             try:
                 if not self.unsampled and not self.pauses_sampling:
-                    self._sample()
+                    before = self._wall()
+                    busy = self._log.is_busy()
+                    self._samples.append((self.to_gpu_time((before + self._wall()) / 2), busy))
                 if self._seconds_until_drain() <= 0:
                     self._drain()
                     if self._clock() - self._read_at > _MAX_UNREAD_SECONDS:
@@ -150,11 +152,6 @@ class SwitchListener:
 
     def _seconds_until_drain(self) -> float:
         return self._drained_at + _DRAIN_SECONDS - self._clock()
-
-    def _sample(self) -> None:
-        before = self._wall()
-        busy = self._log.is_busy()
-        self._samples.append((self.to_gpu_time((before + self._wall()) / 2), busy))
 
     def _drain(self) -> None:
         before = self._wall()

@@ -123,7 +123,11 @@ class NvmlTelemetry:
             if not self._is_open:
                 self._open()
             self._open_gpus()
-            self._raise_common_error()
+            errors = self._errors.values()
+            is_driver_gone = len(errors) == self._listed and all(isinstance(error, DriverGone) for error in errors)
+            for error in errors:
+                if is_driver_gone or isinstance(error, StartError):
+                    raise error
             gpus = sorted((gpu.device for gpu in self._gpus.values()), key=lambda device: device.index or 0)
             unreachable = {index: str(error) for index, error in self._errors.items()}
             for index, began in self._pending.items():
@@ -157,15 +161,6 @@ class NvmlTelemetry:
                 self._add_gpu(result)
             else:
                 self._errors[index] = result
-
-    def _raise_common_error(self) -> None:
-        """Raises StartError if a GPU failed with it, and DriverGone if all GPUs failed with it."""
-        for error in self._errors.values():
-            if isinstance(error, StartError):
-                raise error
-        gone = [error for error in self._errors.values() if isinstance(error, DriverGone)]
-        if gone and len(gone) == self._listed:
-            raise gone[0]
 
     def _add_gpu(self, opened: DeviceHandle) -> None:
         gpu = NvmlGpu(self._driver, opened, self._settings, self._xids)
