@@ -18,7 +18,6 @@ from podgpu.model import SourceStatus, Unmapped
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-_SLICE_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +88,8 @@ class Workers:
                 error = SourceError("stopping", "podgpu is stopping")
                 return {name: Result(None, error, 0.0) for name in jobs}
             calls = {name: self._start(name, job, late is not None) for name, job in jobs.items()}
-        timeout = _SharedTimeout(deadline)
-        return {name: self._wait(name, call, is_new, timeout, late) for name, (call, is_new) in calls.items()}
+        until = time.monotonic() + deadline
+        return {name: self._wait(name, call, is_new, until, late) for name, (call, is_new) in calls.items()}
 
     def close(self) -> None:
         """Later runs return errors and start no thread."""
@@ -107,9 +106,9 @@ class Workers:
         return call, True
 
     def _wait(
-        self, name: str, call: _Call[T], is_new: bool, timeout: _SharedTimeout, late: Callable[[], object] | None
+        self, name: str, call: _Call[T], is_new: bool, until: float, late: Callable[[], object] | None
     ) -> Result[T]:
-        if not (timeout.wait(call.done) if is_new else call.done.is_set()):
+        if not call.done.wait(max(0.0, until - time.monotonic()) if is_new else 0.0):
             call.late = late
             seconds = self._clock() - call.began
             if late is None and not is_new:
@@ -119,23 +118,6 @@ class Workers:
                 return Result(None, SourceError("deadline", f"{name}: no answer within {seconds:.1f} s"), seconds)
         call.is_read = True
         return call.result
-
-
-class _SharedTimeout:
-    """Timeout for several calls together. Excludes time in which podgpu itself was stalled (frozen node, CPU limit)."""
-
-    def __init__(self, seconds: float) -> None:
-        self._left = seconds
-
-    def wait(self, done: threading.Event) -> bool:
-        while self._left > 0.0:
-            piece = min(_SLICE_SECONDS, self._left)
-            began = time.monotonic()
-            if done.wait(piece):
-                self._left -= min(piece, time.monotonic() - began)
-                return True
-            self._left -= piece
-        return done.is_set()
 
 
 class _Call(Generic[T]):

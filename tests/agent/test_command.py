@@ -168,13 +168,6 @@ def test_an_ill_kubelet_keeps_the_last_mapping_and_the_others(
         assert BY_PODLIST in exposition(node.agent)
 
 
-def test_without_host_labels_the_document_still_names_its_node(folder: Path) -> None:
-    with node_of(Description("", "1xT4", ["--no-hostname", "-f", "none", "--usage-from=none"]), folder) as node:
-        node.take_turns()
-        assert node.agent.published.state.node == "node-1"
-        assert "node-1" not in exposition(node.agent)
-
-
 # Changes are taken up while it runs
 
 

@@ -13,17 +13,9 @@ from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.source import Telemetry
 from tests.simulated import FaultyNvml
 
-HEALTHY = range(4)
-"""Numbers of the GPUs without a fault."""
-
-
-def driver() -> FaultyNvml:
-    """Returns a driver with the same UUIDs in every process."""
-    return FaultyNvml("6xH100")
-
 
 def _open_telemetry(_argument: str, _options: Mapping[str, Any]) -> Telemetry:
-    nvml = driver()
+    nvml = FaultyNvml("6xH100")
     nvml.faults.hang("nvmlDeviceGetPowerUsage", 4)
     nvml.faults.hang("nvmlDeviceGetUUID", 5)
     return NvmlTelemetry(nvml, "simulated", count_expected=lambda: len(nvml.gpus))

@@ -139,7 +139,7 @@ def test_sparklines(points: bytes, width: int, text: str) -> None:
 def test_times() -> None:
     durations = (0, 59.9, 60, 3599, 3600, 86399, 90000)
     assert [format_duration(s) for s in durations] == ["0s", "59s", "1m00s", "59m59s", "1h00m", "23h59m", "1d01h"]
-    assert [format_span(s) for s in (60, 3600, 900, 90, 5400)] == ["1m", "1h", "15m", "90s", "90m"]
+    assert [format_span(s) for s in (60, 3600, 900, 90, 5400)] == ["1m", "1h", "15m", "1m30s", "1h30m"]
     idle: list[tuple[Use | None, float | None]] = [("used", None), ("idle", 61), ("idle", None), ("unknown", None)]
     assert [format_idle(use, seconds) for use, seconds in idle] == ["busy", "1m01s", "idle", "–"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -412,9 +411,3 @@ def test_namespaces_are_bounded() -> None:
         snapshot = turn(second({}), *others, *held(C)).enter(ledger)
     assert "serving" in {n.namespace for n in snapshot.namespaces}
     assert len(snapshot.namespaces) == 3
-
-
-def test_a_job_has_usage_and_no_namespace() -> None:
-    snapshot = charge(turn(second({}), *held(Workload(job="4711"))))
-    assert usage_of(snapshot, Workload(job="4711")).allocated_ns == SECOND // 2
-    assert Counter(n.namespace for n in snapshot.namespaces) == {}

@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
-from functools import partial
 
 from podgpu.errors import SourceError, UsageError
 from podgpu.files import ReadOnChange
@@ -59,7 +58,7 @@ def read_counters(chosen: str, names: NameSet = "4.8") -> tuple[CounterSpecs, Re
 
 def counters_in_file(path: str, names: NameSet = "4.8") -> ReadCounters:
     """Returns a function that reads a CSV file, and parses it again when it changes."""
-    file = ReadOnChange(partial(_parse, names), _MAX_BYTES)
+    file = ReadOnChange(lambda content, origin: _parse(content.decode("utf-8", "replace"), origin, names), _MAX_BYTES)
     return lambda: file.read(path)
 
 
@@ -72,20 +71,16 @@ def counters_in_configmap(name: str, read_text: Callable[[], str | None], names:
     def read() -> CounterSpecs:
         text = read_text()
         if text is None:
-            message = (
-                f"there is no ConfigMap {name} with the key {CONFIGMAP_KEY!r} (or podgpu has no permission to read it)"
-            )
-            raise SourceError("configmap_missing", message)
-        return _parse(names, text.encode("utf-8", "replace"), f"ConfigMap {name}")
+            problem = f"there is no ConfigMap {name} with the key {CONFIGMAP_KEY!r}, or no permission to read it"
+            raise SourceError("configmap_missing", problem)
+        return _parse(text, f"ConfigMap {name}", names)
 
     return read
 
 
-def _parse(names: NameSet, content: bytes, origin: str) -> CounterSpecs:
+def _parse(text: str, origin: str, names: NameSet) -> CounterSpecs:
     try:
-        return parse_counters(content.decode("utf-8"), origin, names)
-    except UnicodeDecodeError as e:
-        raise SourceError("malformed", f"{origin} is not UTF-8 text; is it a counters CSV?") from e
+        return parse_counters(text, origin, names)
     except UsageError as e:
         raise SourceError("malformed", str(e)) from e
 

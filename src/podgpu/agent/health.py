@@ -29,7 +29,7 @@ from podgpu.metrics.conditions import (
     xid_detail,
     xid_spec,
 )
-from podgpu.metrics.fields import CLOCK_EVENTS, THROTTLE_REASONS
+from podgpu.metrics.fields import CLOCK_EVENTS, CLOCK_EVENTS_FIELD, THROTTLE_REASONS
 from podgpu.model import Assignment, Condition, Device, Value, Workload, XidCount, physical
 
 XID_SECONDS = 86_400.0  # a GPU is reported as broken for a day after its last XID that needs action
@@ -53,26 +53,25 @@ class Throttling:
     """Detects sustained throttling of one GPU from its counters."""
 
     _samples: deque[tuple[float, dict[int, float]]] = field(default_factory=deque)
-    _since: dict[str, float | None] = field(default_factory=dict)
+    _is_present: dict[str, bool] = field(default_factory=dict)
 
-    def update(self, values: Mapping[int, Value], now: float) -> dict[str, float | None]:
-        """Returns the start time of each condition, or None if it is absent. Unknown conditions are omitted."""
+    def update(self, values: Mapping[int, Value], now: float) -> dict[str, bool]:
+        """Returns whether each condition is present. Unknown conditions are omitted."""
         samples = self._samples
         if samples and now - samples[-1][0] < _SAMPLE_SECONDS:
-            return self._since
+            return self._is_present
         samples.append((now, {i: float(v) for i in THROTTLE_REASONS if isinstance(v := values.get(i), int | float)}))
         while len(samples) > 2 and now - samples[1][0] >= THROTTLE_SECONDS:
             samples.popleft()
         (began, first), (_, last) = samples[0], samples[-1]
         if now - began >= THROTTLE_SECONDS:
-            since: dict[str, float | None] = {}
+            before, self._is_present = self._is_present, {}
             for condition, counters in _THROTTLE_COUNTERS.items():
                 ratios = [(last[i] - first[i]) / 1e9 / (now - began) for i in counters if i in first and i in last]
                 if ratios:
-                    limit = THROTTLE_BEGINS if self._since.get(condition) is None else THROTTLE_ENDS
-                    since[condition] = began if max(ratios) >= limit else None
-            self._since = since
-        return self._since
+                    limit = THROTTLE_ENDS if before.get(condition) else THROTTLE_BEGINS
+                    self._is_present[condition] = max(ratios) >= limit
+        return self._is_present
 
 
 @dataclass(slots=True)
@@ -114,11 +113,14 @@ class HealthWatch:
     def update(self, result: TelemetryResult) -> None:
         """Checks the GPUs after a telemetry turn."""
         now = self._clock()
-        for key, mask in result.clock_event_masks().items():
-            begun = mask & ~self._clock_masks.get(key, mask)
-            self._clock_masks[key] = mask
-            self._clock_events.add([(key, event) for event in _events(mask)], now)
-            self._clock_events.totals.update((key, event) for event in _events(begun))
+        is_due = any(f.id == CLOCK_EVENTS_FIELD for lane in result.lanes for f in lane.fields)
+        for reading in result.readings if is_due else ():
+            key, mask = reading.device.key, reading.values.get(CLOCK_EVENTS_FIELD)
+            if isinstance(mask, int):
+                begun = mask & ~self._clock_masks.get(key, mask)
+                self._clock_masks[key] = mask
+                self._clock_events.add([(key, event) for event in _events(mask)], now)
+                self._clock_events.totals.update((key, event) for event in _events(begun))
         gpus = [d for d in result.devices if not d.is_instance]
         self._gpus = {d.uuid: self._gpus.get(d.uuid) or _Gpu() for d in gpus}
         shown = {d.uuid for d in result.selected}
@@ -198,25 +200,20 @@ def _check_gpu(
     if absence is not None:
         details[absence[0]] = absence[1]
     _check_reset(gpu, absence, values)
-    began: dict[str, float] = {}
     if values is not None:
         answer = result.answers[device.uuid]
         if answer.reports_errors:
             details[XID] = None
-        details |= {condition: "" if there else None for condition, there in conditions_from_fields(values).items()}
-        for condition, moment in gpu.throttling.update(values, now).items():
-            details[condition] = None if moment is None else ""
-            if moment is not None:
-                began[condition] = moment
+        present = conditions_from_fields(values) | gpu.throttling.update(values, now)
+        details |= {condition: "" if is_present else None for condition, is_present in present.items()}
         up = answer.links_up
         if up is not None and not device.mig_enabled:  # NVLinks are not used in MIG mode
             gpu.links = max(gpu.links, up)
             if gpu.links:  # a GPU without an NVLink bridge has no links
                 wired = max(gpu.links, usual_links)
                 details[NVLINK] = f"{wired - up}/{wired}" if up < wired else None
-    present = {condition for condition, detail in details.items() if detail is not None}
-    kept = {c: moment for c, moment in gpu.since.items() if c in present or c not in details}
-    gpu.since = {c: began.get(c, now) for c in present} | kept
+    absent = {condition for condition, detail in details.items() if detail is None}
+    gpu.since = {c: moment for c, moment in (dict.fromkeys(details, now) | gpu.since).items() if c not in absent}
     return details
 
 

@@ -95,7 +95,8 @@ def build_node_state(
         namespaces=usage.namespaces,
         entities=tuple(
             EntityState(o.kind, dict(o.labels), {names[i].name: v for i, v in o.values.items()})
-            for o in telemetry.others
+            for answer in telemetry.answers.values()
+            for o in answer.others
         ),
         vcuda=tuple(map(allocation.with_api_uid, allocation.allocation.vcuda)),
         pod_labels={"/".join(pod): dict(labels) for pod, labels in (pod_labels or {}).items()},
@@ -141,8 +142,8 @@ def _build_gpus(
     shown = {device.key for device in telemetry.selected}
     names = fields()
     unsupported: defaultdict[str, list[str]] = defaultdict(list)
-    for key, number in telemetry.unsupported:
-        if number in configured:
+    for key, number in (entry for answer in telemetry.answers.values() for entry in answer.unsupported):
+        if number in configured and key in shown:
             unsupported[key].append(names[number].name)
 
     def build_slot(key: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from functools import partial
 from podgpu.clock import Clock
 from podgpu.device_selection import Selection
 from podgpu.gpu.source import GpuAnswer, HostEngine, Inventory, Lane, Telemetry
-from podgpu.metrics.fields import CLOCK_EVENTS_FIELD, Field
+from podgpu.metrics.fields import Field
 from podgpu.model import Device, OtherReading, Reading, SourceStatus, Value
 from podgpu.workers import ErrorCounts, Workers
 
@@ -36,31 +36,10 @@ class TelemetryResult:
     at: float | None = None  # Unix time of the last turn with readings
 
     @property
-    def listed(self) -> tuple[Device, ...]:
-        return tuple(d for d in self.devices if d.uuid not in self.absent)
-
-    @property
     def readings(self) -> tuple[Reading, ...]:
         """Returns the readings of the selected devices."""
         shown = {device.key for device in self.selected}
         return tuple(r for answer in self.answers.values() for r in answer.readings if r.device.key in shown)
-
-    @property
-    def others(self) -> tuple[OtherReading, ...]:
-        return tuple(other for answer in self.answers.values() for other in answer.others)
-
-    @property
-    def unsupported(self) -> tuple[tuple[str, int], ...]:
-        """Returns (device key, field id) of the selected devices' unsupported fields."""
-        shown = {device.key for device in self.selected}
-        return tuple(entry for answer in self.answers.values() for entry in answer.unsupported if entry[0] in shown)
-
-    def clock_event_masks(self) -> dict[str, int]:
-        """Returns the clock events of each device, if they were read in this turn."""
-        if not any(f.id == CLOCK_EVENTS_FIELD for lane in self.lanes for f in lane.fields):
-            return {}
-        masks = ((r.device.key, r.values.get(CLOCK_EVENTS_FIELD)) for r in self.readings)
-        return {key: mask for key, mask in masks if isinstance(mask, int)}
 
 
 class TelemetryTurn:

@@ -76,7 +76,7 @@ class UsageTurn:
         self._lacking: set[tuple[str, str, str]] = set()  # unsupported values: UUID, value, reason
 
     def collect(self, telemetry: TelemetryResult, result: AllocationResult) -> UsageResult:
-        gpus = [device for device in telemetry.listed if not device.is_instance]
+        gpus = [d for d in telemetry.devices if not d.is_instance and d.uuid not in telemetry.absent]
         began, began_at = self._clock.monotonic(), self._clock.wall()
         jobs = {f"usage-{g.uuid}": partial(self._telemetry.usage, g, self._shared) for g in gpus}
         results = dict(zip(gpus, self._workers.run(jobs, self._deadline).values(), strict=True))

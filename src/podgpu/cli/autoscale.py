@@ -18,10 +18,10 @@ from podgpu.autoscale.pods import PodWatcher
 from podgpu.autoscale.requests import CUSTOM_GROUP, CUSTOM_VERSIONS
 from podgpu.autoscale.samples import SampleStore
 from podgpu.autoscale.server import AutoscaleServer
-from podgpu.cli.cluster import check_backend, choose_ages, choose_collector
+from podgpu.cli.cluster import check_backend, choose_collector, make_settings
 from podgpu.cli.options import EXPORTER_ACCESS_FLAGS, make_command, options_of
 from podgpu.cli.terminal import configure_logging
-from podgpu.cluster.collect import MAX_ROUNDS, ViewSettings, check_settings, duration_text
+from podgpu.cluster.collect import MAX_ROUNDS, ViewSettings, duration_text
 from podgpu.cluster.loop import Cluster, MakeCollector
 from podgpu.errors import UsageError
 from podgpu.kube.client import ApiClient
@@ -61,17 +61,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             f"--longest-window {duration_text(longest)} holds more than {MAX_ROUNDS} readings of --interval "
             f"{duration_text(interval)}: make the window shorter or the interval longer"
         )
-    stale_after, drop_after = choose_ages(ctx, options)
-    settings = check_settings(
-        ViewSettings(
-            interval=interval,
-            stale_after=stale_after,
-            drop_after=drop_after,
-            used_field=options["used_field"],
-            extra_fields=tuple(metric.field for metric in PROFILING_METRICS),
-            window=interval,
-        )
-    )
+    extra_fields = tuple(metric.field for metric in PROFILING_METRICS)
+    settings = make_settings(ctx, options, extra_fields=extra_fields, window=interval)
     check_backend(ctx, options)
     with ExitStack() as stack:
         make_collector = choose_collector({**options, "owners": "none"}, settings, stack)

@@ -67,18 +67,13 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     Give exactly one of --prometheus, --scrape or --discover-kubernetes.
     """
     configure_logging(options["log_format"], options["debug"])
-    stale_after, drop_after = choose_ages(ctx, options)
-    settings = check_settings(
-        ViewSettings(
-            interval=options["interval"],
-            stale_after=stale_after,
-            drop_after=drop_after,
-            used_field=options["used_field"],
-            window=options["window"],
-            idle_after=options["idle_after"],
-            legacy_map_metrics=options["legacy_map_metrics"],
-            max_gpus=_MAX_GPUS,
-        )
+    settings = make_settings(
+        ctx,
+        options,
+        window=options["window"],
+        idle_after=options["idle_after"],
+        legacy_map_metrics=options["legacy_map_metrics"],
+        max_gpus=_MAX_GPUS,
     )
     check_backend(ctx, options)
     with ExitStack() as stack:
@@ -104,10 +99,17 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         run(services, make_listeners(main, cluster_probes(cluster), options["probe_address"]))
 
 
-def choose_ages(ctx: click.Context, options: dict[str, Any]) -> tuple[float, float]:
-    """Returns two ages of a reading in seconds: when the node is stale, and when it is removed."""
+def make_settings(ctx: click.Context, options: dict[str, Any], **more: Any) -> ViewSettings:
     stale_after = options["stale_after"] if is_set(ctx, "stale_after") else _INTERVALS_FRESH * options["interval"]
-    return stale_after, max(_DROP_AFTER, 2 * stale_after)
+    return check_settings(
+        ViewSettings(
+            interval=options["interval"],
+            stale_after=stale_after,
+            drop_after=max(_DROP_AFTER, 2 * stale_after),
+            used_field=options["used_field"],
+            **more,
+        )
+    )
 
 
 def check_backend(ctx: click.Context, options: dict[str, Any]) -> None:

@@ -273,21 +273,13 @@ def _owner_of(pod: str) -> WorkloadOwner | None:
 _JOB_HOURS = 4.0
 _PAUSE_HOURS = 0.2
 _NIGHT = 0.6  # load of services at night, relative to the day
-_GONE_HOURS = (8.0, 7.8)  # the third node did not answer; hours ago, from and to
-_FAULTS = (  # node, GPU, from and to (hours ago), condition, message
+_FAULTS = (  # node, GPU (None: all), from and to (hours ago), condition, message
+    (2, None, 8.0, 7.8, "node_gone", "its node does not answer"),
     (0, 6, 5.0, 4.6, "xid", "it reported XID 48 (double-bit ECC error)"),
     (1, 3, 11.0, 10.3, "lost", "the driver no longer lists it: it fell off the bus or was removed"),
     (1, 0, 3.0, 2.6, "thermal", "thermal throttling for most of the last minute"),
     (0, 5, 19.0, 2.0, "idle", "notebooks/jupyter-ada-0/notebook holds it and does not use it"),
 )
-
-
-class _Stay(NamedTuple):
-    """The time when a container held a device. Begin and end are hours before now."""
-
-    tenant: Tenant
-    begin: float = math.inf
-    end: float = 0.0
 
 
 def write_past(
@@ -308,14 +300,14 @@ def _make_past(nodes: Sequence[StageNode], prices: Prices, now: float) -> Iterat
     """Yields rounds until `now`: one for every 5 minutes of the day, and for every 15 s of the last hour."""
     stays = [list(_stays(number, node)) for number, node in enumerate(nodes)]
     start, fine = (int(now - length) // COARSE * COARSE for length in (DAY, HOUR))
-    # The usage of a round is stored in the 5 minutes of its time, so a long round is in the 5 minutes that it covers.
-    times = [(at + COARSE - FINE, COARSE) for at in range(start, fine, COARSE)]
+    # The usage of a round is stored in the 5 minutes of its time, so its usage is that of the time after it.
+    times = [(at, COARSE) for at in range(start, fine, COARSE)]
     times += [(at, FINE) for at in range(fine, int(now) - FINE, FINE)]
     for at, seconds in times:
         ago = (now - at) / HOUR
         samples = []
         for number, node in enumerate(nodes):
-            present = [stay.tenant for stay in stays[number] if stay.end < ago <= stay.begin]
+            present = [tenant for tenant, begin, end in stays[number] if end < ago <= begin]
             for gpu in node.driver.gpus:
                 held = [tenant for tenant in present if tenant.gpu == gpu.number]
                 for instance, size in _divide(gpu):
@@ -331,16 +323,19 @@ def _divide(gpu: SimulatedGpu) -> list[tuple[int | None, float]]:
     return [*instances, (None, 1.0 - sum(size for _, size in instances))]
 
 
-def _stays(number: int, node: StageNode) -> Iterator[_Stay]:
-    """Returns the pods of the demo, and the earlier jobs on the GPUs of the third node's training job."""
+def _stays(number: int, node: StageNode) -> Iterator[tuple[Tenant, float, float]]:
+    """Yields the pods of the demo, and the earlier jobs on the GPUs of the third node's training job.
+
+    Each with its begin and end, in hours before now.
+    """
     jobs = [tenant for tenant in node.tenants if tenant.pod.startswith("llm-train-")] if number == 2 else []
     for tenant in node.tenants:
-        yield _Stay(tenant, 1.5 if tenant in jobs else math.inf)
+        yield tenant, 1.5 if tenant in jobs else math.inf, 0.0
     for job in range(5):
         end = 1.5 + _PAUSE_HOURS + job * (_JOB_HOURS + _PAUSE_HOURS)
         for tenant in jobs:
             past = replace(tenant, pod=f"finetune-{5 - job}", duty=0.25 if job == 1 else tenant.duty)
-            yield _Stay(past, end + _JOB_HOURS, end)
+            yield past, end + _JOB_HOURS, end
 
 
 class _PastDevice(NamedTuple):
@@ -355,14 +350,12 @@ class _PastDevice(NamedTuple):
 
     def sample(self, at: int, ago: float, seconds: float, prices: Prices, users: list[Tenant]) -> GpuSample:
         """`users` are the tenants of a GPU and of its MIG instances."""
-        gone = self.number == 2 and _GONE_HOURS[1] < ago <= _GONE_HOURS[0]
         conditions = [
             (name, text)
             for node, gpu, begin, end, name, text in _FAULTS
-            if (node, gpu) == (self.number, self.gpu.number) and end < ago <= begin
+            if node == self.number and gpu in (None, self.gpu.number) and end < ago <= begin
         ]
-        if gone:
-            conditions = [("node_gone", "its node does not answer")]
+        gone = any(name == "node_gone" for name, _ in conditions)
         is_blind = gone or any(name == "lost" for name, _ in conditions)
         size = self.size
         price = (prices.of(self.gpu.model.name).gpu_hour or 0.0) * size if prices.currency else 0.0

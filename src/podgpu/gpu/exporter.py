@@ -180,7 +180,11 @@ class ExporterTelemetry:
             raise SourceError("no_gpu", f"{self.shown} has no GPU: check that it is a dcgm-exporter")
         self._companion.update()
         self._slots = {device.key: (self._companion.complete(device), values) for device, values in slots}
-        self._record_xids(self._slots)
+        for key, (_, values) in self._slots.items():  # the metrics contain only the last XID of each device
+            xid = int(values.get(XID_NAME, 0))
+            if xid and xid != self._last_xid.get(key):
+                self._events.add(ErrorEvent(key, xid, self._wall()))
+            self._last_xid[key] = xid
         return Inventory(tuple(device for device, _ in self._slots.values() if not device.is_instance))
 
     def _remove_blanks(self, samples: Iterable[ParsedSample]) -> list[ParsedSample]:
@@ -230,14 +234,6 @@ class ExporterTelemetry:
         return GpuAnswer(
             tuple(readings), tuple(unsupported), tuple(dropped), errors=tuple(errors), reports_errors=has_xids
         )
-
-    def _record_xids(self, slots: Mapping[str, tuple[Device, Mapping[str, Value]]]) -> None:
-        """Records an event if the XID changed. The metrics contain only the last XID."""
-        for key, (_, values) in slots.items():
-            xid = int(values.get(XID_NAME, 0))
-            if xid and xid != self._last_xid.get(key):
-                self._events.add(ErrorEvent(key, xid, self._wall()))
-            self._last_xid[key] = xid
 
     def release(self, wait: float) -> bool:
         self._slots = None

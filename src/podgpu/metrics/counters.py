@@ -124,7 +124,7 @@ def add_other_names(counters: tuple[CounterSpec, ...], names: NameSet) -> tuple[
     rows = []
     for counter in counters:
         rows.append(counter)
-        other = _other_name(counter)
+        other = _rename(counter, back=True)
         if other.name not in written:
             rows.append(other)
     return _unique(rows)
@@ -137,24 +137,14 @@ def _unique(counters: Iterable[CounterSpec]) -> tuple[CounterSpec, ...]:
     return tuple(by_name.values())
 
 
-def _rename(counter: CounterSpec) -> CounterSpec:
-    """Returns the counter with 4.9's name."""
+def _rename(counter: CounterSpec, *, back: bool = False) -> CounterSpec:
+    """Returns the counter with 4.9's name. With `back`, a counter that has 4.9's name gets the old one."""
     rename = rename_of(counter.name)
-    if rename is None or counter.name == rename.new_name:
+    is_new = rename is not None and counter.name == rename.new_name
+    if rename is None or (is_new and not back):
         return counter
+    field, name = (rename.old, rename.old.name) if is_new else (rename.new, rename.new_name)
     # NVLink bandwidth is a rate. dcgm-exporter declares it as a counter up to 4.8.2 and as a gauge since 4.8.3.
-    kind = "gauge" if rename.new.unit == "B/s" and counter.type == "counter" else counter.type
-    return CounterSpec(rename.new, rename.new_name, kind, _help_for(rename.new, counter))
-
-
-def _other_name(counter: CounterSpec) -> CounterSpec:
-    """Returns the counter with the name of the other generation, or unchanged if there is no other name."""
-    rename = rename_of(counter.name)
-    if rename is None or counter.name != rename.new_name:
-        return _rename(counter)
-    return CounterSpec(rename.old, rename.old.name, counter.type, _help_for(rename.old, counter))
-
-
-def _help_for(field: Field, counter: CounterSpec) -> str:
-    """Removes the unit from the help text if the field has another unit."""
-    return counter.help if field.unit == counter.field.unit else _UNIT.sub("", counter.help)
+    kind = "gauge" if field.unit == "B/s" and counter.type == "counter" else counter.type
+    help_text = counter.help if field.unit == counter.field.unit else _UNIT.sub("", counter.help)
+    return CounterSpec(field, name, kind, help_text)

@@ -353,7 +353,8 @@ class _Rewriter:
                 self._write_conversion(argument)
         if function == "label_values":
             words = [argument.word for argument in arguments[-1:] if argument.word]
-            self._rename_labels(call, words, arguments[:-1] or [_Part(0, 0, metrics=("",))])
+            all_series = _Part(call.start, call.end, metrics=("",))  # label_values(label) has no selector
+            self._rename_labels(call, words, arguments[:-1] or [all_series])
             return call
         self._rename_labels(call, labels, (call,))
         named = [argument.word for argument in arguments[_LABEL_ARGUMENTS.get(function, slice(0))] if argument.word]

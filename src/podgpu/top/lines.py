@@ -140,11 +140,13 @@ def _make_slot_line(node: NodeView, gpu: GpuView, slot: SlotOfView, now: float, 
         return make("condition", condition.condition, condition=condition, age=age)
 
     def make_process(process: RunningProcess) -> Line:
+        owner = process.owner
+        place = ", in no known container" if owner is None else "" if owner.key in keys else f", {name_of(owner)}"
         return make(
             "process",
             f"pid {process.pid}",
-            holder=process.owner,
-            remark=_describe_process(process, slot),
+            holder=owner,
+            remark=f"pid {process.pid} {process.command}".rstrip() + place,
             utilization=process.utilization_ratio,
             memory=process.memory_used_bytes,
         )
@@ -172,16 +174,23 @@ def _make_slot_line(node: NodeView, gpu: GpuView, slot: SlotOfView, now: float, 
     problems = [make_condition(condition) for condition in slot.conditions]
     holders = _round_within([make_holder(holder) for holder in slot.holders], slot.utilization_ratio)
     holders.sort(key=lambda line: line.name)
-    line = make(
+    only = holders[0] if len(holders) == 1 else None
+
+    def own(figure: float | None, name: str) -> float | None:
+        return getattr(only, name, None) if figure is None else figure
+
+    return make(
         "instance" if instance else "gpu",
+        holder=only.holder if only else None,
         remark=plural(len(holders), "holder") if holders else _describe_free(slot),
-        utilization=slot.utilization_ratio,
-        memory=slot.memory_used_bytes,
-        power=slot.power_watts,
+        utilization=own(slot.utilization_ratio, "utilization"),
+        memory=own(slot.memory_used_bytes, "memory"),
+        power=own(slot.power_watts, "power"),
         processes=_sum(holder.processes for holder in holders),
-        beneath=(*problems, *holders, *others),
+        use=only.use if only else None,
+        idle=only.idle if only else None,
+        beneath=(*problems, *(only.beneath if only else holders), *others),
     )
-    return _merge_holder(line, holders[0], (*problems, *holders[0].beneath, *others)) if len(holders) == 1 else line
 
 
 def _round_within(holders: list[Line], whole: float | None) -> list[Line]:
@@ -198,33 +207,12 @@ def _round_within(holders: list[Line], whole: float | None) -> list[Line]:
     return rounded
 
 
-def _merge_holder(line: Line, holder: Line, beneath: tuple[Line, ...]) -> Line:
-    return replace(
-        line,
-        holder=holder.holder,
-        utilization=holder.utilization if line.utilization is None else line.utilization,
-        memory=holder.memory if line.memory is None else line.memory,
-        power=holder.power if line.power is None else line.power,
-        use=holder.use,
-        idle=holder.idle,
-        beneath=beneath,
-    )
-
-
 def _describe_free(slot: SlotOfView) -> str:
     if slot.last_holders:
         return f"last held by {few_of((name_of(holder) for holder in slot.last_holders), most=1)}"
     if slot.absent:
         return "missing"
     return "holder unknown" if slot.utilization_ratio else "-"
-
-
-def _describe_process(process: RunningProcess, slot: SlotOfView) -> str:
-    name = f"pid {process.pid} {process.command}".rstrip()
-    if process.owner is None:
-        return f"{name}, in no known container"
-    is_beneath_owner = any(holder.key == process.owner.key for holder in slot.holders)
-    return name if is_beneath_owner else f"{name}, {name_of(process.owner)}"
 
 
 def _sum(numbers: Iterable[int | None]) -> int | None:

@@ -98,10 +98,8 @@ def _run(feed: Feed, screen: Screen, live: Live, keyboard: int, signals: list[in
             drawn = frame
         keys = []
         if select.select([keyboard], [], [], _POLL_SECONDS)[0]:
-            try:
+            with suppress(OSError):
                 keys = decode_keys(os.read(keyboard, 1024))
-            except OSError:
-                keys = []
             if not keys:  # the terminal was closed
                 return False
         for key in keys:

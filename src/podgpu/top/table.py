@@ -83,11 +83,8 @@ def format_duration(seconds: float) -> str:
 
 
 def format_span(seconds: float) -> str:
-    """Formats the length of a time axis: `1h`, `15m`, `90s`."""
-    for unit, size in (("h", 3600), ("m", 60)):
-        if seconds >= size and seconds % size == 0:
-            return f"{seconds / size:.0f}{unit}"
-    return f"{seconds:.0f}s"
+    """Formats the length of a time axis: `1h`, `15m`, `1m30s`."""
+    return format_duration(seconds).removesuffix("00m").removesuffix("00s")
 
 
 def shorten_model(model: str) -> str:

@@ -170,20 +170,19 @@ class ProcessOwners:
     def find(self, pids: Collection[int]) -> OwnersByPid:
         before, self._lookups = self._lookups, self._finder.find_all(pids)
         lookups = {pid: self._correct(pid, lookup) for pid, lookup in self._lookups.items()}
+        failed = {pid: one.outcome for pid, one in lookups.items() if one.outcome in FAILED_LOOKUPS}
         users = {pid: lookup.workload for pid, lookup in lookups.items() if lookup.workload.user}
         if self._finder.finds_users:
             # /proc with hidepid=invisible hides running processes of other users.
             hidden = {pid for pid, one in lookups.items() if one.outcome == "gone" and before.get(pid) == one}
-            failed = {pid for pid, one in lookups.items() if one.outcome in FAILED_LOOKUPS}
-            users |= dict.fromkeys(hidden | failed, UNKNOWN_USER)
+            users |= dict.fromkeys(hidden | failed.keys(), UNKNOWN_USER)
         inside = {pid: one.workload for pid, one in lookups.items() if one.outcome == "found" and pid not in users}
         named, unknown, nameless = self._name(inside)
         if not self._nameless.issuperset(nameless.values()):  # a short job could end before the next regular reading
             self._read_identities()
             named, unknown, nameless = self._name(inside)
         self._nameless = frozenset(nameless.values())
-        unknown |= {pid: lookup.outcome for pid, lookup in lookups.items() if lookup.outcome in FAILED_LOOKUPS}
-        unknown |= {pid: NO_NAME for pid, workload in nameless.items() if workload.uid}  # no UID: not in a pod
+        unknown |= failed | {pid: NO_NAME for pid, workload in nameless.items() if workload.uid}  # no UID: not in a pod
         servers = frozenset(pid for pid, lookup in self._lookups.items() if lookup.is_mps_server)
         commands = {pid: lookup.command for pid, lookup in self._lookups.items() if lookup.command}
         self._last = OwnersByPid(named | users, unknown, servers, nameless, commands)

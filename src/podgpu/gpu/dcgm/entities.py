@@ -186,7 +186,7 @@ def _make_gpu_link(gpu: Device, gpu_id: int, link: int) -> DcgmEntity:
 
 
 def _link(owner: EntityGroup, owner_id: int, link: int) -> Entity:
-    return Entity(EntityGroup.LINK, s.make_link_id(owner, owner_id, link))
+    return Entity(EntityGroup.LINK, owner | link << 8 | owner_id << 24)  # dcgm_link_t of DCGM 4
 
 
 def _read_links(connection: DcgmConnection) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
@@ -261,23 +261,6 @@ class LatestValues:
     errors: list[str] = field(default_factory=list)
 
 
-class Timestamps:
-    """Remembers when the timestamp of each value last changed, even if the connection is opened again."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._seen: dict[tuple[Entity, int], tuple[int, float]] = {}
-
-    def is_fresh(self, entity: Entity, raw: Any, max_age: float) -> bool:
-        """Returns False if the timestamp has not changed for `max_age` seconds."""
-        now, key = self._clock(), (entity, raw.fieldId)
-        seen = self._seen.get(key)
-        if seen is None or seen[0] != raw.ts:
-            self._seen[key] = raw.ts, now
-            return True
-        return now - seen[1] < max_age
-
-
 @dataclass(slots=True)
 class Watch:
     """Fields that the engine reads periodically from a set of entities (GPUs, links, CPUs).
@@ -289,7 +272,9 @@ class Watch:
     _entities: Sequence[Entity]
     _fields: Sequence[Field]
     _interval: float
-    _timestamps: Timestamps
+    _clock: Callable[[], float]
+    _seen: dict[tuple[Entity, int], tuple[int, float]]
+    """(entity, field id) -> last timestamp, and when it changed. Shared, so that it survives a new connection."""
     groups: list[s.Handle] = field(default_factory=list)
     """Groups of entities."""
     field_groups: list[s.Handle] = field(default_factory=list)
@@ -341,12 +326,20 @@ class Watch:
             latest.errors += [e.reason] if e.reason not in _NOT_YET_READ else []
         else:
             # The timestamp of a constant never changes.
-            if not wanted.once and not self._timestamps.is_fresh(entity, raw, _STALE_INTERVALS * self._interval):
+            if not wanted.once and not self._is_fresh(entity, raw):
                 latest.errors.append("stale_data")
             elif raw.fieldId == wanted.id or isinstance(value, str):
                 latest.values[entity][wanted.id] = value
             else:
                 latest.values[entity][wanted.id] = converted(wanted, value, wanted.factor)
+
+    def _is_fresh(self, entity: Entity, raw: Any) -> bool:
+        now = self._clock()
+        timestamp, changed_at = self._seen.get((entity, raw.fieldId), (None, now))
+        if timestamp != raw.ts:
+            self._seen[entity, raw.fieldId] = raw.ts, now
+            return True
+        return now - changed_at < _STALE_INTERVALS * self._interval
 
     def _create_group(self, entities: Sequence[Entity]) -> s.Handle:
         group = s.Handle()

@@ -78,11 +78,6 @@ def version_word(kind: Any) -> int:
     return sizeof(kind) | int(kind.STRUCT_VERSION) << 24
 
 
-def make_link_id(owner: EntityGroup, owner_id: int, index: int) -> int:
-    """Returns the entity id of an NVLink (dcgm_link_t, DCGM 4)."""
-    return owner | index << 8 | owner_id << 24
-
-
 _Text = c_char * 256
 EntityPair = _struct(group=c_int32, id=c_uint32)
 ConnectV2Params = _struct(2, persistAfterDisconnect=c_uint32, timeoutMs=c_uint32, addressIsUnixSocket=c_uint32)

@@ -26,7 +26,6 @@ from podgpu.gpu.dcgm.entities import (
     LatestValues,
     NodeLayout,
     Outline,
-    Timestamps,
     Watch,
     read_layout,
     read_outline,
@@ -109,7 +108,7 @@ class DcgmTelemetry:
         self._watches: dict[tuple[str, Lane], Watch] = {}
         """Watches by kind of entity and lane."""
         self._watched: tuple[NodeLayout, tuple[Lane, ...]] | None = None
-        self._timestamps = Timestamps(clock)
+        self._seen: dict[tuple[Entity, int], tuple[int, float]] = {}
         self._xids = ErrorEvents()
         self._last_xids: dict[Entity, int] = {}
         """Entity -> timestamp of its last XID."""
@@ -255,7 +254,9 @@ class DcgmTelemetry:
                 wanted[self._xid_lane] = self._xid_lane.fields
             for lane, some in wanted.items():
                 if some:
-                    watches[kind, lane] = Watch(self._connection, entities, some, lane.interval, self._timestamps)
+                    watches[kind, lane] = Watch(
+                        self._connection, entities, some, lane.interval, self._clock, self._seen
+                    )
         return watches
 
     def _read_xids(self, layout: NodeLayout) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from podgpu.errors import SourceError
 from podgpu.gpu.nvml.driver import MAX_PID, CallGuard, DeviceHandle, NvmlDriver, list_processes, translate
-from podgpu.gpu.nvml.plan import MIN_GPM_SECONDS, GpmSampler
+from podgpu.gpu.nvml.plan import GpmSampler
 from podgpu.gpu.nvml.switch_splitter import BusyTimeSplitter, SwitchLogFactory
 from podgpu.gpu.source import Lack, UsageAnswer
 from podgpu.model import Device, DeviceUsage, ProcessUsage
@@ -122,11 +122,13 @@ class UsageReader:
         power = self._read_power()
         energy = self._read_energy(None if running is None else frozenset(process.pid for process in running), power)
         whole = replace(self._make_usage(device, busy, running, memory), energy_mj=energy, power_mw=power)
+        # A suffix of the part names the GPU instance.
+        functions = [(part, part.partition(" gi")[0]) for part in sorted(self._guard.unsupported)]
         return UsageAnswer(
             (whole, *parts),
             dropped=tuple(self._guard.dropped),
             errors=tuple(self._guard.errors),
-            lacks=self._list_lacks(),
+            lacks=tuple((part, _LACKS[name]) for part, name in functions if name in _LACKS),
             switches=None if self._splitter is None else self._splitter.status,
         )
 
@@ -147,11 +149,6 @@ class UsageReader:
             self._layout = layout
         if layout[0].device.mig_enabled:
             self._window_start = None
-
-    def _list_lacks(self) -> tuple[tuple[str, Lack], ...]:
-        """Returns the unsupported functions that have no substitute. A suffix names the GPU instance."""
-        unsupported = sorted(self._guard.unsupported)
-        return tuple((part, _LACKS[name]) for part in unsupported if (name := part.partition(" gi")[0]) in _LACKS)
 
     def _make_usage(
         self, device: Device, busy: BusyTime, running: Sequence[ProcessUsage] | None, memory: int | None
@@ -197,13 +194,10 @@ class UsageReader:
 
     def _read_instance_busy(self, gpm: GpmSampler, part: str) -> BusyTime:
         """Reads GPM's graphics activity. NVML has no values per process in MIG mode."""
-        now = self._clock()
-        before = gpm.last_at
-        if before is not None and now - before < MIN_GPM_SECONDS:
-            return BusyTime(0, 0)
+        now, before = self._clock(), gpm.last_at
         means = gpm.read([_GRAPHICS_UTIL], now)
-        if before is None:
-            return BusyTime()
+        if before is None or not means:  # the first sample, or too early for the next one
+            return BusyTime() if before is None else BusyTime(0, 0)
         code, percent = means[_GRAPHICS_UTIL]
         if code:
             raise translate(code, _GPM)
