@@ -58,6 +58,7 @@ class Showing:
     """Changes the JSON before it is served."""
     asked: int = 0
     forgotten: list[str] = field(default_factory=list)
+    may_forget: bool = True
     goes_on: bool = True
     """Renews the time of a picture, so that it does not become old on a slow machine."""
     _made: tuple[View, PublishedState] | None = field(default=None, repr=False)
@@ -86,7 +87,7 @@ class Showing:
                 return await handler(request)
             found = self.records(path, request.query)
             if found is None:
-                return web.json_response({"error": f"no such path: {request.path}"}, status=404)
+                return web.json_response({"error": f"there is no path {request.path}"}, status=404)
             return web.json_response({"api": "podgpu/v1", **found})
 
         return answer
@@ -98,7 +99,9 @@ class Showing:
     @contextmanager
     def served(self, address: Address = LOOPBACK) -> Iterator[Client]:
         app = web.Application(middlewares=[self._answering()])
-        app.add_routes([forget_route(self._forget, True), *page_routes(self.latest, _no_details, ["metrics"])])
+        app.add_routes(
+            [forget_route(self._forget, self.may_forget), *page_routes(self.latest, _no_details, ["metrics"])]
+        )
         with running(cast(Agent, None), address, lambda _: app) as client:
             yield client
 

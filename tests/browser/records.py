@@ -49,7 +49,7 @@ def records_of(picture: View) -> Records:
         if kind == "summary":
             return summary(*names)
         if kind == "range":
-            return cost(query["by"], query["range"])
+            return cost(query)
         if kind == "gpus":
             return known(picture, names[0])
         if not names:
@@ -146,22 +146,27 @@ def pod_past(picture: View, names: Iterable[str], query: Mapping[str, str]) -> d
     return {"namespace": namespace, "pod": pod, **past}
 
 
-def cost(by: str, length: str) -> dict[str, Any]:
+def cost(query: Mapping[str, str]) -> dict[str, Any]:
     """Two teams and the GPUs that nobody held; a day costs 24 times as much as an hour."""
-    hours = {"1h": 1, "24h": 24, "7d": 168, "30d": 720}[length]
+    by, end = query["by"], float(query.get("to", time.time()))
+    hours = {"1h": 1.0, "24h": 24.0, "7d": 168.0, "30d": 720.0}.get(query.get("range", ""), 0.0)
+    hours = hours or (end - float(query["from"])) / 3600
 
     def figures(gpus: float, idle: float) -> dict[str, float]:
         held = gpus * hours
         return {"gpu_hours": held, "used_hours": held / 4, "idle_hours": idle * hours, "mean_use": 0.25} | {
+            "allocated_hours": held,
             "energy_kwh": held * 0.4,
             "cost": held * PRICE,
             "wasted": idle * hours * PRICE,
         }
 
-    name = "label" if by.startswith("label:") else "namespace"
+    name = "label" if by.startswith("label:") else by
     rows = [{name: "nlp"} | figures(6, 2), {name: "vision"} | figures(2, 0), {"unallocated": True} | figures(4, 0)]
+    rows[1] |= {"mean_use": 0.04, "used_hours": 0.08 * hours}
     totals = figures(12, 2) | {"allocated_hours": 8 * hours, "unallocated_cost": 4 * hours * PRICE}
-    return {"from": 0, "to": 1, "by": by, "currency": "USD", "notes": ["no record"], "totals": totals, "rows": rows}
+    told = {"from": end - 3600 * hours, "to": end, "by": by, "currency": "USD", "labels": ["app", "team"]}
+    return told | {"notes": ["no record before 1970-01-02T00:00:00Z"], "totals": totals, "rows": rows}
 
 
 def events(query: Mapping[str, str]) -> dict[str, Any]:
@@ -195,6 +200,7 @@ def summary(namespace: str, pod: str) -> dict[str, Any]:
     now = time.time()
     return {
         **{"namespace": namespace, "pod": pod, "from": now - 7200, "duration_seconds": 7200, "gpus": 1},
+        **({"to": now - 3600} if "nightly" in pod else {}),
         **{"gpu_hours": 2.0, "mean_use": 0.07, "peak_use": 0.31, "peak_memory_bytes": 5 * GIB, "idle_hours": 1.5},
         **{"energy_kwh": 0.4, "cost": 5.0, "wasted": 3.75, "currency": "USD", "wait_seconds": 90, "errors": 1},
         "hint": "A MIG instance 1g (10 GiB) or 10 % of a GPU would be enough, if its use stays as before: below 9 % for"
@@ -270,6 +276,9 @@ def _condition(name: str, since: float, says: str, do: str) -> ConditionView:
     return ConditionView(condition=name, since=since, says=says, do=do)
 
 
+LOST_DO = "check dmesg on the node; reset the GPU or reboot the node; if it was removed, run `podgpu forget`"
+
+
 def troubled(turn: int = 0) -> View:
     """Three nodes and one that is gone; a lost GPU that is held, one that is not, an XID, heat, a remap that waits."""
     now = time.time()
@@ -288,7 +297,9 @@ def troubled(turn: int = 0) -> View:
     gpus[3] = gpu(3, first.name, holders=gpus[3].holders, conditions=[lost], **absent)
     others = [replace(one, conditions=[remap]) if one.index == 6 else one for one in second.gpus[:7]]
     last = Workload("notebooks", "jupyter-linus", "notebook")
-    loose = gpu(7, second.name, last_holders=(last,), conditions=[replace(lost, says="GPU 7 is lost")], **absent)
+    loose = gpu(
+        7, second.name, last_holders=(last,), conditions=[replace(lost, says="GPU 7 is lost", do=LOST_DO)], **absent
+    )
     fourth = [
         gpu(i, "gpu-b-02", "NVIDIA L40S", conditions=[gone], holders=[held("serving", f"asr-{i}")]) for i in range(4)
     ]

@@ -81,7 +81,7 @@ def test_serious_notes_are_open_and_the_others_folded(tab: Tab, url: str) -> Non
 def test_a_lost_gpu_stays_with_its_holder_and_what_to_do(tab: Tab, url: str, shown: Showing) -> None:
     opened(tab, url)
     held_one = tile(tab, "GPU 3 of gpu-a-01")
-    assert held_one.startswith("GPU 3 H100 80GB HBM3 Lost GPU 3 has fallen off the bus since ")
+    assert held_one.startswith("GPU 3 H100 80GB Lost GPU 3 has fallen off the bus since ")
     assert "for 1 h 6 min" in held_one
     assert "Drain the node and power-cycle it." in held_one
     assert held_one.endswith("research/ llm-pretrain-gpu-a-01 trainer")
@@ -114,6 +114,10 @@ def test_commands_that_help_can_be_copied(tab: Tab, page: str) -> None:
     assert tab.texts(".commands code") == [drain, "nvidia-smi -r -i 5", "kubectl uncordon gpu-a-01"]
     tab.click(".commands li:nth-child(2) button")
     tab.wait_for("document.querySelector('.commands li:nth-child(2) button').innerText === 'Copied'")
+    visited(tab, page, "#gpu=GPU-gpu-a-02-0007-4c5e-9d3f-000000000000")
+    assert tab.texts(".commands code")[0].startswith("kubectl drain gpu-a-02"), "a lost one too"
+    assert "systemctl reboot" in tab.texts(".commands code")
+    assert tab.texts(".troubles code") == ["podgpu forget"], "without backticks"
     visited(tab, page, "#view=nodes&node=gpu-b-02")
     assert tab.texts(".node-view .commands code")[0] == "kubectl describe node gpu-b-02"
     assert tab.evaluate(TILES) == 0, "its GPUs have no figures"
@@ -122,10 +126,22 @@ def test_commands_that_help_can_be_copied(tab: Tab, page: str) -> None:
 
 def test_a_removed_gpu_is_forgotten_by_a_click(tab: Tab, url: str, shown: Showing) -> None:
     opened(tab, url, f"#gpu={LOST}")
-    tab.wait_for("document.querySelector('.gpu > .quiet')?.innerText === 'Forget this GPU'")
-    tab.click(".gpu > .quiet")
-    tab.wait_for("document.querySelector('.gpu > .quiet').innerText === 'Forgotten'")
+    tab.wait_for("document.querySelector('.forget > .quiet')?.innerText === 'Forget this GPU'")
+    tab.click(".forget > .quiet")
+    tab.wait_for("document.querySelector('.forget > .quiet').innerText === 'Forgotten'")
     assert shown.forgotten == [LOST]
+
+
+def test_where_the_server_refuses_the_page_says_what_to_run(tab: Tab, shown: Showing) -> None:
+    shown.may_forget = False
+    with shown.served() as client:
+        opened(tab, client.address.url, f"#gpu={LOST}")
+        tab.click(".forget > .quiet")
+        tab.wait_for("document.querySelector('.forget code')?.checkVisibility()", "the command")
+        assert tab.texts(".forget code") == [f"podgpu forget {LOST}"]
+        assert "--web-enable-lifecycle=false" in tab.text(".forget p")
+        assert shown.forgotten == []
+        tab.errors[:] = [error for error in tab.errors if "403" not in error]
 
 
 # -- small, dark -----------------------------------------------------------------------------------------------------

@@ -73,6 +73,7 @@ def test_events_are_filtered_and_lead_to_their_gpu_and_pod(tab: Tab, page: str) 
     tab.wait_for("document.querySelectorAll('.events li').length === 3", "problems")
     assert tab.evaluate("location.hash") == "#view=events&by=problems&range=24h"
     assert tab.texts(".events .badge") == ["Node gone", "Recovered", "Lost"]
+    assert tab.texts(".events .mark-says")[1] == "GPU 6 of gpu-a-01: after 1 min no longer \u201cslowed down\u201d"
     tab.press("/")
     tab.type("bus")
     tab.wait_for("document.querySelectorAll('.events li').length === 1", "filtered")
@@ -86,6 +87,29 @@ def test_the_summary_of_a_pod_says_what_would_be_enough(tab: Tab, page: str) -> 
     told = " ".join(tab.text(".summary").split())
     assert "Duration 2 h 0 min GPU-hours 2.0 Mean use 7 % Peak use 31 % Peak memory 5.0 GiB" in told
     assert "Waited 1 min Errors 1 error A MIG instance 1g (10 GiB) or 10 % of a GPU would be enough" in told
+
+
+def test_a_pod_that_ended_opens_on_its_whole_run(tab: Tab, url: str, shown: Showing) -> None:
+    records, now = shown.records, time.time()
+    assert records is not None
+    series = {"utilization_ratio": [0.5] * 240 + [None] * 240}
+    past = {"from": now - 7200, "to": now, "step_seconds": 15, "devices": [{"uuid": ILL, "index": 5, "series": series}]}
+    asked: list[str] = []
+
+    def answer(path: str, query: Mapping[str, str]) -> Mapping[str, Any] | None:
+        if not path.startswith("history/pods"):
+            return records(path, query)
+        asked.append(query["range"])
+        return past
+
+    shown.records = answer
+    opened(tab, url, "#pod=batch/nightly-0")
+    tab.wait_for(f"{CHARTS} === 1", "its history")
+    assert set(asked) <= {"2h", "3h"}
+    assert tab.texts(".timeline .tabs a[aria-current]") == ["whole run"]
+    last = "document.querySelector('.chart .line').getAttribute('d').match(/L([\\d.]+),[^L]*$/)[1]"
+    assert float(tab.evaluate(last)) > 980, "the axis ends with the pod"
+    assert tab.text(".summary h2").startswith("From ")
 
 
 # -- other records ---------------------------------------------------------------------------------------------------

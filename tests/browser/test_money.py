@@ -74,10 +74,35 @@ def test_cost_of_a_range_by_namespace_and_label(tab: Tab, page: str) -> None:
     assert tab.evaluate("document.querySelector('.cost a[download]').getAttribute('href')") == (
         "api/v1/range?range=30d&by=namespace&format=csv"
     )
+    assert tab.texts(".cost nav[aria-label='Cost by'] a") == ["Pods", "Owners", "Namespaces", "Label app", "Label team"]
+    tab.click(".cost nav[aria-label='Cost by'] a:last-child")
+    tab.wait_for("document.querySelector('.cost thead th')?.innerText === 'team'", "by label")
+    assert tab.evaluate("location.hash") == "#view=cost&by=label%3Ateam&order=wasted&range=30d"
     tab.evaluate(
-        "(() => { const field = document.querySelector('.cost input'); field.value = 'team';"
+        "(() => { const field = document.querySelector('.cost input[type=search]'); field.value = 'stage';"
         " field.dispatchEvent(new Event('change')); })()"
     )
-    tab.wait_for("document.querySelector('.cost thead th')?.innerText === 'team'", "by label")
-    assert tab.evaluate("location.hash") == "#view=cost&by=label%3Ateam&range=30d"
-    assert tab.text(".cost > .message:last-child") == "No record"
+    tab.wait_for("document.querySelector('.cost thead th')?.innerText === 'stage'", "by a label that is typed")
+    notes = tab.text(".cost > .message:last-child")
+    assert notes.startswith("No record before Jan")
+    assert not notes.endswith("Z"), "in local time"
+
+
+def test_cost_of_a_chosen_time_and_who_hardly_uses_what_it_holds(tab: Tab, page: str) -> None:
+    about = "document.querySelector('.cost .sums')?.innerText.replace(/\\s+/g, ' ')"
+    visited(tab, page, "#view=cost&by=pod")
+    tab.wait_for(f"{about}.includes('(24 h)')", "the range")
+    assert tab.texts(".under-used li") == ["vision held 48.0 GPU-hours at 4 %, $115.20 not used"]
+    assert tab.count(".bounds") == 0
+    tab.click(".cost nav[aria-label=Range] a:last-child")
+    tab.wait_for("document.querySelector('.bounds')?.checkVisibility()", "two times")
+    tab.evaluate(
+        "(() => { for (const [field, value] of [['From', '2026-11-16T10:00'], ['To', '2026-11-16T15:30']]) {"
+        " const input = document.querySelector(`.bounds input[aria-label=${field}]`); input.value = value;"
+        " input.dispatchEvent(new Event('change')); } })()"
+    )
+    tab.wait_for(f"{about}.includes('Nov 16 10:00 to Nov 16 15:30 (5.5 h) · 66.0 GPU-hours')", "of that time")
+    href = tab.evaluate("document.querySelector('.cost a[download]').getAttribute('href')")
+    assert href.startswith("api/v1/range?from=17")
+    reloaded(tab)
+    tab.wait_for(f"{about}.includes('(5.5 h)')", "the address says it")

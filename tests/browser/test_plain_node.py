@@ -49,6 +49,13 @@ def test_users_jobs_and_programs_are_shown(tab: Tab, node: PlainNode) -> None:
             "Free",
         ]
         assert tab.texts(".total-value")[:2] == ["4", "3"], "GPUs, and those in use"
+        assert tab.texts("#tab-pods") == ["Users"]
+        assert tab.count("select[name=ns]") == 0, "there are no namespaces"
+        visited(tab, client.address.url, "#view=pods")
+        tab.wait_for("document.querySelectorAll('.pods tbody tr').length === 3", "two users and a job")
+        assert tab.texts(".pods .tabs a") == ["Users and jobs"]
+        assert tab.text(".pods .about").startswith("3 holders")
+        assert "pod" not in tab.text("main").lower().split()
         visited(tab, f"{client.address.url}#gpu={node.uuid(1)}")
         tab.wait_for("document.querySelectorAll('.gpu .marks li').length >= 2", "its processes")
         processes = tab.texts(".gpu .marks li")

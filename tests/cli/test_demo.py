@@ -150,6 +150,8 @@ def test_in_a_cycle_everything_breaks_and_is_mended(demo: Demo) -> None:
     assert conditions(found["node-1", 6]) == {"xid"}
     assert conditions(found["node-2", 3]) == {"lost"}
     assert [h["pod"] for h in found["node-2", 3]["holders"]] == ["chat-1"], "who holds it holds it still"
+    fields = demo.ask(f"/api/v1/gpus/{found['node-2', 3]['uuid']}")["fields"]
+    assert [(field["name"], field["value"]) for field in fields] == [("DCGM_FI_DEV_PCI_BUSID", "00000000:0A:00.0")]
     assert (ill["totals"]["gpus"], ill["totals"]["broken"]) == (20, 2)
 
     dead = demo.go_to(44.0)
@@ -243,6 +245,7 @@ def test_the_demo_has_a_past_from_its_first_second() -> None:
         }
         by_team = demo.ask("/api/v1/range?range=24h&by=label:team")
         assert {row.get("label") for row in by_team["rows"]} == {"nlp", "chat", "search", "data-science", None}
+        assert by_team["labels"] == ["team"]
         totals = by_team["totals"]
         assert totals["gpu_hours"] == pytest.approx(20 * 24, rel=0.02)
         most = 20 * (by_team["to"] - by_team["from"]) / 3600

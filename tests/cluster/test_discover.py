@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from podgpu.cluster.collect import ViewSettings
 from podgpu.cluster.discover import ApiOwners, KubernetesTargets, ServiceSelector
-from podgpu.cluster.scrape import ScrapeCollector
 from podgpu.errors import UsageError
 from podgpu.kube.config import ApiConfig
 from podgpu.model import WorkloadOwner
-from tests.cluster.exporters import Exporter, metrics_text, running_exporters
 from tests.kube.api_server import SimulatedApiServer
 from tests.kube.conftest import HURRY, config, eventually, server
 from tests.kube.test_objects import endpoint, endpoint_slice, owned_pod, owner
@@ -151,45 +147,3 @@ def test_owners_of_all_pods(server: SimulatedApiServer, config: ApiConfig) -> No
 
 
 # A roll-out
-
-
-@pytest.mark.fault(
-    "An exporter's endpoint is not ready, then removed from the EndpointSlices, then replaced at another address",
-    "It is scraped as long as it is listed, and its successor is scraped",
-)
-def test_a_roll_out(server: SimulatedApiServer, config: ApiConfig) -> None:
-    def publish_slices(*there: tuple[str, bool]) -> None:
-        """All addresses are 127.0.0.1 with different ports, so each exporter has its own slice."""
-        for name in ("one", "two"):
-            server.remove("endpointslices", name, "monitoring")
-        for name, (url, ready) in zip(("one", "two"), there, strict=False):
-            port = [{"name": "metrics", "port": int(url.split(":")[2].partition("/")[0])}]
-            body = endpoint_slice(endpoint("127.0.0.1", name, ready=ready), ports=port)
-            server.put("endpointslices", labelled(body, name))
-
-    async def roll_out() -> None:
-        old, new = Exporter(metrics_text(1)), Exporter(metrics_text(1))
-        async with running_exporters(old, new):
-            publish_slices((old.url, True))
-            with targets(config) as found:
-                assert found.wait_synced(30)
-                collector = ScrapeCollector(found, ViewSettings())
-
-                async def run_round(*urls: str) -> list[tuple[str, bool | None]]:
-                    await asyncio.to_thread(eventually, lambda: found.urls() == urls)
-                    await collector.run_round()
-                    return [(node.target, node.listed) for node in collector.reading().nodes]
-
-                assert await run_round(old.url) == [(old.url, True)]
-                publish_slices((old.url, False))
-                old.status = 503
-                assert await run_round(old.url) == [(old.url, True)]
-                assert [outcome.error for outcome in collector.reading().outcomes] == ["http_503"]
-                publish_slices()
-                assert await run_round() == []
-                assert collector.reading().outcomes == ()
-                publish_slices((new.url, True))
-                assert await run_round(new.url) == [(new.url, True)]
-                await collector.close()
-
-    asyncio.run(roll_out())

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from podgpu.cluster.prices import (
     Price,
-    PriceReader,
     Prices,
-    example_prices,
     parse_prices,
+    read_prices,
 )
 from podgpu.errors import UsageError
 from podgpu.simulate.models import MODELS
@@ -98,36 +97,36 @@ def test_blanks_written_as_dashes() -> None:
 def test_the_file_is_read_again_and_a_wrong_one_changes_nothing(tmp_path: Path) -> None:
     file = tmp_path / "prices.yml"
     file.write_text(GOOD, encoding="utf-8")
-    prices = PriceReader(str(file))
-    assert (prices.read()[0].of(H100).gpu_hour, prices.read()[1]) == (2.5, ())
+    read = read_prices(str(file))
+    assert (read()[0].of(H100).gpu_hour, read()[1]) == (2.5, ())
     file.write_text(GOOD.replace("2.5", "3.5"), encoding="utf-8")
-    assert prices.read()[0].of(H100).gpu_hour == 3.5
+    assert read()[0].of(H100).gpu_hour == 3.5
     file.write_text(GOOD.replace("2.5", "-1"), encoding="utf-8")
-    kept, (note,) = prices.read()
+    kept, (note,) = read()
     assert kept.of(H100).gpu_hour == 3.5
     assert "expected `float` >= 0" in note
     file.unlink()
-    kept, (note,) = prices.read()
+    kept, (note,) = read()
     assert kept.of(H100).gpu_hour == 3.5
     assert "does not exist" in note
     file.write_text(GOOD, encoding="utf-8")
-    assert (prices.read()[0].of(H100).gpu_hour, prices.read()[1]) == (2.5, ())
+    assert (read()[0].of(H100).gpu_hour, read()[1]) == (2.5, ())
 
 
 def test_a_wrong_file_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--prices: .*does not exist"):
-        PriceReader(str(tmp_path / "none.yml"))
+        read_prices(str(tmp_path / "none.yml"))
     wrong = tmp_path / "wrong.yml"
     wrong.write_text("currency: EUR", encoding="utf-8")
     with pytest.raises(UsageError, match="required field `models`"):
-        PriceReader(str(wrong))
+        read_prices(str(wrong))
     wrong.write_bytes(b"#" * 300_000)
     with pytest.raises(UsageError, match=r"--prices: .*larger than the limit of 262144 bytes"):
-        PriceReader(str(wrong))
+        read_prices(str(wrong))
 
 
 def test_the_example_has_every_model_that_can_be_simulated_and_says_what_it_is() -> None:
-    prices = example_prices()
+    prices, _ = read_prices("example")()
     assert (prices.currency, prices.source) == ("USD", "example")
     assert [model.name for model in MODELS.values() if not prices.of(model.name).gpu_hour] == []
     assert "*" not in prices.models, "a model nobody priced must be seen"

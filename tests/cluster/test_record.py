@@ -59,24 +59,6 @@ def test_the_holders_of_a_node_that_is_gone_have_ended() -> None:
     assert (stored.gpus[0].holders, stored.gpus[0].conditions[0][0]) == ([], "node_gone")
 
 
-def test_amounts_since_the_last_round() -> None:
-    recorded = Recorded()
-    for busy in (10, 16):
-        one = holder("a", share=0.5, utilization_ratio=0.4, busy_ns=busy * 10**9, energy_mj=busy * 1000)
-        two = holder("b", share=0.5, utilization_ratio=0.0)
-        recorded.round(gpu(0, one, two, busy=0.4), seconds=36.0)
-        stored = recorded.read()
-    assert stored is not None
-    first, second = stored.gpus[0].holders
-    assert first.amounts == pytest.approx(Amounts(18.0, 0.0, 0.035, 0.0, 18.0, 6.0, 0.0, 36.0, 6.0))
-    assert second.amounts == pytest.approx(Amounts(18.0, 18.0, 0.035, 0.035, 18.0))
-    assert (first.figures, second.figures) == (Figures(0.4), Figures(0.0)), "a shared GPU has figures of each holder"
-    recorded.round(gpu(0, two), seconds=46.0)
-    late = recorded.read()
-    assert late is not None
-    assert late.gpus[0].holders[0].amounts == Amounts(), "the gap is too long"
-
-
 def test_the_page_says_that_sqlite_is_made_for_fewer_gpus() -> None:
     def cluster_of(gpus: int) -> Cluster:
         cluster = Cluster(lambda: pytest.fail("no round is run"), ViewSettings())

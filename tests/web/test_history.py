@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from podgpu.cluster.ranges import RangeAnswer, RangeQuery
 from podgpu.errors import SourceError
 from podgpu.history.answers import JSON
 from podgpu.web.exporter_app import application, node_recorder
@@ -83,6 +84,18 @@ class Away:
 
     async def pod(self, namespace: str, pod: str, seconds: int) -> None:
         raise SourceError("timeout", "http://prometheus:9090: no whole answer within 10 s")
+
+    async def range(self, query: RangeQuery) -> RangeAnswer:
+        raise NotImplementedError
+
+
+def test_prometheus_has_no_events_and_the_page_no_tab_for_them(node: Node) -> None:
+    with running(node.agent, app=partial(application, history=Away(), usage=Away())) as client:
+        for path in ("events", "summary/a/b"):
+            assert "no events and no summaries with --prometheus" in get(client, f"/api/v1/{path}", 404)["error"]
+        assert 'id="tab-events" hidden' in client.ask("/").text
+    with running(node.agent) as client:
+        assert 'id="tab-events">' in client.ask("/").text
 
 
 @pytest.mark.parametrize("path", ["", "/gpus/GPU-0", "/pods/a/b"])

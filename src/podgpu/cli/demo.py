@@ -300,8 +300,8 @@ def _make_past(nodes: Sequence[StageNode], prices: Prices, now: float) -> Iterat
     """Yields rounds until `now`: one for every 5 minutes of the day, and for every 15 s of the last hour."""
     stays = [list(_stays(number, node)) for number, node in enumerate(nodes)]
     start, fine = (int(now - length) // COARSE * COARSE for length in (DAY, HOUR))
-    # The usage of a round is stored in the 5 minutes of its time, so a long round is in the 5 minutes that it covers.
-    times = [(at + COARSE - FINE, COARSE) for at in range(start, fine, COARSE)]
+    # The usage of a round is stored in the 5 minutes of its time, so its usage is that of the time after it.
+    times = [(at, COARSE) for at in range(start, fine, COARSE)]
     times += [(at, FINE) for at in range(fine, int(now) - FINE, FINE)]
     for at, seconds in times:
         ago = (now - at) / HOUR

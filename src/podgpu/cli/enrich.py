@@ -80,10 +80,10 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     with closing(ApiAccess(options["kubeconfig"])) as api, closing(Workers()) as workers:
         driver = open_telemetry("nvml", options)
         errors = ErrorCounts()
-        with closing(AllocationReader(make_holders(options, api, driver), workers, errors, Clock())) as reader:
-            fetch = partial(_fetch, source, workers)
-            enricher = Enricher(fetch, reader.read, textfile, errors, settings, CompanionDriver(driver))
-            _run_once(enricher) if options["once"] else _run(enricher, options["interval"])
+        reader = AllocationReader(make_holders(options, api, driver), workers, errors, Clock())
+        fetch = partial(_fetch, source, workers)
+        enricher = Enricher(fetch, reader.read, textfile, errors, settings, CompanionDriver(driver))
+        _run_once(enricher) if options["once"] else _run(enricher, options["interval"])
 
 
 def _fetch(source: ExpositionSource, workers: Workers) -> Sequence[ParsedFamily]:

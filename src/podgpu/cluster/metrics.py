@@ -176,51 +176,38 @@ def _holder_labels(holder: Workload) -> Iterator[tuple[str, str]]:
 # Counts. In MIG mode the instances are counted instead of the GPU. They have their own model names.
 
 
-class _DeviceCount(NamedTuple):
-    devices: int
-    allocated: int
-    used: int | None  # None if unknown for all devices
-
-
 def _count_families(state: ClusterState) -> list[Family]:
+    """Counts devices. A device is in use if its utilisation is above 0, as on the page."""
     nodes = list(_fresh(state))
-    by_node: dict[tuple[str, ...], _DeviceCount] = {
-        (node.name, model): count for node in nodes for model, count in _count_devices([node]).items()
-    }
-    by_model: dict[tuple[str, ...], _DeviceCount] = {(model,): count for model, count in _count_devices(nodes).items()}
-    return [
-        *_device_families("node", ("node", "model"), by_node),
-        *_device_families("model", ("model",), by_model),
-        *_namespace_families(nodes, state),
+    devices = [
+        (
+            node.name,
+            slot_model(gpu, instance),
+            bool(holders_of(gpu, instance or gpu)),
+            slot_utilization(instance or gpu),
+        )
+        for node in nodes
+        for gpu in node.gpus
+        for instance in [i for i in gpu.instances if not i.hidden] or (None,)
     ]
-
-
-def _count_devices(nodes: Iterable[NodeEntry]) -> dict[str, _DeviceCount]:
-    """Counts the devices of each model. A device is in use if its utilisation is above 0, as on the page."""
-    models: dict[str, list[tuple[bool, float | None]]] = defaultdict(list)
-    for gpu in (gpu for node in nodes for gpu in node.gpus):
-        for instance in [i for i in gpu.instances if not i.hidden] or (None,):
-            slot = instance or gpu
-            models[slot_model(gpu, instance)].append((bool(holders_of(gpu, slot)), slot_utilization(slot)))
-    counts = {}
-    for model, devices in models.items():
-        ratios = [ratio for _, ratio in devices if ratio is not None]
-        used = sum(ratio > 0 for ratio in ratios) if ratios else None
-        counts[model] = _DeviceCount(len(devices), sum(held for held, _ in devices), used)
-    return counts
-
-
-def _device_families(
-    scope: str, label_names: tuple[str, ...], counts: Mapping[tuple[str, ...], _DeviceCount]
-) -> list[Family]:
-    rows = [(_labels(label_names, key), counts[key]) for key in sorted(counts)]
-    samples = {
-        f"podgpu_{scope}_gpus": [Sample(labels, count.devices) for labels, count in rows],
-        f"podgpu_{scope}_allocated_gpus": [Sample(labels, count.allocated) for labels, count in rows],
-        f"podgpu_{scope}_used_gpus": [Sample(labels, c.used) for labels, c in rows if c.used is not None],
-        f"podgpu_{scope}_free_gpus": [Sample(labels, count.devices - count.allocated) for labels, count in rows],
-    }
-    return make_families("cluster", samples)
+    families = []
+    for scope, names in (("node", ("node", "model")), ("model", ("model",))):
+        groups: dict[tuple[str, ...], list[tuple[bool, float | None]]] = defaultdict(list)
+        for node_name, model, is_held, ratio in devices:
+            groups[(node_name, model)[-len(names) :]].append((is_held, ratio))
+        rows = []
+        for key in sorted(groups):
+            ratios = [ratio for _, ratio in groups[key] if ratio is not None]
+            used = sum(ratio > 0 for ratio in ratios) if ratios else None
+            rows.append((_labels(names, key), len(groups[key]), sum(held for held, _ in groups[key]), used))
+        samples = {
+            f"podgpu_{scope}_gpus": [Sample(labels, count) for labels, count, _, _ in rows],
+            f"podgpu_{scope}_allocated_gpus": [Sample(labels, held) for labels, _, held, _ in rows],
+            f"podgpu_{scope}_used_gpus": [Sample(labels, used) for labels, _, _, used in rows if used is not None],
+            f"podgpu_{scope}_free_gpus": [Sample(labels, count - held) for labels, count, held, _ in rows],
+        }
+        families += make_families("cluster", samples)
+    return [*families, *_namespace_families(nodes, state)]
 
 
 def _namespace_families(nodes: Iterable[NodeEntry], state: ClusterState) -> list[Family]:

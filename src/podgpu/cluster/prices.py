@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
+from functools import cache
 from importlib.resources import files
 from typing import Annotated, Literal
 
@@ -67,7 +68,11 @@ class Prices:
         self.models = models
         self.source: PriceSource = source if currency else ""
         self._by_name = {_dashed(name): price for name, price in models.items()}
-        self._found: dict[str, Price] = {}
+        self.of: Callable[[str], Price] = cache(self._find)
+        """Returns the price of `<model>` or `<model> MIG <profile>`. A dash in a name matches a space.
+
+        A MIG instance without its own price costs its share of the GPU's compute slices.
+        """
 
     def periods(self, start: float, end: float) -> Iterator[tuple[float, float, Prices]]:
         """Yields start, end and prices of each part of the range with its own prices."""
@@ -78,16 +83,6 @@ class Prices:
 
     def at(self, time: float) -> Prices:
         return next(prices for start, prices in reversed([(-math.inf, self), *self.changes]) if start <= time)
-
-    def of(self, model: str) -> Price:
-        """Returns the price of `<model>` or `<model> MIG <profile>`. A dash in a name matches a space.
-
-        A MIG instance without its own price costs its share of the GPU's compute slices.
-        """
-        price = self._found.get(model)
-        if price is None:
-            price = self._found[model] = self._find(model)
-        return price
 
     def _find(self, model: str) -> Price:
         if (price := self._by_name.get(_dashed(model))) is not None:
@@ -134,34 +129,29 @@ def parse_prices(content: bytes, file: str, source: PriceSource = "file") -> Pri
     return Prices(parsed.currency, parsed.models, source, changes)
 
 
-class PriceReader:
-    """Rereads the file when it changes. If the new content is invalid, the last valid prices are used."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._file = ReadOnChange(parse_prices, _MAX_FILE_BYTES)
-        try:
-            self._prices = self._file.read(path)
-        except (SourceError, UsageError) as error:
-            raise UsageError(f"--prices: {error}") from error
-
-    def read(self) -> tuple[Prices, tuple[str, ...]]:
-        try:
-            self._prices = self._file.read(self._path)
-        except (SourceError, UsageError) as error:
-            return self._prices, (f"--prices: {error}; the last valid prices are used",)
-        return self._prices, ()
-
-
 def read_prices(option: str) -> ReadPrices:
-    """Returns a reader for the value of `--prices`: empty, `example`, or a file."""
+    """Returns a reader for the value of `--prices`: empty, `example`, or a file.
+
+    The file is read again when it changes. If the new content is invalid, the last valid prices are used.
+    """
     if not option:
         return no_prices
     if option == EXAMPLE:
-        prices = example_prices()
-        return lambda: (prices, ())
-    return PriceReader(option).read
+        content = files("podgpu.metrics").joinpath(_EXAMPLE_FILE).read_bytes()
+        example = parse_prices(content, _EXAMPLE_FILE, "example")
+        return lambda: (example, ())
+    file = ReadOnChange(parse_prices, _MAX_FILE_BYTES)
+    try:
+        prices = file.read(option)
+    except (SourceError, UsageError) as error:
+        raise UsageError(f"--prices: {error}") from error
 
+    def read() -> tuple[Prices, tuple[str, ...]]:
+        nonlocal prices
+        try:
+            prices = file.read(option)
+        except (SourceError, UsageError) as error:
+            return prices, (f"--prices: {error}; the last valid prices are used",)
+        return prices, ()
 
-def example_prices() -> Prices:
-    return parse_prices(files("podgpu.metrics").joinpath(_EXAMPLE_FILE).read_bytes(), _EXAMPLE_FILE, "example")
+    return read

@@ -160,9 +160,10 @@ class _RangeReader:
             series = select((name,), 'kind="gpu_seconds"', self.server.match)
             counts = await self._ask("recording rules", f"max(count_over_time({series}[{round(length)}s]))", end)
             covered = sum(count.value for count in counts) * seconds
-            is_oldest = covered and not await self._may_have_gpus(end - covered - 2 * seconds)
-            if covered >= 0.99 * length or is_oldest:  # the server has no older samples
+            if covered >= 0.99 * length:
                 return name
+            if covered and not await self._may_have_gpus(end - covered - 2 * seconds):
+                return name  # the server has no older samples
         return ""
 
     async def _may_have_gpus(self, at: float) -> bool:

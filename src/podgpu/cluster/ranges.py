@@ -125,6 +125,7 @@ class RangeAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     source: str = ""  # with Prometheus: the recording rule that was used, or counters
     simulated: bool = False
     methods: list[str] = []  # how the use is measured
+    labels: list[str] = []  # names of the pod labels in the range
     notes: list[str] = []  # what is missing
     totals: RangeTotals
     rows: list[RangeRow]
@@ -209,6 +210,7 @@ def make_range(
         source=source,
         simulated=simulated,
         methods=list(methods),
+        labels=sorted({name for text in {one.account.labels for one in usage} if text for name in json.loads(text)}),
         notes=[*notes, *missing],
         totals=totals,
         rows=rows,

@@ -25,7 +25,6 @@ from podgpu.cluster.nodes import (
 )
 from podgpu.cluster.parts import (
     HeldPart,
-    SlotKey,
     classify_use,
     divide_gpu,
     divide_slot,
@@ -46,7 +45,6 @@ from podgpu.model import (
     MigInstance,
     NodeState,
     Slot,
-    WorkloadKey,
 )
 
 AVERAGED = frozenset({"cluster", "namespace", "node", "model"})
@@ -171,7 +169,7 @@ def build_single_node_state(
 ) -> ClusterState:
     """Builds the state of an exporter's own page. Omits outdated values; the first note is then an alert."""
     prices = prices.at(wall)
-    shown = state if fresh else replace(state, devices=(), namespaces=())
+    shown = state if fresh else replace(state, devices=())
     node = _complete(
         NodeEntry(state.node, NodeReading("", shown, read_at=now), shown, stale=not fresh), None, prices, wall - now
     )
@@ -263,43 +261,40 @@ class _IdleTimes:
         idle_for: Mapping[tuple[str, str], float],
     ) -> None:
         """`offset`: Unix time minus monotonic time. `clock_change`: change of `offset` since the last round."""
-        self._read_at = node.read_at + offset
-        self._is_reported = bool(node.state.exporter_id)
+        self._node = node
+        self._earlier = earlier
+        self._offset = offset
+        self._clock_change = clock_change
+        self._idle_for = idle_for
         skew = node.reading.skew_seconds or 0.0
         self._skew = skew if abs(skew) > CLOCK_AHEAD else 0.0
-        self._idle_for = idle_for
-        self._earlier = earlier
-        self._clock_change = clock_change
-        self._is_same = self._is_restarted = False
-        self._before: dict[tuple[SlotKey, WorkloadKey], HeldPart] = {}
-        if earlier is not None:
-            self._earlier_read_at = earlier.read_at + offset
-            self._is_same = node.read_at <= earlier.read_at + _SAME_READING
-            self._is_restarted = earlier.state.exporter_id != node.state.exporter_id
-            self._before = {(part.slot_key, part.holder.key): part for part in earlier.held}
+        self._before = {(part.slot_key, part.holder.key): part for part in earlier.held} if earlier else {}
 
     def find(self, gpu: DeviceState, instance: MigInstance | None, holder: Holder) -> float | None:
         """Returns the Unix time when the holder became idle. None if the holder is busy or its use is unknown."""
-        usage = holder.usage or _NO_USAGE
+        usage, node, earlier = holder.usage or _NO_USAGE, self._node, self._earlier
         key = (gpu_id(gpu), None if instance is None else instance.id), holder.key
         before = self._before.get(key)
         before_since = None
         if before is not None and before.last_idle_since is not None:
             before_since = before.last_idle_since + self._clock_change
-        if self._is_reported and holder.usage is not None:
+        if node.state.exporter_id and holder.usage is not None:
             if usage.idle_since is None:
                 return None
             since = usage.idle_since - self._skew
-            return since if before_since is None or not self._is_restarted else min(since, before_since)
-        if self._is_same and before is not None:
+            is_restarted = earlier is not None and earlier.state.exporter_id != node.state.exporter_id
+            return min(since, before_since) if is_restarted and before_since is not None else since
+        if before is not None and earlier is not None and node.read_at <= earlier.read_at + _SAME_READING:
             return before_since
         if measure_use(instance or gpu, holder) != "idle":
             return None
-        if before is None:
-            return self._read_at - (self._known_idle(gpu, instance, usage) if self._earlier is None else 0.0)
-        if _has_worked(usage, before.holder.usage or _NO_USAGE):
+        if before is None or earlier is None:
+            known = self._known_idle(gpu, instance, usage) if earlier is None else 0.0
+            return node.read_at + self._offset - known
+        busy_before = None if before.holder.usage is None else before.holder.usage.busy_ns
+        if usage.busy_ns is not None and busy_before is not None and usage.busy_ns > busy_before:
             return None
-        return self._earlier_read_at if before_since is None else before_since
+        return earlier.read_at + self._offset if before_since is None else before_since
 
     def _known_idle(self, gpu: DeviceState, instance: MigInstance | None, usage: HolderUsage) -> float:
         """Returns the idle seconds before the first reading, so that a restart of podgpu does not reset them to 0."""
@@ -308,10 +303,6 @@ class _IdleTimes:
             return counted
         observed = self._idle_for.get((gpu.uuid, "" if instance is None else str(instance.id)), 0.0)
         return observed if counted is None else min(observed, counted)
-
-
-def _has_worked(usage: HolderUsage, before: HolderUsage) -> bool:
-    return usage.busy_ns is not None and before.busy_ns is not None and usage.busy_ns > before.busy_ns
 
 
 # Utilisation of GPUs in use, as in gpu-utilization-metric-exporter: the mean of one field over the devices in use.

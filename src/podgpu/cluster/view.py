@@ -446,7 +446,8 @@ def add_details(answer: GpuResponse, details: GpuDetails) -> GpuResponse:
 def make_details(state: NodeState, uuid: str, more: Mapping[int, Value], links_up: int | None) -> GpuDetails:
     """Builds the details of a GPU. `more` contains fields that are read only for this response, by number."""
     gpu = next((gpu for gpu in state.devices if gpu_id(gpu) == uuid), DeviceState())
-    values = {fields()[number].name: value for number, value in more.items()} | (gpu.fields or {})
+    values: dict[str, Value] = {"DCGM_FI_DEV_PCI_BUSID": gpu.pci_bus_id} if gpu.pci_bus_id else {}  # of a lost GPU too
+    values |= {fields()[number].name: value for number, value in more.items()} | (gpu.fields or {})
     source = next((status.name for status in state.sources if status.up is not None), "")
     xids = (count for slot in (gpu, *gpu.instances) for count in slot.xids)
     return GpuDetails(

@@ -8,10 +8,10 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from operator import add
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from podgpu.errors import PodgpuError
 
@@ -233,15 +233,11 @@ class HistoryStore:
         self._pending_usage: dict[tuple[int, UsageAccount, str], Amounts] = {}  # by time, account and currency
         self._damage: Exception | None = None
         self._in_memory = threading.RLock()
-        self._lock: int | None = None
-        with self._translate_errors("open"):
+        with self._translate_errors("open"), ExitStack() as lock:
             if path is not None:
-                self._lock = _lock_file(path)
-            try:
-                self._open_or_replace()
-            except BaseException:
-                self._unlock()
-                raise
+                lock.enter_context(_lock_file(path))
+            self._open_or_replace()
+            self._lock = lock.pop_all()
 
     def append(self, round_: HistoryRound) -> None:
         """Stores a round in one transaction. A later round within the same 15 s replaces its values.
@@ -277,11 +273,7 @@ class HistoryStore:
 
     def close(self) -> None:
         self._db.close()
-        self._unlock()
-
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
+        self._lock.close()
 
     @contextmanager
     def _translate_errors(self, action: str) -> Iterator[None]:
@@ -304,23 +296,20 @@ class HistoryStore:
 
     def _open(self) -> None:
         self._db = sqlite3.connect(self._path or ":memory:", check_same_thread=False)
-        try:
-            if self._path is not None:
-                self._path.chmod(0o600)  # pod names are private
-            version = self._fetch_value("PRAGMA user_version")
-            if version not in (0, SCHEMA_VERSION):
-                raise HistoryError(
-                    f"{self._path} was written by another version of podgpu (schema {version}; this version supports"
-                    f" {SCHEMA_VERSION}); use that version or another --history-dir"
-                )
-            for setting in _SETTINGS:
-                self._db.execute(f"PRAGMA {setting}")
-            if version == 0:
-                self._db.executescript(_SCHEMA)
-            self._reset_caches()
-        except BaseException:
+        if self._path is not None:
+            self._path.chmod(0o600)  # pod names are private
+        version = self._fetch_value("PRAGMA user_version")
+        if version not in (0, SCHEMA_VERSION):
             self._db.close()
-            raise
+            raise HistoryError(
+                f"{self._path} was written by another version of podgpu (schema {version}; this version supports"
+                f" {SCHEMA_VERSION}); use that version or another --history-dir"
+            )
+        for setting in _SETTINGS:
+            self._db.execute(f"PRAGMA {setting}")
+        if version == 0:
+            self._db.executescript(_SCHEMA)
+        self._reset_caches()
 
     def _replace_file(self, error: Exception) -> None:
         self._db.close()  # before renaming the file, because closing deletes the write-ahead log by its name
@@ -444,14 +433,14 @@ class HistoryStore:
         return self._db.execute(sql, parameters).fetchone()[0]
 
 
-def _lock_file(path: Path) -> int:
-    """Locks `*.lock` for this process. The kernel releases the lock when the process ends, even after a crash."""
+def _lock_file(path: Path) -> IO[bytes]:
+    """Locks `*.lock` until the file object is closed. The kernel also releases the lock after a crash."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = open(f"{path}.lock", "ab")  # noqa: SIM115 - the store closes it
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(lock)
+        lock.close()
         raise HistoryError(f"{path} is in use by another podgpu; give each process its own --history-dir") from None
     return lock
 

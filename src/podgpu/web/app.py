@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from podgpu.web.protection import Protection
 
 PROBE_OPTION = "--probe-address"
-ADDRESS_OPTION = "-a"
 SYSTEMD_OPTION = "--web-systemd-socket"
 _BACKLOG = 512
 _UNIX = "unix:"
@@ -78,7 +77,7 @@ class Service(Protocol):
 class Listener:
     app: web.Application
     address: Address
-    option: str = ADDRESS_OPTION
+    option: str = "-a"
     tls: MakeTlsContext | None = None
     announcement: str = ""
     """Log message for when the listener is up; %s is replaced by its URL."""

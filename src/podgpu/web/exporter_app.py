@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from podgpu.history.answers import HistorySource
     from podgpu.web.protection import Protection
 
-GPU_MANAGER_OPTION = "--gpu-manager-address"
-
 
 def serve(
     agent: Agent,
@@ -62,7 +60,7 @@ def serve(
     if gpu_manager_address is not None:
         gpu_manager = gpu_manager_application(agent, protection)
         text = "serving only gpu-manager's metrics on %s/metric"
-        listeners.append(Listener(gpu_manager, gpu_manager_address, GPU_MANAGER_OPTION, tls, text))
+        listeners.append(Listener(gpu_manager, gpu_manager_address, "--gpu-manager-address", tls, text))
     release = partial(agent.release, DEFAULT_RELEASE_SECONDS)
     run([agent, *services], listeners, release=release, limits=limits)
 

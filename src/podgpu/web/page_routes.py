@@ -44,7 +44,8 @@ def page_routes(
     types = {file.name: _TYPES[file.suffix] for file in _FOLDER.iterdir() if file.suffix in _TYPES}
 
     async def index(request: web.Request) -> web.Response:
-        return await _file_response(request, lambda: _read_index(links), "text/html; charset=utf-8")
+        has_events = usage is None or isinstance(usage, RecordedUsage)
+        return await _file_response(request, lambda: _read_index(links, has_events), "text/html; charset=utf-8")
 
     async def asset(request: web.Request) -> web.Response:
         name = request.match_info["name"]
@@ -81,9 +82,11 @@ def page_routes(
     ]
 
 
-def _read_index(links: Sequence[str]) -> bytes:
+def _read_index(links: Sequence[str], has_events: bool) -> bytes:
     anchors = "".join(f'<a href="{link}">{link}</a>' for link in links)
     text = (_FOLDER / "index.html").read_text(encoding="utf-8")
+    if not has_events:
+        text = text.replace('id="tab-events"', 'id="tab-events" hidden')
     return text.replace("<!--links-->", anchors).replace("<!--version-->", __version__).encode()
 
 
@@ -181,4 +184,6 @@ def _job_routes(jobs: RecordedUsage) -> list[web.RouteDef]:
 
 
 async def _unknown_path(request: web.Request) -> web.Response:
+    if request.path.startswith(("/api/v1/events", "/api/v1/summary/")):
+        return json_error(404, "podgpu records no events and no summaries with --prometheus; use the alerts instead")
     return json_error(404, f"there is no path {request.path}; docs/api.md lists the paths")

@@ -10,12 +10,15 @@ export function commandsFor(device, hasPods) {
   const advice = adviceOf([device]);
   const gpu = device.index ?? quoted(device.uuid);
   const onNode = `on ${plain(device.node)}`;
-  const isDrained = advice.includes("drain") && hasPods;
+  const isRebooted = advice.includes("reboot");
+  const isDrained = (advice.includes("drain") || isRebooted) && hasPods;
   return [
     isDrained && drain(device.node),
     advice.includes("dmesg") && [onNode, "dmesg -T | grep -iE 'xid|nvrm'"],
     advice.includes("nvlink") && [onNode, `nvidia-smi nvlink -s -i ${gpu}`],
+    device.absent && [onNode, "lspci -d 10de:"],
     advice.includes("reset") && !device.absent && [onNode, `nvidia-smi -r -i ${gpu}`],
+    isRebooted && [onNode, "systemctl reboot"],
     isDrained && ["kubectl", `kubectl uncordon ${quoted(device.node)}`],
   ].filter(Boolean);
 }
@@ -67,17 +70,42 @@ export function copyButton(name, text) {
   return reportingButton(name, async () => ((await copied(text())) ? "Copied" : "Could not copy"));
 }
 
-// Asks the server to forget GPUs that were removed. Only requests from the server's own machine are allowed.
-export function forgetButton(name, uuids) {
-  return reportingButton(name, async () => {
-    for (const uuid of uuids()) {
-      const headers = { "X-Podgpu-Request": "forget" };
-      const response = await fetch(`-/forget?gpu=${encodeURIComponent(uuid)}`, { method: "POST", headers }).catch(() => undefined);
-      if (response?.status === 403) return `Not allowed from here: run podgpu forget ${quoted(uuid)} where podgpu runs`;
-      if (!response?.ok) return plain((await response?.text())?.trim() || "No answer from the server");
-    }
-    return "Forgotten";
-  });
+// Asks the server to forget GPUs that were removed. The server refuses requests from other machines and through a proxy:
+// then the commands are shown that do the same on the node.
+export class ForgetButton {
+  // `target()` returns uuids and node.
+  constructor(name, target) {
+    this.about = h("p", { role: "status" });
+    this.commands = new Commands();
+    this.button = reportingButton(name, async () => {
+      const { uuids, node } = target();
+      this.clear();
+      for (const uuid of uuids) {
+        const headers = { "X-Podgpu-Request": "forget" };
+        const response = await fetch(`-/forget?gpu=${encodeURIComponent(uuid)}`, { method: "POST", headers }).catch(() => undefined);
+        if (response?.status === 403) return this.refer(plain((await response.text()).trim()), uuids, node);
+        if (!response?.ok) return this.report(plain((await response?.text())?.trim() || "No answer from the server"));
+      }
+      return "Forgotten";
+    });
+    this.element = h("div", { class: "forget" }, this.button, this.about, this.commands.element);
+    this.clear();
+  }
+
+  clear() {
+    this.report("");
+    this.commands.show([]);
+  }
+
+  report(text) {
+    this.about.textContent = text;
+    return "Not forgotten";
+  }
+
+  refer(why, uuids, node) {
+    this.commands.show(uuids.map((uuid) => [`on ${plain(node)}`, `podgpu forget ${quoted(uuid)}`]));
+    return this.report(`The server refuses this (${why}). Run on the node, or where podgpu cluster runs with --url:`);
+  }
 }
 
 // Shows what `act` returns for a moment.

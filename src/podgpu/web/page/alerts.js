@@ -2,8 +2,8 @@
 
 import { conditionTitle, goneText } from "./conditions.js";
 import { gpuHash, nodeHash } from "./criteria.js";
-import { byId, h, place, plain, setAttribute, setClass, setText } from "./dom.js";
-import { count, duration, plural } from "./format.js";
+import { byId, coded, h, place, plain, setAttribute, setClass, setText } from "./dom.js";
+import { count, duration, localTimes, plural } from "./format.js";
 
 const FEW = 2;
 const MOST = 200;
@@ -67,7 +67,7 @@ class Line {
   show(alert) {
     setClass(this.element, `alert is-${alert.severity}`);
     setText(this.word, WORDS[alert.severity]);
-    setText(this.text, plain(alert.text));
+    if (alert.text !== this.shown) this.text.replaceChildren(...coded((this.shown = alert.text)));
     this.link.hidden = !alert.uuid && !alert.node;
     setAttribute(this.link, "href", alert.uuid ? gpuHash(alert.uuid) : nodeHash(alert.node));
     setText(this.link, alert.uuid ? "Show the GPU" : "Show the node");
@@ -119,7 +119,7 @@ class Notes {
   show(notes, alone) {
     this.element.hidden = !notes.length;
     setText(byId("notes-summary"), plural(notes.length, "note"));
-    place(byId("notes-list"), notes.slice(0, MOST).map((text) => h("li", {}, plain(text))));
+    place(byId("notes-list"), notes.slice(0, MOST).map((text) => h("li", {}, ...coded(localTimes(text)))));
     if (!notes.length || alone === this.alone) return;
     this.alone = alone;
     if (alone) this.unfolded = !this.element.open;

@@ -98,6 +98,9 @@ class Page {
     this.priced = Boolean(picture.currency);
     this.overview.show(picture, totalsOf(this.devices, this.priced), this.devices);
     this.filters.offerFrom(this.devices, picture, this.criteria);
+    const isKube = hasPods(picture);
+    setText(byId("tab-pods"), isKube ? "Pods" : "Users");
+    setAttribute(byId("q"), "placeholder", `Filter: ${isKube ? "pod" : "user"}, node, model`);
     this.draw(first);
     this.card.refresh(new Map(this.devices.map((device) => [device.key, device])));
     const { figuresAt } = this.feed;
@@ -194,7 +197,7 @@ class Page {
     const { picture } = this.feed;
     const { criteria } = this;
     const view = this.viewOf(criteria);
-    if (!view) this.list = { ...criteria, view: "", range: "", by: "", order: "" };
+    if (!view) this.list = { ...criteria, view: "", range: "", from: "", to: "", by: "", order: "" };
     const at = this.main.getBoundingClientRect();
     if (this.view && this.view !== view) this[this.view].leave?.();
     this.view = view;
@@ -219,8 +222,9 @@ class Page {
     else if (view === "pod") this.pod.show(devices, criteria, back);
     else if (view === "node") this.node.show(picture, devices, criteria, anew);
     else if (view === "nodes") this.nodes.show(picture, devices, criteria);
-    else if (view === "pods") this.pods.show(devices, criteria);
-    else if (["cost", "events"].includes(view)) this[view].show(criteria);
+    else if (view === "pods") this.pods.show(devices, criteria, hasPods(picture));
+    else if (view === "cost") this.cost.show(criteria, hasPods(picture), this.feed.now());
+    else if (view === "events") this.events.show(criteria, hasPods(picture));
     else return this.showDevices(anew, at);
     place(this.main, [this[view].element]);
   }

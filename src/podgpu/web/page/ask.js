@@ -61,6 +61,6 @@ export async function answerOf(url, signal) {
 // Explains why there is no data. `missing` is the text for a path that the server does not have.
 export function noneText(state, message, missing) {
   if (state === "waiting") return "Loading";
-  if (state === "missing") return message && !message.startsWith("no such path") ? plain(message) : missing;
+  if (state === "missing") return message && !message.startsWith("there is no path") ? plain(message) : missing;
   return `${plain(message)}. Trying again.`;
 }

@@ -2,52 +2,71 @@
 
 import { copyButton } from "./actions.js";
 import { noneText, Question } from "./ask.js";
-import { GROUPS, podHash, wordsOf, writeHash } from "./criteria.js";
-import { h, setAttribute, setText } from "./dom.js";
-import { amount, money, percent, totalMoney } from "./format.js";
-import { GROUP_TITLES } from "./pods.js";
+import { podHash, wordsOf, writeHash } from "./criteria.js";
+import { h, place, plain, setAttribute, setText } from "./dom.js";
+import { amount, localTimes, money, percent, plural, span, totalMoney } from "./format.js";
+import { groupsFor } from "./pods.js";
 import { Table } from "./table.js";
 
 const EVERY_SECONDS = 60;
-const LOW_USE = 0.1; // a lower mean use is shown in colour
+const LOW_USE = 0.2; // a pod with a lower mean use is under-used
+const MOST_LABELS = 4; // others are chosen in the field
+const MOST_UNDER_USED = 8;
 const RANGES = ["1h", "24h", "7d", "30d"];
+const DAY_SECONDS = 86_400;
 const MISSING = "This server does not compute costs of a range: its podgpu is older than this page.";
 
 export class Cost {
   constructor(onOrder, onAnswer) {
     this.question = new Question(onAnswer);
-    this.ranges = RANGES.map((range) => h("a", {}, range));
-    this.ways = GROUPS.map((by) => h("a", {}, GROUP_TITLES[by]));
-    this.label = h("input", { type: "search", placeholder: "Pod label: team", "aria-label": "Pod label" });
-    this.about = h("p", { class: "about" });
+    this.ranges = [...RANGES, "Custom"].map((range) => h("a", {}, range));
+    this.from = h("input", { type: "datetime-local", "aria-label": "From" });
+    this.to = h("input", { type: "datetime-local", "aria-label": "To" });
+    this.bounds = h("span", { class: "filter bounds" }, this.from, h("span", { "aria-hidden": "true" }, "to"), this.to);
+    this.ways = h("nav", { class: "tabs", "aria-label": "Cost by" });
+    this.names = h("datalist", { id: "label-names" });
+    this.label = h("input", { type: "search", list: "label-names", placeholder: "Other pod label", "aria-label": "Pod label" });
+    this.labelField = h("span", { class: "filter" }, this.label, this.names);
+    this.about = h("p", { class: "about sums" });
     this.csv = h("a", { class: "quiet", download: "" }, "CSV");
     this.message = h("p", { class: "message" });
     this.notes = h("p", { class: "message" });
     this.table = new Table("Cost", onOrder);
     this.copy = copyButton("Copy", () => this.table.asText());
-    const tabs = (label, links) => h("nav", { class: "tabs", "aria-label": label }, ...links);
-    const head = h("div", { class: "table-head" }, tabs("Range", this.ranges), tabs("Cost by", this.ways), h("span", { class: "filter" }, this.label), this.about, this.copy, this.csv);
-    this.element = h("div", { class: "cost" }, head, this.message, this.table.element, this.notes);
+    this.underUsed = new UnderUsed();
+    const ranges = h("nav", { class: "tabs", "aria-label": "Range" }, ...this.ranges);
+    const head = h("div", { class: "table-head" }, ranges, this.bounds, this.ways, this.labelField, this.about, this.copy, this.csv);
+    this.element = h("div", { class: "cost" }, head, this.message, this.table.element, this.underUsed.element, this.notes);
     this.label.addEventListener("change", () => {
       const name = this.label.value.trim();
-      location.hash = writeHash({ view: "cost", range: this.range, by: name ? `label:${name}` : "namespace" });
+      location.hash = writeHash({ ...this.here, by: name ? `label:${name}` : "" });
     });
+    for (const field of [this.from, this.to]) {
+      field.addEventListener("change", () => (location.hash = writeHash({ ...this.here, from: unixOf(this.from), to: unixOf(this.to) })));
+    }
   }
 
   leave() {
     this.question.forget();
   }
 
-  show(criteria) {
-    const range = (this.range = RANGES.includes(criteria.range) ? criteria.range : "24h");
+  // `isKube`: holders are pods. `now`: by the server's clock.
+  show(criteria, isKube, now) {
+    const groups = groupsFor(isKube);
     const isLabel = criteria.by.startsWith("label:") && criteria.by !== "label:";
-    const by = isLabel || GROUPS.includes(criteria.by) ? criteria.by : "namespace";
-    const url = `api/v1/range?range=${range}&by=${encodeURIComponent(by)}`;
-    const { state, data, message } = this.question.want(url, EVERY_SECONDS);
+    const by = isLabel || criteria.by in groups ? criteria.by : isKube ? "namespace" : "pod";
+    const isCustom = Number(criteria.from) > 0;
+    const range = RANGES.includes(criteria.range) ? criteria.range : "24h";
     const { q, ns, order } = criteria;
-    choose(this.ranges, RANGES, range, (way) => ({ view: "cost", range: way, by, q, ns, order }));
-    choose(this.ways, GROUPS, by, (way) => ({ view: "cost", range, by: way, q, ns, order }));
-    if (document.activeElement !== this.label) this.label.value = isLabel ? by.slice("label:".length) : "";
+    const bounds = isCustom ? { from: criteria.from, to: criteria.to } : { range };
+    this.here = { view: "cost", ...bounds, by: criteria.by, q, ns, order };
+    this.showRanges(isCustom ? "Custom" : range, isCustom ? criteria : { from: now - DAY_SECONDS, to: now });
+    const time = isCustom ? new URLSearchParams(criteria.to ? bounds : { from: criteria.from }) : `range=${range}`;
+    const url = `api/v1/range?${time}&by=${encodeURIComponent(by)}`;
+    const { state, data, message } = this.question.want(url, EVERY_SECONDS);
+    this.showWays(groups, by, isKube ? data?.labels : []);
+    this.labelField.hidden = !isKube;
+    if (document.activeElement !== this.label) this.label.value = ""; // a chosen label is one of the tabs
     setAttribute(this.csv, "href", `${url}&format=csv`);
     const rows = state === "ready" ? matching(data.rows ?? [], criteria) : [];
     const isEmpty = !rows.length;
@@ -56,16 +75,85 @@ export class Cost {
     const none = q || ns ? "Nothing matches the filter. Press Escape to clear it." : "There is no record in this range.";
     setText(this.message, state === "ready" ? none : noneText(state, message, MISSING));
     setText(this.about, isEmpty ? "" : aboutText(data.totals ?? {}, data));
-    setText(this.notes, (data?.notes ?? []).join(" \u00b7 "));
-    if (!isEmpty) this.table.show(rows, columnsOf(by, rows, data.currency), order || "cost", nameOf);
+    setText(this.notes, (data?.notes ?? []).map(localTimes).join(" \u00b7 "));
+    const title = isLabel ? by.slice("label:".length) : groups[by];
+    if (!isEmpty) this.table.show(rows, columnsOf(by, title, rows, data.currency), order || "cost", nameOf);
+    this.underUsed.show(isEmpty ? [] : rows, by, data);
+  }
+
+  showRanges(chosen, { from, to }) {
+    this.ranges.forEach((link) => {
+      const name = link.textContent;
+      const custom = { from: Math.floor(from), to: to && Math.floor(to), range: "" };
+      const bounds = name === "Custom" ? custom : { range: name, from: "", to: "" };
+      choose(link, { ...this.here, ...bounds }, name === chosen);
+    });
+    this.bounds.hidden = chosen !== "Custom";
+    for (const [field, unix] of [[this.from, from], [this.to, to]]) {
+      if (document.activeElement !== field) field.value = localText(unix);
+    }
+  }
+
+  // The labels come from the answer, so they stay until the next one.
+  showWays(groups, by, labels = this.labels ?? []) {
+    this.labels = labels;
+    const label = (name) => `label:${name}`;
+    const chosen = by.startsWith("label:") ? [by.slice("label:".length)] : [];
+    const names = [...new Set([...labels.slice(0, MOST_LABELS), ...chosen])];
+    const ways = [...Object.entries(groups), ...names.map((name) => [label(name), `Label ${plain(name)}`])];
+    const written = JSON.stringify([ways, labels]);
+    if (written !== this.written) {
+      this.written = written;
+      place(this.ways, ways.map(([, title]) => h("a", {}, title)));
+      place(this.names, labels.map((name) => h("option", { value: name })));
+    }
+    ways.forEach(([way], i) => choose(this.ways.children[i], { ...this.here, by: way }, way === by));
   }
 }
 
-function choose(links, values, chosen, hashOf) {
-  links.forEach((link, i) => {
-    setAttribute(link, "href", writeHash(hashOf(values[i])));
-    setAttribute(link, "aria-current", values[i] === chosen ? "page" : undefined);
-  });
+// The pods that held GPUs and hardly used them, the most expensive first.
+class UnderUsed {
+  constructor() {
+    this.about = h("p", { class: "about" });
+    this.list = h("ul", { class: "marks" });
+    this.element = h("section", { class: "under-used" }, h("h2", {}, "Under-used"), this.about, this.list);
+  }
+
+  show(rows, by, data) {
+    const shortest = Math.min(1, (data?.to - data?.from) / 36_000); // GPU-hours; a shorter time says little
+    const low = rows.filter((row) => row.mean_use < LOW_USE && row.allocated_hours >= shortest);
+    const unused = (row) => (row.cost ?? row.allocated_hours) * (1 - row.mean_use);
+    low.sort((a, b) => unused(b) - unused(a));
+    this.element.hidden = !low.length || by === "namespace" || by.startsWith("label:");
+    if (this.element.hidden) return;
+    const hours = low.reduce((sum, row) => sum + row.allocated_hours * (1 - row.mean_use), 0);
+    const cost = low.reduce((sum, row) => sum + (row.cost ?? 0) * (1 - row.mean_use), 0);
+    const price = cost ? ` (${totalMoney(cost, data.currency)})` : "";
+    const who = `${plural(low.length, by === "owner" ? "owner" : low[0].pod ? "pod" : "holder")} used less than ${percent(LOW_USE)} of the allocated time`;
+    setText(this.about, `${who}: ${amount(hours)} GPU-hours${price} were not used.`);
+    place(this.list, low.slice(0, MOST_UNDER_USED).map((row) => {
+      const name = h("a", { href: linkOf(row, by) }, h("bdi", {}, plain(nameOf(row))));
+      const cost = row.cost === undefined ? "" : `, ${money(row.cost * (1 - row.mean_use), data.currency)} not used`;
+      return h("li", {}, name, h("span", {}, `held ${amount(row.allocated_hours)} GPU-hours at ${percent(row.mean_use)}${cost}`));
+    }));
+  }
+}
+
+function choose(link, hash, isChosen) {
+  setAttribute(link, "href", writeHash(hash));
+  setAttribute(link, "aria-current", isChosen ? "page" : undefined);
+}
+
+function unixOf(field) {
+  const unix = Math.floor(new Date(field.value).getTime() / 1000);
+  return unix > 0 ? String(unix) : "";
+}
+
+// Local time as the field needs it: 2026-11-17T10:40.
+function localText(unix) {
+  const at = new Date(unix * 1000);
+  if (!unix || Number.isNaN(at.getTime())) return "";
+  return new Date(at.getTime() - at.getTimezoneOffset() * 60_000).toISOString().slice(0, 16);
 }
 
 function matching(rows, { q, ns }) {
@@ -76,8 +164,8 @@ function matching(rows, { q, ns }) {
   });
 }
 
-function aboutText(totals, { currency, source }) {
-  const texts = [`${amount(totals.gpu_hours)} GPU-hours`, `${amount(totals.idle_hours)} idle`];
+function aboutText(totals, { currency, source, from, to }) {
+  const texts = [span(from, to), `${amount(totals.gpu_hours)} GPU-hours`, `${amount(totals.idle_hours)} idle`];
   if (totals.mean_use !== undefined) texts.push(`mean use ${percent(totals.mean_use)}`);
   if (totals.cost !== undefined) texts.push(`${totalMoney(totals.cost, currency)}`);
   if (totals.wasted !== undefined) texts.push(`${totalMoney(totals.wasted, currency)} wasted`);
@@ -109,11 +197,10 @@ function linkOf(row, by) {
   return by === "namespace" && row.namespace ? writeHash({ ns: row.namespace }) : undefined;
 }
 
-function columnsOf(by, rows, currency) {
+function columnsOf(by, title, rows, currency) {
   const number = (name, title, write, isWarm) => ({ name, title, value: (row) => row[name], write, isWarm });
   const price = (name, title, isWarm) => number(name, title, (value) => money(value, currency), isWarm);
   const isSome = (value) => value >= 0.005; // less is shown as 0.00
-  const title = by.startsWith("label:") ? by.slice("label:".length) : GROUP_TITLES[by];
   const idlePart = (row) => (row.allocated_hours ? Math.min(1, (row.idle_hours ?? 0) / row.allocated_hours) : undefined);
   const columns = [
     { name: by, title, value: nameOf, link: (row) => linkOf(row, by) },
@@ -122,6 +209,7 @@ function columnsOf(by, rows, currency) {
     number("idle_hours", "Idle hours", amount, isSome),
     { name: "idle_part", title: "Idle", value: idlePart, write: percent },
     number("mean_use", "Mean use", percent, (ratio) => ratio < LOW_USE),
+    number("waited_hours", "Waited hours", amount),
     { name: "unknown_because", title: "Use unknown", value: (row) => row.unknown_because },
     number("energy_kwh", "Energy, kWh", amount),
     price("cost", "Cost"),

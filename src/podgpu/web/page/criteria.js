@@ -25,11 +25,10 @@ export const SHOWS = [
   ["tiles", "Tiles"],
   ["map", "Map"],
 ];
-export const RANGES = ["1h", "6h", "24h"];
-export const GROUPS = ["pod", "owner", "namespace"];
+export const RANGES = ["1h", "6h", "24h", "7d", "30d"];
 export const NAMES = ["q", "ns", "node", "model", "state", "sort", "show"];
 const FILTERS = ["q", "ns", "node", "model", "state"];
-const OTHERS = ["view", "pod", "gpu", "by", "order", "range", "cost"];
+const OTHERS = ["view", "pod", "gpu", "by", "order", "range", "from", "to", "cost"];
 
 const EARLIER = { namespaces: { view: "pods", by: "namespace" }, waste: { view: "cost", order: "wasted" } }; // views of version 0.2
 

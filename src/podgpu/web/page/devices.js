@@ -46,12 +46,12 @@ function deviceOf(gpu, node, picture, now) {
   device.held = holders.length > 0;
   device.used = device.amounts.used > 0;
   device.unknown = device.amounts.unknown > 0;
-  device.free = device.amounts.free > 0;
   device.isIdle = device.held && holders.every((holder) => holder.use === "idle"); // all that is held of it
   device.idle = device.amounts.idle > 0;
   device.idleSince = device.isIdle ? idleSince(holders) : undefined;
   device.isMuted = device.isIdle && isFresh(device.idleSince, picture, now);
   device.mayWork = !device.held && (device.utilization > 0 || mayWork(device));
+  device.free = device.amounts.free > 0 && !device.mayWork;
   device.wasted = wastedOf(holders);
   device.colour = colourOf(device);
   return device;

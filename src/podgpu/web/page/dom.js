@@ -53,6 +53,11 @@ export function place(parent, children) {
   }
 }
 
+// Returns the text with its `commands` as code.
+export function coded(text) {
+  return plain(text).split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part));
+}
+
 export function byId(id) {
   return document.getElementById(id);
 }

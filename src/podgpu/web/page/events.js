@@ -11,7 +11,7 @@ const RANGES = ["1h", "24h", "7d"];
 const KINDS = { "": "All", problems: "Problems", pods: "Pods", idle: "Idle" };
 const TITLES = { started: "Started", ended: "Ended", recovered: "Recovered" };
 const OF_PODS = ["started", "ended"];
-const MISSING = "This server records no events: it reads Prometheus, or its podgpu is older than this page.";
+const MISSING = "This server records no events: its podgpu is older than this page.";
 
 // The tab with the events of all GPUs.
 export class Events {
@@ -31,7 +31,8 @@ export class Events {
     this.question.forget();
   }
 
-  show(criteria) {
+  show(criteria, isKube) {
+    setText(this.kinds[2], isKube ? KINDS.pods : "Users and jobs");
     const range = RANGES.includes(criteria.range) ? criteria.range : "24h";
     const kind = criteria.by in KINDS ? criteria.by : "";
     const here = { view: "events", q: criteria.q, ns: criteria.ns, range, by: kind };
@@ -68,6 +69,7 @@ export class OwnEvents {
   show(selector, range) {
     const { state, data, message } = this.question.want(`api/v1/events?range=${range}&${selector}`, EVERY_SECONDS);
     const events = data?.events ?? [];
+    this.element.hidden = state === "missing";
     this.about.hidden = events.length > 0;
     setText(this.about, state === "ready" ? "Nothing happened in this time." : noneText(state, message, MISSING));
     this.list.show(events);
@@ -95,8 +97,12 @@ class EventRows {
   }
 }
 
-function textOf({ text = "", seconds }) {
-  return `${plain(text)}${seconds === undefined ? "" : ` (after ${duration(seconds)})`}`;
+// The text of a recovery is that of the problem: "GPU 3 of node-1: it fell off the bus".
+function textOf({ text = "", kind, seconds }) {
+  const after = seconds === undefined ? "" : `after ${duration(seconds)}`;
+  const [what, ...problem] = plain(text).split(": ");
+  if (kind === "recovered" && problem.length) return `${what}: ${after} no longer \u201c${problem.join(": ")}\u201d`;
+  return after ? `${plain(text)} (${after})` : plain(text);
 }
 
 function choose(link, hash, isChosen) {

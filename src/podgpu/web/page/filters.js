@@ -49,6 +49,7 @@ export class Filters {
     this.offer("ns", choices("ns", namespaces, criteria));
     this.offer("model", choices("model", models, criteria));
     this.offer("node", choices("node", new Set(nodes), criteria));
+    this.form.elements.ns.closest("label").hidden = !namespaces.size && !criteria.ns;
     this.form.elements.node.closest("label").hidden = nodes.length < 2 && !criteria.node;
     this.form.elements.model.closest("label").hidden = models.size < 2 && !criteria.model;
     const priced = devices.some((device) => device.price !== undefined || device.holders.some((holder) => holder.cost !== undefined));

@@ -88,6 +88,18 @@ export function moment(unix) {
   return today ? TIME.format(at) : `${DAY.format(at)} ${TIME.format(at)}`;
 }
 
+// Replaces the UTC times in a message of the server by local ones.
+export function localTimes(text) {
+  return text.replace(/\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ/g, (time) => moment(Date.parse(time) / 1000));
+}
+
+// Formats the bounds of a range, with their dates: Nov 16 10:00 to Nov 17 10:40 (24.7 h).
+export function span(from, to) {
+  const [start, end] = [from, to].map((unix) => new Date(unix * 1000));
+  const hours = `${TENTHS.format((to - from) / 3600).replace(/\.0$/, "")}${FIXED}h`;
+  return `${DAY.format(start)} ${TIME.format(start)} to ${DAY.format(end)} ${TIME.format(end)} (${hours})`;
+}
+
 // Formats a time on an axis, with seconds if the steps are short.
 export function clock(unix, isFine) {
   const at = new Date(unix * 1000);

@@ -1,6 +1,6 @@
 // The view of one GPU: its problems and what to do, its figures in groups, its history, and all its fields.
 
-import { commandsFor, Commands, copyButton, forgetButton } from "./actions.js";
+import { commandsFor, Commands, copyButton, ForgetButton } from "./actions.js";
 import { noneText, Question } from "./ask.js";
 import { conditionTitle } from "./conditions.js";
 import { gpuHash, nodeHash, RANGES } from "./criteria.js";
@@ -32,7 +32,7 @@ export class GpuView {
     const title = h("h2", { class: "pod-title" }, this.name, this.model, this.node, this.badge);
     this.troubles = new Troubles();
     this.commands = new Commands();
-    this.forget = forgetButton("Forget this GPU", () => [this.shown]);
+    this.forget = new ForgetButton("Forget this GPU", () => ({ uuids: [this.shown], node: this.onNode }));
     this.groups = Object.fromEntries(GROUPS.map((name) => [name, h("dl")]));
     this.facts = h("div", { class: "groups" }, ...GROUPS.map((name) => h("section", {}, h("h3", {}, name), this.groups[name])));
     this.rows = new Rows();
@@ -51,11 +51,12 @@ export class GpuView {
     const uuid = h("p", { class: "uuid" }, this.uuid, copyButton("Copy", () => this.shown));
     const fields = h("details", {}, h("summary", {}, "All fields"), this.fields, this.sourceSection, this.method);
     const more = h("section", { class: "known" }, this.xidSection, this.about, fields);
-    const actions = [this.troubles.element, this.commands.element, this.forget];
+    const actions = [this.troubles.element, this.commands.element, this.forget.element];
     this.element = h("div", { class: "pod gpu" }, this.back, title, uuid, ...actions, this.facts, this.holding, this.runningSection, this.parts, this.timeline.element, this.events.element, more);
   }
 
   leave() {
+    this.forget.clear();
     for (const question of [this.past, this.known, this.events]) question.forget();
     this.drawn = null;
   }
@@ -78,7 +79,7 @@ export class GpuView {
     const now = this.context.now();
     setText(this.name, device?.name ?? nameOf(known?.gpu));
     setText(this.model, plain(device?.model ?? known?.gpu?.model ?? ""));
-    const node = device?.node ?? known?.node;
+    const node = (this.onNode = device?.node ?? known?.node);
     this.node.hidden = node === undefined;
     setAttribute(this.node, "href", nodeHash(node ?? ""));
     setText(this.node.firstChild, `on ${plain(node ?? "")}`);
@@ -88,14 +89,14 @@ export class GpuView {
     this.badge.className = `badge badge-${device ? (device.broken ? device.severity : device.isMuted ? "resting" : "idle") : "old"}`;
     this.troubles.element.hidden = !device;
     this.holding.hidden = !device;
-    this.forget.hidden = device ? !device.absent && !device.gone : true;
+    this.forget.element.hidden = device ? !device.absent && !device.gone : true;
     this.commands.show(device?.conditions.length ? commandsFor(device, hasPods) : []);
     const processes = device ? processRows(device) : [];
     place(this.running, processes);
     this.runningSection.hidden = !processes.length;
     if (!device) return;
     this.troubles.show(device, now);
-    this.rows.show(device, { now, cost: this.context.prices(), waits: true });
+    this.rows.show(device, { now, cost: this.context.prices(), isFull: true });
   }
 
   showGroups(device, known) {
@@ -194,7 +195,7 @@ function healthFacts(device, fields, xids) {
   const links = fields.find((field) => field.name === "nvlinks_up");
   return [
     ["State", state],
-    ["XID errors", xids.length ? xids.map(({ xid, total }) => `${xid}${total > 1 ? ` (${total} times)` : ""}`).join(", ") : "none"],
+    ["XID errors", xids.length ? xids.map(({ xid, total }) => `XID ${xid}${total > 1 ? ` (${total} times)` : ""}`).join(", ") : "none"],
     ...groupFacts(fields, HEALTH, isProblem),
     links && ["NVLinks up", String(links.value)],
   ].filter(Boolean);

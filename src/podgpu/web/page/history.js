@@ -161,6 +161,10 @@ export function ownUtilization(device, holder) {
   return device.holders.length === 1 ? device.utilization : undefined;
 }
 
+export function ownMemory(device, holder) {
+  return holder.memory ?? holder.part?.memoryUsed ?? (device.holders.length === 1 ? device.memoryUsed : undefined);
+}
+
 export class Sparkline {
   constructor(label) {
     this.area = svg("path", { class: "spark-area" });

@@ -1,12 +1,12 @@
 // Shows the nodes as a table, and one node with its GPUs and pods.
 
-import { Commands, copyButton, forgetButton, nodeCommands } from "./actions.js";
+import { Commands, copyButton, ForgetButton, nodeCommands } from "./actions.js";
 import { goneText } from "./conditions.js";
 import { nodeHash, wordsOf } from "./criteria.js";
-import { fact, h, place, plain, setText } from "./dom.js";
+import { coded, fact, h, place, plain, setText } from "./dom.js";
 import { OwnEvents } from "./events.js";
-import { duration, memoryOf, money, parts, percent, perHour, plural, totalWatts } from "./format.js";
-import { holderColumns, holderRows } from "./pods.js";
+import { duration, localTimes, memoryOf, money, parts, percent, perHour, plural, totalWatts } from "./format.js";
+import { groupsFor, holderColumns, holderRows } from "./pods.js";
 import { showText } from "./rows.js";
 import { Table } from "./table.js";
 import { Tiles } from "./tiles.js";
@@ -72,6 +72,7 @@ function columnsOf(rows, currency) {
     number("allocated", "Allocated", parts),
     number("used", "Used", parts),
     number("idle", "Idle", parts, isSome),
+    rows.some((row) => row.unknown) && number("unknown", "Not known", parts),
     number("free", "Free", parts),
     number("broken", "Broken", parts, isSome),
     { name: "mean", title: "Utilisation", value: (row) => row.mean, write: percent },
@@ -79,7 +80,7 @@ function columnsOf(rows, currency) {
     number("power", "Power", totalWatts),
     number("cost", "Cost/h", hourly),
     number("wasted", "Wasted/h", hourly, isSome),
-  ];
+  ].filter(Boolean);
   return columns.filter(({ value }, i) => i === 0 || rows.some((row) => value(row) !== undefined));
 }
 
@@ -95,15 +96,17 @@ export class NodeView {
     this.facts = h("dl", { class: "facts" });
     this.notes = h("ul", { class: "node-notes" });
     this.commands = new Commands();
-    this.forget = forgetButton("Forget this node", () => this.uuids);
+    this.forget = new ForgetButton("Forget this node", () => this.target);
     this.tiles = new Tiles(context);
     this.none = h("p", { class: "message" }, "This node is not listed now.");
     this.table = new Table("Pods of this node", onOrder);
-    this.pods = h("section", {}, h("h2", {}, "Pods"), this.table.element);
-    this.element = h("div", { class: "pod node-view" }, this.back, title, this.notes, this.commands.element, this.forget, this.facts, this.none, this.tiles.element, this.pods, this.events.element);
+    this.podsTitle = h("h2");
+    this.pods = h("section", {}, this.podsTitle, this.table.element);
+    this.element = h("div", { class: "pod node-view" }, this.back, title, this.notes, this.commands.element, this.forget.element, this.facts, this.none, this.tiles.element, this.pods, this.events.element);
   }
 
   leave() {
+    this.forget.clear();
     this.events.forget();
   }
 
@@ -112,30 +115,35 @@ export class NodeView {
     const node = (picture.nodes ?? []).find((candidate) => candidate.name === name);
     const own = devices.filter((device) => device.node === name);
     const totals = totalsOf(own, Boolean(picture.currency));
-    this.uuids = own.map((device) => device.uuid);
+    this.target = { uuids: own.map((device) => device.uuid), node: "the host of podgpu cluster" };
     setText(this.name, plain(name));
     setText(this.models, plain([...new Set(own.map((device) => device.model))].join(", ")));
     showText(this.badge, !node ? "not present" : node.gone ? goneText(node) : node.old || totals.broken ? stateText(node, totals) : "");
     this.badge.className = `badge badge-${node?.gone || totals.broken ? "broken" : "old"}`;
     const notes = node?.notes ?? [];
     this.notes.hidden = !notes.length;
-    place(this.notes, notes.map((text) => h("li", {}, plain(text))));
+    place(this.notes, notes.map((text) => h("li", {}, ...coded(localTimes(text)))));
     this.commands.show(node?.gone || totals.broken ? nodeCommands(name, own, hasPods(picture)) : []);
-    this.forget.hidden = !node?.gone;
+    this.forget.element.hidden = !node?.gone;
     this.none.hidden = Boolean(node);
     this.facts.hidden = !node || node.gone;
     place(this.facts, factsOf(totals, memoryTotals(own), this.context.prices()));
     this.tiles.show(own, new Map([[name, node]]), true, anew);
     const rows = holderRows(own, "pod");
+    const isKube = hasPods(picture);
+    setText(this.podsTitle, groupsFor(isKube).pod);
     this.pods.hidden = !rows.length;
-    const columns = holderColumns("pod", rows, this.context).filter((column) => column.name !== "node");
+    const columns = holderColumns("pod", rows, this.context, isKube).filter((column) => column.name !== "node");
     if (rows.length) this.table.show(rows, columns, criteria.order || "gpus", (row) => row.key);
     this.events.show(`node=${encodeURIComponent(name)}`, "24h");
   }
 }
 
+// Returns whether holders are pods. On nodes without Kubernetes they are users and jobs.
 export function hasPods(picture) {
-  return picture.scope !== "node" || (picture.namespaces ?? []).length > 0;
+  if ((picture.namespaces ?? []).length) return true;
+  const holders = (picture.nodes ?? []).flatMap((node) => (node.gpus ?? []).flatMap((gpu) => gpu.holders ?? []));
+  return picture.scope !== "node" && !holders.some((holder) => holder.user || holder.job);
 }
 
 function factsOf(totals, memory, currency) {
@@ -144,6 +152,7 @@ function factsOf(totals, memory, currency) {
     fact("Allocated", parts(totals.allocated)),
     fact("Used", parts(totals.used)),
     totals.idle > 0 && fact("Idle", parts(totals.idle)),
+    totals.unknown > 0 && fact("Not known", parts(totals.unknown)),
     fact("Free", parts(totals.free)),
     totals.mean !== undefined && fact("Mean of used", percent(totals.mean)),
     fact("Memory", memoryOf(memory.memoryUsed, memory.memoryTotal)),

@@ -71,8 +71,9 @@ export class Overview {
     this.used.show(totals.used, totals.mean === undefined ? "" : `mean ${percent(totals.mean)}`);
     this.idle.show(totals.idle, shareText(totals.idle, totals.allocated));
     this.unknown.show(totals.unknown, shareText(totals.unknown, totals.allocated));
-    const busy = totals.freeBusy ? `${parts(totals.freeBusy)} busy` : "";
-    this.free.show(totals.free, totals.freeBroken > 0 ? `${parts(totals.freeBroken)} broken` : busy);
+    const broken = totals.freeBroken > 0 ? `${parts(totals.freeBroken)} broken` : "";
+    const busy = totals.freeBusy ? `+${parts(totals.freeBusy)} holder unknown` : "";
+    this.free.show(totals.free === undefined ? undefined : totals.free - totals.freeBusy, [broken, busy].filter(Boolean).join(", "));
     this.broken.show(totals.broken, shareText(totals.broken, totals.gpus));
     this.power.show(totalWatts(totals.power), "");
   }

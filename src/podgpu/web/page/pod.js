@@ -5,13 +5,14 @@ import { podDevices, RANGES, writeHash } from "./criteria.js";
 import { fact, h, place, plain, setAttribute, setText } from "./dom.js";
 import { OwnEvents } from "./events.js";
 import { duration, energy, memory, parts, percent, perHour, plural, watts } from "./format.js";
-import { ownUtilization } from "./history.js";
+import { ownMemory, ownUtilization } from "./history.js";
 import { Summary } from "./summary.js";
 import { Tile } from "./tile.js";
 import { NO_HISTORY, Timeline } from "./timeline.js";
 import { Sum } from "./totals.js";
 
 const EVERY_SECONDS = 10;
+const LIFE = "whole run";
 
 export class PodView {
   constructor(context, onAnswer) {
@@ -26,7 +27,7 @@ export class PodView {
     this.none = h("p", { class: "message" }, "This pod holds no GPU now.");
     this.grid = h("div", { class: "tiles" });
     this.back = h("a", { href: "#", class: "back" }, "All GPUs");
-    this.timeline = new Timeline((criteria) => ({ pod: criteria.pod }));
+    this.timeline = new Timeline((criteria) => ({ pod: criteria.pod }), [...RANGES, LIFE]);
     const title = h("h2", { class: "pod-title" }, this.namespace, h("span", { class: "slash" }, "/"), this.name);
     this.element = h("div", { class: "pod" }, this.back, title, this.facts, this.none, this.grid, this.summary.element, this.timeline.element, this.events.element);
   }
@@ -48,10 +49,10 @@ export class PodView {
     const held = podDevices(devices, namespace, pod);
     this.none.hidden = held.length > 0;
     this.facts.hidden = !held.length;
-    place(this.facts, factsOf(held, isOwn, this.context));
     this.tiles = new Map(held.map((device) => [device.key, this.tile(device, isOwn)]));
     place(this.grid, [...this.tiles.values()].map((tile) => tile.element));
     this.showHistory(held, namespace, pod, criteria);
+    place(this.facts, factsOf(held, isOwn, this.context, !this.summary.life));
   }
 
   tile(device, isOwn) {
@@ -61,16 +62,22 @@ export class PodView {
   }
 
   showHistory(held, namespace, pod, criteria) {
-    const range = RANGES.includes(criteria.range) ? criteria.range : RANGES[0];
-    this.timeline.showRange(range, criteria);
     const name = [namespace, pod].map(encodeURIComponent).join("/");
     this.summary.show(name);
+    const { life, isWaiting } = this.summary;
+    const asked = [...RANGES, LIFE].includes(criteria.range) ? criteria.range : held.length ? RANGES[0] : LIFE;
+    if (asked === LIFE && isWaiting) return this.timeline.showNone("Loading");
+    const chosen = asked === LIFE && !life ? RANGES[0] : asked;
+    this.timeline.showRange(chosen, criteria);
+    const isLife = chosen === LIFE;
+    const range = isLife ? `${Math.ceil((this.context.now() - life[0]) / 3600)}h` : chosen;
     this.events.show(`pod=${encodeURIComponent(criteria.pod)}`, range);
     const { state, data, message } = this.past.want(`api/v1/history/pods/${name}?range=${range}`, EVERY_SECONDS);
     if (state !== "ready") return this.timeline.showNone(noneText(state, message, NO_HISTORY));
     const devices = Array.isArray(data.devices) ? data.devices : [];
     const several = new Set(devices.map((device) => device.node)).size > 1;
-    this.timeline.show(data, devices.map((device) => ({ name: lineName(device, several), series: device.series })));
+    const lines = devices.map((device) => ({ name: lineName(device, several), series: device.series }));
+    this.timeline.show(data, lines, undefined, isLife ? [life[0], life[1] ?? data.to] : undefined);
   }
 }
 
@@ -86,10 +93,11 @@ function splitPath(path) {
   return at < 0 ? ["", path] : [path.slice(0, at), path.slice(at + 1)];
 }
 
-function factsOf(held, isOwn, context) {
+// `isAll`: without a summary, which has energy and busy time since the pod's start.
+function factsOf(held, isOwn, context, isAll) {
   const own = held.flatMap((device) => device.holders.filter(isOwn).map((holder) => [device, holder]));
   const busy = sum(own, ([device, holder]) => ownUtilization(device, holder));
-  const used = sum(own, ([device, holder]) => holder.memory ?? holder.part?.memoryUsed ?? onlyHolder(device)?.memoryUsed);
+  const used = sum(own, ([device, holder]) => ownMemory(device, holder));
   const since = own.map(([, holder]) => holder.idleSince);
   const idle = since.length && since.every((at) => at !== undefined) ? Math.max(...since) : undefined;
   const power = sum(held, (device) => onlyHolder(device)?.power);
@@ -104,8 +112,8 @@ function factsOf(held, isOwn, context) {
     fact("Mean utilisation", unknown ?? percent(busy.known ? busy.total / busy.known : undefined)),
     fact("Memory used", memory(used.known ? used.total : undefined)),
     power.known === held.length && fact("Power", watts(power.total)),
-    known(own, "busySeconds", "Busy", duration),
-    known(own, "energy", "Energy", energy),
+    isAll && known(own, "busySeconds", "Busy", duration),
+    isAll && known(own, "energy", "Energy", energy),
     idle !== undefined && fact("Idle for", duration(context.now() - idle)),
     cost.known > 0 && fact("Cost", perHour(cost.total, context.prices())),
     wasted.known > 0 && fact("Wasted", perHour(wasted.total, context.prices())),

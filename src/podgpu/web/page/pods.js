@@ -1,33 +1,44 @@
 // Shows who holds GPUs now, as a table by pod, owner or namespace.
 
 import { copyButton } from "./actions.js";
-import { GROUPS, nodeHash, podHash, wordsOf, writeHash } from "./criteria.js";
-import { h, setAttribute, setText } from "./dom.js";
+import { nodeHash, podHash, wordsOf, writeHash } from "./criteria.js";
+import { h, place, setAttribute, setText } from "./dom.js";
 import { duration, memory, money, parts, percent, perHour, plural } from "./format.js";
-import { ownUtilization } from "./history.js";
+import { ownMemory, ownUtilization } from "./history.js";
+import { waitText } from "./rows.js";
 import { Table } from "./table.js";
 import { Sum } from "./totals.js";
 
-export const GROUP_TITLES = { pod: "Pods", owner: "Owners", namespace: "Namespaces" };
+const KUBE_GROUPS = { pod: "Pods", owner: "Owners", namespace: "Namespaces" };
+const PLAIN_GROUPS = { pod: "Users and jobs" };
+
+// Returns the groups of holders with their titles. `isKube`: holders are pods.
+export function groupsFor(isKube) {
+  return isKube ? KUBE_GROUPS : PLAIN_GROUPS;
+}
 
 export class Pods {
   // `context` has now() and prices(). `onOrder` is called with the new order of the table.
   constructor(context, onOrder) {
     this.context = context;
-    this.ways = GROUPS.map((by) => h("a", {}, GROUP_TITLES[by]));
+    this.ways = h("nav", { class: "tabs", "aria-label": "Holders by" });
     this.about = h("p", { class: "about" });
     this.message = h("p", { class: "message" });
     this.table = new Table("Pods", onOrder);
     this.copy = copyButton("Copy", () => this.table.asText());
-    const ways = h("nav", { class: "tabs", "aria-label": "Pods by" }, ...this.ways);
-    this.element = h("div", { class: "pods" }, h("div", { class: "table-head" }, ways, this.about, this.copy), this.message, this.table.element);
+    this.element = h("div", { class: "pods" }, h("div", { class: "table-head" }, this.ways, this.about, this.copy), this.message, this.table.element);
   }
 
-  show(devices, criteria) {
-    const by = GROUPS.includes(criteria.by) ? criteria.by : "pod";
-    GROUPS.forEach((way, i) => {
-      setAttribute(this.ways[i], "href", writeHash({ view: "pods", by: way === "pod" ? "" : way, q: criteria.q, ns: criteria.ns }));
-      setAttribute(this.ways[i], "aria-current", way === by ? "page" : undefined);
+  show(devices, criteria, isKube) {
+    const groups = groupsFor(isKube);
+    const by = criteria.by in groups ? criteria.by : "pod";
+    if (this.ways.children.length !== Object.keys(groups).length) {
+      place(this.ways, Object.values(groups).map((title) => h("a", {}, title)));
+    }
+    Object.keys(groups).forEach((way, i) => {
+      const link = this.ways.children[i];
+      setAttribute(link, "href", writeHash({ view: "pods", by: way === "pod" ? "" : way, q: criteria.q, ns: criteria.ns }));
+      setAttribute(link, "aria-current", way === by ? "page" : undefined);
     });
     const words = wordsOf(criteria.q);
     const rows = holderRows(devices, by).filter(
@@ -36,9 +47,9 @@ export class Pods {
     this.message.hidden = rows.length > 0;
     this.copy.hidden = this.table.element.hidden = !rows.length;
     const isFiltered = criteria.q || criteria.ns;
-    setText(this.message, isFiltered ? "Nothing matches the filter. Press Escape to clear it." : "No pod holds a GPU now.");
-    setText(this.about, rows.length ? aboutText(rows, by, this.context.prices()) : "");
-    if (rows.length) this.table.show(rows, holderColumns(by, rows, this.context), criteria.order || "gpus", (row) => row.key);
+    setText(this.message, isFiltered ? "Nothing matches the filter. Press Escape to clear it." : isKube ? "No pod holds a GPU now." : "Nobody uses a GPU now.");
+    setText(this.about, rows.length ? aboutText(rows, isKube ? by : "holder", this.context.prices()) : "");
+    if (rows.length) this.table.show(rows, holderColumns(by, rows, this.context, isKube), criteria.order || "gpus", (row) => row.key);
   }
 }
 
@@ -84,8 +95,10 @@ class HolderRow {
     if (holder.use === "idle") this.idleGpus += holder.amount;
     const ratio = device.old ? undefined : ownUtilization(device, holder);
     this.busy.add(ratio);
-    this.used.add(holder.memory ?? holder.part?.memoryUsed ?? (device.holders.length === 1 ? device.memoryUsed : undefined));
+    this.used.add(ownMemory(device, holder));
     this.waited.add(holder.waited);
+    const [longest] = holder.waitsFor;
+    if (longest && !(this.waitsFor?.ratio > longest.ratio)) this.waitsFor = longest;
     this.cost.add(holder.cost);
     if (holder.cost !== undefined) this.wasted.add(holder.use === "idle" ? holder.cost : 0);
     this.idleSince = holder.use === "idle" && holder.idleSince ? Math.max(this.idleSince, holder.idleSince) : Infinity;
@@ -101,20 +114,20 @@ function linkOf(holder, by) {
 function aboutText(rows, by, currency) {
   const total = (value) => rows.reduce((sum, row) => sum + value(row), 0);
   const idle = total((row) => row.idleGpus);
-  const texts = [plural(rows.length, by === "owner" ? "owner" : by), `${parts(total((row) => row.gpus))} GPUs`];
+  const texts = [plural(rows.length, by), `${parts(total((row) => row.gpus))} GPUs`];
   if (idle) texts.push(`${parts(idle)} idle`);
   if (rows.some((row) => row.cost.known)) texts.push(perHour(total((row) => row.cost.total), currency));
   return texts.join(" \u00b7 ");
 }
 
-export function holderColumns(by, rows, { now, prices }) {
+export function holderColumns(by, rows, { now, prices }, isKube) {
   const mean = (sum) => (sum.known ? sum.total / sum.known : undefined);
   const total = (sum) => (sum.known ? sum.total : undefined);
   const isSome = (value) => value > 0;
   const hourly = (price) => money(price, prices());
   const idleFor = (row) => (Number.isFinite(row.idleSince) && row.idleSince ? now() - row.idleSince : undefined);
   const columns = [
-    { name: "name", title: GROUP_TITLES[by].slice(0, -1), value: (row) => row.name, link: (row) => row.link },
+    { name: "name", title: isKube ? KUBE_GROUPS[by].slice(0, -1) : "User or job", value: (row) => row.name, link: (row) => row.link },
     { name: "namespace", title: "Namespace", value: (row) => row.namespace },
     { name: "owner", title: "Owner", value: (row) => row.owner },
     { name: "node", title: "Node", value: (row) => (row.nodes.size === 1 ? [...row.nodes][0] : plural(row.nodes.size, "node")), link: (row) => (row.nodes.size === 1 ? nodeHash([...row.nodes][0]) : undefined) },
@@ -124,7 +137,7 @@ export function holderColumns(by, rows, { now, prices }) {
     { name: "memory", title: "Memory", value: (row) => total(row.used), write: memory },
     { name: "idle", title: "Idle GPUs", value: (row) => row.idleGpus, write: parts, isWarm: isSome },
     { name: "idle_for", title: "Idle for", value: idleFor, write: duration, isWarm: isSome },
-    { name: "waiting", title: "Waiting", value: (row) => mean(row.waited), write: percent },
+    { name: "waiting", title: "Waiting", isLong: true, value: (row) => mean(row.waited), write: (ratio, row) => waitText(ratio, row.waited.known === 1 ? row.waitsFor : undefined) },
     { name: "cost", title: "Cost/h", value: (row) => total(row.cost), write: hourly },
     { name: "wasted", title: "Wasted/h", value: (row) => total(row.wasted), write: hourly, isWarm: isSome },
   ];

@@ -4,9 +4,10 @@ import { gpuHash, podHash } from "./criteria.js";
 import { commandsOf } from "./devices.js";
 import { h, place, plain, setAttribute, setClass, setText } from "./dom.js";
 import { duration, memory, percent, perHour } from "./format.js";
-import { ownUtilization } from "./history.js";
+import { ownMemory, ownUtilization } from "./history.js";
 
 export const TINTS = 4;
+const LEAST_WAIT = 0.005; // less is shown as 0
 
 export class Rows {
   constructor() {
@@ -15,12 +16,12 @@ export class Rows {
   }
 
   // `chosen`: in the view of a pod, that pod. `cost`: the currency, if costs are shown.
-  // `waits`: whether to show how long each holder waited.
-  show(device, { chosen, now, cost, waits }) {
+  // `isFull`: shows the use of a sole holder as well, which the tile shows above its row.
+  show(device, { chosen, now, cost, isFull }) {
     const rows = rowsOf(device, chosen);
     while (this.list.length < rows.length) this.list.push(new Row());
     this.list.length = rows.length;
-    rows.forEach((row, i) => this.list[i].show(device, row, chosen, now, cost, waits));
+    rows.forEach((row, i) => this.list[i].show(device, row, chosen, now, cost, isFull));
     place(this.element, this.list.map((row) => row.element));
   }
 }
@@ -68,7 +69,7 @@ class Row {
     this.element = h("li", {}, ...parts);
   }
 
-  show(device, { holder, part, profile = "", tint = 0, text = "", isLast = false }, chosen, now, currency, waits) {
+  show(device, { holder, part, profile = "", tint = 0, text = "", isLast = false }, chosen, now, currency, isFull) {
     const isOther = holder && chosen && !chosen(holder);
     setClass(this.element, `row${holder ? "" : " row-free"}${isOther ? " row-other" : ""}`);
     showText(this.profile, plain(profile));
@@ -77,15 +78,16 @@ class Row {
     setClass(this.swatch, `swatch tint-${tint}`);
     this.last.hidden = !isLast;
     this.showName(holder, text);
-    const alone = !holder || isLast || (device.holders.length < 2 && !device.parts.length);
+    const alone = !holder || isLast || (!isFull && device.holders.length < 2 && !device.parts.length);
     const since = holder?.use === "idle" ? holder.idleSince : undefined;
     const idle = alone || device.isIdle || since === undefined ? "" : `idle ${duration(now - since)}`;
     showText(this.idle, idle);
     const isPast = device.absent || device.old; // its usage is out of date
     const repeats = isPast || (alone && (device.utilization !== undefined || holder?.utilization === undefined));
     showText(this.ratio, repeats || idle ? "" : percent(ownUtilization(device, holder)));
-    showText(this.wait, waits && !isPast && holder?.waited ? waitText(holder) : "");
-    showText(this.memory, alone || isPast ? "" : memory(holder.memory ?? holder.part?.memoryUsed));
+    const hasWaited = holder?.waited >= LEAST_WAIT && !isPast;
+    showText(this.wait, hasWaited ? `waited ${waitText(holder.waited, holder.waitsFor[0])}` : "");
+    showText(this.memory, alone || isPast ? "" : memory(ownMemory(device, holder)));
     const priced = currency !== undefined && holder?.cost !== undefined;
     showText(this.cost, priced ? perHour(holder.cost, currency) : "");
     this.cost.classList.toggle("wasted", holder?.use === "idle");
@@ -103,9 +105,11 @@ class Row {
   }
 }
 
-function waitText({ waited, waitsFor: [longest] }) {
-  const part = longest ? ` (${percent(longest.ratio)} for ${plain(longest.name)})` : "";
-  return `waited ${percent(waited)}${part}`;
+// `longest`: the holder for which it waited longest.
+export function waitText(waited, longest) {
+  if (!longest) return percent(waited);
+  const part = percent(longest.ratio);
+  return part === percent(waited) ? `${part} for ${plain(longest.name)}` : `${percent(waited)} (${part} for ${plain(longest.name)})`;
 }
 
 export function showText(element, text) {

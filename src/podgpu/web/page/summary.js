@@ -22,7 +22,10 @@ export class Summary {
   show(path) {
     const { state, data } = this.question.want(`api/v1/summary/${path}`, EVERY_SECONDS);
     this.element.hidden = state !== "ready";
+    this.isWaiting = state === "waiting";
+    this.life = undefined; // start, and end unless it still runs
     if (state !== "ready") return;
+    this.life = [data.from, data.to];
     setText(this.title, data.to === undefined ? `Since ${moment(data.from)}` : `From ${moment(data.from)} to ${moment(data.to)}`);
     place(this.facts, factsOf(data));
     this.hint.hidden = !data.hint;
@@ -36,7 +39,7 @@ function factsOf(data) {
     fact("Duration", duration(data.duration_seconds)),
     fact("GPU-hours", amount(data.gpu_hours)),
     known("Mean use", data.mean_use, percent),
-    known("Peak use", data.peak_use, percent),
+    known(`Peak use${data.step_seconds ? `, ${duration(data.step_seconds)} mean` : ""}`, data.peak_use, percent),
     known("Peak memory", data.peak_memory_bytes, memory),
     known("Idle", data.idle_hours || undefined, (hours) => `${amount(hours)}\u00a0GPU-hours`),
     known("Energy", data.energy_kwh, (energy) => `${amount(energy)}\u00a0kWh`),

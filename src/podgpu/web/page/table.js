@@ -6,7 +6,7 @@ import { plural, UNKNOWN } from "./format.js";
 const AT_ONCE = 200;
 
 // A column has name, title, value(row) and, except for texts, write(value). The first column is the name of the row.
-// `link(row)` is the target of a link. `isWarm(value)` returns true for a coloured value.
+// `link(row)` is the target of a link. `isLong`: its text may need two lines. `isWarm(value)` returns true for a coloured value.
 export class Table {
   // `onOrder` is called with the new order: the column name, prefixed with - if the smallest values come first.
   constructor(label, onOrder) {
@@ -89,13 +89,13 @@ function cellOf(column, isName) {
 }
 
 function kindOf(column) {
-  return column.write ? "" : "is-text";
+  return column.isLong ? "is-long" : column.write ? "" : "is-text";
 }
 
 function textOf(column, row) {
   const value = column.value(row);
   if (value === undefined || value === "") return UNKNOWN;
-  return column.write ? column.write(value) : plain(value);
+  return column.write ? column.write(value, row) : plain(value);
 }
 
 // Unknown values come last in both directions.

@@ -2,7 +2,7 @@
 
 import { conditionTitle } from "./conditions.js";
 import { gpuHash } from "./criteria.js";
-import { h, place, plain, setAttribute, setClass, setText } from "./dom.js";
+import { coded, h, place, plain, setAttribute, setClass, setText } from "./dom.js";
 import { celsius, count, duration, memoryOf, moment, percent, perHour, watts } from "./format.js";
 import { ownUtilization, Sparkline } from "./history.js";
 import { holderText, Rows, showText, TINTS } from "./rows.js";
@@ -53,7 +53,8 @@ export class Tile {
     setText(this.name, device.name);
     setAttribute(this.name, "href", gpuHash(device.uuid));
     setAttribute(this.name, "title", plain(device.uuid));
-    setText(this.model, plain(device.model));
+    setText(this.model, plain(device.model.replace(/-(SXM\d?|PCIe)-/i, " ").replace(/ HBM\w+$/, "")));
+    setAttribute(this.model, "title", plain(device.model));
     setText(this.node, showNode ? plain(device.node) : "");
     this.updateBadge(device, now);
     this.troubles.show(device, now);
@@ -116,7 +117,7 @@ export class Troubles {
 function trouble(condition, since) {
   const says = h("span", { class: "trouble-says" }, plain(condition.says || conditionTitle(condition.name)));
   const when = since && h("span", { class: "trouble-since" }, since);
-  const advice = condition.do && h("span", { class: "trouble-do" }, plain(condition.do));
+  const advice = condition.do && h("span", { class: "trouble-do" }, ...coded(condition.do));
   return h("li", {}, says, when || undefined, advice || undefined);
 }
 

@@ -2,8 +2,8 @@
 
 import { goneText } from "./conditions.js";
 import { groupedByNode, nodeHash, podHash } from "./criteria.js";
-import { h, place, plain, setAttribute, setClass, setText } from "./dom.js";
-import { duration, parts, plural } from "./format.js";
+import { coded, h, place, plain, setAttribute, setClass, setText } from "./dom.js";
+import { duration, localTimes, parts, plural } from "./format.js";
 import { Tile } from "./tile.js";
 
 const AT_ONCE = 32;
@@ -109,7 +109,7 @@ class NodeSection {
     setText(this.age, node.gone ? goneText(node) : oldText(node));
     const notes = node.notes ?? [];
     this.notes.hidden = !notes.length;
-    place(this.notes, notes.map((text) => h("li", {}, plain(text))));
+    place(this.notes, notes.map((text) => h("li", {}, ...coded(localTimes(text)))));
   }
 
   showPods(members) {

@@ -8,11 +8,12 @@ import { h, place, plain, setAttribute, setText } from "./dom.js";
 import { celsius, clock, duration, memory, moment, percent, watts } from "./format.js";
 
 export const NO_HISTORY = "This server keeps no history: its podgpu is older than this page.";
-const TICK_SECONDS = [60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 14400, 21600, 43200];
+const TICK_SECONDS = [60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 14400, 21600, 43200, 86400, 172800, 432000];
 const MOST_TICKS = 7;
 const FEWEST_STEPS = 20;
 const MOSTLY_EMPTY = 0.5;
 const MOST_HOLDERS = 12;
+const TINTS = 4;
 const KINDS = {
   utilization_ratio: ["Utilisation", percent, () => 1],
   memory_used_bytes: ["Memory used", memory, (values) => rounded(largest(values), 1024 ** 3)],
@@ -21,10 +22,11 @@ const KINDS = {
 };
 
 export class Timeline {
-  // `hashOf(criteria)` returns the address for a range.
-  constructor(hashOf) {
+  // `hashOf(criteria)` returns the address for a range. `ranges` can be chosen.
+  constructor(hashOf, ranges = RANGES) {
     this.hashOf = hashOf;
-    this.ways = RANGES.map((range) => h("a", {}, range));
+    this.ranges = ranges;
+    this.ways = ranges.map((range) => h("a", {}, range));
     this.about = h("p", { class: "about", role: "status" });
     this.charts = Object.fromEntries(Object.entries(KINDS).map(([name, [...kind]]) => [name, new Chart(...kind)]));
     this.holders = h("ul", { class: "lanes" });
@@ -47,7 +49,7 @@ export class Timeline {
   }
 
   showRange(range, criteria) {
-    RANGES.forEach((way, i) => {
+    this.ranges.forEach((way, i) => {
       setAttribute(this.ways[i], "href", writeHash({ ...this.hashOf(criteria), range: way }));
       setAttribute(this.ways[i], "aria-current", way === range ? "true" : undefined);
     });
@@ -61,11 +63,13 @@ export class Timeline {
   }
 
   // `answer`: from, to, step_seconds, marks and maybe holders. `answered`: name and series of each device.
-  // `memoryTotal`: total memory, if there is only one GPU.
-  show(answer, answered, memoryTotal) {
-    if (answer === this.answer) return;
+  // `memoryTotal`: total memory, if there is only one GPU. `life`: [from, to], if only that part is shown.
+  show(answer, answered, memoryTotal, life) {
+    const written = JSON.stringify(life);
+    if (answer === this.answer && written === this.life) return;
     this.answer = answer;
-    const [drawn, devices] = trimmed(answer, answered);
+    this.life = written;
+    const [drawn, devices] = life ? clipped(answer, answered, ...life) : trimmed(answer, answered);
     this.axisOf = { from: drawn.from, to: drawn.to, step: drawn.step_seconds };
     if (!(drawn.to > drawn.from) || !(drawn.step_seconds > 0)) return this.showNone("No history yet.");
     const marks = (drawn.marks ?? []).map((mark) => markOf(mark, drawn));
@@ -77,7 +81,7 @@ export class Timeline {
     }
     const isEmpty = Object.values(this.charts).every((chart) => chart.element.hidden) && !drawn.holders?.length;
     this.plot.hidden = isEmpty;
-    const since = drawn === answer ? "" : `, since ${moment(drawn.from)}: nothing older is known`;
+    const since = drawn === answer || life ? "" : `, since ${moment(drawn.from)}: nothing older is recorded`;
     setText(this.about, isEmpty ? "No history yet." : `One value every ${duration(drawn.step_seconds)}${since}`);
     this.showHolders(drawn.holders ?? []);
     this.showAxis(ticks);
@@ -95,10 +99,10 @@ export class Timeline {
     place(this.holders, this.lanes.map((lane) => this.lane(lane)));
   }
 
-  lane({ namespace, pod, name, times }) {
-    const label = h("a", { href: podHash(namespace, pod), class: "lane-name" }, h("bdi", {}, plain(name)));
+  lane({ namespace, pod, name, times, tint }) {
+    const label = h("a", { href: pod ? podHash(namespace, pod) : undefined, class: "lane-name" }, h("bdi", {}, plain(name)));
     const bars = times.map(([from, to]) => {
-      const bar = h("span", { class: "lane-bar", title: `${moment(from)} to ${to === undefined ? "now" : moment(to)}` });
+      const bar = h("span", { class: `lane-bar tint-${tint}`, title: `${moment(from)} to ${to === undefined ? "now" : moment(to)}` });
       const [start, end] = [this.ratio(from), this.ratio(to ?? this.axisOf.to)];
       bar.style.left = `${100 * start}%`;
       bar.style.width = `${100 * Math.max(0.002, end - start)}%`;
@@ -113,7 +117,8 @@ export class Timeline {
 
   showAxis(ticks) {
     const elements = ticks.map((at) => {
-      const tick = h("span", {}, clock(at));
+      const isLong = this.axisOf.to - this.axisOf.from > 2 * 86_400;
+      const tick = h("span", {}, isLong ? moment(at) : clock(at));
       tick.style.left = `${100 * this.ratio(at)}%`;
       return tick;
     });
@@ -144,7 +149,7 @@ export class Timeline {
     if (step === undefined) return;
     const { from, to, step: seconds } = this.axisOf;
     const at = Math.min(to, from + step * seconds);
-    const time = clock(at, seconds < 60);
+    const time = seconds < 60 ? clock(at, true) : moment(at);
     this.cursor.style.left = `${100 * this.ratio(at)}%`;
     this.cursor.classList.toggle("is-right", this.ratio(at) > 0.85);
     setText(this.time, time);
@@ -188,18 +193,28 @@ function markOf(mark, answer) {
 
 function lanesOf(holders) {
   const lanes = new Map();
-  for (const { namespace = "", pod = "", container = "", from, to } of holders) {
-    const name = [namespace, pod, container].filter(Boolean).join("/");
-    const lane = lanes.get(name) ?? { namespace, pod, name, times: [] };
+  for (const { namespace = "", pod = "", job = "", container = "", from, to } of holders) {
+    const name = [namespace, pod || job, container].filter(Boolean).join("/");
+    const lane = lanes.get(name) ?? { namespace, pod, name, times: [], tint: (lanes.size % TINTS) + 1 };
     lane.times.push([from, to]);
     lanes.set(name, lane);
   }
   return [...lanes.values()];
 }
 
+// Returns the part of a pod's history from its start to its end.
+function clipped(answer, devices, from, to) {
+  const { step_seconds: step } = answer;
+  const first = Math.max(0, Math.floor((from - answer.from) / step));
+  const last = Math.max(first + 2, Math.ceil((to - answer.from) / step) + 1);
+  const cut = (series) => Object.fromEntries(Object.entries(series ?? {}).map(([name, values]) => [name, values.slice?.(first, last)]));
+  const bounds = { from: answer.from + first * step, to: Math.min(answer.to, answer.from + last * step) };
+  return [{ ...answer, ...bounds }, devices.map((device) => ({ ...device, series: cut(device.series) }))];
+}
+
 // Returns ticks at whole minutes and hours of local time.
 function ticksOf({ from, to }) {
-  const step = TICK_SECONDS.find((seconds) => (to - from) / seconds <= MOST_TICKS) ?? 86400;
+  const step = TICK_SECONDS.find((seconds) => (to - from) / seconds <= MOST_TICKS) ?? 864000;
   const shift = new Date(from * 1000).getTimezoneOffset() * 60;
   const ticks = [];
   for (let at = Math.ceil((from - shift) / step) * step + shift; at <= to; at += step) ticks.push(at);
