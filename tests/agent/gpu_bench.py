@@ -53,9 +53,6 @@ class PodPerGpu:
         for n in range(crowd):
             yield Assignment(device.uuid, Workload("ns", f"crowd-{n}", "main", f"u-{n}"), "kubelet", share=1 / crowd)
 
-    def close(self) -> None:
-        pass
-
 
 def holder(number: int) -> Workload:
     return Workload("ns", f"p{number}", "main", UID.format(number), f"{number:x}" * 64)

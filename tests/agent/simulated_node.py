@@ -31,9 +31,6 @@ class Holders:
             raise self.error
         return Allocation(tuple(self.now), **self.more)
 
-    def close(self) -> None:
-        pass
-
 
 class SimulatedNode:
     def __init__(

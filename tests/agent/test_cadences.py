@@ -40,9 +40,6 @@ class FailingHolders:
         self.asked += 1
         raise SourceError(f"reason_{self.asked}", "another one")
 
-    def close(self) -> None:
-        pass
-
 
 @contextmanager
 def running_agent(proc: Path, holders: FailingHolders) -> Iterator[tuple[Agent, FaultyNvml]]:

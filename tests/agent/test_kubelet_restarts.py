@@ -210,7 +210,6 @@ def test_the_number_of_slices_stands_while_the_gpu_is_held(folder: Path, left: i
         kubelet.pods = SLICES[:1]
         assert shares_after(61.0) == {"train": 0.25}, "a sole holder of a slice has a slice"
         assert kubelet.calls.count("/v1.PodResourcesLister/GetAllocatableResources") == 7, "it is counted every minute"
-        reader.close()
     isolation.close()
 
 

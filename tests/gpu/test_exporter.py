@@ -156,9 +156,6 @@ class Holder:
     def assignments(self, _devices: object) -> Allocation:
         return Allocation((Assignment(H200, Workload("ours", "mine", "main"), "kubelet"),))
 
-    def close(self) -> None:
-        pass
-
 
 def agent_over(exposition: Text) -> Agent:
     policy = Policy(counters=shipped_counters("dcp") or (), hostname="node-1")

@@ -1,4 +1,4 @@
-"""A simulated kubelet on a short path, and sources that are closed after the test."""
+"""A simulated kubelet on a short path, and sources that read it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,10 @@ def kubelet(folder: Path) -> Iterator[FaultyKubelet]:
 
 
 @pytest.fixture
-def make_source() -> Iterator[Callable[..., KubeletAllocation]]:
-    made: list[KubeletAllocation] = []
-
-    def make(socket: str | Path, **options: object) -> KubeletAllocation:
-        made.append(KubeletAllocation(str(socket), **options))  # type: ignore[arg-type]
-        return made[-1]
-
-    yield make
-    for source in made:
-        source.close()
+def make_source() -> Callable[..., KubeletAllocation]:
+    return lambda socket, **options: KubeletAllocation(str(socket), **options)
 
 
 @pytest.fixture
-def source(kubelet: FaultyKubelet, make_source: Callable[..., KubeletAllocation]) -> KubeletAllocation:
-    return make_source(kubelet.socket)
+def source(kubelet: FaultyKubelet) -> KubeletAllocation:
+    return KubeletAllocation(kubelet.socket)

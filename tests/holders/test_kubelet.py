@@ -6,7 +6,7 @@ import os
 import random
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.errors import SourceError
-from podgpu.holders.kubelet import GrpcError, KubeletAllocation, UnixGrpcClient, decode_list
+from podgpu.holders.kubelet import GrpcError, KubeletAllocation, call_unary, decode_list
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 from podgpu.simulate.kubelet import SimulatedPod
 from tests.holders.devices import gpu, mig_uuid, uuid
-from tests.nodes.clock import PATIENCE, wait_until
+from tests.nodes.clock import PATIENCE
 from tests.privilege import without_privilege
 from tests.simulated_kubelet import RATE_LIMITED, FaultyKubelet, list_answer
 
@@ -219,56 +219,36 @@ def test_any_answer_is_decoded_or_bad(damage: bytes | tuple[int, bytes]) -> None
 PODS = [SimulatedPod("ml", f"train-{n}", {"main": {"nvidia.com/gpu": [f"GPU-{n:032x}"]}}) for n in range(250)]
 
 
-@pytest.fixture
-def client(folder: Path) -> Iterator[UnixGrpcClient]:
-    opened = UnixGrpcClient(str(folder / "kubelet.sock"))
-    yield opened
-    opened.close()
-
-
-def call_failure(client: UnixGrpcClient, timeout: float = PATIENCE) -> GrpcError:
+def call_failure(path: str) -> GrpcError:
     with pytest.raises(GrpcError) as caught:
-        client.call(V1, timeout)
+        call_unary(path, V1, PATIENCE)
     return caught.value
 
 
-def test_many_calls(kubelet: FaultyKubelet, client: UnixGrpcClient) -> None:
+def test_many_calls(kubelet: FaultyKubelet) -> None:
     kubelet.pods = tuple(PODS)
     files = len(os.listdir("/proc/self/fd"))
-    assert {client.call(V1, PATIENCE) for _ in range(100)} == {list_answer(PODS)}
+    assert {call_unary(kubelet.socket, V1, PATIENCE) for _ in range(100)} == {list_answer(PODS)}
     assert len(os.listdir("/proc/self/fd")) <= files + 4
 
 
-def test_restarts_of_the_server(kubelet: FaultyKubelet, client: UnixGrpcClient) -> None:
+def test_restarts_of_the_server(kubelet: FaultyKubelet) -> None:
     for _ in range(3):
-        client.call(V1, PATIENCE)
+        call_unary(kubelet.socket, V1, PATIENCE)
         kubelet.restart()
-    client.call(V1, PATIENCE)
+    call_unary(kubelet.socket, V1, PATIENCE)
     kubelet.stop(leave_socket=True)
-    assert call_failure(client).status == "UNAVAILABLE"
-    assert call_failure(client).message == "Connection refused"
+    assert call_failure(kubelet.socket).status == "UNAVAILABLE"
+    assert call_failure(kubelet.socket).message == "Connection refused"
     kubelet.start()
-    client.call(V1, PATIENCE)
-
-
-def test_close_from_another_thread_ends_a_call(kubelet: FaultyKubelet, client: UnixGrpcClient) -> None:
-    kubelet.hang()
-    statuses: list[str] = []
-    calling = threading.Thread(target=lambda: statuses.append(call_failure(client).status))
-    calling.start()
-    wait_until(lambda: bool(kubelet.calls), "the call arrives")
-    client.close()
-    calling.join(PATIENCE)
-    assert statuses == ["CANCELLED"]
-    kubelet.resume()
-    client.close()
+    call_unary(kubelet.socket, V1, PATIENCE)
 
 
 @pytest.mark.fault(
     "the server on the kubelet's socket speaks broken HTTP/2, or another protocol",
     "the reading fails, the last holders are kept, and the next reading opens a new connection",
 )
-def test_broken_http(folder: Path, client: UnixGrpcClient) -> None:
+def test_broken_http(folder: Path) -> None:
     """Random bytes, and a valid answer with one byte changed or cut off anywhere."""
     chance = random.Random(7)
     valid = bytes.fromhex("00000004000000000000000101040000000188000006000000000001000000000178")
@@ -290,7 +270,7 @@ def test_broken_http(folder: Path, client: UnixGrpcClient) -> None:
         server = threading.Thread(target=serve)
         server.start()
         files = len(os.listdir("/proc/self/fd"))
-        statuses = {call_failure(client).status for _ in answers}
+        statuses = {call_failure(str(folder / "kubelet.sock")).status for _ in answers}
         assert statuses <= {"UNAVAILABLE", "UNKNOWN", "INTERNAL"}
         assert len(os.listdir("/proc/self/fd")) <= files + 1
         server.join(PATIENCE)

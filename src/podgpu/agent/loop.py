@@ -325,7 +325,6 @@ class Agent:
         self._wake.set()
         self._allocate_now.set()
         self._release_driver()
-        self._allocations.close()
         self._workers.close()
 
     def _release_driver(self) -> bool:

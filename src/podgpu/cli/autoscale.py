@@ -19,7 +19,7 @@ from podgpu.autoscale.requests import CUSTOM_GROUP, CUSTOM_VERSIONS
 from podgpu.autoscale.samples import SampleStore
 from podgpu.autoscale.server import AutoscaleServer
 from podgpu.cli.cluster import check_backend, choose_collector, make_settings
-from podgpu.cli.options import EXPORTER_ACCESS_FLAGS, make_command, options_of
+from podgpu.cli.options import make_command, options_of
 from podgpu.cli.terminal import configure_logging
 from podgpu.cluster.collect import MAX_ROUNDS, ViewSettings, duration_text
 from podgpu.cluster.loop import Cluster, MakeCollector
@@ -38,7 +38,7 @@ _log = logging.getLogger("podgpu")
 
 @make_command(
     "autoscale",
-    options_of("autoscale", ("kubeconfig", "debug", "log-format", *EXPORTER_ACCESS_FLAGS)),
+    options_of("autoscale", ("kubeconfig", "debug", "log-format")),
     (
         "podgpu autoscale --discover-kubernetes podgpu/app.kubernetes.io/name=podgpu",
         "serve KEDA on this machine, with metrics read from the exporters",

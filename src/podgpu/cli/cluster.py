@@ -12,7 +12,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from podgpu.cli.options import EXPORTER_ACCESS_FLAGS, is_set, make_command, options_of
+from podgpu.cli.options import is_set, make_command, options_of
 from podgpu.cli.terminal import configure_logging
 from podgpu.cluster.collect import Collector, ViewSettings, check_settings
 from podgpu.cluster.discover import ApiOwners, KubernetesTargets, ServiceSelector
@@ -39,20 +39,11 @@ _DROP_AFTER = 300.0
 _SCRAPE_TIMEOUT = 5.0
 _MAX_GPUS = 12_500  # with --prometheus, more GPUs are not read one by one, because that takes too long
 _BACKENDS = ("prometheus", "scrape", "discover_kubernetes")
-_SHARED = (
-    "kubeconfig",
-    "web-config-file",
-    "probe-address",
-    "web-enable-lifecycle",
-    "debug",
-    "log-format",
-    *EXPORTER_ACCESS_FLAGS,
-)
 
 
 @make_command(
     "cluster",
-    options_of("cluster", _SHARED),
+    options_of("cluster", ("kubeconfig", "web-config-file", "probe-address", "debug", "log-format")),
     ("podgpu cluster --scrape gpu-1:9400,gpu-2:9400", "read two nodes; open http://localhost:9401/"),
     (
         "podgpu cluster --discover-kubernetes monitoring/app.kubernetes.io/name=podgpu",

@@ -90,8 +90,6 @@ def examine_node(
         stack.callback(workers.run, {"release": lambda: telemetry.release(deadline / 2)}, deadline)
         counters, findings = _read_configmap(options, api, counters)
         sources, source_findings = _make_sources(options, api, telemetry, deadline)
-        for source in sources:
-            stack.callback(source.close)
         readings = read_gpus(telemetry, counters, workers, deadline, pause)
         findings += source_findings
         findings += check_gpus(readings, telemetry, counters, options["path_proc"], options["path_sysfs"])

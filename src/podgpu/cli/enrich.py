@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from podgpu.cli.node import make_holders, open_exposition, open_telemetry
-from podgpu.cli.options import EXPORTER_ACCESS_FLAGS, is_set, make_command, options_of
+from podgpu.cli.options import is_set, make_command, options_of
 from podgpu.cli.terminal import configure_logging, stop_on_signal
 from podgpu.clock import Clock
 from podgpu.enrich import Enricher, EnrichSettings
@@ -31,10 +31,7 @@ _log = logging.getLogger("podgpu")
 _INTERVALS_KEPT = 5
 _DEADLINE_SECONDS = 5.0
 _SHARED = (
-    "kubernetes",
-    "use-old-namespace",
     "kubernetes-enable-pod-uid",
-    "kubernetes-gpu-id-type",
     "kubernetes-enable-dra",
     "pod-resources-kubelet-socket",
     "nvidia-resource-names",
@@ -46,7 +43,6 @@ _SHARED = (
     "path-varlog",
     "debug",
     "log-format",
-    *EXPORTER_ACCESS_FLAGS,
 )
 
 
@@ -84,10 +80,10 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     with closing(ApiAccess(options["kubeconfig"])) as api, closing(Workers()) as workers:
         driver = open_telemetry("nvml", options)
         errors = ErrorCounts()
-        with closing(AllocationReader(make_holders(options, api, driver), workers, errors, Clock())) as reader:
-            fetch = partial(_fetch, source, workers)
-            enricher = Enricher(fetch, reader.read, textfile, errors, settings, CompanionDriver(driver))
-            _run_once(enricher) if options["once"] else _run(enricher, options["interval"])
+        reader = AllocationReader(make_holders(options, api, driver), workers, errors, Clock())
+        fetch = partial(_fetch, source, workers)
+        enricher = Enricher(fetch, reader.read, textfile, errors, settings, CompanionDriver(driver))
+        _run_once(enricher) if options["once"] else _run(enricher, options["interval"])
 
 
 def _fetch(source: ExpositionSource, workers: Workers) -> Sequence[ParsedFamily]:

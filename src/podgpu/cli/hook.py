@@ -21,7 +21,7 @@ _log = logging.getLogger("podgpu")
 
 @make_command(
     "hook",
-    options_of("hook", ("path-proc", "debug", "log-format")),
+    options_of("hook", ("debug", "log-format")),
     ("podgpu hook", "maintain podlist.json"),
     ("podgpu hook -a :9403", "also serve metrics and probes"),
     (

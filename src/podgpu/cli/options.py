@@ -89,8 +89,6 @@ def _read_options() -> dict[str, tuple[Option, ...]]:
 
 _OPTIONS = _read_options()
 EXPORTER_OPTIONS = _OPTIONS["exporter"]
-EXPORTER_ACCESS_FLAGS = tuple(option.flag for option in EXPORTER_OPTIONS if option.flag.startswith("exporter-"))
-"""Options for reading another exporter. Used by --telemetry exporter:URL, podgpu enrich and podgpu cluster."""
 
 
 def options_of(command: str, shared: Iterable[str] = (), *, hidden: bool = False) -> tuple[Option, ...]:

@@ -53,7 +53,7 @@ _MAX_SWITCH_NS = 1_000_000
 
 @make_command(
     "trace",
-    options_of("trace", ("telemetry", "path-proc", "path-varlog"), hidden=True),
+    options_of("trace", ("path-proc", "path-varlog"), hidden=True),
     ("podgpu trace --gpu 0 --seconds 10 -o trace.json", "record GPU 0, then open the file in ui.perfetto.dev"),
     ("podgpu trace --gpu 4 --telemetry simulated", "try it without a GPU"),
 )

@@ -16,7 +16,3 @@ class AllocationSource(Protocol):
     def assignments(self, devices: Sequence[Device]) -> Allocation:
         """Reads the source once. Raises SourceError if it cannot be read."""
         ...
-
-    def close(self) -> None:
-        """Closes connections. Most sources have none."""
-        return

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import stat
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -71,7 +70,6 @@ class KubeletAllocation(AllocationSource):
         """Without `claims`, DRA claims are ignored."""
         self.socket = os.path.abspath(socket)
         self.deadline = deadline
-        self._grpc = UnixGrpcClient(self.socket)
         self._identity: SocketIdentity | None = None
         self._source_instance = 0
         """Changes when the kubelet restarts. A restarted kubelet lists no pods at first, without an error."""
@@ -92,12 +90,12 @@ class KubeletAllocation(AllocationSource):
         """Returns a decoded List answer. Raises SourceError if the call fails."""
         self._check_identity()
         try:
-            answer = self._grpc.call("/v1.PodResourcesLister/List", self.deadline)
+            answer = call_unary(self.socket, "/v1.PodResourcesLister/List", self.deadline)
         except GrpcError as error:
             if error.status == "UNAVAILABLE":
                 self._source_instance += 1
             raise _explain(error, self.socket) from error
-        self._check_identity()  # the client reconnects by itself, so a new kubelet may have answered
+        self._check_identity()  # a new kubelet may have answered
         return decode_list(answer, self.socket)
 
     def _check_identity(self) -> None:
@@ -126,7 +124,8 @@ class KubeletAllocation(AllocationSource):
         self._allocatable_at = self._clock()
         ids: tuple[str, ...] = ()  # stays empty if the kubelet does not report devices (before 1.23)
         with suppress(GrpcError, DecodeError, ValueError):
-            answer = self._grpc.call("/v1.PodResourcesLister/GetAllocatableResources", _ALLOCATABLE_DEADLINE)
+            method = "/v1.PodResourcesLister/GetAllocatableResources"
+            answer = call_unary(self.socket, method, _ALLOCATABLE_DEADLINE)
             offered = podresources_pb2.AllocatableResourcesResponse.FromString(answer).devices
             ids = tuple(text for entry in offered for text in entry.device_ids)
         parsed = map(parse_device_id, ids)
@@ -137,9 +136,6 @@ class KubeletAllocation(AllocationSource):
         kept = {shared: self._replicas[shared] for shared in (held | self._held_replicas) & self._replicas.keys()}
         self._replicas = kept | {shared: kept.get(shared, frozenset()) | registered[shared] for shared in registered}
         self._held_replicas = held
-
-    def close(self) -> None:
-        self._grpc.close()
 
 
 def _held_ids(response: Any) -> Iterator[HeldId]:
@@ -194,7 +190,6 @@ def _stat_socket(path: str) -> SocketIdentity:
 
 
 _ERRORS = {
-    "CANCELLED": ("error", "podgpu is stopping"),
     "DEADLINE_EXCEEDED": ("deadline", "it hangs or is overloaded; if this persists, check the kubelet's log"),
     "UNAVAILABLE": ("unavailable", "it is stopped or restarting; if this persists, check the kubelet's log"),
     "UNIMPLEMENTED": ("error", f"set {OPTION} to the kubelet's pod-resources socket"),
@@ -221,7 +216,6 @@ _STATUS_NAMES = (
     *("INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"),
 )
 _STATUS_BY_NUMBER = {str(number): name for number, name in enumerate(_STATUS_NAMES)}
-_MAX_CALLS = 1000  # per connection, because h2 stores every closed stream
 _EMPTY_MESSAGE = bytes(5)
 
 
@@ -234,91 +228,48 @@ class GrpcError(Exception):
         self.message = message
 
 
-class UnixGrpcClient:
-    """Keeps one connection and makes one call at a time. Calls must be safe to repeat."""
+def call_unary(path: str, method: str, timeout: float) -> bytes:
+    """Sends an empty request on a new connection and returns the encoded answer. Raises GrpcError if the call fails."""
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(timeout)
+            connection.connect(path)
+            return _exchange(connection, method, time.monotonic() + timeout)
+    except TimeoutError as error:
+        raise GrpcError("DEADLINE_EXCEEDED", f"no answer within {timeout:.1f} s") from error
+    except (OSError, H2Error) as error:
+        raise GrpcError("UNAVAILABLE", getattr(error, "strerror", None) or str(error)) from error
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._socket: socket.socket | None = None
-        self._http = H2Connection()
-        self._lock = threading.Lock()
-        self._is_closed = False
 
-    def call(self, method: str, timeout: float) -> bytes:
-        """Sends an empty request and returns the encoded answer. Raises GrpcError if the call fails."""
-        deadline = time.monotonic() + timeout
-        with self._lock:
-            while True:
-                is_reused = self._socket is not None
-                try:
-                    return self._exchange(method, deadline)
-                except (GrpcError, OSError, H2Error) as error:
-                    self._disconnect()  # frames of this call may still arrive
-                    if self._is_closed:
-                        raise GrpcError("CANCELLED", "the client was closed") from error
-                    if isinstance(error, GrpcError):
-                        raise
-                    if isinstance(error, TimeoutError):
-                        raise GrpcError("DEADLINE_EXCEEDED", f"no answer within {timeout:.1f} s") from error
-                    # On a reused connection the call is repeated, because the server may have restarted.
-                    if not is_reused:
-                        raise GrpcError("UNAVAILABLE", getattr(error, "strerror", None) or str(error)) from error
-
-    def close(self) -> None:
-        """Closes the connection and ends a call in progress in another thread. Later calls fail."""
-        self._is_closed = True
-        connection = self._socket
-        if connection is not None:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-        with self._lock:
-            self._disconnect()
-
-    def _disconnect(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-
-    def _connect(self, deadline: float) -> socket.socket:
-        self._disconnect()
-        self._socket, self._http = socket.socket(socket.AF_UNIX), H2Connection()
-        self._socket.settimeout(_remaining(deadline))
-        self._socket.connect(self._path)
-        if self._is_closed:
-            raise ConnectionError
-        self._http.initiate_connection()
-        return self._socket
-
-    def _exchange(self, method: str, deadline: float) -> bytes:
-        connection = self._socket
-        if connection is None or self._http.get_next_available_stream_id() > 2 * _MAX_CALLS:
-            connection = self._connect(deadline)
-        headers = [
-            *((":method", "POST"), (":scheme", "http"), (":path", method), (":authority", "localhost")),
-            *(("te", "trailers"), ("content-type", "application/grpc")),
-            ("grpc-timeout", f"{max(1, round(_remaining(deadline) * 1000))}m"),
-        ]
-        stream = self._http.get_next_available_stream_id()
-        self._http.send_headers(stream, headers)
-        self._http.send_data(stream, _EMPTY_MESSAGE, end_stream=True)
-        answer, body = dict[bytes, bytes](), bytearray()
-        while True:
-            connection.settimeout(_remaining(deadline))
-            connection.sendall(self._http.data_to_send())
-            received = connection.recv(256 * 1024)
-            if not received:
-                raise ConnectionError("the server closed the connection")
-            for event in self._http.receive_data(received):
-                match event:
-                    case ResponseReceived() | TrailersReceived():
-                        answer.update(event.headers)
-                    case DataReceived():
-                        body += event.data
-                        self._http.acknowledge_received_data(event.flow_controlled_length, stream)
-                    case StreamReset() | ConnectionTerminated():
-                        raise ConnectionError(f"the server ended the call (HTTP/2 error {event.error_code})")
-                    case StreamEnded():
-                        return _parse_answer(answer, body)
+def _exchange(connection: socket.socket, method: str, deadline: float) -> bytes:
+    headers = [
+        *((":method", "POST"), (":scheme", "http"), (":path", method), (":authority", "localhost")),
+        *(("te", "trailers"), ("content-type", "application/grpc")),
+        ("grpc-timeout", f"{max(1, round(_remaining(deadline) * 1000))}m"),
+    ]
+    http = H2Connection()
+    http.initiate_connection()
+    stream = http.get_next_available_stream_id()
+    http.send_headers(stream, headers)
+    http.send_data(stream, _EMPTY_MESSAGE, end_stream=True)
+    answer, body = dict[bytes, bytes](), bytearray()
+    while True:
+        connection.settimeout(_remaining(deadline))
+        connection.sendall(http.data_to_send())
+        received = connection.recv(256 * 1024)
+        if not received:
+            raise ConnectionError("the server closed the connection")
+        for event in http.receive_data(received):
+            match event:
+                case ResponseReceived() | TrailersReceived():
+                    answer.update(event.headers)
+                case DataReceived():
+                    body += event.data
+                    http.acknowledge_received_data(event.flow_controlled_length, stream)
+                case StreamReset() | ConnectionTerminated():
+                    raise ConnectionError(f"the server ended the call (HTTP/2 error {event.error_code})")
+                case StreamEnded():
+                    return _parse_answer(answer, body)
 
 
 def _remaining(deadline: float) -> float:

@@ -219,7 +219,3 @@ class AllocationReader:
             for name, result in results.items()
         }
         return {name: allocation for name, allocation in resolved.items() if allocation is not None}
-
-    def close(self) -> None:
-        for source in self.sources:
-            source.close()

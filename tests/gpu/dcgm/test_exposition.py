@@ -38,9 +38,6 @@ class Holders:
             )
         )
 
-    def close(self) -> None:
-        pass
-
 
 @pytest.fixture
 def node(double: Double) -> Iterator[tuple[Bench, Agent]]:

@@ -294,7 +294,13 @@ class BusyTimeSplitter:
         elif self._shared:
             self._shared_at = now
             if self._listener is None and now >= self._retry_at:
-                self._open(target)
+                try:
+                    self._listener = listener = self._open_listener(target)
+                except SwitchLogError as e:
+                    self._fall_back(e)
+                else:
+                    how = f"without busy samples: {listener.unsampled}" if listener.unsampled else "with busy samples"
+                    _log.info("%s: containers share it, so its context switches are read, %s", self._name, how)
         else:
             self.status = SwitchStatus()
         if self._listener is not None and now - self._shared_at > _LINGER_SECONDS:
@@ -342,19 +348,9 @@ class BusyTimeSplitter:
         """Closes the log. An open log prevents the driver from being unloaded."""
         if self._listener is not None:
             self._listener.close()
-            self._listener, self._model = None, BusyShareModel()
+            self._listener, self._model, self._saturated_ns = None, BusyShareModel(), 0
             self._waits.clear()
             _log.info("%s: the context-switch log is closed", self._name)
-
-    def _open(self, gpu: DeviceHandle) -> None:
-        try:
-            listener = self._open_listener(gpu)
-        except SwitchLogError as e:
-            self._fall_back(e)
-            return
-        self._listener, self._saturated_ns = listener, 0
-        how = f"without busy samples: {listener.unsampled}" if listener.unsampled else "with busy samples"
-        _log.info("%s: several containers share it, so its context switches are read (%s)", self._name, how)
 
     def _fall_back(self, error: SwitchLogError) -> None:
         if self.status.fallback_reason != error.reason:
