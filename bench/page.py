@@ -1,9 +1,14 @@
-"""Page: CPU to build the state of a cluster of 8,000 GPUs and to render it as /api/v1/view."""
+"""Page: CPU to build the state of a cluster of 8,000 GPUs and to render it as /api/v1/view.
+
+If a Chromium is installed, also the time until the page shows the GPUs, and until it shows those of a filter.
+"""
 
 from __future__ import annotations
 
+import json
 import time
 from functools import partial
+from statistics import median
 
 from bench.figures import Figure, cpu_seconds_of_each
 from bench.node import GPUS, rename, simulated_node
@@ -11,9 +16,28 @@ from podgpu.cluster.collect import ClusterReading, NodeReading, ViewSettings
 from podgpu.cluster.loop import PublishedState
 from podgpu.cluster.state import build_cluster_state
 from podgpu.model import decode_node
+from tests.browser.chromium import browser, chromium
+from tests.browser.pictures import Showing, large
 
 NODES = 1000
 MAX_MS = 600
+MAX_FIRST_MS = 2500
+MAX_FILTER_MS = 100
+FILTERS = ("a", "job-1", "dev-", "research", "h100 gpu-b", "gpu-c-0002", "idle", "")
+# The time from the start of the navigation until the first frame with GPUs.
+_FIRST = """new Promise(done => {
+  const isThere = () => document.querySelector('.square, .tile[data-key]');
+  const look = () => (isThere() ? done(performance.now()) : requestAnimationFrame(look));
+  look();
+})"""
+# The time from a change of the filter until the frame that shows it is drawn.
+_FILTER = """new Promise(done => {
+  const field = document.querySelector('#q'), {port1, port2} = new MessageChannel(), start = performance.now();
+  port1.onmessage = () => done(performance.now() - start);
+  field.value = TEXT;
+  field.dispatchEvent(new Event('input', {bubbles: true}));
+  requestAnimationFrame(() => port2.postMessage(0));
+})"""
 
 
 def measure(nodes: int = NODES, turns: int = 5) -> list[Figure]:
@@ -32,6 +56,24 @@ def measure(nodes: int = NODES, turns: int = 5) -> list[Figure]:
         Figure("  /api/v1/view, with gzip", rendering * 1e3, "ms"),
         Figure("  size", len(body.plain) / 2**20, "MiB"),
         Figure("  size, gzip", len(body.zipped) / 2**20, "MiB"),
+        *(measure_browser(nodes, turns) if chromium() else ()),
+    ]
+
+
+def measure_browser(nodes: int, turns: int) -> list[Figure]:
+    first, filtered = [], []
+    with Showing(large(nodes)).served() as client, browser() as tab:
+        for _ in range(turns):
+            tab.open("about:blank")
+            tab.call("Page.navigate", url=client.address.url)
+            first.append(float(tab.evaluate(_FIRST)))
+        for text in FILTERS:
+            filtered.append(float(tab.evaluate(_FILTER.replace("TEXT", json.dumps(text)))))
+    gpus = f"{nodes * GPUS:,} GPUs in Chromium"
+    return [
+        Figure(f"{gpus}: first data", median(first), "ms", at_most=MAX_FIRST_MS),
+        Figure(f"{gpus}: filter, median", median(filtered), "ms", at_most=MAX_FILTER_MS),
+        Figure("  filter, slowest", max(filtered), "ms"),
     ]
 
 

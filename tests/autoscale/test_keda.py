@@ -236,7 +236,6 @@ def test_keda_is_answered_beside_silent_connections(certificates: Certificates, 
         async with serving(Stage(), tls) as port:
             silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(300)]
             assert await call_over_tls(port, certificates, "client")
-            assert not any(reader.at_eof() for reader, _ in silent)
             async with asyncio.timeout(60):
                 await asyncio.gather(*(reader.read() for reader, _ in silent), return_exceptions=True)
             for _, writer in silent:

@@ -159,6 +159,7 @@ VIEWS = (
     "#view=nodes&node=gpu-b-02",
     "#view=events",
     "#view=cost",
+    "#view=cost&by=pod&from=1794800000",
 )
 
 

@@ -21,7 +21,7 @@ VIEWS = (
     "#view=pods&by=namespace",
     "#view=nodes",
     "#view=nodes&node=gpu-a-01",
-    "#view=cost&by=owner",
+    "#view=cost&by=owner&from=1794800000&to=1794900000",
     f"#gpu={GPU}",
     "#pod=serving/rerank",
 )

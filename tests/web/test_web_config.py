@@ -41,6 +41,7 @@ tls_server_config:
   max_version: TLS13
   cipher_suites: [TLS_AES_128_GCM_SHA256, TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256]
   prefer_server_cipher_suites: true
+  curve_preferences: [X25519, CurveP256]
 http_server_config:
   http2: false
   headers: {{X-Frame-Options: deny, Strict-Transport-Security: max-age=31536000}}
@@ -48,7 +49,7 @@ basic_auth_users: {{alice: {HASH}, 0123: {HASH}, on: {HASH}}}
 rate_limit: {{interval: 1m30s, burst: 20}}
 """)
     assert whole.tls is not None
-    assert (whole.tls.cert_file, whole.tls.key_file) == ("/etc/podgpu/tls.crt", "/keys/tls.key")
+    assert config(tls_server_config={"min_version": "TLS13"}).tls is None, "plain HTTP, as in exporter-toolkit"
     assert whole.tls.verify_mode is ssl.CERT_REQUIRED
     assert whole.tls.client_allowed_sans == ["prometheus.test", "10.0.0.7"]
     assert whole.tls.versions == (ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_3)
@@ -57,6 +58,14 @@ rate_limit: {{interval: 1m30s, burst: 20}}
     assert set(whole.users) == {"alice", "0123", "on"}
     assert whole.rate_limit is not None
     assert (whole.rate_limit.seconds, whole.rate_limit.burst) == (90.0, 20)
+
+
+def test_certificates_are_files_beside_the_config_or_text(tmp_path: Path) -> None:
+    (tmp_path / "tls.crt").write_text("certificate")
+    mixed = TlsConfig(
+        cert_file="tls.crt", cert="unused", key="key", client_ca="ca", client_auth_type="VerifyClientCertIfGiven"
+    )
+    assert mixed.read_pems(str(tmp_path / "web.yml")) == (b"certificate", b"key", b"ca")
 
 
 TLS = "tls_server_config"
@@ -73,6 +82,7 @@ HTTP = "http_server_config"
         ({TLS: PAIR | {"client_allowed_sans": ["x"]}}, [TLS, "client_allowed_sans", "client_auth_type"]),
         ({TLS: PAIR | {"client_auth_type": "require"}}, [TLS, "client_auth_type", "'require'"]),
         ({TLS: PAIR | {"min_version": "TLS13", "max_version": "TLS12"}}, [TLS, "max_version", "min_version"]),
+        ({TLS: {"curve_preferences": ["P256"]}}, [TLS, "curve_preferences", "'P256'", "CurveP256"]),
         ({TLS: PAIR | {"cipher_suites": ["TLS_RSA_WITH_RC4_128_SHA"]}}, [TLS, "cipher_suites", "RC4"]),
         ({TLS: PAIR | {"cipher_suites": [TLS13_CIPHERS[0]], "max_version": "TLS12"}}, ["cipher_suites"]),
         ({HTTP: {"headers": {"Server": "x"}}}, [HTTP, "headers", "Server", "X-Frame-Options"]),

@@ -209,6 +209,8 @@ def _check_key(key: str, known: tuple[str, ...], where: str) -> None:
 
 
 def _parse_trigger_pods(namespace: str, values: Mapping[str, str]) -> PodSelector:
+    if not namespace:  # it would select pods of all namespaces
+        raise bad_request("the request has no namespace: KEDA must send the ScaledObject's namespace")
     keys = [key for key in ("owner", "selector", "scope") if values.get(key)]
     if len(keys) != 1:
         raise bad_request(

@@ -269,7 +269,12 @@ class Feed:
         while not self._is_closed:
             self._wake.wait(self._interval)
             self._wake.clear()
-            self.read()
+            try:
+                self.read()
+            except Exception as error:  # noqa: BLE001 - the screen must not show old values as current
+                assert self.seen is not None
+                text = f"unexpected error, please report it: {type(error).__name__}: {error}"
+                self.seen = replace(self.seen, error=SourceError("bug", text))
 
     def close(self) -> None:
         self._is_closed = True

@@ -17,8 +17,8 @@ from aiohttp.typedefs import Handler
 
 from podgpu.errors import UsageError
 from podgpu.files import ReadOnChange
-from podgpu.tls import ContextCache, MakeTlsContext, Pem, load_authorities, load_pair
-from podgpu.web.web_config import LastValid, TlsConfig, parse_web_config
+from podgpu.tls import ContextCache, MakeTlsContext, load_authorities, load_pair
+from podgpu.web.web_config import CURVES, LastValid, TlsConfig, parse_web_config
 
 _MAX_CONFIG_BYTES = 256 * 1024
 _MAX_BCRYPT_BYTES = 72
@@ -50,9 +50,7 @@ class Protection:
         config = self._config.get().tls
         if config is None:
             raise UsageError(f"{self._path} no longer enables TLS, but turning TLS off requires a restart")
-        files = (Pem(file=path or "") for path in (config.cert_file, config.key_file, config.client_ca_file))
-        certificate, key, authorities = (pem.read() for pem in files)
-        return self._contexts.get((config, certificate, key, authorities))
+        return self._contexts.get((config, self._path, *config.read_pems(self._path)))
 
     async def add_headers(self, _request: web.Request, response: web.StreamResponse) -> None:
         for name, value in self._config.get().headers.items():
@@ -131,24 +129,27 @@ class LoginChecker:
 # TLS
 
 
-def make_server_context(material: tuple[TlsConfig, bytes, bytes, bytes]) -> ssl.SSLContext:
-    """Builds the context from the settings, certificate, key and client CAs. Raises UsageError or SourceError."""
-    config, certificate, key, authorities = material
+def make_server_context(material: tuple[TlsConfig, str, bytes, bytes, bytes]) -> ssl.SSLContext:
+    """`material`: settings, their file, certificate, key and client CAs. Raises UsageError or SourceError."""
+    config, path, certificate, key, authorities = material
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
     context.minimum_version, context.maximum_version = config.versions
     try:
         if config.ciphers:
             context.set_ciphers(":".join(config.ciphers))
-    except ssl.SSLError as error:
-        raise UsageError("tls_server_config: this OpenSSL supports none of cipher_suites") from error
-    load_pair(context, certificate, key, f"{config.cert_file} and {config.key_file}")
+        if config.curve_preferences and len(config.curve_preferences) == 1:
+            context.set_ecdh_curve(CURVES[config.curve_preferences[0]])
+    except (ssl.SSLError, ValueError) as error:
+        text = "tls_server_config: this OpenSSL supports none of cipher_suites, or not the curve in curve_preferences"
+        raise UsageError(text) from error
+    load_pair(context, certificate, key, f"{path}: {config.cert_file or 'cert'} and {config.key_file or 'key'}")
     context.verify_mode = config.verify_mode
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as in Go, an intermediate CA is sufficient
-    if config.verify_mode is not ssl.CERT_NONE and not config.client_ca_file:
+    if config.verify_mode is not ssl.CERT_NONE and not authorities:
         context.load_default_certs(ssl.Purpose.CLIENT_AUTH)  # as in Go
-    elif config.client_ca_file:
-        load_authorities(context, authorities, config.client_ca_file)
+    elif authorities:
+        load_authorities(context, authorities, f"{path}: {config.client_ca_file or 'client_ca'}")
     return context
 
 

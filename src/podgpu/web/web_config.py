@@ -17,6 +17,7 @@ import msgspec
 from podgpu.clock import parse_duration
 from podgpu.decode import decode_yaml
 from podgpu.errors import SourceError, UsageError
+from podgpu.tls import Pem
 
 T = TypeVar("T")
 _BCRYPT_HASH = re.compile(r"\$2[aby]\$(0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{53}")
@@ -28,7 +29,6 @@ _HEADERS: Mapping[str, tuple[str, ...]] = {
     "Content-Security-Policy": (),
 }
 """Headers that may be set, with their allowed values. An empty tuple allows any value."""
-_FILES = ("cert_file", "key_file", "client_ca_file")
 _log = logging.getLogger(__name__)
 CLIENT_AUTH = {
     "NoClientCert": ssl.CERT_NONE,
@@ -50,20 +50,29 @@ CIPHERS = {
     "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-RSA-CHACHA20-POLY1305",
     "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA": "ECDHE-RSA-AES128-SHA",
     "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA": "ECDHE-RSA-AES256-SHA",
+    "TLS_RSA_WITH_AES_128_GCM_SHA256": "AES128-GCM-SHA256",
+    "TLS_RSA_WITH_AES_256_GCM_SHA384": "AES256-GCM-SHA384",
+    "TLS_RSA_WITH_AES_128_CBC_SHA": "AES128-SHA",
+    "TLS_RSA_WITH_AES_256_CBC_SHA": "AES256-SHA",
 }
 """Maps Go's cipher names to OpenSSL's."""
+CURVES = {"CurveP256": "prime256v1", "CurveP384": "secp384r1", "CurveP521": "secp521r1", "X25519": "X25519"}
 
 
 class TlsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     cert_file: str | None = None
     key_file: str | None = None
     client_ca_file: str | None = None
+    cert: str | None = None  # PEM text; used if there is no file
+    key: str | None = None
+    client_ca: str | None = None
     client_auth_type: str | None = None
     client_allowed_sans: list[str] | None = None
     min_version: str | None = None
     max_version: str | None = None
     cipher_suites: list[str] | None = None
     prefer_server_cipher_suites: bool | None = None
+    curve_preferences: list[str] | None = None  # applied only if there is one, because Python can set one curve
 
     def __post_init__(self) -> None:
         _check_name("client_auth_type", self.client_auth_type, CLIENT_AUTH)
@@ -71,13 +80,28 @@ class TlsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         _check_name("max_version", self.max_version, VERSIONS)
         for name in self.cipher_suites or ():
             _check_name("cipher_suites", name, (*CIPHERS, *TLS13_CIPHERS))
+        for name in self.curve_preferences or ():
+            _check_name("curve_preferences", name, CURVES)
         lowest, highest = self.versions
         if lowest > highest:
             raise ValueError("max_version is below min_version, or cipher_suites has no cipher for max_version")
-        if any(msgspec.structs.astuple(self)) and not (self.cert_file and self.key_file):
-            raise ValueError("needs a certificate (cert_file) and a key (key_file)")
-        if self.verify_mode is ssl.CERT_NONE and (self.client_ca_file or self.client_allowed_sans):
-            raise ValueError("client_ca_file and client_allowed_sans have no effect without client_auth_type")
+        if self.is_enabled and not ((self.cert_file or self.cert) and (self.key_file or self.key)):
+            raise ValueError("needs a certificate (cert_file or cert) and a key (key_file or key)")
+        if self.verify_mode is ssl.CERT_NONE and (self.client_ca_file or self.client_ca or self.client_allowed_sans):
+            raise ValueError("client_ca and client_allowed_sans have no effect without client_auth_type")
+
+    @property
+    def is_enabled(self) -> bool:
+        pems = (self.cert_file, self.key_file, self.client_ca_file, self.cert, self.key, self.client_ca)
+        return any(pems) or bool(self.client_auth_type)
+
+    def read_pems(self, path: str) -> tuple[bytes, bytes, bytes]:
+        """Reads certificate, key and client CAs. Paths are relative to the web config file `path`."""
+        folder = os.path.dirname(os.path.abspath(path))
+        pairs = ((self.cert_file, self.cert), (self.key_file, self.key), (self.client_ca_file, self.client_ca))
+        pems = (Pem(os.path.join(folder, file) if file else "", text or "") for file, text in pairs)
+        certificate, key, authorities = (pem.read() for pem in pems)
+        return certificate, key, authorities
 
     @property
     def verify_mode(self) -> ssl.VerifyMode:
@@ -137,7 +161,8 @@ class WebConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     @property
     def tls(self) -> TlsConfig | None:
         """The TLS section, or None for plain HTTP."""
-        return self.tls_server_config if self.tls_server_config and self.tls_server_config.cert_file else None
+        section = self.tls_server_config
+        return section if section is not None and section.is_enabled else None
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -154,14 +179,8 @@ def _check_name(key: str, name: str | None, supported: Iterable[str]) -> None:
 
 
 def parse_web_config(content: bytes, file: str) -> WebConfig:
-    """Resolves paths relative to the file. Raises UsageError with the file name and the key."""
-    config = decode_yaml(content, file, WebConfig)
-    if config.tls is None:
-        return config
-    folder = os.path.dirname(os.path.abspath(file))
-    paths = {name: path for name in _FILES if (path := getattr(config.tls, name))}
-    resolved = {name: os.path.join(folder, path) for name, path in paths.items()}
-    return msgspec.structs.replace(config, tls_server_config=msgspec.structs.replace(config.tls, **resolved))
+    """Raises UsageError with the file name and the key."""
+    return decode_yaml(content, file, WebConfig)
 
 
 class LastValid(Generic[T]):
