@@ -35,6 +35,7 @@ _STYLES = {
     "bad": "bold red",
     "cursor": "reverse",
 }
+_PARTIAL_KEY = re.compile(rb"\x1b(\[[0-9;?]*[ -/]*|O)?\Z")
 _KEY = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1bO[A-Za-z]|.", re.DOTALL)
 _NAMES = {
     **dict.fromkeys(("\x1b[A", "\x1bOA"), "up"),
@@ -99,7 +100,7 @@ def _run(feed: Feed, screen: Screen, live: Live, keyboard: int, signals: list[in
         keys = []
         if select.select([keyboard], [], [], _POLL_SECONDS)[0]:
             with suppress(OSError):
-                keys = decode_keys(os.read(keyboard, 1024))
+                keys = decode_keys(_read_keyboard(keyboard))
             if not keys:  # the terminal was closed
                 return False
         for key in keys:
@@ -108,6 +109,16 @@ def _run(feed: Feed, screen: Screen, live: Live, keyboard: int, signals: list[in
             screen.press(key)
             screen.draw(seen, size, now)  # determines where the next key can move the cursor
     return False
+
+
+def _read_keyboard(keyboard: int) -> bytes:
+    """Waits briefly for the rest of an escape sequence, because a slow connection may split it."""
+    data = os.read(keyboard, 1024)
+    while _PARTIAL_KEY.search(data) and select.select([keyboard], [], [], _POLL_SECONDS)[0]:
+        if not (rest := os.read(keyboard, 1024)):
+            break
+        data += rest
+    return data
 
 
 @contextmanager
