@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import select
@@ -67,10 +68,14 @@ def decode_keys(data: bytes) -> list[str]:
 
 
 def show_live(feed: Feed, screen: Screen) -> int:
-    """Shows the table until the user quits. Raises StartError if retrying cannot help.
+    """Shows the table until the user quits. Raises SourceError if the first reading fails, StartError if retrying
+    cannot help.
 
     Returns the exit code: 0, or 128 plus the number of the signal that ended the process.
     """
+    feed.read()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # the terminal's encoding may lack letters of a name
     console, keyboard = open_console(), sys.stdin.fileno()
     signals: list[int] = []
     for number in _ENDING_SIGNALS:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Annotated, NamedTuple, Protocol
+from typing import Annotated, NamedTuple
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -62,13 +62,6 @@ class Reading(NamedTuple):
     fetched: FetchedDetails | None = None  # None if the source has no details
 
 
-class Source(Protocol):
-    name: str
-
-    def read(self, selected: str = "") -> Reading:
-        """`selected` is the UUID of the GPU whose details are read. Raises SourceError or StartError."""
-
-
 class LocalSource:
     name = "this node"
 
@@ -119,6 +112,7 @@ class ClusterSource:
         self._due_at = float("-inf")
 
     def read(self, selected: str = "") -> Reading:
+        """`selected` is the UUID of the GPU whose details are read. Raises SourceError."""
         body = self._client.get_blocking("api/v1/view")
         try:
             view = decode_view(body)
@@ -197,6 +191,8 @@ class ExporterSource:
 
 
 # Readings in the background
+
+Source = LocalSource | ClusterSource | ExporterSource
 
 
 @dataclass(frozen=True, slots=True)
