@@ -57,9 +57,9 @@ export class Cost {
     const by = isLabel || criteria.by in groups ? criteria.by : isKube ? "namespace" : "pod";
     const isCustom = Number(criteria.from) > 0;
     const range = RANGES.includes(criteria.range) ? criteria.range : "24h";
-    const { q, ns, order } = criteria;
+    const { q, cluster, ns, order } = criteria;
     const bounds = isCustom ? { from: criteria.from, to: criteria.to } : { range };
-    this.here = { view: "cost", ...bounds, by: criteria.by, q, ns, order };
+    this.here = { view: "cost", ...bounds, by: criteria.by, q, cluster, ns, order };
     this.showRanges(isCustom ? "Custom" : range, isCustom ? criteria : { from: now - DAY_SECONDS, to: now });
     const time = isCustom ? new URLSearchParams(criteria.to ? bounds : { from: criteria.from }) : `range=${range}`;
     const url = `api/v1/range?${time}&by=${encodeURIComponent(by)}`;
@@ -72,7 +72,7 @@ export class Cost {
     const isEmpty = !rows.length;
     this.copy.hidden = this.csv.hidden = this.table.element.hidden = isEmpty;
     this.message.hidden = !isEmpty;
-    const none = q || ns ? "Nothing matches the filter. Press Escape to clear it." : "There is no record in this range.";
+    const none = q || cluster || ns ? "Nothing matches the filter. Press Escape to clear it." : "There is no record in this range.";
     setText(this.message, state === "ready" ? none : noneText(state, message, MISSING));
     setText(this.about, isEmpty ? "" : aboutText(data.totals ?? {}, data));
     setText(this.notes, (data?.notes ?? []).map(localTimes).join(" \u00b7 "));
@@ -156,11 +156,11 @@ function localText(unix) {
   return new Date(at.getTime() - at.getTimezoneOffset() * 60_000).toISOString().slice(0, 16);
 }
 
-function matching(rows, { q, ns }) {
+function matching(rows, { q, cluster, ns }) {
   const words = wordsOf(q);
   return rows.filter((row) => {
     const text = `${nameOf(row)}\n${ownerText(row) ?? ""}`.toLowerCase();
-    return (!ns || row.namespace === ns) && words.every((word) => text.includes(word));
+    return (!cluster || row.cluster === cluster) && (!ns || row.namespace === ns) && words.every((word) => text.includes(word));
   });
 }
 
@@ -192,9 +192,10 @@ function nameOf(row) {
 }
 
 function linkOf(row, by) {
-  if (row.pod) return podHash(row.namespace ?? "", row.pod);
-  if (by === "owner" && row.owner) return writeHash({ ns: row.namespace, q: ownerText(row) });
-  return by === "namespace" && row.namespace ? writeHash({ ns: row.namespace }) : undefined;
+  const { cluster, namespace: ns } = row;
+  if (row.pod) return podHash(ns ?? "", row.pod, cluster);
+  if (by === "owner" && row.owner) return writeHash({ cluster, ns, q: ownerText(row) });
+  return by === "namespace" && ns ? writeHash({ cluster, ns }) : undefined;
 }
 
 function columnsOf(by, title, rows, currency) {
