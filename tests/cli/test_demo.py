@@ -78,8 +78,8 @@ class Demo:
         self.cluster = Cluster(lambda: self._backend, CLUSTER, prices, clock)
         self._recorder = cluster_recorder(self.cluster)
         if past:
-            own = [exporter.recorder for exporter in self.exporters]
-            write_past(self.nodes, self._recorder, own, prices, self.time.wall())
+            own = {node.name: exporter.recorder for node, exporter in zip(self.nodes, self.exporters, strict=True)}
+            write_past(self.nodes, {"": self._recorder, **own}, prices()[0], self.time.wall())
         usage = cluster_usage(self.cluster, self._recorder)
         app: Any = lambda cluster: cluster_application(cluster, history=self._recorder, usage=usage)  # noqa: E731
         self.page: Client = opened.enter_context(running(self.cluster, app=app))  # type: ignore[arg-type]
