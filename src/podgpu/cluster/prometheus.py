@@ -291,7 +291,8 @@ class PrometheusCollector:
             node_labels=self._node_labels,
             cluster_label=self._cluster_label,
         )
-        if len({target.cluster for target in targets}) > 1:
+        several = len({target.cluster for target in targets}) > 1
+        if several:
             targets = [_name_cluster(target) for target in targets]
         others = self._other_owners()
         owners: dict[str, Owners] = {}
@@ -314,7 +315,9 @@ class PrometheusCollector:
             notes.append(f"Prometheus has no GPU metrics: check that it scrapes the exporters{and_match}")
         self._reading = replace(
             self._reading,
-            nodes=tuple(self._make_reading(target, now, monotonic, owners[target.cluster]) for target in targets),
+            nodes=tuple(
+                self._make_reading(t, now, monotonic, owners[t.cluster], t.cluster if several else "") for t in targets
+            ),
             owners=others,
             idle_for={(read_gpu_id(s.labels), s.labels.get("GPU_I_ID", "")): window or 0.0 for s in idle},
             fleet=None,
@@ -346,7 +349,9 @@ class PrometheusCollector:
             held=tuple((model, held, found["idle"].get(model, 0.0)) for model, held in allocated),
         )
 
-    def _make_reading(self, target: TargetState, now: float, monotonic: float, owners: Owners) -> NodeReading:
+    def _make_reading(
+        self, target: TargetState, now: float, monotonic: float, owners: Owners, cluster: str
+    ) -> NodeReading:
         sampled_at = now if target.scraped_at is None else target.scraped_at
         taken_at = target.state.taken_at
         return NodeReading(
@@ -355,6 +360,7 @@ class PrometheusCollector:
             read_at=monotonic - max(0.0, now - sampled_at),
             skew_seconds=None if taken_at is None else taken_at - sampled_at,
             named=not target.state.node.endswith(target.instance),
+            cluster=cluster,
             owners=owners,
         )
 
