@@ -106,3 +106,5 @@ def test_cost_of_a_chosen_time_and_who_hardly_uses_what_it_holds(tab: Tab, page:
     assert href.startswith("api/v1/range?from=17")
     reloaded(tab)
     tab.wait_for(f"{about}.includes('(5.5 h)')", "the address says it")
+    visited(tab, page, "#view=cost&from=1794900000&to=1794800000")
+    assert tab.text(".cost > .message") == "The start of the range must be before its end."

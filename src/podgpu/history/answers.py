@@ -214,6 +214,7 @@ class UsageSum(NamedTuple):
     currency: str
     amounts: Amounts
     cluster: str = ""  # only with Prometheus
+    methods: tuple[str, ...] = ()  # how the use of its GPUs was measured, as far as known
 
 
 def read_gpu(db: sqlite3.Connection, uuid: str, start: float, end: float, instance: str = "") -> GpuHistory | None:

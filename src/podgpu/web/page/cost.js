@@ -14,6 +14,7 @@ const MOST_LABELS = 4; // others are chosen in the field
 const MOST_UNDER_USED = 8;
 const RANGES = ["1h", "24h", "7d", "30d"];
 const DAY_SECONDS = 86_400;
+const BACKWARDS = { state: "missing", message: "The start of the range must be before its end." };
 const MISSING = "This server does not compute costs of a range: its podgpu is older than this page.";
 
 export class Cost {
@@ -63,7 +64,8 @@ export class Cost {
     this.showRanges(isCustom ? "Custom" : range, isCustom ? criteria : { from: now - DAY_SECONDS, to: now });
     const time = isCustom ? new URLSearchParams(criteria.to ? bounds : { from: criteria.from }) : `range=${range}`;
     const url = `api/v1/range?${time}&by=${encodeURIComponent(by)}`;
-    const { state, data, message } = this.question.want(url, EVERY_SECONDS);
+    const isBackwards = isCustom && criteria.to && Number(criteria.from) >= Number(criteria.to);
+    const { state, data, message } = isBackwards ? BACKWARDS : this.question.want(url, EVERY_SECONDS);
     this.showWays(groups, by, isKube ? data?.labels : []);
     this.labelField.hidden = !isKube;
     if (document.activeElement !== this.label) this.label.value = ""; // a chosen label is one of the tabs
