@@ -100,7 +100,7 @@ class MetricsApi:
         self._store = store
         self.find_proxy = find_proxy
         self.tls = _make_api_tls(certificate, key, find_proxy)
-        self.calls: Counter[str] = Counter()  # by HTTP status
+        self.calls: Counter[tuple[str, str]] = Counter()  # by API and HTTP status
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=64 * 1024, middlewares=[self._explain_errors])
@@ -132,7 +132,7 @@ class MetricsApi:
         except web.HTTPException as error:
             response = _respond_status(error.status, f"{error.reason}: see /apis")
         if "path" in request.match_info:
-            self.calls[str(response.status)] += 1
+            self.calls[CUSTOM_GROUP, str(response.status)] += 1
         return response
 
 
