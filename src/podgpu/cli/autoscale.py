@@ -16,10 +16,9 @@ import click
 from aiohttp import web
 
 from podgpu import __version__
-from podgpu.autoscale.certificates import CaBundleUpdater, issue
 from podgpu.autoscale.keda import KEDA_OPTION, ExternalScaler, load_credentials
 from podgpu.autoscale.metrics import PROFILING_METRICS
-from podgpu.autoscale.metrics_api import API_OPTION, FrontProxy, MetricsApi, parse_front_proxy
+from podgpu.autoscale.metrics_api import API_OPTION, CaBundleUpdater, FrontProxy, MetricsApi, issue, parse_front_proxy
 from podgpu.autoscale.pods import PodWatcher
 from podgpu.autoscale.requests import CUSTOM_GROUP, CUSTOM_VERSIONS, Refusal
 from podgpu.autoscale.samples import SampleStore
