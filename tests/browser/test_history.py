@@ -121,12 +121,8 @@ def test_hostile_records_are_only_text(tab: Tab, url: str, shown: Showing) -> No
     name = "<img src=x onerror=alert(1)>"
     now = time.time()
     past = {
-        **{
-            "from": now - 3600,
-            "to": now,
-            "step_seconds": 60,
-            "series": {"utilization_ratio": [0.5, None, "x", 1e300] * 15},
-        },
+        **{"from": now - 3600, "to": now, "step_seconds": 60},
+        "series": {"utilization_ratio": [0.5, None, "x", 1e300] * 15},
         "holders": [{"from": now - 100, "namespace": name, "pod": name, "container": name}],
         "marks": [{"at": now - 200, "condition": name, "says": name}],
     }

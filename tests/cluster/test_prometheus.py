@@ -126,6 +126,7 @@ REPLIES: dict[str, tuple[Reply, str, str]] = {
     "other JSON": (Reply(b'["success"]'), "malformed", "Expected `object`"),
     "endless": (Reply(b"{", claimed_length=1 << 40), "too_large", "bytes"),
     "zip bomb": (Reply(BOMB, headers={"Content-Encoding": "gzip"}), "too_large", "bytes"),
+    "invalid value": (vector([({}, "much")], 1.0), "malformed", "to float: 'much'"),
     "impossible time": (vector([({}, "1e308")], 1.0), "malformed", "time()"),
 }
 

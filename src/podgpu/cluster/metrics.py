@@ -6,7 +6,6 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import groupby
 from typing import NamedTuple
 
 from podgpu import __version__
@@ -38,12 +37,15 @@ def cluster_families(state: ClusterState, rolling: Mapping[Scope, float]) -> lis
 
 
 def node_families(state: ClusterState) -> list[Family]:
-    """Builds `/metrics/nodes`: one family per node, with the rows of the pod map."""
+    """Builds `/metrics/nodes`: one family per node, with the rows of the pod map.
+
+    Nodes whose names become the same metric name share a family.
+    """
     spec = families_in("seed")["<node>_info"]
-    return [
-        Family(metric_name(node), spec.type, spec.help, tuple(_map_samples(rows, 1.0)))
-        for node, rows in groupby(map_rows(state), key=lambda row: row.node)
-    ]
+    rows: dict[str, list[MapRow]] = defaultdict(list)
+    for row in map_rows(state):
+        rows[metric_name(row.node)].append(row)
+    return [Family(name, spec.type, spec.help, tuple(_map_samples(rows[name], 1.0))) for name in rows]
 
 
 def self_families(state: ClusterState) -> list[Family]:

@@ -152,18 +152,22 @@ class PrometheusClient:
     async def query(self, query: str, at: float | None = None) -> list[ParsedSample]:
         samples = []
         for element in await self._read("api/v1/query", query, {} if at is None else {"time": f"{at:.3f}"}):
-            value = float(element.value[1]) if element.value else math.nan  # a histogram has no value
-            if math.isfinite(value):
+            for _, value in self._to_numbers([element.value] if element.value else ()):  # a histogram has no value
                 samples.append(ParsedSample(element.metric.pop("__name__", ""), element.metric, value))
         return samples
 
     async def query_range(self, query: str, start: float, end: float, step: float) -> list[RangeSeries]:
         form = {"start": f"{start:.3f}", "end": f"{end:.3f}", "step": f"{step:g}"}
-        lines = []
-        for element in await self._read("api/v1/query_range", query, form):
-            points = [(at, float(text)) for at, text in element.values]
-            lines.append(RangeSeries(element.metric, [point for point in points if math.isfinite(point[1])]))
-        return lines
+        elements = await self._read("api/v1/query_range", query, form)
+        return [RangeSeries(element.metric, self._to_numbers(element.values)) for element in elements]
+
+    def _to_numbers(self, points: Iterable[tuple[float, str]]) -> list[tuple[float, float]]:
+        """Drops values that are NaN or infinite. Raises SourceError."""
+        try:
+            numbers = [(at, float(text)) for at, text in points]
+        except ValueError as error:
+            raise SourceError("malformed", f"{self.name} returned an invalid value: {_shorten(str(error))}") from error
+        return [point for point in numbers if math.isfinite(point[1])]
 
     async def _read(self, path: str, query: str, form: Mapping[str, str]) -> list[_Element]:
         """Sends the query by POST, because it may be too long for a URL. Raises SourceError."""
