@@ -18,8 +18,7 @@ from podgpu.gpu.dcgm import DcgmTelemetry
 from podgpu.gpu.dcgm.connection import format_version
 from podgpu.gpu.exporter import ExporterTelemetry
 from podgpu.gpu.nvml import NvmlTelemetry, count_pci_gpus
-from podgpu.gpu.nvml.driver import VersionMismatch
-from podgpu.gpu.nvml.plan import MIN_GPM_SECONDS
+from podgpu.gpu.nvml.driver import MIN_GPM_SECONDS, VersionMismatch
 from podgpu.gpu.nvml.switch_attribution import SwitchLogError
 from podgpu.gpu.source import GpuAnswer, Inventory, Telemetry
 from podgpu.metrics.counters import CounterSpec

@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import msgspec
 
@@ -42,28 +41,6 @@ _OTHER_ENTITIES = ("nvlink", "nvswitch", "cpu", "cpucore")
 
 
 # Text
-
-
-class ExpositionSource(Protocol):
-    shown: str
-    """Name of the source in messages, without secrets."""
-
-    def fetch(self) -> bytes:
-        """Returns the complete text. Raises SourceError."""
-
-
-def open_exposition_source(
-    place: str, access: Access | None = None, *, timeout: float = DEFAULT_TIMEOUT
-) -> ExpositionSource:
-    """Opens a URL, HOST:PORT or a file. If a file name looks like HOST:PORT, `./` must precede it."""
-    scheme, separator, _ = place.partition("://")
-    if with_scheme(place) != place or (separator and scheme.lower() in ("http", "https")):
-        return UrlExposition(place, access, timeout)
-    may_have_login = not re.match(r"\.{0,2}/(?!/)", place) and re.search(r"(?s):.*(?:@|%40|\uff20)", place)
-    if not place or separator or may_have_login:
-        advice = "write HOST:9400, http(s)://HOST:9400/metrics or the path of a file"
-        raise UsageError(f"{redact_url(place)} cannot be read: {advice}")
-    return FileExposition(place)
 
 
 class UrlExposition:
@@ -98,6 +75,23 @@ class FileExposition:
                 "temporary file and then rename it",
             )
         return content
+
+
+ExpositionSource = UrlExposition | FileExposition
+
+
+def open_exposition_source(
+    place: str, access: Access | None = None, *, timeout: float = DEFAULT_TIMEOUT
+) -> ExpositionSource:
+    """Opens a URL, HOST:PORT or a file. If a file name looks like HOST:PORT, `./` must precede it."""
+    scheme, separator, _ = place.partition("://")
+    if with_scheme(place) != place or (separator and scheme.lower() in ("http", "https")):
+        return UrlExposition(place, access, timeout)
+    may_have_login = not re.match(r"\.{0,2}/(?!/)", place) and re.search(r"(?s):.*(?:@|%40|\uff20)", place)
+    if not place or separator or may_have_login:
+        advice = "write HOST:9400, http(s)://HOST:9400/metrics or the path of a file"
+        raise UsageError(f"{redact_url(place)} cannot be read: {advice}")
+    return FileExposition(place)
 
 
 def parse_exposition(content: bytes, shown: str) -> list[ParsedFamily]:
