@@ -18,7 +18,7 @@ from podgpu.holders.api import ApiAccess
 from podgpu.holders.device_ids import DeviceId, parse_id_or_minor
 from podgpu.holders.identity import Identities, IdentityReader
 from podgpu.holders.kubelet import SOURCE, KubeletAllocation
-from podgpu.holders.merge import describe, explain, merge
+from podgpu.holders.reader import describe, explain, merge
 from podgpu.kube.reflector import Informer
 from podgpu.model import Allocation, Unmapped
 from podgpu.workers import Workers

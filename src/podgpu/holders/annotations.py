@@ -19,7 +19,7 @@ from msgspec import Meta, Struct, field
 
 from podgpu.decode import find_decoder
 from podgpu.errors import SourceError, one_line
-from podgpu.holders import AllocationSource
+from podgpu.holders import AllocationSource, Complete
 from podgpu.holders.device_ids import (
     VCUDA_CORE,
     VCUDA_MEMORY,
@@ -30,7 +30,6 @@ from podgpu.holders.device_ids import (
     parse_device_id,
     sort_vcuda,
 )
-from podgpu.holders.merge import Complete
 from podgpu.kube.objects import ContainerRecord, PodRecord, parse_quantity
 from podgpu.model import MIB, Allocation, Assignment, Device, Unmapped, VcudaRequest, Workload
 
