@@ -17,7 +17,7 @@ import msgspec
 
 from podgpu.errors import DeviceLost, SourceError, UsageError
 from podgpu.files import look_at, read_bounded
-from podgpu.gpu.source import CompanionDriver, ErrorEvent, ErrorEvents, GpuAnswer, Inventory, Telemetry
+from podgpu.gpu.source import EXPORTER_FIELDS, CompanionDriver, ErrorEvent, ErrorEvents, GpuAnswer, Inventory, Telemetry
 from podgpu.http_client import (
     DEFAULT_TIMEOUT,
     MAX_METRICS_BYTES,
@@ -35,8 +35,6 @@ from podgpu.metrics.parse import BadExposition, ParsedFamily, ParsedSample, pars
 from podgpu.model import Device, DeviceState, Reading, Value
 
 _MAX_AGE = 300.0  # maximum age of a file in seconds
-_EXPORTER_FIELDS = 9000
-"""Fields with this id or a larger one are computed by dcgm-exporter itself. podgpu computes its own."""
 _OTHER_ENTITIES = ("nvlink", "nvswitch", "cpu", "cpucore")
 
 
@@ -212,7 +210,7 @@ class ExporterTelemetry:
                 continue
             values: dict[int, Value] = {}
             for field in fields:
-                if field.id >= _EXPORTER_FIELDS or (device.is_instance and not field.per_instance):
+                if field.id >= EXPORTER_FIELDS or (device.is_instance and not field.per_instance):
                     continue
                 value, key = _convert(field, printed), (device.key, field.legacy or field.id)
                 if value is not None:

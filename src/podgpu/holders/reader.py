@@ -25,7 +25,7 @@ from podgpu.clock import Clock
 from podgpu.errors import SourceError, one_line
 from podgpu.holders import AllocationSource, Complete
 from podgpu.holders.annotations import replace_reservations
-from podgpu.holders.device_ids import parse_device_id, sort_allocation, sort_vcuda
+from podgpu.holders.device_ids import parse_device_id, sort_allocation
 from podgpu.holders.identity import Identities
 from podgpu.metrics.fields import table_rows
 from podgpu.model import (
@@ -331,7 +331,7 @@ def _merge_vcuda(readings: Mapping[str, Allocation], complete: Complete) -> tupl
                 holder = complete(Workload(*parts_of(request)))
                 completed = VcudaRequest.for_holder(holder, request.cores, request.memory_blocks)
                 merged.setdefault(holder.key, completed)
-    return sort_vcuda(merged.values())
+    return tuple(sorted(merged.values(), key=parts_of))
 
 
 # Texts about unmapped assignments, for the exporter's log and `podgpu doctor`

@@ -350,7 +350,7 @@ class DevicePlan:
     def __init__(self, driver: NvmlDriver, handle: Any, gpm: GpmSampler, fields: Sequence[Field]) -> None:
         self._driver = driver
         self._handle = handle
-        self._gpm = gpm
+        self.gpm = gpm
         self._fields = fields
         self._values: dict[int, Value] = {}
         self._once: dict[int, Value] = {}
@@ -385,9 +385,6 @@ class DevicePlan:
             with self.guard.catch(*(wanted.id for wanted, _ in metrics)):
                 self._read_gpm(metrics, now)
         return self._values
-
-    def close(self) -> None:
-        self._gpm.close()
 
     def _accept(self, wanted: Field, raw: Any) -> None:
         try:
@@ -434,7 +431,7 @@ class DevicePlan:
         return (total - before[1]) / (now - before[0])
 
     def _read_gpm(self, users: list[tuple[Field, Gpm]], now: float) -> None:
-        answer = self._gpm.read([recipe.metric for _, recipe in users], now)
+        answer = self.gpm.read([recipe.metric for _, recipe in users], now)
         for wanted, recipe in users:
             code, value = answer.get(recipe.metric, (0, None))
             with self.guard.catch(wanted.id):

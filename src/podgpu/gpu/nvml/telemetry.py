@@ -21,6 +21,7 @@ import pynvml
 
 from podgpu.errors import DeviceLost, DriverGone, SourceError, StartError, Unsupported
 from podgpu.gpu.nvml.driver import (
+    CallGuard,
     DeviceHandle,
     DevicePlan,
     GpmSampler,
@@ -94,6 +95,7 @@ class NvmlTelemetry:
         self._count_expected = count_expected
         self._clock = clock
         self._xids = XidWatcher(self._driver, wall)
+        self.error_events = self._xids.events.drain
         self._opening = threading.Lock()
         """Held while the driver is opened or closed."""
         self._is_open = False
@@ -285,9 +287,6 @@ class NvmlTelemetry:
             self._gpus[device.uuid] = NvmlGpu(self._driver, DeviceHandle(device, handle), self._settings, self._xids)
             return self._gpus[device.uuid]
 
-    def error_events(self) -> Sequence[ErrorEvent]:
-        return self._xids.events.drain()
-
 
 class NvmlGpu:
     """`read`, `read_layout` and `usage_reader` may be used in different workers. They share handle and layout."""
@@ -402,18 +401,15 @@ class NvmlGpu:
 
     def _count_links(self) -> int | None:
         """Returns the number of NVLinks that are up, None if the GPU has none or does not report them."""
-        try:
+        answer: Sequence[Any] = ()
+        with CallGuard[str]().catch():
             answer = self._driver.call("nvmlDeviceGetFieldValues", self.handle, _LINK_STATES)
-        except (DeviceLost, DriverGone):
-            raise
-        except SourceError:
-            return None
         states = [entry.value.uiVal for entry in answer if not entry.nvmlReturn]
         return states.count(1) if states else None
 
     def _drop_plans(self) -> None:
         for plan in self._plans.values():
-            plan.close()
+            plan.gpm.close()
         self._plans, self._details_at = {}, float("-inf")
 
 
