@@ -9,7 +9,7 @@ import pytest
 from podgpu.agent.loop import Agent, Settings
 from podgpu.errors import SourceError
 from podgpu.gpu.exporter import ExporterTelemetry, FileExposition
-from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.gpu.nvml.telemetry import NvmlTelemetry
 from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.fields import Field, field_named, fields

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from podgpu.doctor.findings import Finding, note, ok, wrong
 from podgpu.errors import SourceError, StartError, few_of, plural
-from podgpu.gpu.dcgm import DcgmTelemetry
 from podgpu.gpu.dcgm.connection import format_version
+from podgpu.gpu.dcgm.telemetry import DcgmTelemetry
 from podgpu.gpu.exporter import ExporterTelemetry
-from podgpu.gpu.nvml import NvmlTelemetry, count_pci_gpus
 from podgpu.gpu.nvml.driver import MIN_GPM_SECONDS, VersionMismatch
 from podgpu.gpu.nvml.switch_attribution import SwitchLogError
+from podgpu.gpu.nvml.telemetry import NvmlTelemetry, count_pci_gpus
 from podgpu.gpu.source import GpuAnswer, Inventory, Telemetry
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.fields import Field, Gpm, fields

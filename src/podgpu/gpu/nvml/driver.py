@@ -362,28 +362,21 @@ class DevicePlan:
         """Returns values by field id. Raises DeviceLost or DriverGone; other errors affect only their fields."""
         self.guard.begin()
         self._values = dict(self._once)
-        calls: dict[tuple[str, tuple[int | str, ...]], list[tuple[Field, NvmlCall]]] = {}
-        field_values: list[tuple[Field, FieldValue]] = []
-        metrics: list[tuple[Field, Gpm]] = []
+        groups: dict[object, list[tuple[Field, Any]]] = {}
         for wanted in self._fields:
-            match wanted.recipe:
-                case _ if wanted.id in self.guard.unsupported or wanted.id in self._once:
-                    continue
-                case NvmlCall() as call:
-                    calls.setdefault((call.function, call.arguments), []).append((wanted, call))
-                case FieldValue() as value:
-                    field_values.append((wanted, value))
-                case Gpm() as gpm:
-                    metrics.append((wanted, gpm))
-        for users in calls.values():
+            if wanted.id not in self.guard.unsupported and wanted.id not in self._once:
+                recipe = wanted.recipe
+                group = (recipe.function, recipe.arguments) if isinstance(recipe, NvmlCall) else type(recipe)
+                groups.setdefault(group, []).append((wanted, recipe))
+        for users in groups.values():
             with self.guard.catch(*(wanted.id for wanted, _ in users)):
-                self._read_call(users)
-        if field_values:
-            with self.guard.catch(*(wanted.id for wanted, _ in field_values)):
-                self._read_field_values(field_values, now)
-        if metrics:
-            with self.guard.catch(*(wanted.id for wanted, _ in metrics)):
-                self._read_gpm(metrics, now)
+                match users[0][1]:
+                    case NvmlCall():
+                        self._read_call(users)
+                    case FieldValue():
+                        self._read_field_values(users, now)
+                    case Gpm():
+                        self._read_gpm(users, now)
         return self._values
 
     def _accept(self, wanted: Field, raw: Any) -> None:

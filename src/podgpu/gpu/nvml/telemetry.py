@@ -95,7 +95,6 @@ class NvmlTelemetry:
         self._count_expected = count_expected
         self._clock = clock
         self._xids = XidWatcher(self._driver, wall)
-        self.error_events = self._xids.events.drain
         self._opening = threading.Lock()
         """Held while the driver is opened or closed."""
         self._is_open = False
@@ -286,6 +285,9 @@ class NvmlTelemetry:
             self._replaced.append(gpu)
             self._gpus[device.uuid] = NvmlGpu(self._driver, DeviceHandle(device, handle), self._settings, self._xids)
             return self._gpus[device.uuid]
+
+    def error_events(self) -> Sequence[ErrorEvent]:
+        return self._xids.events.drain()
 
 
 class NvmlGpu:
