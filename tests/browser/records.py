@@ -107,24 +107,15 @@ def gpu_past(picture: View, uuid: str, query: Mapping[str, str]) -> dict[str, An
     end, seconds, step = time.time(), SECONDS[query["range"]], STEPS[query["range"]]
     points = seconds // step
     begin = end - seconds
-    first = {
-        "from": begin - 500,
-        "to": begin + seconds * 0.42,
-        "namespace": "batch",
-        "pod": "nightly-0",
-        "container": "main",
-    }
+    nightly = {"namespace": "batch", "pod": "nightly-0", "container": "main"}
+    first = {"from": begin - 500, "to": begin + seconds * 0.42, **nightly}
     holders = [
         {"from": begin + seconds * 0.45, "namespace": h.namespace, "pod": h.pod, "container": h.container}
         for h in device.slot.holders
     ]
+    hot = {"condition": "thermal", "says": "slowed down by heat"}
     marks = [
-        {
-            "at": begin + seconds * 0.2,
-            "until": begin + seconds * 0.28,
-            "condition": "thermal",
-            "says": "slowed down by heat",
-        },
+        {"at": begin + seconds * 0.2, "until": begin + seconds * 0.28, **hot},
         *({"at": c.since or end - 600, "condition": c.condition, "says": c.says} for c in device.slot.conditions),
     ]
     past = {"from": begin, "to": end, "step_seconds": step, "series": _series(device, points)}
@@ -176,12 +167,7 @@ def events(query: Mapping[str, str]) -> dict[str, Any]:
     job = {"node": "gpu-a-02", "namespace": "research", "pod": "diffusion-sweep-6"}
     idle = {"node": "gpu-a-02", "uuid": "GPU-gpu-a-02-0002-4c5e-9d3f-000000000000"}
     told: list[dict[str, Any]] = [
-        {
-            "at": now - 200,
-            "kind": "node_gone",
-            "text": "gpu-b-02, 4 GPUs: no answer",
-            "node": "gpu-b-02",
-        },
+        {"at": now - 200, "kind": "node_gone", "text": "gpu-b-02, 4 GPUs: no answer", "node": "gpu-b-02"},
         {"at": now - 900, "kind": "ended", "text": "research/diffusion-sweep-6 ended on GPU 0, 1 of gpu-a-02"}
         | {"seconds": 7200.0}
         | job,

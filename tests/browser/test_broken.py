@@ -118,6 +118,8 @@ def test_commands_that_help_can_be_copied(tab: Tab, page: str) -> None:
     assert tab.texts(".commands code")[0].startswith("kubectl drain gpu-a-02"), "a lost one too"
     assert "systemctl reboot" in tab.texts(".commands code")
     assert tab.texts(".troubles code") == ["podgpu forget"], "without backticks"
+    visited(tab, page, "#view=nodes")
+    assert "Not known" in tab.texts(".nodes-table thead button"), "allocated = used + idle + not known"
     visited(tab, page, "#view=nodes&node=gpu-b-02")
     assert tab.texts(".node-view .commands code")[0] == "kubectl describe node gpu-b-02"
     assert tab.evaluate(TILES) == 0, "its GPUs have no figures"

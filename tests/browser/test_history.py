@@ -58,6 +58,8 @@ def test_a_gpu_has_a_view_of_its_own(tab: Tab, page: str) -> None:
     assert "Drain the node and reset the GPU." in tab.text(".gpu > .troubles")
     assert tab.texts(".chart-name") == ["Utilisation", "Memory used", "Power", "Temperature"]
     assert tab.texts(".lane-name") == ["batch/nightly-0/main", "research/llm-pretrain-gpu-a-01/trainer"]
+    assert tab.texts(".gpu .row-memory") == ["71.0 GiB"], "of a sole holder too"
+    tab.wait_for("document.querySelector('.groups').innerText.includes('XID 79')", "the error, not a number of errors")
     assert len(tab.texts(".axis span")) >= 5
     assert tab.evaluate("document.querySelectorAll('.chart .mark').length") == 8, "both in every chart"
     tab.evaluate("history.back()")
@@ -119,12 +121,8 @@ def test_hostile_records_are_only_text(tab: Tab, url: str, shown: Showing) -> No
     name = "<img src=x onerror=alert(1)>"
     now = time.time()
     past = {
-        **{
-            "from": now - 3600,
-            "to": now,
-            "step_seconds": 60,
-            "series": {"utilization_ratio": [0.5, None, "x", 1e300] * 15},
-        },
+        **{"from": now - 3600, "to": now, "step_seconds": 60},
+        "series": {"utilization_ratio": [0.5, None, "x", 1e300] * 15},
         "holders": [{"from": now - 100, "namespace": name, "pod": name, "container": name}],
         "marks": [{"at": now - 200, "condition": name, "says": name}],
     }

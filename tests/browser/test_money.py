@@ -85,7 +85,10 @@ def test_cost_of_a_range_by_namespace_and_label(tab: Tab, page: str) -> None:
     tab.wait_for("document.querySelector('.cost thead th')?.innerText === 'stage'", "by a label that is typed")
     notes = tab.text(".cost > .message:last-child")
     assert notes.startswith("No record before Jan")
-    assert not notes.endswith("Z"), "in local time"
+    assert "Z " not in notes, "in local time"
+    assert notes.endswith(
+        "Stored in SQLite, for up to 8,000 GPUs and 90 days. For more, run podgpu cluster with --prometheus."
+    )
 
 
 def test_cost_of_a_chosen_time_and_who_hardly_uses_what_it_holds(tab: Tab, page: str) -> None:
@@ -106,3 +109,5 @@ def test_cost_of_a_chosen_time_and_who_hardly_uses_what_it_holds(tab: Tab, page:
     assert href.startswith("api/v1/range?from=17")
     reloaded(tab)
     tab.wait_for(f"{about}.includes('(5.5 h)')", "the address says it")
+    visited(tab, page, "#view=cost&from=1794900000&to=1794800000")
+    assert tab.text(".cost > .message") == "The start of the range must be before its end."

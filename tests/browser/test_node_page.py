@@ -71,12 +71,20 @@ def test_every_gpu_is_a_tile_with_its_holders(tab: Tab, page: str) -> None:
     tab.wait_for("document.querySelectorAll('.tile[data-key]').length === 9", "nine tiles")
     assert tab.text("#scope") == "simulated-node"
     assert tab.texts("#simulated") == ["SIMULATED"] or tab.texts("#simulated") == ["Simulated"]
-    first, *_ = tab.texts(".tile[data-key]")
+    first, *_ = tiles = tab.texts(".tile[data-key]")
     assert first.startswith("GPU 0 H100")
     assert "research/llm-train-0 trainer" in first.replace("research/ ", "research/")
     assert "GiB" in first
     assert "W" in first
     assert tab.texts(".total-value")[0] == "9"
+    rows = "[...document.querySelectorAll('.tile[data-key]')].map(t => t.querySelectorAll('.row').length)"
+    assert tab.evaluate(rows) == [1, 1, 1, 1, 2, 1, 1, 1, 7], "shared GPUs and MIG instances are parts of the tile"
+    fills = "[...document.querySelectorAll('.tile[data-key]')].map(t => t.querySelectorAll('.segment').length)"
+    assert tab.evaluate(fills)[-1] == 7
+    *_, mig = tiles
+    assert (mig.count("1g.10gb"), mig.count("Free")) == (7, 2)
+    assert "embed-0" in tiles[4]
+    assert "ocr-0" in tiles[4]
 
 
 def test_parts_and_whole_are_of_the_same_time(tab: Tab, page: str, agent: Agent) -> None:
@@ -90,20 +98,6 @@ def test_parts_and_whole_are_of_the_same_time(tab: Tab, page: str, agent: Agent)
         tab.wait_for(f"fetch('api/v1/view').then(r => r.json()).then(v => v.taken_at >= {taken_at})")
         (shared, _) = tab.evaluate(SHARED)
         assert 0 < sum(shared[1:]) <= shared[0], shared
-
-
-def test_shared_gpus_and_mig_instances_are_parts_of_the_tile(tab: Tab, page: str) -> None:
-    visited(tab, page)
-    tab.wait_for("document.querySelectorAll('.tile[data-key]').length === 9")
-    rows = "[...document.querySelectorAll('.tile[data-key]')].map(t => t.querySelectorAll('.row').length)"
-    assert tab.evaluate(rows) == [1, 1, 1, 1, 2, 1, 1, 1, 7]
-    fills = "[...document.querySelectorAll('.tile[data-key]')].map(t => t.querySelectorAll('.segment').length)"
-    assert tab.evaluate(fills)[-1] == 7
-    mig = tab.texts(".tile[data-key]")[-1]
-    assert mig.count("1g.10gb") == 7
-    assert mig.count("Free") == 2
-    assert "embed-0" in tab.texts(".tile[data-key]")[4]
-    assert "ocr-0" in tab.texts(".tile[data-key]")[4]
 
 
 def test_what_does_not_work_is_said_and_never_parsed(tab: Tab, folder: Path) -> None:

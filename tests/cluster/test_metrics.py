@@ -104,6 +104,11 @@ def test_metric_names_of_nodes(name: str, metric: str) -> None:
     assert metric_name(name) == metric
 
 
+def test_nodes_with_the_same_metric_name_share_a_family() -> None:
+    state = state_of(node("-1", gpu(0, holder("a"))), node("1", gpu(1, holder("b"))))
+    assert [(family.name, len(family.samples)) for family in node_families(state)] == [("_1_info", 2)]
+
+
 # Seed 003
 
 

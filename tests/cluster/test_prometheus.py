@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from podgpu.clock import Clock
 from podgpu.cluster.collect import ClusterReading, ViewSettings
+from podgpu.cluster.metrics import cluster_families
 from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer, quote
+from podgpu.cluster.prometheus_history import PrometheusHistory
 from podgpu.cluster.state import build_cluster_state
-from podgpu.cluster.view import make_view
+from podgpu.cluster.view import make_pod, make_view
 from podgpu.errors import SourceError, UsageError
 from podgpu.http_client import Access
 from podgpu.model import WorkloadOwner
@@ -99,12 +101,14 @@ def test_more_gpus_than_the_page_shows(double: PrometheusDouble) -> None:
     totals = make_view(build_cluster_state(reading, None, SETTINGS, made.clock.monotonic(), double.now)).totals
     assert (totals.gpus, totals.allocated, totals.used, totals.idle, totals.power_watts) == (4, 2, 1.5, 0.5, 700)
     assert (reading.nodes, reading.outcomes[0].error) == ((), "")
+    assert reading.notes[0].startswith("Prometheus has 4 GPUs: above 3, the page has totals")
 
 
 def test_match_is_in_every_selector(double: PrometheusDouble) -> None:
     made = Rounds(double, match='cluster="a"')
     made.run()
     made.close()
+    asyncio.run(PrometheusHistory(PrometheusServer(double.url)).pod("ml", "train", 3600, cluster="a"))
     for query in (asked.query for asked in double.asked):
         selectors = re.findall(r"\{[^}]*\}", query)
         assert all('cluster="a"' in selector for selector in selectors), query
@@ -122,6 +126,7 @@ REPLIES: dict[str, tuple[Reply, str, str]] = {
     "other JSON": (Reply(b'["success"]'), "malformed", "Expected `object`"),
     "endless": (Reply(b"{", claimed_length=1 << 40), "too_large", "bytes"),
     "zip bomb": (Reply(BOMB, headers={"Content-Encoding": "gzip"}), "too_large", "bytes"),
+    "invalid value": (vector([({}, "much")], 1.0), "malformed", "to float: 'much'"),
     "impossible time": (vector([({}, "1e308")], 1.0), "malformed", "time()"),
 }
 
@@ -237,6 +242,22 @@ def test_pods_of_the_same_name_have_the_owners_of_their_clusters(double: Prometh
     state = build_cluster_state(rounds.run(), None, SETTINGS, rounds.clock.monotonic(), double.now)
     owners = {node.name: [part.owner for part in node.held] for node in state.nodes}
     assert owners == {f"{c}/node": [WorkloadOwner("StatefulSet", f"web-of-{c}")] for c in "ab"}
+    view = make_view(state)
+    assert [(one.cluster, one.namespace, one.allocated_gpus) for one in view.namespaces] == [
+        ("a", "ml", 1),
+        ("b", "ml", 1),
+    ]
+    assert [node.cluster for node in view.nodes] == ["a", "b"]
+    for cluster, gpus in (("a", 1), ("b", 1), (None, 2)):
+        pod = make_pod(state, view, "ml", "web-0", cluster)
+        assert pod is not None
+        assert (pod.totals.allocated, len(pod.nodes), pod.owner is None) == (gpus, gpus, cluster is None)
+    assert make_pod(state, view, "ml", "web-0", "c") is None
+    for family in cluster_families(state, {scope: mean.mean for scope, mean in state.used.items()}):
+        labels = [sample.labels.text for sample in family.samples]
+        assert len(set(labels)) == len(labels)
+        if family.name == "podgpu_namespace_allocated_gpus":
+            assert labels == [f'{{namespace="ml",model="",cluster="{cluster}"}}' for cluster in "ab"]
 
 
 def test_warnings_and_missing_gpus_are_notes(double: PrometheusDouble, rounds: Rounds) -> None:

@@ -77,6 +77,8 @@ def points(longer: int = 0) -> Iterator[Point]:
                 yield Point("podgpu_container_gpu_energy_joules_total", name, watts * age, at)
                 yield Point("podgpu_container_gpu_wait_seconds_total", name, 0.1 * age, at)
                 yield Point("podgpu_allocation_share_ratio", name, share, at)
+        for uuid, method in (("GPU-0", "exact" if restarted else "switches"), ("GPU-1", "mps")):
+            yield Point("podgpu_device_usage_method", {**instance, "UUID": uuid, "method": method}, 1, at)
         for gpu in range(4):
             yield Point("DCGM_FI_DEV_GPU_TEMP", {**instance, "UUID": f"GPU-{gpu}", **MODEL}, 40, at)
         free = {**instance, "UUID": "GPU-3", **MODEL}
@@ -87,7 +89,9 @@ def points(longer: int = 0) -> Iterator[Point]:
             yield Point("kube_pod_labels", {"namespace": "ml", "pod": "ended", "label_team": "nlp"}, 1, at)
 
 
-def ask(url: str, by: str = "pod", start: float = START, end: float = END, prices: Prices = PRICES) -> RangeAnswer:
+def ask(
+    url: str, by: str = "pod", start: float | None = START, end: float | None = END, prices: Prices = PRICES
+) -> RangeAnswer:
     ranges = PrometheusRanges(PrometheusServer(url), lambda: (prices, ()), state_of)
     return asyncio.run(ranges.range(RangeQuery(by, start=start, end=end)))
 
@@ -174,6 +178,32 @@ def test_two_processes_give_the_same_bytes(serving: Serving, tmp_path: Path) -> 
     train = next(row for row in table if row["x_Pod"] == "train")
     used = [float(train[f"x_UsedGpuHours{bound}"]) for bound in ("Min", "", "Max")]
     assert used == pytest.approx([0.9, 1.0, 1.2], rel=0.01)
+    methods = {row["x_Pod"]: row["x_UsageMethod"] for row in table if row["SubAccountId"] == "b"}
+    assert methods == {"train": "exact switches", "ended": "mps", "half": "mps", "slice": "", "": ""}
+
+
+@both_servers
+def test_current_gpus_of_a_new_pod(serving: Serving, tmp_path: Path) -> None:
+    """A shared GPU and a whole one since 90 seconds. The pod that ended before has no GPU now."""
+    begin = time.time() // STEP * STEP - 90
+    labels = [HELD, {**HELD, "UUID": "GPU-1"}, SHARED]
+    found = []
+    for seconds in range(-HOUR, HOUR, STEP):
+        held = labels if seconds >= 0 else [ENDED] if seconds < -400 else []
+        for name, share in ((name, 0.5 if name["UUID"] == "GPU-1" else 1.0) for name in held):
+            age = seconds if seconds >= 0 else seconds + HOUR
+            found += [
+                Point("podgpu_container_gpu_allocated_seconds_total", name, share * age, begin + seconds),
+                Point("podgpu_container_gpu_idle_seconds_total", name, age / 2, begin + seconds),
+                Point("podgpu_allocation_info", {**name, "source": "kubelet"}, 1, begin + seconds),
+                Point("podgpu_allocation_share_ratio", name, share, begin + seconds),
+            ]
+    with serving(tmp_path, found) as url:
+        rows = rows_of(ask(url, start=None, end=None))
+    current = {name: (row.gpus, row.idle_gpus, row.cost_per_hour) for name, row in rows.items()}
+    assert current["ml/train"] == (1.5, 0.75, 15.0)
+    assert current["web/half"] == (0.5, 0.25, 5.0)
+    assert not current["ml/ended"][0]
 
 
 def _is_ready(client: Client) -> bool:

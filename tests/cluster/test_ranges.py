@@ -99,6 +99,7 @@ def test_hours_energy_and_cost_of_an_hour() -> None:
     assert (totals.gpu_hours, totals.allocated_hours, totals.cost, totals.unallocated_cost) == (3.0, 1.5, 30.0, 15.0)
     assert (totals.used_hours, totals.idle_hours, totals.wasted, totals.energy_kwh) == (0.25, 0.5, 5.0, 0.15)
     assert (answer.methods, answer.currency) == (["samples"], "EUR")
+    assert [row.methods for row in answer.rows] == [["samples"], [], []], "each row has its own"
     together = cluster.rows("owner")["ml/Job/train"]
     assert (together.gpu_hours, together.cost, together.mean_use) == (1.5, 15.0, round(0.25 / 1.5, 4))
     assert {name: row.cost for name, row in cluster.rows("label:team").items()} == {
@@ -113,8 +114,8 @@ def test_an_ended_pod_and_a_restart_are_part_of_the_range(tmp_path: Path) -> Non
     an_hour(before)
     before.recorder.stop()
     after = Cluster(str(tmp_path), at=before.at + 600)
-    after.round(gpu(0), gpu(1), gpu(2))
-    assert [row.pod for row in after.range().rows] == ["a", "b", ""]
+    after.round(gpu(0, usage=SlotUsage(method="exact")), gpu(1), gpu(2))
+    assert [(row.pod, row.methods) for row in after.range().rows] == [("a", []), ("b", []), ("", [])]
     assert after.range().totals == before_totals(3.0)
     after.round(gpu(0), gpu(1), gpu(2), seconds=12 * 3600)
     assert after.range(seconds=3600).rows == []

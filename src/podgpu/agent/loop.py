@@ -26,6 +26,7 @@ from podgpu.usage.containers import ContainerFinder
 from podgpu.workers import ErrorCounts, Workers
 
 _log = logging.getLogger(__name__)
+_SERIAL = 53  # DCGM_FI_DEV_SERIAL
 Forgotten = Literal["gpu", "xids", "nothing"]  # what `podgpu forget` removed
 _UNALLOCATED_READINGS = 12  # use without an allocation is reported after this many readings of holders
 
@@ -89,6 +90,7 @@ class Agent:
             )
         self._health = HealthWatch(self.clock, policy.xid_window_ms / 1000, policy.clock_window_ms / 1000)
         self._telemetry_result = TelemetryResult()
+        self._serials: dict[str, Mapping[int, Value]] = {}  # by UUID, also of GPUs that were lost since
         self._allocation_result = AllocationResult()
         self._usage_result = UsageResult()
         self._changes = ChangeLog(self.clock.monotonic)
@@ -123,6 +125,9 @@ class Agent:
                 with self._publishing:
                     self._telemetry_result = result
                     self._health.update(result)
+                for uuid, answer in result.answers.items():
+                    if _SERIAL in answer.details:
+                        self._serials[uuid] = {_SERIAL: answer.details[_SERIAL]}
             self._read_at = self.clock.monotonic()
         self._publish()
 
@@ -279,7 +284,7 @@ class Agent:
     def details(self, uuid: str) -> tuple[Mapping[int, Value], int | None]:
         """Returns rarely changing values of one GPU by field id, and the number of its active NVLinks."""
         answer = self._telemetry_result.answers.get(uuid)
-        return ({}, None) if answer is None else (answer.details, answer.links_up)
+        return (self._serials.get(uuid, {}), None) if answer is None else (answer.details, answer.links_up)
 
     def list_processes(self) -> Mapping[str, Sequence[RunningProcess]]:
         """Returns the processes of the last usage turn by device key."""

@@ -11,7 +11,6 @@ import base64
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from cryptography import x509
@@ -35,21 +34,11 @@ _PATH = "/apis/apiregistration.k8s.io/v1/apiservices/"
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceName:
-    """The Service in front of podgpu."""
-
-    namespace: str
-    name: str
-
-    @property
-    def host(self) -> str:
-        """The name that the API server uses in the TLS handshake."""
-        return f"{self.name}.{self.namespace}.svc"
-
-
 def issue(host: str, replica: str, now: datetime | None = None) -> tuple[x509.Certificate, Pem, Pem]:
-    """Returns a self-signed certificate, its PEM text and its key. `replica` must stay the same after a restart."""
+    """Returns a self-signed certificate, its PEM text and its key. `replica` must stay the same after a restart.
+
+    `host`: the name that the API server uses in the TLS handshake.
+    """
     now = now or datetime.now(UTC)
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"podgpu autoscale {replica[-_MAX_NAME:]}")])
@@ -88,8 +77,9 @@ class CaBundleUpdater:
     """Keeps our certificate in the caBundle of our APIServices. Does not change APIServices of other Services."""
 
     def __init__(
-        self, client: ApiClient, certificate: x509.Certificate, api_services: Sequence[str], service: ServiceName
+        self, client: ApiClient, certificate: x509.Certificate, api_services: Sequence[str], service: str
     ) -> None:
+        """`service`: namespace and name of the Service in front of podgpu, separated by a slash."""
         self.client = client
         self._certificate = certificate
         self._api_services = api_services
@@ -125,7 +115,7 @@ class CaBundleUpdater:
         spec = api_service["spec"]
         service = spec.get("service") or {}  # empty if the API server itself serves the API
         owner = f"{service.get('namespace')}/{service.get('name')}"
-        if owner != f"{self._service.namespace}/{self._service.name}":
+        if owner != self._service:
             raise SourceError(
                 "foreign",
                 f"it points to {owner}. podgpu receives no requests for these metrics. Delete that APIService if it is"

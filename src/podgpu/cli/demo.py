@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -119,7 +119,8 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
             lambda: ScrapeCollector(FixedTargets(targets), CLUSTER, owners=lambda: find_owners(nodes)), CLUSTER, read
         )
         recorder = cluster_recorder(cluster)
-        write_past(nodes, recorder, [exporter.recorder for exporter in exporters], read, time.time())
+        own = {node.name: exporter.recorder for node, exporter in zip(nodes, exporters, strict=True)}
+        write_past(nodes, {"": recorder, **own}, read()[0], time.time())
         app = cluster_application(cluster, history=recorder, usage=cluster_usage(cluster, recorder))
         listeners = [
             *(Listener(each.application, where) for each, where in zip(exporters, [address, *others], strict=True)),
@@ -283,21 +284,9 @@ _FAULTS = (  # node, GPU (None: all), from and to (hours ago), condition, messag
 
 
 def write_past(
-    nodes: Sequence[StageNode],
-    recorder: HistoryRecorder,
-    of_nodes: Sequence[HistoryRecorder],
-    prices: ReadPrices,
-    now: float,
+    nodes: Sequence[StageNode], recorders: Mapping[str, HistoryRecorder], prices: Prices, now: float
 ) -> None:
-    """Writes a simulated day before `now` to the history of the cluster and of each node."""
-    for round_ in _make_past(nodes, prices()[0], now):
-        recorder.append(round_)
-        for node, own in zip(nodes, of_nodes, strict=True):
-            own.append(round_._replace(gpus=[sample for sample in round_.gpus if sample.node == node.name]))
-
-
-def _make_past(nodes: Sequence[StageNode], prices: Prices, now: float) -> Iterator[HistoryRound]:
-    """Yields rounds until `now`: one for every 5 minutes of the day, and for every 15 s of the last hour."""
+    """Writes a simulated day before `now`, the last hour in fine steps. `recorders`: by node, "" for the cluster."""
     stays = [list(_stays(number, node)) for number, node in enumerate(nodes)]
     start, fine = (int(now - length) // COARSE * COARSE for length in (DAY, HOUR))
     # The usage of a round is stored in the 5 minutes of its time, so its usage is that of the time after it.
@@ -314,7 +303,8 @@ def _make_past(nodes: Sequence[StageNode], prices: Prices, now: float) -> Iterat
                     tenants = [tenant for tenant in held if tenant.gi_id == instance]
                     device = _PastDevice(number, node.name, gpu, instance, size, tenants)
                     samples.append(device.sample(at, ago, seconds, prices, held if instance is None else tenants))
-        yield HistoryRound(at, samples)
+        for name, recorder in recorders.items():
+            recorder.append(HistoryRound(at, [sample for sample in samples if name in ("", sample.node)]))
 
 
 def _divide(gpu: SimulatedGpu) -> list[tuple[int | None, float]]:
@@ -381,14 +371,13 @@ class _PastDevice(NamedTuple):
             holders.append(HolderSample(_account_of(tenant), tenant.container, amounts, own, prices.currency))
         rest = Amounts(seconds * size, cost=price * seconds / HOUR, energy_joules=idle_watts * seconds * size)
         is_whole = self.instance is None
+        figures = Figures(use, memory, *((watts, 30 + 35 * use) if is_whole else ()))
         return GpuSample(
             uuid=self.gpu.uuid,
             instance="" if is_whole else str(self.instance),
             node=self.node,
             gpu_index=self.gpu.number,
-            figures=None
-            if is_blind
-            else Figures(use, memory, watts if is_whole else None, 30 + 35 * use if is_whole else None),
+            figures=None if is_blind else figures,
             holders=holders,
             conditions=conditions,
             unallocated=Amounts() if holders or gone else rest,

@@ -102,6 +102,7 @@ class NodeReading:
     skew_seconds: float | None = None  # node's clock minus ours; None if the node reports no time
     listed: bool | None = None  # target is in the list of exporters; None for Prometheus, which has no list
     named: bool = True
+    cluster: str = ""  # only with Prometheus, if it has several clusters
     owners: Owners = field(default_factory=dict)  # of the pods in the node's cluster; only with Prometheus
 
 

@@ -6,7 +6,6 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import groupby
 from typing import NamedTuple
 
 from podgpu import __version__
@@ -38,12 +37,15 @@ def cluster_families(state: ClusterState, rolling: Mapping[Scope, float]) -> lis
 
 
 def node_families(state: ClusterState) -> list[Family]:
-    """Builds `/metrics/nodes`: one family per node, with the rows of the pod map."""
+    """Builds `/metrics/nodes`: one family per node, with the rows of the pod map.
+
+    Nodes whose names become the same metric name share a family.
+    """
     spec = families_in("seed")["<node>_info"]
-    return [
-        Family(metric_name(node), spec.type, spec.help, tuple(_map_samples(rows, 1.0)))
-        for node, rows in groupby(map_rows(state), key=lambda row: row.node)
-    ]
+    rows: dict[str, list[MapRow]] = defaultdict(list)
+    for row in map_rows(state):
+        rows[metric_name(row.node)].append(row)
+    return [Family(name, spec.type, spec.help, tuple(_map_samples(rows[name], 1.0))) for name in rows]
 
 
 def self_families(state: ClusterState) -> list[Family]:
@@ -67,7 +69,8 @@ def self_families(state: ClusterState) -> list[Family]:
 
 
 def _labels(names: Iterable[str], values: Iterable[str]) -> Labels:
-    return Labels(zip(names, values, strict=True))
+    """Omits an empty cluster: there is only one."""
+    return Labels((name, value) for name, value in zip(names, values, strict=True) if value or name != "cluster")
 
 
 # Pod map, as in "pod gpu metrics exporter"
@@ -217,10 +220,10 @@ def _namespace_families(nodes: Iterable[NodeEntry], state: ClusterState) -> list
         for part in node.held
         if part.holder.namespace and not (part.instance is None and part.gpu.instances)
     ]
-    groups = group_held(parts, lambda part: (part.holder.namespace, part.model))
+    groups = group_held(parts, lambda part: (part.holder.namespace, part.model, part.cluster))
     samples: dict[str, list[Sample]] = {f"podgpu_namespace_{name}_gpus": [] for name in ("allocated", "used", "idle")}
     for key in sorted(groups):
-        labels, sums = _labels(("namespace", "model"), key), sum_held(groups[key], by_device=True)
+        labels, sums = _labels(("namespace", "model", "cluster"), key), sum_held(groups[key], by_device=True)
         wasteful = sum_held((part for part in groups[key] if _wasteful_since(part, state) is not None), by_device=True)
         samples["podgpu_namespace_allocated_gpus"].append(Sample(labels, round(sums.allocated, 9)))
         samples["podgpu_namespace_idle_gpus"].append(Sample(labels, round(wasteful.allocated, 9)))
@@ -234,10 +237,8 @@ def _namespace_families(nodes: Iterable[NodeEntry], state: ClusterState) -> list
 
 def _cost_families(state: ClusterState) -> list[Family]:
     parts = (part for node in state.nodes for part in node.held if part.holder.namespace)
-    groups = group_held(parts, lambda part: part.holder.namespace)
-    sums = [
-        (_labels(("namespace", "currency"), (n, state.prices.currency)), sum_held(groups[n])) for n in sorted(groups)
-    ]
+    groups = group_held(parts, lambda part: (part.holder.namespace, state.prices.currency, part.cluster))
+    sums = [(_labels(("namespace", "currency", "cluster"), key), sum_held(groups[key])) for key in sorted(groups)]
     samples = {
         f"podgpu_namespace_{name}": [
             Sample(labels, amount) for labels, total in sums if (amount := getattr(total, name)) is not None

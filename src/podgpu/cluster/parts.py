@@ -33,6 +33,7 @@ class HeldPart(msgspec.Struct, frozen=True, gc=False):
     last_idle_since: float | None = None  # Unix time; not changed while the GPU cannot be read
     owner: WorkloadOwner | None = None
     cost_per_hour: float | None = None
+    cluster: str = ""
 
     @property
     def idle_since(self) -> float | None:

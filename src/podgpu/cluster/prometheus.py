@@ -152,18 +152,22 @@ class PrometheusClient:
     async def query(self, query: str, at: float | None = None) -> list[ParsedSample]:
         samples = []
         for element in await self._read("api/v1/query", query, {} if at is None else {"time": f"{at:.3f}"}):
-            value = float(element.value[1]) if element.value else math.nan  # a histogram has no value
-            if math.isfinite(value):
+            for _, value in self._to_numbers([element.value] if element.value else ()):  # a histogram has no value
                 samples.append(ParsedSample(element.metric.pop("__name__", ""), element.metric, value))
         return samples
 
     async def query_range(self, query: str, start: float, end: float, step: float) -> list[RangeSeries]:
         form = {"start": f"{start:.3f}", "end": f"{end:.3f}", "step": f"{step:g}"}
-        lines = []
-        for element in await self._read("api/v1/query_range", query, form):
-            points = [(at, float(text)) for at, text in element.values]
-            lines.append(RangeSeries(element.metric, [point for point in points if math.isfinite(point[1])]))
-        return lines
+        elements = await self._read("api/v1/query_range", query, form)
+        return [RangeSeries(element.metric, self._to_numbers(element.values)) for element in elements]
+
+    def _to_numbers(self, points: Iterable[tuple[float, str]]) -> list[tuple[float, float]]:
+        """Drops values that are NaN or infinite. Raises SourceError."""
+        try:
+            numbers = [(at, float(text)) for at, text in points]
+        except ValueError as error:
+            raise SourceError("malformed", f"{self.name} returned an invalid value: {_shorten(str(error))}") from error
+        return [point for point in numbers if math.isfinite(point[1])]
 
     async def _read(self, path: str, query: str, form: Mapping[str, str]) -> list[_Element]:
         """Sends the query by POST, because it may be too long for a URL. Raises SourceError."""
@@ -270,8 +274,8 @@ class PrometheusCollector:
         fleet = await self._count_fleet(now) if self._settings.max_gpus < math.inf else None
         if fleet is not None and fleet.gpus > self._settings.max_gpus:
             note = (
-                f"Prometheus has {fleet.gpus:,} GPUs, and the page shows single GPUs of at most"
-                f" {self._settings.max_gpus:,.0f}; totals and costs are of all GPUs; choose a part with --match"
+                f"Prometheus has {fleet.gpus:,} GPUs: above {self._settings.max_gpus:,.0f}, the page has totals, cost"
+                " and waste, but no single GPUs, pods and nodes; to see these, choose a part with --match"
             )
             self._reading = replace(self._reading, nodes=(), fleet=fleet, notes=(note, *self._client.notes))
             return failures
@@ -287,7 +291,8 @@ class PrometheusCollector:
             node_labels=self._node_labels,
             cluster_label=self._cluster_label,
         )
-        if len({target.cluster for target in targets}) > 1:
+        several = len({target.cluster for target in targets}) > 1
+        if several:
             targets = [_name_cluster(target) for target in targets]
         others = self._other_owners()
         owners: dict[str, Owners] = {}
@@ -310,7 +315,9 @@ class PrometheusCollector:
             notes.append(f"Prometheus has no GPU metrics: check that it scrapes the exporters{and_match}")
         self._reading = replace(
             self._reading,
-            nodes=tuple(self._make_reading(target, now, monotonic, owners[target.cluster]) for target in targets),
+            nodes=tuple(
+                self._make_reading(t, now, monotonic, owners[t.cluster], t.cluster if several else "") for t in targets
+            ),
             owners=others,
             idle_for={(read_gpu_id(s.labels), s.labels.get("GPU_I_ID", "")): window or 0.0 for s in idle},
             fleet=None,
@@ -342,7 +349,9 @@ class PrometheusCollector:
             held=tuple((model, held, found["idle"].get(model, 0.0)) for model, held in allocated),
         )
 
-    def _make_reading(self, target: TargetState, now: float, monotonic: float, owners: Owners) -> NodeReading:
+    def _make_reading(
+        self, target: TargetState, now: float, monotonic: float, owners: Owners, cluster: str
+    ) -> NodeReading:
         sampled_at = now if target.scraped_at is None else target.scraped_at
         taken_at = target.state.taken_at
         return NodeReading(
@@ -351,6 +360,7 @@ class PrometheusCollector:
             read_at=monotonic - max(0.0, now - sampled_at),
             skew_seconds=None if taken_at is None else taken_at - sampled_at,
             named=not target.state.node.endswith(target.instance),
+            cluster=cluster,
             owners=owners,
         )
 

@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from podgpu.cluster.prometheus import (
@@ -116,10 +116,11 @@ class PrometheusHistory:
             device = (await reader.read_devices([uuid])).get((uuid, instance))
             return None if device is None else device.make_history(device.figures)
 
-    async def pod(self, namespace: str, pod: str, seconds: int) -> PodHistory | None:
+    async def pod(self, namespace: str, pod: str, seconds: int, cluster: str | None = None) -> PodHistory | None:
         name = namespace, pod
+        of_cluster = "" if cluster is None else f"{self._server.cluster_label}={quote(cluster)}"
         async with aclosing(PrometheusClient(self._server)) as client:
-            reader = await self._make_reader(client, seconds)
+            reader = await self._make_reader(client, seconds, of_cluster)
             uuids = {_read_device(line.labels)[0] for line in await reader.read(reader.held_by(name))} - {""}
             devices = await reader.read_devices(sorted(uuids)[:_MAX_GPUS_OF_POD], name) if uuids else {}
         histories = [device.history_of_pod(name) for device in devices.values()]
@@ -138,11 +139,12 @@ class PrometheusHistory:
                 lines[f"{uuid}/{instance}" if instance else uuid] = bytes(map(utilization_byte, ratios))
         return sparklines_json(window.start, lines)
 
-    async def _make_reader(self, client: PrometheusClient, seconds: int) -> _HistoryReader:
+    async def _make_reader(self, client: PrometheusClient, seconds: int, matcher: str = "") -> _HistoryReader:
         step = _FINE if seconds <= MAX_POINTS * _FINE else _COARSE * -(-seconds // (_COARSE * MAX_POINTS))
         count = seconds // step
         end = await client.query_time() // _FINE * _FINE
-        return _HistoryReader(client, Window(end - count * step, step, count), self._server)
+        server = replace(self._server, match=",".join(filter(None, (matcher, self._server.match))))
+        return _HistoryReader(client, Window(end - count * step, step, count), server)
 
 
 class _HistoryReader:

@@ -15,6 +15,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from podgpu.cluster.parts import divide
 from podgpu.cluster.prices import Prices, ReadPrices
 from podgpu.cluster.prometheus import (
     GR_ENGINE,
@@ -91,12 +92,13 @@ class PrometheusRanges:
 
     async def range(self, query: RangeQuery) -> RangeAnswer:
         async with aclosing(PrometheusClient(self._server)) as client:
-            start, end = query.bounds(await client.query_time())
+            now = await client.query_time()
+            start, end = query.bounds(now)
             step = FINE * max(1, math.ceil((end - start) / FINE / _MAX_STEPS))
             end = end // step * step
             start = min(start // step * step, end - step)
             reader = _RangeReader(client, self._server, query, self._prices()[0], self._read_state())
-            return await reader.read(start, end, step)
+            return await reader.read(start, end, step, now // FINE * FINE)
 
 
 @dataclass
@@ -107,10 +109,13 @@ class _RangeReader:
     prices: Prices
     state: ClusterState
     notes: list[str] = field(default_factory=list)
+    rule: str = ""
+    methods: dict[tuple[str, ...], set[str]] = field(default_factory=lambda: defaultdict(set))  # by `_Part[:3]`
 
-    async def read(self, start: float, end: float, step: int) -> RangeAnswer:
+    async def read(self, start: float, end: float, step: int, now: float) -> RangeAnswer:
         """Adds a note for each failed query. Raises SourceError if there are no allocated hours."""
-        rule = await self._find_rule(start, end)
+        rule = self.rule = await self._find_rule(start, end)
+        methods = await self._read_methods(start, end)
         usage: list[UsageSum] = []
         for first, last, prices in self.prices.periods(start, end):
             if rule:
@@ -123,9 +128,7 @@ class _RangeReader:
             self.notes.append(f"Prometheus has no GPU metrics at {utc_text(start)}, the start of the range")
         if not any(any(one.account) for one in usage):
             self.notes.append("Prometheus has no counters of podgpu's exporters in this range")
-        now = None if self.query.end is not None else await self._read_now(end, bool(rule))
-        method = select(("podgpu_device_usage_method",), self.server.match)
-        methods = await self._ask("methods of usage", f"group by (method) ({method})", end)
+        rows_now = None if self.query.end is not None else await self._read_now(now)
         return make_range(
             self.query,
             (start, end),
@@ -133,8 +136,8 @@ class _RangeReader:
             self.prices.at(end),
             tuple(dict.fromkeys((*self.notes, *self.client.notes))),
             self.state.simulated,
-            sorted({sample.labels.get("method", "") for sample in methods} - {""}),
-            now,
+            methods,
+            rows_now,
             rule or "counters",
         )
 
@@ -148,6 +151,18 @@ class _RangeReader:
             return []
 
     # Queries
+
+    async def _read_methods(self, start: float, end: float) -> list[str]:
+        """Reads the methods of each GPU in the range. The recording rules do not have them: then only those now."""
+        series, keys = select(("podgpu_device_usage_method",), self.server.match), ["method"]
+        if not self.rule:
+            series = f"last_over_time({series}[{round(end - start)}s])"
+            keys += [self.server.cluster_label, *UUID_LABELS, "GPU_I_ID"]
+        found = await self._ask("methods of usage", f"group {by(*keys)} ({series})", end)
+        for labels in (sample.labels for sample in found):
+            gpu = labels.get(self.server.cluster_label, ""), read_gpu_id(labels), labels.get("GPU_I_ID", "")
+            self.methods[gpu].add(labels.get("method", ""))
+        return sorted(set().union(*self.methods.values()) - {""})
 
     async def _find_rule(self, start: float, end: float) -> str:
         """Returns the name of the coarsest recording rule that covers the range, or as much of it as the counters."""
@@ -207,14 +222,13 @@ class _RangeReader:
         shares = select(("podgpu_allocation_share_ratio",), self.server.match)
         return f"avg {by(self.server.cluster_label, *_HOLDER_KEYS)} (avg_over_time({shares}[{round(seconds)}s]))"
 
-    async def _read_now(self, end: float, has_rules: bool) -> dict[RowName, dict[str, float | None]]:
-        """Returns the current values of rows: means over the last 5 minutes."""
-        if has_rules:
-            found = dict(await self._read_rule(USAGE_RULE, f"last_over_time({{}}[{2 * COARSE}s])", end))
-            found.pop("gpu_seconds", None)
+    async def _read_now(self, end: float) -> dict[RowName, dict[str, float | None]]:
+        """Returns the current values of rows. If there are too many GPUs, these are means over the last 5 minutes."""
+        if self.rule and self.state.fleet is not None:
+            recorded = await self._read_rule(USAGE_RULE, f"last_over_time({{}}[{2 * COARSE}s])", end)
+            found: Vectors = {kind: samples for kind, samples in recorded.items() if kind != "gpu_seconds"}
         else:
-            queries = {kind: self._increase(_COUNTERS[kind], COARSE) for kind in ("allocated", "idle")}
-            found = dict(await self._ask_all({**queries, "shares": self._shares(COARSE)}, end))
+            found = await self._read_allocation(end)
         groups: dict[RowName, list[UsageSum]] = defaultdict(list)
         for one in await self._make_usage(found, end - COARSE, end, self.prices.at(end)):
             groups[name_row(one, self.query)].append(one)
@@ -229,6 +243,38 @@ class _RangeReader:
             for name, group in groups.items()
         }
 
+    async def _read_allocation(self, at: float) -> Vectors:
+        """Returns 5 minutes of the current allocation, with the same ratio of idle time as in the last 5 minutes."""
+
+        def instant(name: str) -> str:
+            series = select((name,), self.server.match)
+            return f"max {by(self.server.cluster_label, *_HOLDER_KEYS)} ({series})"
+
+        found = await self._ask_all(
+            {
+                "allocated": instant(_COUNTERS["allocated"]),
+                "holders": instant("podgpu_allocation_info"),
+                "shares": instant("podgpu_allocation_share_ratio"),
+                "recent time": self._increase(_COUNTERS["allocated"], COARSE),
+                "idle": self._increase(_COUNTERS["idle"], COARSE),
+            },
+            at,
+        )
+        held, shares, seconds, idle = (
+            self._add_by_part(found[k]) for k in ("holders", "shares", "recent time", "idle")
+        )
+        slots: dict[tuple[str, ...], dict[_Part, LabelMap]] = defaultdict(dict)
+        for labels in (sample.labels for sample in found["allocated"]):
+            if (part := self._read_part(labels)) in held:
+                slots[part[:3]][part] = labels
+        now: dict[str, list[ParsedSample]] = {"allocated": [], "shares": [], "idle": []}
+        for parts in slots.values():
+            for part, share in zip(parts, divide([shares.get(part) for part in parts], 1.0), strict=True):
+                unused = idle.get(part, 0.0) * share * COARSE / seconds[part] if seconds.get(part) else 0.0
+                for kind, value in (("allocated", share * COARSE), ("shares", share), ("idle", unused)):
+                    now[kind].append(ParsedSample("", parts[part], value))
+        return now
+
     # Names of pods
 
     async def _read_accounts(
@@ -242,6 +288,7 @@ class _RangeReader:
                 pods[part.cluster].add((part.workload.namespace, part.workload.pod))
         label, accounts = self.query.label, {}
         labels = await self._read_labels(label, window, end) if label else {}
+        others = {} if self.rule else self.state.owners  # the rules do not have these
         for cluster, names in pods.items():
             owners: Mapping[PodName, WorkloadOwner] = {}
             if not label and self.query.by != "namespace":
@@ -251,7 +298,7 @@ class _RangeReader:
                 except SourceError as error:
                     self.notes.append(f"missing: owners of pods: {error}")
             for pod in names:
-                owner = owners.get(pod) or self.state.owners.get(pod) or WorkloadOwner("", "")
+                owner = owners.get(pod) or others.get(pod) or WorkloadOwner("", "")
                 accounts[cluster, pod] = UsageAccount(
                     *pod, owner_kind=owner.kind, owner_name=owner.name, labels=labels.get((cluster, pod), "")
                 )
@@ -293,7 +340,8 @@ class _RangeReader:
             )
             if part.owner is not None:
                 account = account._replace(owner_kind=part.owner.kind, owner_name=part.owner.name)
-            usage.append(one._replace(account=account, cluster=part.cluster))
+            methods = tuple(sorted(self.methods.get(part[:3], ())))
+            usage.append(one._replace(account=account, cluster=part.cluster, methods=methods))
             key = part.cluster, _read_model(billed[part].labels)
             if key in seconds:
                 seconds[key] -= one.amounts.allocated_seconds

@@ -104,6 +104,7 @@ class RangeRow(RangeFigures, kw_only=True):
     container_id: str = ""
     owner: WorkloadOwner | None = None
     label: str = ""
+    methods: list[str] = []  # how its use was measured; empty if not known
     gpus: float | None = None
     idle_gpus: float | None = None
     cost_per_hour: float | None = None
@@ -183,7 +184,12 @@ def make_range(
     for one in usage:
         groups[name_row(one, query)].append(one)
     rows = [
-        RangeRow(**dict(name), **add_up(groups.get(name, ()), prices.currency), **(now or {}).get(name, {}))
+        RangeRow(
+            **dict(name),
+            **add_up(groups.get(name, ()), prices.currency),
+            **(now or {}).get(name, {}),
+            methods=sorted({method for one in groups.get(name, ()) for method in one.methods}),
+        )
         for name in dict.fromkeys((*groups, *(now or ())))
     ]
     if query.order == "wasted":
@@ -378,7 +384,7 @@ def _make_cells(answer: RangeAnswer, row: RangeRow) -> dict[str, Any]:
         "x_MeanUse": row.mean_use,
         "x_EnergyKwh": row.energy_kwh,
         "x_WastedCost": row.wasted,
-        "x_UsageMethod": " ".join(answer.methods),
+        "x_UsageMethod": " ".join(row.methods),
     }
 
 
@@ -436,10 +442,22 @@ def read_range_answer(db: Connection, query: RangeQuery, now: float, state: Clus
     if since is None or start + COARSE < since:
         notes.append(f"there is no record before {utc_text(now if since is None else since)}")
     methods = {s.usage.method for n in state.nodes for g in n.gpus for s in (g, *g.instances) if s.usage} - {""}
-    now_by_row = None if query.end is not None else group_now(state, sums, query)
+    now_by_row = None
+    if query.end is None:
+        sums = _add_methods(sums, state)
+        now_by_row = group_now(state, sums, query)
     return make_range(
         query, (start, min(end, now)), sums, state.prices, notes, state.simulated, sorted(methods), now_by_row
     )
+
+
+def _add_methods(sums: Iterable[UsageSum], state: ClusterState) -> list[UsageSum]:
+    """Adds the methods to the sums of the current holders. The store does not have them."""
+    found: dict[tuple[str, ...], set[str]] = defaultdict(set)
+    for part in (part for node in state.nodes for part in node.held):
+        if part.holder.key and part.slot.usage and part.slot.usage.method:
+            found[account_of(part)[:5]].add(part.slot.usage.method)
+    return [one._replace(methods=tuple(sorted(found.get(one.account[:5], ())))) for one in sums]
 
 
 def read_summary(db: Connection, namespace: str, pod: str, now: float, state: ClusterState) -> JobSummary | None:

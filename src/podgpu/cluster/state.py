@@ -64,6 +64,7 @@ class Scope(NamedTuple):
     model: str = ""
     owner_kind: str = ""
     owner_name: str = ""
+    cluster: str = ""
 
 
 CLUSTER = Scope("cluster")
@@ -242,6 +243,7 @@ def _hold(node: NodeEntry, idle: _IdleTimes | None, prices: Prices, owners: Owne
                     since,
                     owners.get((holder.namespace, holder.pod)),
                     None if hour is None else hour * (part if instance is None else share),
+                    node.reading.cluster,
                 )
 
 
@@ -317,14 +319,14 @@ def mean_by_scope(nodes: Iterable[NodeEntry], owners: Owners, settings: ViewSett
     for node in nodes:
         if node.stale:
             continue
-        own_scope = Scope("node", node=node.name)
+        own_scope, cluster = Scope("node", node=node.name), node.reading.cluster
         for gpu, instance, value in measured_devices(node, settings):
             scopes = {CLUSTER, own_scope, Scope("model", model=slot_model(gpu, instance))}
             for holder in _all_holders(gpu, instance):
                 if holder.namespace:
-                    scopes.add(Scope("namespace", holder.namespace))
+                    scopes.add(Scope("namespace", holder.namespace, cluster=cluster))
                     if owner := (node.reading.owners or owners).get((holder.namespace, holder.pod)):
-                        scopes.add(Scope("owner", holder.namespace, "", "", owner.kind, owner.name))
+                        scopes.add(Scope("owner", holder.namespace, "", "", owner.kind, owner.name, cluster))
             for scope in scopes:
                 total = sums.setdefault(scope, [0, 0.0])
                 if value > 0:

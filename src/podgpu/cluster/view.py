@@ -127,6 +127,7 @@ class GpuView(SlotView, kw_only=True):
 
 class NodeView(_JsonStruct, kw_only=True):
     name: str
+    cluster: str = ""
     old: bool = False
     gone: bool = False
     age_seconds: float | None = None
@@ -137,6 +138,7 @@ class NodeView(_JsonStruct, kw_only=True):
 
 class NamespaceView(_JsonStruct, kw_only=True):
     namespace: str
+    cluster: str = ""
     allocated_gpus: float
     used_gpus: float | None = None
     idle_gpus: float
@@ -283,13 +285,15 @@ def _total_of_fleet(fleet: FleetCounts, prices: Prices) -> Totals:
 
 
 def _make_namespaces(state: ClusterState) -> list[NamespaceView]:
-    parts = group_held((part for node in state.nodes for part in node.held), lambda part: part.holder.namespace)
+    parts = (part for node in state.nodes for part in node.held if part.holder.namespace)
+    groups = group_held(parts, lambda part: (part.holder.namespace, part.cluster))
     views = []
-    for name in sorted(parts.keys() - {""}):
-        held = sum_held(parts[name], state.prices.currency).rounded()
+    for name, cluster in sorted(groups):
+        held = sum_held(groups[name, cluster], state.prices.currency).rounded()
         views.append(
             NamespaceView(
                 namespace=name,
+                cluster=cluster,
                 allocated_gpus=held.allocated,
                 used_gpus=None if held.allocated and held.unknown == held.allocated else held.used,
                 idle_gpus=held.idle,
@@ -305,6 +309,7 @@ def _make_node(node: NodeEntry, prices: Prices) -> NodeView:
     held = node.held_by_slot()
     return NodeView(
         name=node.name,
+        cluster=node.reading.cluster,
         old=node.stale,
         gone=node.gone,
         age_seconds=_rounded(node.age_seconds, 1),
@@ -397,22 +402,33 @@ def _divided(value: int | None, by: int) -> float | None:
 # One pod, one GPU
 
 
-def make_pod(state: ClusterState, view: View, namespace: str, pod: str) -> PodResponse | None:
-    """Returns the devices that the pod holds, with all their holders. None if the pod holds no device."""
+def make_pod(
+    state: ClusterState, view: View, namespace: str, pod: str, cluster: str | None = None
+) -> PodResponse | None:
+    """Returns the devices that the pod holds, with all their holders. None if the pod holds no device.
+
+    Without `cluster`, includes the pods of this name in all clusters.
+    """
     nodes = []
-    for node in view.nodes:
+    for node in (node for node in view.nodes if cluster in (None, node.cluster)):
         gpus = [gpu for gpu in (_part_held_by(gpu, namespace, pod) for gpu in node.gpus) if gpu is not None]
         if gpus:
             nodes.append(replace(node, gpus=gpus))
     if not nodes:
         return None
-    parts = [p for n in state.nodes for p in n.held if (p.holder.namespace, p.holder.pod) == (namespace, pod)]
+    parts = [
+        part
+        for node in state.nodes
+        for part in node.held
+        if (part.holder.namespace, part.holder.pod) == (namespace, pod) and cluster in (None, part.cluster)
+    ]
+    owners = {part.owner for part in parts if part.owner is not None}
     return PodResponse(
         taken_at=view.taken_at,
         simulated=view.simulated,
         namespace=namespace,
         pod=pod,
-        owner=next((part.owner for part in parts if part.owner is not None), None),
+        owner=owners.pop() if len(owners) == 1 else None,
         currency=view.currency,
         prices=view.prices,
         totals=sum_held(parts, view.currency).rounded(),

@@ -89,8 +89,8 @@ class HistorySource(Protocol):
     async def gpu(self, uuid: str, instance: str, seconds: int) -> GpuHistory | None:
         """Returns None if the GPU is unknown."""
 
-    async def pod(self, namespace: str, pod: str, seconds: int) -> PodHistory | None:
-        """Returns None if the pod held no GPU in that time."""
+    async def pod(self, namespace: str, pod: str, seconds: int, cluster: str | None = None) -> PodHistory | None:
+        """Returns None if the pod held no GPU in that time. `cluster`: None for any; SQLite has only one."""
 
 
 def parse_range(text: str) -> int:
@@ -214,6 +214,7 @@ class UsageSum(NamedTuple):
     currency: str
     amounts: Amounts
     cluster: str = ""  # only with Prometheus
+    methods: tuple[str, ...] = ()  # how the use of its GPUs was measured, as far as known
 
 
 def read_gpu(db: sqlite3.Connection, uuid: str, start: float, end: float, instance: str = "") -> GpuHistory | None:

@@ -146,7 +146,7 @@ class HistoryRecorder:
     async def gpu(self, uuid: str, instance: str, seconds: int) -> GpuHistory | None:
         return await self.ask(lambda db, now: read_gpu(db, uuid, now - seconds, now, instance))
 
-    async def pod(self, namespace: str, pod: str, seconds: int) -> PodHistory | None:
+    async def pod(self, namespace: str, pod: str, seconds: int, cluster: str | None = None) -> PodHistory | None:
         return await self.ask(
             lambda db, now: make_pod_history(namespace, pod, read_pod(db, namespace, pod, now - seconds, now))
         )

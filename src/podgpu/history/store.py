@@ -7,6 +7,7 @@ import logging
 import os
 import sqlite3
 import threading
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from operator import add
@@ -230,7 +231,7 @@ class HistoryStore:
         self._path = path
         self._max_bytes = max_bytes
         self._retention = Retention() if path else IN_MEMORY
-        self._pending_usage: dict[tuple[int, UsageAccount, str], Amounts] = {}  # by time, account and currency
+        self._pending_usage: dict[tuple[int, str], dict[UsageAccount, Amounts]] = defaultdict(dict)  # time, currency
         self._damage: Exception | None = None
         self._in_memory = threading.RLock()
         with self._translate_errors("open"), ExitStack() as lock:
@@ -329,12 +330,12 @@ class HistoryStore:
 
     def _add_pending_usage(self, round_: HistoryRound) -> None:
         step = int(round_.time) // COARSE * COARSE
-        charges = [(h.account, h.currency, h.amounts) for gpu in round_.gpus for h in gpu.holders if any(h.amounts)]
-        charges += [(UNALLOCATED, gpu.currency, gpu.unallocated) for gpu in round_.gpus if any(gpu.unallocated)]
-        for account, currency, amounts in charges:
-            key = step, account, currency
-            earlier = self._pending_usage.get(key)
-            self._pending_usage[key] = earlier.plus(amounts) if earlier else amounts
+        for gpu in round_.gpus:
+            for holder in (*gpu.holders, HolderSample(UNALLOCATED, "", gpu.unallocated, None, gpu.currency)):
+                if any(holder.amounts):
+                    pending = self._pending_usage[step, holder.currency]
+                    earlier = pending.get(holder.account)
+                    pending[holder.account] = earlier.plus(holder.amounts) if earlier else holder.amounts
 
     def _write_round(self, round_: HistoryRound) -> None:
         time = int(round_.time) // FINE * FINE
@@ -356,10 +357,11 @@ class HistoryStore:
                     samples.append((FINE, time, gpu_id, account_id, *holder.figures))
             for name, message in gpu.conditions:
                 spans.add((gpu_id, 0, name, message))
-        usage = [
+        usage = (  # not a list, so that the garbage collector has less to do
             (COARSE, step, self._row_id(_UPSERT_ACCOUNT, account), currency, *total)
-            for (step, account, currency), total in self._pending_usage.items()
-        ]
+            for (step, currency), totals in self._pending_usage.items()
+            for account, total in totals.items()
+        )
         self._db.execute(_INSERT_ROUND, (FINE, time))
         self._db.executemany(_INSERT_SAMPLE, samples)
         self._db.executemany(_ADD_USAGE, usage)

@@ -33,27 +33,19 @@ class FileChange:
     result: RewriteResult
 
 
-@dataclass(frozen=True, slots=True)
-class MigratedFile:
-    text: str
-    changed: int = 0  # number of rewritten parts
-    left: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
 def report_old_names(text: str, problem: str) -> RewriteResult | None:
     """Reports old names in a text that cannot be rewritten. Returns None if there are none."""
     names = find_old_names(text)
     return RewriteResult(text, (f"{', '.join(names)}: {problem}",)) if names else None
 
 
-def apply_changes(text: str, changes: Iterable[FileChange]) -> MigratedFile:
+def apply_changes(text: str, changes: Iterable[FileChange]) -> RewriteResult:
     changes = sorted(changes, key=lambda change: change.start)
-    return MigratedFile(
+    return RewriteResult(
         apply_edits(text, [(change.start, change.end, change.text) for change in changes]),
-        sum(text[change.start : change.end] != change.text for change in changes),
         tuple(f"{change.place}: {message}" for change in changes for message in change.result.left),
         tuple(f"{change.place}: {message}" for change in changes for message in change.result.notes),
+        changed=sum(text[change.start : change.end] != change.text for change in changes),
     )
 
 
@@ -89,7 +81,7 @@ class _JsonString:
         return "".join(parts).lstrip(".")
 
 
-def migrate_dashboard(text: str, origin: str) -> MigratedFile:
+def migrate_dashboard(text: str, origin: str) -> RewriteResult:
     """Rewrites a dashboard. Raises UsageError if the text is not a JSON object."""
     try:
         document = json.loads(text.removeprefix("\ufeff"))
@@ -202,14 +194,12 @@ class _Scalar:
         return str(self.node.value)
 
 
-def migrate_rules(text: str, origin: str) -> MigratedFile:
+def migrate_rules(text: str, origin: str) -> RewriteResult:
     """Rewrites a rule file. Raises UsageError if the text is not YAML or has no rules."""
     scalars = _find_scalars(text, origin)
     if not any(scalar.use == "expr" for scalar in scalars):
         raise UsageError(f"{origin}: has no rules, which are entries with expr and alert or record")
-    recorded: frozenset[str] | None = (
-        None  # metrics with the exporter's labels, because rules compute them from its own
-    )
+    recorded: frozenset[str] | None = None  # metrics with the exporter's labels, computed by rules from its own
     found: frozenset[str] = frozenset()
     while found != recorded:  # rules may read the metrics of other rules
         recorded = found

@@ -60,7 +60,8 @@ def page_routes(
     async def pod(request: web.Request) -> web.Response:
         namespace, name = request.match_info["namespace"], request.match_info["pod"]
         published = await asyncio.to_thread(latest)
-        answer = await asyncio.to_thread(lambda: make_pod(published.state, published.view, namespace, name))
+        cluster = request.query.get("cluster")
+        answer = await asyncio.to_thread(lambda: make_pod(published.state, published.view, namespace, name, cluster))
         return await _json_response(request, answer or f"pod {namespace}/{name} holds no GPU")
 
     async def gpu(request: web.Request) -> web.Response:
@@ -137,7 +138,8 @@ def _history_routes(history: HistorySource) -> list[web.RouteDef]:
 
     async def pod(request: web.Request) -> web.StreamResponse:
         namespace, name = request.match_info["namespace"], request.match_info["pod"]
-        answer = await history.pod(namespace, name, parse_range(request.query.get("range", "1h")))
+        seconds = parse_range(request.query.get("range", "1h"))
+        answer = await history.pod(namespace, name, seconds, request.query.get("cluster"))
         missing = f"there is no record that pod {namespace}/{name} held a GPU in this time range"
         return await _json_response(request, answer or missing)
 

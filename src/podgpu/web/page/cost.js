@@ -14,6 +14,8 @@ const MOST_LABELS = 4; // others are chosen in the field
 const MOST_UNDER_USED = 8;
 const RANGES = ["1h", "24h", "7d", "30d"];
 const DAY_SECONDS = 86_400;
+const BACKWARDS = { state: "missing", message: "The start of the range must be before its end." };
+const LIMIT = "Stored in SQLite, for up to 8,000 GPUs and 90 days. For more, run podgpu cluster with --prometheus.";
 const MISSING = "This server does not compute costs of a range: its podgpu is older than this page.";
 
 export class Cost {
@@ -50,20 +52,21 @@ export class Cost {
     this.question.forget();
   }
 
-  // `isKube`: holders are pods. `now`: by the server's clock.
-  show(criteria, isKube, now) {
+  // `isKube`: holders are pods. `now`: by the server's clock. `isCluster`: not the page of a node.
+  show(criteria, isKube, now, isCluster) {
     const groups = groupsFor(isKube);
     const isLabel = criteria.by.startsWith("label:") && criteria.by !== "label:";
     const by = isLabel || criteria.by in groups ? criteria.by : isKube ? "namespace" : "pod";
     const isCustom = Number(criteria.from) > 0;
     const range = RANGES.includes(criteria.range) ? criteria.range : "24h";
-    const { q, ns, order } = criteria;
+    const { q, cluster, ns, order } = criteria;
     const bounds = isCustom ? { from: criteria.from, to: criteria.to } : { range };
-    this.here = { view: "cost", ...bounds, by: criteria.by, q, ns, order };
+    this.here = { view: "cost", ...bounds, by: criteria.by, q, cluster, ns, order };
     this.showRanges(isCustom ? "Custom" : range, isCustom ? criteria : { from: now - DAY_SECONDS, to: now });
     const time = isCustom ? new URLSearchParams(criteria.to ? bounds : { from: criteria.from }) : `range=${range}`;
     const url = `api/v1/range?${time}&by=${encodeURIComponent(by)}`;
-    const { state, data, message } = this.question.want(url, EVERY_SECONDS);
+    const isBackwards = isCustom && criteria.to && Number(criteria.from) >= Number(criteria.to);
+    const { state, data, message } = isBackwards ? BACKWARDS : this.question.want(url, EVERY_SECONDS);
     this.showWays(groups, by, isKube ? data?.labels : []);
     this.labelField.hidden = !isKube;
     if (document.activeElement !== this.label) this.label.value = ""; // a chosen label is one of the tabs
@@ -72,10 +75,11 @@ export class Cost {
     const isEmpty = !rows.length;
     this.copy.hidden = this.csv.hidden = this.table.element.hidden = isEmpty;
     this.message.hidden = !isEmpty;
-    const none = q || ns ? "Nothing matches the filter. Press Escape to clear it." : "There is no record in this range.";
+    const none = q || cluster || ns ? "Nothing matches the filter. Press Escape to clear it." : "There is no record in this range.";
     setText(this.message, state === "ready" ? none : noneText(state, message, MISSING));
     setText(this.about, isEmpty ? "" : aboutText(data.totals ?? {}, data));
-    setText(this.notes, (data?.notes ?? []).map(localTimes).join(" \u00b7 "));
+    const limit = isCluster && data && !data.source ? [LIMIT] : [];
+    setText(this.notes, [...(data?.notes ?? []).map(localTimes), ...limit].join(" \u00b7 "));
     const title = isLabel ? by.slice("label:".length) : groups[by];
     if (!isEmpty) this.table.show(rows, columnsOf(by, title, rows, data.currency), order || "cost", nameOf);
     this.underUsed.show(isEmpty ? [] : rows, by, data);
@@ -156,11 +160,11 @@ function localText(unix) {
   return new Date(at.getTime() - at.getTimezoneOffset() * 60_000).toISOString().slice(0, 16);
 }
 
-function matching(rows, { q, ns }) {
+function matching(rows, { q, cluster, ns }) {
   const words = wordsOf(q);
   return rows.filter((row) => {
     const text = `${nameOf(row)}\n${ownerText(row) ?? ""}`.toLowerCase();
-    return (!ns || row.namespace === ns) && words.every((word) => text.includes(word));
+    return (!cluster || row.cluster === cluster) && (!ns || row.namespace === ns) && words.every((word) => text.includes(word));
   });
 }
 
@@ -192,9 +196,10 @@ function nameOf(row) {
 }
 
 function linkOf(row, by) {
-  if (row.pod) return podHash(row.namespace ?? "", row.pod);
-  if (by === "owner" && row.owner) return writeHash({ ns: row.namespace, q: ownerText(row) });
-  return by === "namespace" && row.namespace ? writeHash({ ns: row.namespace }) : undefined;
+  const { cluster, namespace: ns } = row;
+  if (row.pod) return podHash(ns ?? "", row.pod, cluster);
+  if (by === "owner" && row.owner) return writeHash({ cluster, ns, q: ownerText(row) });
+  return by === "namespace" && ns ? writeHash({ cluster, ns }) : undefined;
 }
 
 function columnsOf(by, title, rows, currency) {

@@ -26,8 +26,8 @@ export const SHOWS = [
   ["map", "Map"],
 ];
 export const RANGES = ["1h", "6h", "24h", "7d", "30d"];
-export const NAMES = ["q", "ns", "node", "model", "state", "sort", "show"];
-const FILTERS = ["q", "ns", "node", "model", "state"];
+export const NAMES = ["q", "cluster", "ns", "node", "model", "state", "sort", "show"];
+const FILTERS = ["q", "cluster", "ns", "node", "model", "state"];
 const OTHERS = ["view", "pod", "gpu", "by", "order", "range", "from", "to", "cost"];
 
 const EARLIER = { namespaces: { view: "pods", by: "namespace" }, waste: { view: "cost", order: "wasted" } }; // views of version 0.2
@@ -47,8 +47,8 @@ export function writeHash(criteria) {
   return text ? `#${text}` : "#";
 }
 
-export function podHash(namespace, pod) {
-  return writeHash({ pod: `${namespace}/${pod}` });
+export function podHash(namespace, pod, cluster) {
+  return writeHash({ pod: `${namespace}/${pod}`, cluster });
 }
 
 export function gpuHash(uuid) {
@@ -60,8 +60,8 @@ export function nodeHash(name) {
 }
 
 // Identifies what is shown, without the filters.
-export function placeOf({ view, pod, gpu, node }) {
-  return writeHash({ view, pod, gpu, node: view === "nodes" ? node : "" });
+export function placeOf({ view, pod, gpu, node, cluster }) {
+  return writeHash({ view, pod, gpu, node: view === "nodes" ? node : "", cluster: pod ? cluster : "" });
 }
 
 // True for the list of GPUs, false for the other views.
@@ -81,11 +81,17 @@ export function wordsOf(text) {
   return text.toLowerCase().split(/\s+/).filter(Boolean);
 }
 
+// If there is only one cluster, its devices do not have its name.
+export function ofCluster(devices, cluster) {
+  const isOne = !cluster || !devices.some((device) => device.cluster);
+  return isOne ? devices : devices.filter((device) => device.cluster === cluster);
+}
+
 export function matching(devices, criteria) {
   const words = wordsOf(criteria.q);
   const { ns, node, model } = criteria;
   const state = STATES.some(([name]) => name === criteria.state) ? criteria.state : "";
-  return devices.filter(
+  return ofCluster(devices, criteria.cluster).filter(
     (device) =>
       (!node || device.node === node) &&
       (!model || device.model === model) &&
@@ -123,6 +129,9 @@ export function groupedByNode(devices) {
   return groups;
 }
 
-export function podDevices(devices, namespace, pod) {
-  return devices.filter((device) => device.holders.some((h) => h.pod === pod && h.namespace === namespace));
+// Without `cluster`, prefers the cluster that has no name.
+export function podDevices(devices, namespace, pod, cluster) {
+  const held = ofCluster(devices, cluster).filter((device) => device.holders.some((h) => h.pod === pod && h.namespace === namespace));
+  const unnamed = held.filter((device) => !device.cluster);
+  return unnamed.length ? unnamed : held;
 }

@@ -17,6 +17,7 @@ function deviceOf(gpu, node, picture, now) {
   const device = {
     key: `${node.name}\u0000${gpu.uuid}`,
     node: node.name,
+    cluster: node.cluster ?? "",
     old: Boolean(node.old || node.gone),
     gone: Boolean(node.gone),
     absent: gpu.absent === true,
@@ -38,6 +39,7 @@ function deviceOf(gpu, node, picture, now) {
     holders: [...ownHolders, ...parts.flatMap((part) => part.ownHolders)],
   };
   const { holders } = device;
+  for (const holder of [...holders, ...device.lastHolders]) holder.cluster = device.cluster;
   device.conditions = gathered([device.ownConditions, ...parts.map((part) => part.ownConditions)]);
   const absent = device.absent || parts.some((part) => part.absent);
   device.broken = isBroken(device.conditions) || absent;

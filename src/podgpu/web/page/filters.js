@@ -3,7 +3,7 @@
 import { isFiltered, NAMES, SHOWS, SORTS, STATES } from "./criteria.js";
 import { byId, h, place, plain, setText } from "./dom.js";
 
-const ALL = { ns: "All namespaces", node: "All nodes", model: "All models" };
+const ALL = { cluster: "All clusters", ns: "All namespaces", node: "All nodes", model: "All models" };
 
 export class Filters {
   // `onChange` is called with the changes as {name: value}, and whether the user is still typing.
@@ -24,7 +24,7 @@ export class Filters {
       target.setAttribute("aria-expanded", open);
       setText(target, open ? "Less" : "More");
     });
-    byId("clear").addEventListener("click", () => onChange({ q: "", ns: "", node: "", model: "", state: "" }));
+    byId("clear").addEventListener("click", () => onChange({ q: "", cluster: "", ns: "", node: "", model: "", state: "" }));
   }
 
   offer(name, choices) {
@@ -46,6 +46,9 @@ export class Filters {
       for (const holder of device.holders) if (holder.namespace) namespaces.add(holder.namespace);
     }
     const nodes = (picture.nodes ?? []).map((node) => node.name);
+    const clusters = new Set((picture.nodes ?? []).map((node) => node.cluster ?? "").filter(Boolean));
+    this.form.elements.cluster.closest("label").hidden = !clusters.size;
+    this.offer("cluster", choices("cluster", clusters, criteria));
     this.offer("ns", choices("ns", namespaces, criteria));
     this.offer("model", choices("model", models, criteria));
     this.offer("node", choices("node", new Set(nodes), criteria));

@@ -133,6 +133,7 @@ export class GpuView {
   showHistory(device, uuid, instance, criteria) {
     const range = RANGES.includes(criteria.range) ? criteria.range : RANGES[0];
     this.timeline.showRange(range, criteria);
+    this.timeline.cluster = device?.cluster; // of the links to pods
     this.events.show(`gpu=${encodeURIComponent(uuid)}`, range);
     const part = instance ? `&instance=${encodeURIComponent(instance)}` : "";
     const { state, data, message } = this.past.want(`api/v1/history/gpus/${encodeURIComponent(uuid)}?range=${range}${part}`, EVERY_SECONDS);

@@ -73,7 +73,7 @@ export class Overview {
     this.unknown.show(totals.unknown, shareText(totals.unknown, totals.allocated));
     const broken = totals.freeBroken > 0 ? `${parts(totals.freeBroken)} broken` : "";
     const busy = totals.freeBusy ? `+${parts(totals.freeBusy)} holder unknown` : "";
-    this.free.show(totals.free === undefined ? undefined : totals.free - totals.freeBusy, [broken, busy].filter(Boolean).join(", "));
+    this.free.show(totals.free, [broken, busy].filter(Boolean).join(", "));
     this.broken.show(totals.broken, shareText(totals.broken, totals.gpus));
     this.power.show(totalWatts(totals.power), "");
   }

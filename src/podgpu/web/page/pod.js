@@ -27,7 +27,7 @@ export class PodView {
     this.none = h("p", { class: "message" }, "This pod holds no GPU now.");
     this.grid = h("div", { class: "tiles" });
     this.back = h("a", { href: "#", class: "back" }, "All GPUs");
-    this.timeline = new Timeline((criteria) => ({ pod: criteria.pod }), [...RANGES, LIFE]);
+    this.timeline = new Timeline(({ pod, cluster }) => ({ pod, cluster }), [...RANGES, LIFE]);
     const title = h("h2", { class: "pod-title" }, this.namespace, h("span", { class: "slash" }, "/"), this.name);
     this.element = h("div", { class: "pod" }, this.back, title, this.facts, this.none, this.grid, this.summary.element, this.timeline.element, this.events.element);
   }
@@ -40,18 +40,21 @@ export class PodView {
   show(devices, criteria, back) {
     setAttribute(this.back, "href", back);
     const path = criteria.pod;
+    const { cluster } = criteria;
     const [namespace, pod] = splitPath(path);
-    if (path !== this.path) this.tiles = new Map();
-    this.path = path;
-    setText(this.namespace, plain(namespace));
+    if (path !== this.path || cluster !== this.cluster) this.tiles = new Map();
+    [this.path, this.cluster] = [path, cluster];
+    setText(this.namespace, plain([cluster, namespace].filter(Boolean).join("/")));
     setText(this.name, plain(pod));
     const isOwn = (holder) => holder.pod === pod && holder.namespace === namespace;
-    const held = podDevices(devices, namespace, pod);
+    const held = podDevices(devices, namespace, pod, cluster);
     this.none.hidden = held.length > 0;
     this.facts.hidden = !held.length;
     this.tiles = new Map(held.map((device) => [device.key, this.tile(device, isOwn)]));
     place(this.grid, [...this.tiles.values()].map((tile) => tile.element));
-    this.showHistory(held, namespace, pod, criteria);
+    const clusters = new Set(held.map((device) => device.cluster));
+    const isOne = clusters.size === 1 && devices.some((device) => device.cluster);
+    this.showHistory(held, namespace, pod, criteria, isOne ? [...clusters][0] : cluster || undefined);
     place(this.facts, factsOf(held, isOwn, this.context, !this.summary.life));
   }
 
@@ -61,7 +64,7 @@ export class PodView {
     return tile;
   }
 
-  showHistory(held, namespace, pod, criteria) {
+  showHistory(held, namespace, pod, criteria, cluster) {
     const name = [namespace, pod].map(encodeURIComponent).join("/");
     this.summary.show(name);
     const { life, isWaiting } = this.summary;
@@ -71,8 +74,9 @@ export class PodView {
     this.timeline.showRange(chosen, criteria);
     const isLife = chosen === LIFE;
     const range = isLife ? `${Math.ceil((this.context.now() - life[0]) / 3600)}h` : chosen;
+    const ofCluster = cluster === undefined ? "" : `&cluster=${encodeURIComponent(cluster)}`;
     this.events.show(`pod=${encodeURIComponent(criteria.pod)}`, range);
-    const { state, data, message } = this.past.want(`api/v1/history/pods/${name}?range=${range}`, EVERY_SECONDS);
+    const { state, data, message } = this.past.want(`api/v1/history/pods/${name}?range=${range}${ofCluster}`, EVERY_SECONDS);
     if (state !== "ready") return this.timeline.showNone(noneText(state, message, NO_HISTORY));
     const devices = Array.isArray(data.devices) ? data.devices : [];
     const several = new Set(devices.map((device) => device.node)).size > 1;
@@ -125,8 +129,8 @@ function gpuText(amount) {
 }
 
 // Links to all GPUs held by pods of the same owner.
-function ownerLink({ namespace, owner }) {
-  return h("a", { href: writeHash({ ns: namespace, q: owner }) }, h("bdi", {}, plain(owner)));
+function ownerLink({ cluster, namespace, owner }) {
+  return h("a", { href: writeHash({ cluster, ns: namespace, q: owner }) }, h("bdi", {}, plain(owner)));
 }
 
 function onlyHolder(device) {

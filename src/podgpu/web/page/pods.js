@@ -1,7 +1,7 @@
 // Shows who holds GPUs now, as a table by pod, owner or namespace.
 
 import { copyButton } from "./actions.js";
-import { nodeHash, podHash, wordsOf, writeHash } from "./criteria.js";
+import { nodeHash, ofCluster, podHash, wordsOf, writeHash } from "./criteria.js";
 import { h, place, setAttribute, setText } from "./dom.js";
 import { duration, memory, money, parts, percent, perHour, plural } from "./format.js";
 import { ownMemory, ownUtilization } from "./history.js";
@@ -37,16 +37,16 @@ export class Pods {
     }
     Object.keys(groups).forEach((way, i) => {
       const link = this.ways.children[i];
-      setAttribute(link, "href", writeHash({ view: "pods", by: way === "pod" ? "" : way, q: criteria.q, ns: criteria.ns }));
+      setAttribute(link, "href", writeHash({ view: "pods", by: way === "pod" ? "" : way, q: criteria.q, cluster: criteria.cluster, ns: criteria.ns }));
       setAttribute(link, "aria-current", way === by ? "page" : undefined);
     });
     const words = wordsOf(criteria.q);
-    const rows = holderRows(devices, by).filter(
+    const rows = holderRows(ofCluster(devices, criteria.cluster), by).filter(
       (row) => (!criteria.ns || row.namespace === criteria.ns) && words.every((word) => row.text.includes(word)),
     );
     this.message.hidden = rows.length > 0;
     this.copy.hidden = this.table.element.hidden = !rows.length;
-    const isFiltered = criteria.q || criteria.ns;
+    const isFiltered = criteria.q || criteria.cluster || criteria.ns;
     setText(this.message, isFiltered ? "Nothing matches the filter. Press Escape to clear it." : isKube ? "No pod holds a GPU now." : "Nobody uses a GPU now.");
     setText(this.about, rows.length ? aboutText(rows, isKube ? by : "holder", this.context.prices()) : "");
     if (rows.length) this.table.show(rows, holderColumns(by, rows, this.context, isKube), criteria.order || "gpus", (row) => row.key);
@@ -59,7 +59,7 @@ export function holderRows(devices, by) {
   for (const device of devices) {
     for (const holder of device.holders) {
       const name = nameOf(holder, by);
-      const key = `${holder.namespace}/${name}`;
+      const key = `${holder.cluster}/${holder.namespace}/${name}`;
       let row = rows.get(key);
       if (!row) rows.set(key, (row = new HolderRow(key, name, holder, by)));
       row.add(device, holder);
@@ -78,9 +78,10 @@ class HolderRow {
     this.key = key;
     this.name = name;
     this.namespace = holder.namespace;
+    this.cluster = holder.cluster;
     this.owner = by === "pod" ? holder.owner : "";
     this.link = linkOf(holder, by);
-    this.text = [name, holder.namespace, holder.owner, holder.pod].join("\n").toLowerCase();
+    this.text = [name, holder.cluster, holder.namespace, holder.owner, holder.pod].join("\n").toLowerCase();
     this.nodes = new Set();
     this.pods = new Set();
     this.gpus = this.idleGpus = 0;
@@ -106,9 +107,10 @@ class HolderRow {
 }
 
 function linkOf(holder, by) {
-  if (by === "namespace") return holder.namespace ? writeHash({ ns: holder.namespace }) : undefined;
-  if (by === "owner" && holder.owner) return writeHash({ ns: holder.namespace, q: holder.owner });
-  return holder.pod ? podHash(holder.namespace, holder.pod) : undefined;
+  const { cluster, namespace: ns } = holder;
+  if (by === "namespace") return ns ? writeHash({ cluster, ns }) : undefined;
+  if (by === "owner" && holder.owner) return writeHash({ cluster, ns, q: holder.owner });
+  return holder.pod ? podHash(ns, holder.pod, cluster) : undefined;
 }
 
 function aboutText(rows, by, currency) {
@@ -128,6 +130,7 @@ export function holderColumns(by, rows, { now, prices }, isKube) {
   const idleFor = (row) => (Number.isFinite(row.idleSince) && row.idleSince ? now() - row.idleSince : undefined);
   const columns = [
     { name: "name", title: isKube ? KUBE_GROUPS[by].slice(0, -1) : "User or job", value: (row) => row.name, link: (row) => row.link },
+    { name: "cluster", title: "Cluster", value: (row) => row.cluster },
     { name: "namespace", title: "Namespace", value: (row) => row.namespace },
     { name: "owner", title: "Owner", value: (row) => row.owner },
     { name: "node", title: "Node", value: (row) => (row.nodes.size === 1 ? [...row.nodes][0] : plural(row.nodes.size, "node")), link: (row) => (row.nodes.size === 1 ? nodeHash([...row.nodes][0]) : undefined) },

@@ -95,7 +95,7 @@ class Row {
 
   showName(holder, text) {
     const linked = Boolean(holder?.pod);
-    setAttribute(this.link, "href", linked ? podHash(holder.namespace, holder.pod) : undefined);
+    setAttribute(this.link, "href", linked ? podHash(holder.namespace, holder.pod, holder.cluster) : undefined);
     showText(this.namespace, linked && holder.namespace ? `${plain(holder.namespace)}/` : "");
     setText(this.pod, plain(linked ? holder.pod : (holder?.name ?? text)));
     showText(this.container, plain(holder?.container || (holder?.running ? commandsOf(holder) : "")));

@@ -118,7 +118,7 @@ class NodeSection {
     if (written === this.writtenPods) return;
     this.writtenPods = written;
     const links = pods.slice(0, MOST_PODS).flatMap((holder, i) => {
-      const href = holder.pod ? podHash(holder.namespace, holder.pod) : undefined;
+      const href = holder.pod ? podHash(holder.namespace, holder.pod, holder.cluster) : undefined;
       return [i ? ", " : "", h("a", { href }, h("bdi", {}, plain(holder.name)))];
     });
     const more = pods.length > MOST_PODS ? ` and ${pods.length - MOST_PODS} more` : "";

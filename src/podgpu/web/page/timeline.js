@@ -100,7 +100,7 @@ export class Timeline {
   }
 
   lane({ namespace, pod, name, times, tint }) {
-    const label = h("a", { href: pod ? podHash(namespace, pod) : undefined, class: "lane-name" }, h("bdi", {}, plain(name)));
+    const label = h("a", { href: pod ? podHash(namespace, pod, this.cluster) : undefined, class: "lane-name" }, h("bdi", {}, plain(name)));
     const bars = times.map(([from, to]) => {
       const bar = h("span", { class: `lane-bar tint-${tint}`, title: `${moment(from)} to ${to === undefined ? "now" : moment(to)}` });
       const [start, end] = [this.ratio(from), this.ratio(to ?? this.axisOf.to)];

@@ -51,7 +51,7 @@ function written(totals) {
   const missing = allocated - whole.reduce((sum, part) => sum + part, 0);
   rests.slice(0, Math.max(0, missing)).forEach((i) => (whole[i] += 1));
   const uses = Object.fromEntries(USES.map((use, i) => [use, whole[i] / 100]));
-  return { ...uses, allocated: allocated / 100, free: Math.max(0, totals.gpus * 100 - allocated) / 100 };
+  return { ...uses, allocated: allocated / 100, free: Math.max(0, (totals.gpus - totals.freeBusy) * 100 - allocated) / 100 };
 }
 
 export class Sum {
