@@ -137,12 +137,14 @@ def measure(gpus: int = GPUS, owners: int = OWNERS) -> list[Figure]:
                 seconds, waste = _measure_waste(cluster)
                 memory = _resident_mib(podgpu)
             engine_memory = _resident_mib(server)
+            disk = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file()) / 2**20
     _check(gpus, owners, view, waste)
     return [
         Figure(f"{gpus:,} GPUs: totals of the page", head, "s", at_most=MAX_HEAD_SECONDS),
         Figure(f"waste of {DAYS} days by owner ({owners:,} owners)", seconds, "s", at_most=MAX_WASTE_SECONDS),
         Figure("podgpu cluster: peak memory", memory, "MiB", at_most=MAX_MIB),
         Figure("  VictoriaMetrics: peak memory", engine_memory, "MiB"),
+        Figure("  VictoriaMetrics: disk, recorded hours of 30 days and 30 minutes of GPUs", disk, "MiB"),
         Figure("  import", imported, "s"),
     ]
 

@@ -17,13 +17,12 @@ from typing import Any
 from podgpu.device_selection import Selection
 from podgpu.doctor.findings import Finding, note, ok, wrong
 from podgpu.errors import SourceError, StartError, few_of, plural
-from podgpu.gpu.dcgm import DcgmTelemetry
 from podgpu.gpu.dcgm.connection import format_version
+from podgpu.gpu.dcgm.telemetry import DcgmTelemetry
 from podgpu.gpu.exporter import ExporterTelemetry
-from podgpu.gpu.nvml import NvmlTelemetry, count_pci_gpus
-from podgpu.gpu.nvml.driver import VersionMismatch
-from podgpu.gpu.nvml.plan import MIN_GPM_SECONDS
+from podgpu.gpu.nvml.driver import MIN_GPM_SECONDS, VersionMismatch
 from podgpu.gpu.nvml.switch_attribution import SwitchLogError
+from podgpu.gpu.nvml.telemetry import NvmlTelemetry, count_pci_gpus
 from podgpu.gpu.source import GpuAnswer, Inventory, Telemetry
 from podgpu.holders import AllocationSource
 from podgpu.holders.annotations import replace_reservations
@@ -31,7 +30,7 @@ from podgpu.holders.api import ApiAccess
 from podgpu.holders.device_ids import DeviceId, parse_id_or_minor
 from podgpu.holders.identity import Identities, IdentityReader
 from podgpu.holders.kubelet import SOURCE, KubeletAllocation
-from podgpu.holders.merge import describe, explain, merge
+from podgpu.holders.reader import describe, explain, merge
 from podgpu.kube.reflector import Informer
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.fields import Field, Gpm, fields
