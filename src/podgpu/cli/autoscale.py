@@ -112,8 +112,7 @@ def _make_keda_tls(options: Mapping[str, Any], address: Address) -> Any:
     """Returns None for a server without TLS, which is allowed only on a loopback address."""
     files = [options[name] for name in ("keda_cert_file", "keda_key_file", "keda_client_ca_file")]
     if all(files):
-        certificate, key, client_ca = (Pem(file=file) for file in files)
-        return load_credentials(certificate, key, client_ca)
+        return load_credentials(*(Pem(file=file) for file in files))
     if any(files) or options["keda_client_name"] or not is_loopback(address.host):
         raise UsageError(
             f"{KEDA_OPTION} {address.host or '(every interface)'}:{address.port} needs all of --keda-cert-file, "

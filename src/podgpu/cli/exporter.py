@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple
 
 import click
@@ -134,7 +133,7 @@ def _print_once(agent: Agent) -> None:
 class ConfigFile(NamedTuple):
     """Content of the configuration file."""
 
-    options: Mapping[str, Any] = MappingProxyType({})  # values of options; None means not set
+    options: Mapping[str, Any] = {}  # values of options; None means not set
     counters: tuple[CounterSpec, ...] | None = None  # None if the counters are in a file of their own
     collections: tuple[Collection, ...] = ()  # without the collection that matches all fields
     ignored: tuple[str, ...] = ()  # warnings about entries without effect

@@ -21,14 +21,14 @@ _MOST_BYTES = 8 * 1024 * 1024
 _STDIN = "-"
 _YAML = (".yaml", ".yml", ".rules")
 
-_EXAMPLES = (
+
+@make_command(
+    "migrate",
+    options_of("migrate"),
     ("podgpu migrate dashboard.json > new.json", "convert a Grafana dashboard"),
     ("podgpu migrate --in-place rules/*.yaml", "convert Prometheus rules; comments and layout stay"),
     ("podgpu migrate --expr 'avg(DCGM_FI_DEV_GPU_UTIL) > 90'", "convert one query"),
 )
-
-
-@make_command("migrate", options_of("migrate"), *_EXAMPLES)
 @click.argument("files", nargs=-1, metavar="[FILE|-]...")
 def command(files: tuple[str, ...], **options: Any) -> int:
     """Convert a Grafana dashboard (JSON), Prometheus rules (YAML) or a query to dcgm-exporter 4.9's names.
