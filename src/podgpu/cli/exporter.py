@@ -36,7 +36,6 @@ _ALL_FIELDS = ["*"]
 
 @make_command(
     "exporter",
-    EXPORTER_OPTIONS,
     ("podgpu exporter -k", "serve this node's GPUs with pod labels on :9400/metrics"),
     ("podgpu exporter -k --once", "print the metrics and exit"),
     ("podgpu exporter --telemetry simulated:2xH100 -a 127.0.0.1:9400", "try it without a GPU"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from podgpu.cli.options import make_command, options_of
+from podgpu.cli.options import make_command
 from podgpu.cli.terminal import print_out
 from podgpu.errors import SourceError, UsageError, one_line
 from podgpu.files import AtomicFile, read_bounded
@@ -24,7 +24,6 @@ _YAML = (".yaml", ".yml", ".rules")
 
 @make_command(
     "migrate",
-    options_of("migrate"),
     ("podgpu migrate dashboard.json > new.json", "convert a Grafana dashboard"),
     ("podgpu migrate --in-place rules/*.yaml", "convert Prometheus rules; comments and layout stay"),
     ("podgpu migrate --expr 'avg(DCGM_FI_DEV_GPU_UTIL) > 90'", "convert one query"),
