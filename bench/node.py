@@ -13,7 +13,7 @@ from pathlib import Path
 
 from podgpu.agent.loop import Agent, Settings
 from podgpu.clock import Clock
-from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.gpu.nvml.telemetry import NvmlTelemetry
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.reader import HolderSources

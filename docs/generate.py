@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from docs.option_blocks import OPTION_BLOCKS, code, prose, table
-from podgpu.holders.merge import explanations
+from podgpu.holders.reader import explanations
 from podgpu.metrics.conditions import conditions, words_for
 from podgpu.metrics.counters import SHIPPED, CounterSpec, shipped_counters
 from podgpu.metrics.encode import families_in

@@ -80,13 +80,12 @@ class FaultLog(Generic[K]):
 class RepeatFilter(logging.Filter):
     """Passes each kind of log line at most once a minute."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._clock = clock
         self._logged_at: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        kind, now = str(record.msg), self._clock()
+        kind, now = str(record.msg), time.monotonic()
         if now - self._logged_at.get(kind, float("-inf")) < _REPEAT_SECONDS:
             return False
         self._logged_at[kind] = now

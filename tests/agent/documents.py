@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from podgpu.agent.health import HealthReport
 from podgpu.agent.publish import build_node_state
 from podgpu.agent.telemetry_turn import TelemetryResult
 from podgpu.agent.usage_turn import UsageResult
@@ -28,7 +27,7 @@ def make_state(
         TelemetryResult(devices, devices, answers, at=1.0),
         AllocationResult(Allocation(tuple(assignments))),
         UsageResult(holders),
-        HealthReport(),
+        {},
         node="h",
         **more,
     )

@@ -8,7 +8,7 @@ from typing import Any
 from podgpu.agent.loop import Agent, Settings
 from podgpu.clock import Clock
 from podgpu.errors import SourceError
-from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.gpu.nvml.telemetry import NvmlTelemetry
 from podgpu.holders.identity import Identities
 from podgpu.holders.reader import HolderSources
 from podgpu.model import Allocation, Assignment, Device

@@ -15,7 +15,7 @@ import pytest
 
 from podgpu.agent.loop import Agent, Settings
 from podgpu.errors import SourceError
-from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.gpu.nvml.telemetry import NvmlTelemetry
 from podgpu.holders.reader import HolderSources
 from podgpu.metrics.labels import Policy
 from podgpu.model import Allocation, Device

@@ -17,10 +17,9 @@ from aiohttp import web
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from podgpu.autoscale.certificates import (
+from podgpu.autoscale.metrics_api import (
     MAX_CERTIFICATES,
     CaBundleUpdater,
-    ServiceName,
     issue,
     merge_bundle,
     parse_bundle,
@@ -29,13 +28,13 @@ from podgpu.kube.client import ApiClient
 from podgpu.kube.config import ApiConfig
 from podgpu.tls import load_pair
 
-SERVED = ServiceName("podgpu", "podgpu-autoscale")
+SERVED, HOST = "podgpu/podgpu-autoscale", "podgpu-autoscale.podgpu.svc"
 NAMES = ("v1beta2.custom.metrics.k8s.io", "v1beta1.custom.metrics.k8s.io")
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 
 
 def issued(replica: str, age: int = 0) -> x509.Certificate:
-    return issue(SERVED.host, replica, NOW + timedelta(seconds=age))[0]
+    return issue(HOST, replica, NOW + timedelta(seconds=age))[0]
 
 
 def pem(*certificates: x509.Certificate) -> str:
@@ -43,19 +42,19 @@ def pem(*certificates: x509.Certificate) -> str:
 
 
 def test_a_client_with_the_bundle_accepts_the_certificate() -> None:
-    own, *pair = issue(SERVED.host, "replica")
+    own, *pair = issue(HOST, "replica")
     server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     load_pair(server_context, *(each.read() for each in pair), "podgpu's pair")
     client_context = ssl.create_default_context(cadata=merge_bundle(pem(issued("other")), own))
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     server = server_context.wrap_bio(incoming, outgoing, server_side=True)
-    client = client_context.wrap_bio(outgoing, incoming, server_hostname=SERVED.host)
+    client = client_context.wrap_bio(outgoing, incoming, server_hostname=HOST)
     for side in (client, server, client, server):
         try:
             side.do_handshake()
         except ssl.SSLWantReadError:
             continue
-    assert client.getpeercert()["subjectAltName"] == (("DNS", SERVED.host),)  # type: ignore[index]
+    assert client.getpeercert()["subjectAltName"] == (("DNS", HOST),)  # type: ignore[index]
 
 
 @pytest.mark.fault(
@@ -141,7 +140,7 @@ def api_service(namespace: str = "podgpu", name: str = "podgpu-autoscale") -> di
 class Replica:
     def __init__(self, api: ApiDouble, name: str = "first") -> None:
         self.api = api
-        self.certificate = issue(SERVED.host, name)[0]
+        self.certificate = issue(HOST, name)[0]
 
     def update(self, times: int = 1) -> bool:
         """Returns whether it is ready after this number of updates."""

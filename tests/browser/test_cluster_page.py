@@ -90,6 +90,25 @@ def test_pods_by_owner_and_namespace_and_nodes(tab: Tab, page: str) -> None:
     tab.wait_for("location.hash === '#view=nodes'", "back to the nodes")
 
 
+def test_pods_of_the_same_name_in_two_clusters_are_two(tab: Tab, url: str, shown: Showing) -> None:
+    shown.picture = picture(
+        *(
+            node(f"{c}/n", [gpu(0, c, utilization=0.5, holders=[held("ml", "train")])], cluster=c)
+            for c in ("east", "west")
+        )
+    )
+    opened(tab, url, "#view=pods&by=namespace")
+    rows = "document.querySelectorAll('.pods tbody tr').length"
+    assert tab.evaluate(rows) == 2
+    tab.choose("cluster", "west")
+    tab.wait_for(f"{rows} === 1", "one cluster")
+    assert tab.texts(".pods tbody tr")[0].startswith("ml west west/n 1 ")
+    went(tab, "#cluster=east")
+    tab.click("main .row-name a")
+    tab.wait_for("document.querySelector('.pod-title')?.innerText.includes('east')", "the pod's view")
+    assert (tab.evaluate("location.hash"), tab.evaluate(TILES)) == ("#pod=ml/train&cluster=east", 1)
+
+
 # -- live ------------------------------------------------------------------------------------------------------------
 
 

@@ -85,7 +85,10 @@ def test_cost_of_a_range_by_namespace_and_label(tab: Tab, page: str) -> None:
     tab.wait_for("document.querySelector('.cost thead th')?.innerText === 'stage'", "by a label that is typed")
     notes = tab.text(".cost > .message:last-child")
     assert notes.startswith("No record before Jan")
-    assert not notes.endswith("Z"), "in local time"
+    assert "Z " not in notes, "in local time"
+    assert notes.endswith(
+        "Stored in SQLite, for up to 8,000 GPUs and 90 days. For more, run podgpu cluster with --prometheus."
+    )
 
 
 def test_cost_of_a_chosen_time_and_who_hardly_uses_what_it_holds(tab: Tab, page: str) -> None:

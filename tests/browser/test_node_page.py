@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from podgpu.agent.loop import Agent, Settings
-from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.gpu.nvml.telemetry import NvmlTelemetry
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.reader import HolderSources

@@ -19,7 +19,7 @@ from podgpu.cli.exporter import merge_config_file
 from podgpu.cli.main import run
 from podgpu.cli.node import simulated_driver
 from podgpu.doctor.findings import Finding, Level, as_text, note, ok, wrong
-from podgpu.gpu.nvml import NvmlTelemetry, count_pci_gpus
+from podgpu.gpu.nvml.telemetry import NvmlTelemetry, count_pci_gpus
 from podgpu.holders.node_files import CHECKPOINT_NAME as CHECKPOINT
 from podgpu.simulate.kubelet import SimulatedPod
 from tests.host.guard import HOST_VARIABLES, NODE_PATHS

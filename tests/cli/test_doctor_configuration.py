@@ -11,7 +11,7 @@ import pytest
 
 from podgpu.cli.doctor import command
 from podgpu.cli.main import run
-from podgpu.cli.options import EXPORTER_OPTIONS, shown_options
+from podgpu.cli.options import EXPORTER_OPTIONS
 from podgpu.simulate.kubelet import SimulatedPod
 from tests.cli.test_doctor import Tree, _no_variables, kubelet, socket, tree, uuids
 from tests.cli.test_option_table import execute
@@ -83,7 +83,7 @@ def wrong(found: dict[str, list[tuple[str, str, str]]]) -> dict[str, str]:
 
 def test_every_option_of_the_exporter_is_accepted() -> None:
     own = {"json"}
-    options = {option.flag: replace(option, help="", common=True) for option in shown_options(command, everything=True)}
+    options = {option.flag: replace(option, help="", common=True) for option in command.rows}
     assert own <= options.keys()
     for option in EXPORTER_OPTIONS:
         assert options[option.flag] == replace(option, help="", common=True)

@@ -9,10 +9,10 @@ import pytest
 from podgpu.cli.doctor import command, examine_node
 from podgpu.cli.exporter import merge_config_file
 from podgpu.doctor.findings import Level
-from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.nvml.switch_attribution import SwitchLogError
 from podgpu.gpu.nvml.switch_log import check_driver
 from podgpu.gpu.nvml.switch_splitter import SwitchLog, SwitchLogFactory
+from podgpu.gpu.nvml.telemetry import NvmlTelemetry
 from podgpu.model import Device, UsageMethod
 from podgpu.simulate.gpu import SimulatedLoad
 from tests.simulated import FaultyNvml

@@ -18,9 +18,9 @@ import pytest
 from podgpu.cli.main import run
 from podgpu.cli.trace import EngineTrace, Recording, make_trace
 from podgpu.errors import StartError
-from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.nvml.switch_attribution import RecordDecoder, SwitchCosts, SwitchLogError, Timeline
 from podgpu.gpu.nvml.switch_splitter import SwitchLogFactory
+from podgpu.gpu.nvml.telemetry import NvmlTelemetry
 from podgpu.simulate.driver import TurnLog
 from podgpu.simulate.gpu import SimulatedLoad
 from podgpu.simulate.node import SimulatedProc

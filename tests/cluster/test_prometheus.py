@@ -101,6 +101,7 @@ def test_more_gpus_than_the_page_shows(double: PrometheusDouble) -> None:
     totals = make_view(build_cluster_state(reading, None, SETTINGS, made.clock.monotonic(), double.now)).totals
     assert (totals.gpus, totals.allocated, totals.used, totals.idle, totals.power_watts) == (4, 2, 1.5, 0.5, 700)
     assert (reading.nodes, reading.outcomes[0].error) == ((), "")
+    assert reading.notes[0].startswith("Prometheus has 4 GPUs: above 3, the page has totals")
 
 
 def test_match_is_in_every_selector(double: PrometheusDouble) -> None:

@@ -19,8 +19,8 @@ from urllib.parse import urlencode
 import yaml
 
 from podgpu.agent.loop import Agent, Settings
-from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.nvml.switch_splitter import SwitchLogFactory
+from podgpu.gpu.nvml.telemetry import NvmlTelemetry
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.reader import HolderSources

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from podgpu.cli import main, node
-from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.gpu.nvml.telemetry import NvmlTelemetry
 from podgpu.gpu.source import Telemetry
 from tests.simulated import FaultyNvml
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.gpu.nvml.telemetry import NvmlTelemetry
 from podgpu.gpu.source import GpuAnswer, UsageAnswer
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.fields import Field

@@ -8,8 +8,8 @@ import pytest
 
 from podgpu.agent.loop import Agent, Settings
 from podgpu.errors import SourceError
-from podgpu.gpu.exporter import ExporterTelemetry
-from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.gpu.exporter import ExporterTelemetry, FileExposition
+from podgpu.gpu.nvml.telemetry import NvmlTelemetry
 from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.fields import Field, field_named, fields
@@ -23,7 +23,7 @@ H200 = "GPU-11111111-2222-3333-4444-555555555555"
 A100 = "GPU-34319582-d595-d1c7-d1d2-179bcfa61660"
 
 
-class Text:
+class Text(FileExposition):
     shown = "the exposition"
 
     def __init__(self, text: str) -> None:

@@ -22,7 +22,7 @@ from podgpu.holders.dra import (
     parse_slice,
 )
 from podgpu.holders.kubelet import KubeletAllocation, decode_list
-from podgpu.holders.merge import merge
+from podgpu.holders.reader import merge
 from podgpu.kube.config import ApiConfig
 from podgpu.kube.objects import Pairs
 from podgpu.model import Allocation, Device, Unmapped, Workload

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.errors import SourceError
-from podgpu.holders.merge import Complete, merge
+from podgpu.holders import Complete
+from podgpu.holders.reader import merge
 from podgpu.model import Allocation, Assignment, VcudaRequest, Workload
 
 MAIN = Workload("ns", "p", "main")

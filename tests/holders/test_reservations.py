@@ -16,7 +16,7 @@ from podgpu.cluster.record import RoundReader
 from podgpu.cluster.view import View, make_view
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.holders.annotations import find_reserved, replace_reservations
-from podgpu.holders.merge import merge
+from podgpu.holders.reader import merge
 from podgpu.kube.objects import ContainerRecord, PodRecord
 from podgpu.metrics.adapter import node_from_samples, samples_in
 from podgpu.model import Allocation, Assignment, NodeState, Workload

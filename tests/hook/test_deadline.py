@@ -14,8 +14,7 @@ import pytest
 from podgpu.errors import SourceError
 from podgpu.hook import HookCounters
 from podgpu.hook.devices import Card, Cards
-from podgpu.hook.nri import Session
-from podgpu.hook.plugin import Plugin
+from podgpu.hook.nri import Plugin, Session
 from tests.hook.conftest import StartHook, wait_written
 from tests.hook.runtime import Container, Pod, Runtime, gpu_pod, uuid
 from tests.hook.test_gpus import KOORDINATOR, koordinator

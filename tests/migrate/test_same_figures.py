@@ -12,7 +12,7 @@ import pytest
 
 from podgpu.agent.loop import Agent, Settings
 from podgpu.clock import Clock
-from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.gpu.nvml.telemetry import NvmlTelemetry
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.labels import Policy
 from podgpu.metrics.names import HOST_LABELS, NameSet

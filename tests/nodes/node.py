@@ -21,7 +21,7 @@ from podgpu.cli.exporter import command, resolve_options
 from podgpu.cli.node import build_exporter_agent
 from podgpu.cli.options import normalize_arguments
 from podgpu.clock import Clock
-from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.gpu.nvml.telemetry import NvmlTelemetry
 from podgpu.holders.api import ApiAccess
 from podgpu.kube.reflector import ReflectorSettings
 from podgpu.simulate.gpu import SimulatedLoad

@@ -51,7 +51,7 @@ def table(width: int | None, nodes: int = 1, live: bool = True) -> Table:
 
 
 def texts(of: Table) -> list[str]:
-    return [as_text(row) for row in (of.header(), *of.body)]
+    return [as_text(row) for row in (of.header(), *of.render())]
 
 
 def test_without_a_width_nothing_is_cut() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from podgpu.errors import SourceError
-from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.gpu.nvml.telemetry import NvmlTelemetry
 from podgpu.holders import AllocationSource
 from podgpu.holders.node_files import ProcessHolders
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload

@@ -23,7 +23,7 @@ import sys
 from podgpu.agent.loop import Agent, Settings
 from podgpu.web.exporter_app import application, serve
 from podgpu.web.app import Address
-from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.gpu.nvml.telemetry import NvmlTelemetry
 from tests.simulated import FaultyNvml
 
 driver = FaultyNvml("2xH100")

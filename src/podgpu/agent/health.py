@@ -88,14 +88,6 @@ class _Gpu:
     was_unavailable: bool = False  # the GPU was lost, or its driver was not loaded
 
 
-@dataclass(frozen=True, slots=True)
-class HealthReport:
-    """Members of the document."""
-
-    gpus: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # of `DeviceState`, by UUID
-    slots: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # of `Slot`, by device key
-
-
 class HealthWatch:
     """Tracks the conditions of all GPUs. Not thread-safe."""
 
@@ -157,8 +149,11 @@ class HealthWatch:
     def forget(self, uuid: str) -> None:
         self._gpus.pop(uuid, None)
 
-    def report(self, assignments: Sequence[Assignment], absent: Collection[str]) -> HealthReport:
-        """Returns the current state. GPUs that are lost or disappeared (`absent`, by UUID) keep their last holders."""
+    def report(self, assignments: Sequence[Assignment], absent: Collection[str]) -> dict[str, dict[str, Any]]:
+        """Returns members of `DeviceState` and `Slot` by device key.
+
+        GPUs that are lost or disappeared (`absent`, by UUID) keep their last holders.
+        """
         now = self._clock()
         held: defaultdict[str, dict[Workload, None]] = defaultdict(dict)
         for assignment in assignments:
@@ -175,12 +170,14 @@ class HealthWatch:
         recent, totals = self._clock_events.count_recent(now), self._clock_events.totals
         for key, event in sorted(recent.keys() | totals.keys()):
             slots[key].setdefault("clock_events", {})[event] = recent[key, event], totals[key, event]
-        shown = {uuid: gpu for uuid, gpu in self._gpus.items() if gpu.details is not None}
-        return HealthReport({uuid: self._report_gpu(gpu, uuid in held, now) for uuid, gpu in shown.items()}, slots)
+        for uuid, gpu in self._gpus.items():
+            if gpu.details is not None:
+                slots[uuid] |= self._report_gpu(gpu, gpu.details, uuid in held, now)
+        return slots
 
-    def _report_gpu(self, gpu: _Gpu, is_held: bool, now: float) -> dict[str, Any]:
+    def _report_gpu(self, gpu: _Gpu, checked: Mapping[str, str | None], is_held: bool, now: float) -> dict[str, Any]:
         gpu.xids = {xid: seen for xid, seen in gpu.xids.items() if now - seen[1] < XID_SECONDS}
-        details, since = dict(gpu.details or {}), dict(gpu.since)
+        details, since = dict(checked), dict(gpu.since)
         if gpu.xids:
             details[XID], since[XID] = xid_detail(gpu.xids), min(first for first, _ in gpu.xids.values())
         ordered = [(name, details[name]) for name in conditions() if name in details]

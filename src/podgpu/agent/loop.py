@@ -18,8 +18,7 @@ from podgpu.clock import Clock
 from podgpu.device_selection import Selection
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.gpu.source import Telemetry
-from podgpu.holders.merge import find_lost_gpus
-from podgpu.holders.reader import AllocationReader, AllocationResult, HolderSources
+from podgpu.holders.reader import AllocationReader, AllocationResult, HolderSources, find_lost_gpus
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.labels import Policy
 from podgpu.model import PodLabels, RunningProcess, SourceStatus, Value

@@ -18,18 +18,16 @@ from typing import Any, Literal
 import msgspec
 
 from podgpu import __version__
-from podgpu.agent.health import HealthReport
 from podgpu.agent.telemetry_turn import TelemetryResult
 from podgpu.agent.usage_turn import UsageResult
 from podgpu.clock import FaultLog
 from podgpu.errors import few_of
 from podgpu.holders.annotations import find_reserved
-from podgpu.holders.merge import describe, explain
-from podgpu.holders.reader import AllocationResult
+from podgpu.holders.reader import AllocationResult, describe, explain
 from podgpu.metrics.conditions import UNALLOCATED
 from podgpu.metrics.encode import NO_LABELS, Body, Family, Sample, encode, families_in
 from podgpu.metrics.fields import THROTTLE_REASONS, fields
-from podgpu.metrics.labels import Policy
+from podgpu.metrics.labels import Policy, all_slots
 from podgpu.metrics.names import gpu_figures, in_legacy_units, slot_figures
 from podgpu.metrics.render import render_gpu_manager, render_node, render_self
 from podgpu.model import (
@@ -44,7 +42,6 @@ from podgpu.model import (
     NodeState,
     PodLabels,
     Reading,
-    Slot,
     SourceStatus,
     Unmapped,
     Workload,
@@ -71,14 +68,15 @@ def build_node_state(
     telemetry: TelemetryResult,
     allocation: AllocationResult,
     usage: UsageResult,
-    health: HealthReport,
+    health: Mapping[str, dict[str, Any]],
     configured: Collection[int] = (),
     pod_labels: PodLabels | None = None,
     **members: Any,
 ) -> NodeState:
     """Builds the document from the latest results of the three loops.
 
-    `configured`: ids of the fields in the counter file. `members`: other members of the document.
+    `health`: members by device key. `configured`: ids of the fields in the counter file. `members`: other members of
+    the document.
     """
     names = fields()
     return NodeState(
@@ -109,23 +107,22 @@ def _join_holders(result: AllocationResult, usage: UsageResult) -> dict[str, lis
     """Joins assignments and usage by device key."""
     allocation, holders = result.allocation, defaultdict[str, list[Holder]](list)
     usages = {key: dict(entries) for key, entries in sorted(usage.holders.items())}
-    entries: list[tuple[str, Workload, HolderUsage | None, dict[str, Any]]] = []
-    for a in allocation.assignments:
-        user, used = usages.get(a.device, {}).pop(a.holder.key, (a.holder, None))
-        more: dict[str, Any] = {
-            "source": a.source,
-            "share_ratio": a.share,
-            "replica": a.replica,
-            "labels": dict(a.attributes),
-        }
-        entries.append((a.device, msgspec.structs.replace(a.holder, user=user.user), used, more))
-    entries += [(key, workload, used, {}) for key, users in usages.items() for workload, used in users.values()]
-    for key, workload, used, more in entries:
+
+    def add(key: str, workload: Workload, used: HolderUsage | None, **members: Any) -> None:
         processes = usage.processes.get(key, ()) if workload.user else ()
         own = [p for p in processes if p.owner is not None and p.owner.key == workload.key]
         running = tuple(msgspec.structs.replace(process, owner=None) for process in own)
-        holder = Holder(**msgspec.structs.asdict(workload), usage=used, running=running, **more)
+        holder = Holder(**msgspec.structs.asdict(workload), usage=used, running=running, **members)
         holders[key].append(result.with_api_uid(holder))
+
+    for a in allocation.assignments:
+        user, used = usages.get(a.device, {}).pop(a.holder.key, (a.holder, None))
+        holder = msgspec.structs.replace(a.holder, user=user.user)
+        labels = dict(a.attributes)
+        add(a.device, holder, used, source=a.source, share_ratio=a.share, replica=a.replica, labels=labels)
+    for key, users in usages.items():
+        for workload, used in users.values():
+            add(key, workload, used)
     for key in find_reserved(allocation):
         holders[key].append(Holder(source=RESERVATION))
     return holders
@@ -135,7 +132,7 @@ def _build_gpus(
     telemetry: TelemetryResult,
     holders: Mapping[str, Sequence[Holder]],
     usage: UsageResult,
-    health: HealthReport,
+    health: Mapping[str, dict[str, Any]],
     configured: Collection[int],
 ) -> Iterator[DeviceState]:
     readings = {reading.device.key: reading for reading in telemetry.readings}
@@ -161,13 +158,13 @@ def _build_gpus(
                 (names[i].name, dict(labels), value) for i, labels, value in (reading.details if reading else ())
             ),
             "unsupported": tuple(unsupported.get(key, ())),
-            **health.slots.get(key, {}),
+            **health.get(key, {}),
         }
 
     instances: defaultdict[str, list[MigInstance]] = defaultdict(list)
     known = {device.uuid for device in telemetry.devices}  # without the GPUs that an operator removed
     devices = _find_devices(
-        telemetry, (*holders, *(k for k, slot in health.slots.items() if "xids" in slot and physical(k) in known))
+        telemetry, (*holders, *(k for k, slot in health.items() if "xids" in slot and physical(k) in known))
     )
     for key, device in devices.items():
         if device.gi_id is not None:
@@ -177,7 +174,7 @@ def _build_gpus(
     for uuid, device in devices.items():
         if device.gi_id is not None:
             continue
-        members, reading, slot = health.gpus.get(uuid, {}), readings.get(uuid), build_slot(uuid)
+        reading, slot = readings.get(uuid), build_slot(uuid)
         values = {} if reading is None else reading.values
         throttled = {reason: values.get(number) for number, reason in THROTTLE_REASONS.items()}
         users = (*slot["holders"], *(holder for instance in instances[uuid] for holder in instance.holders))
@@ -185,9 +182,8 @@ def _build_gpus(
             **{member: getattr(device, member) for member in _IDENTITY},
             throttled_ns={reason: ns for reason, ns in throttled.items() if isinstance(ns, int)},
             instances=tuple(instances[uuid]),
-            **members | {"conditions": (*members.get("conditions", ()), *_find_unallocated_use(users))},
             **gpu_figures(_read_figures(reading)),  # type: ignore[arg-type]
-            **slot,
+            **slot | {"conditions": (*slot.get("conditions", ()), *_find_unallocated_use(users))},
         )
 
 
@@ -304,9 +300,8 @@ class ChangeLog:
 
     def report(self, state: NodeState, unmapped: Iterable[Unmapped]) -> None:
         self._report_sources([source for source in state.sources if source.up is not None])
-        slots: dict[str, Slot] = {gpu.uuid: gpu for gpu in state.devices}
-        slots |= {device_key(gpu.uuid, instance.id): instance for gpu in state.devices for instance in gpu.instances}
-        self._report_devices(slots)
+        slots = [(device_key(gpu.uuid, getattr(slot, "id", None)), slot) for gpu, slot in all_slots(state)]
+        self._report_unsupported({(name, key) for key, slot in slots for name in slot.unsupported})
         self._report_unmapped(frozenset(unmapped))
 
     def _report_sources(self, sources: Sequence[SourceStatus]) -> None:
@@ -321,10 +316,9 @@ class ChangeLog:
                 message = source.message.removeprefix(f"{source.name}: ")
                 _log.warning("%s: %s; podgpu continues and retries", name, message)
 
-    def _report_devices(self, slots: Mapping[str, Slot]) -> None:
-        unsupported = {(name, key) for key, slot in slots.items() for name in slot.unsupported} - self._unsupported
-        self._unsupported |= unsupported
-        for name, entries in groupby(sorted(unsupported), itemgetter(0)):
+    def _report_unsupported(self, unsupported: set[tuple[str, str]]) -> None:
+        new, self._unsupported = unsupported - self._unsupported, self._unsupported | unsupported
+        for name, entries in groupby(sorted(new), itemgetter(0)):
             keys = few_of(key for _, key in entries)
             _log.warning("%s is not supported by %s and has no series there", name, keys)
 

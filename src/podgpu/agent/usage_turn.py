@@ -14,8 +14,7 @@ from podgpu.clock import Clock
 from podgpu.errors import SourceError
 from podgpu.gpu.source import Telemetry, UsageAnswer
 from podgpu.holders.annotations import find_reserved
-from podgpu.holders.merge import LAST_RESORT
-from podgpu.holders.reader import AllocationReader, AllocationResult
+from podgpu.holders.reader import LAST_RESORT, AllocationReader, AllocationResult
 from podgpu.model import (
     NS,
     Assignment,
@@ -40,16 +39,14 @@ _KUBELET = "kubelet"  # the only source that lists every container of the node
 
 @dataclass(frozen=True, slots=True)
 class UsageResult:
-    """Usage by device. In MIG mode, energy belongs to the GPU, and everything else to its instances."""
+    """Usage by device key. In MIG mode, energy belongs to the GPU, and everything else to its instances."""
 
-    holders: Mapping[str, Mapping[WorkloadKey, tuple[Workload, HolderUsage]]] = field(
-        default_factory=dict
-    )  # by device key
-    devices: Mapping[str, SlotUsage] = field(default_factory=dict)  # by device key
+    holders: Mapping[str, Mapping[WorkloadKey, tuple[Workload, HolderUsage]]] = field(default_factory=dict)
+    devices: Mapping[str, SlotUsage] = field(default_factory=dict)
     namespaces: tuple[NamespaceUsage, ...] = ()  # including containers that have ended
     at: float | None = None  # Unix time
     sources: tuple[SourceStatus, ...] = ()
-    processes: Mapping[str, Sequence[RunningProcess]] = field(default_factory=dict)  # by device key
+    processes: Mapping[str, Sequence[RunningProcess]] = field(default_factory=dict)
 
 
 class UsageTurn:

@@ -231,12 +231,9 @@ def _read_field(slot: Slot, field: str) -> float | None:
 
 def _sum(values: Iterable[float | None]) -> float | None:
     """Returns the sum, or None if one of the values is unknown."""
-    total = 0.0
-    for value in values:
-        if value is None:
-            return None
-        total += value
-    return total
+    values = list(values)
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 # The stored rounds

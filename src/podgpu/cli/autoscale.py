@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import platform
+import re
 import socket
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, ExitStack, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import click
+from aiohttp import web
 
-from podgpu.autoscale.certificates import CaBundleUpdater, ServiceName, issue
+from podgpu import __version__
 from podgpu.autoscale.keda import KEDA_OPTION, ExternalScaler, load_credentials
 from podgpu.autoscale.metrics import PROFILING_METRICS
-from podgpu.autoscale.metrics_api import API_OPTION, FrontProxy, MetricsApi, parse_front_proxy
+from podgpu.autoscale.metrics_api import API_OPTION, CaBundleUpdater, FrontProxy, MetricsApi, issue, parse_front_proxy
 from podgpu.autoscale.pods import PodWatcher
-from podgpu.autoscale.requests import CUSTOM_GROUP, CUSTOM_VERSIONS
+from podgpu.autoscale.requests import CUSTOM_GROUP, CUSTOM_VERSIONS, Refusal
 from podgpu.autoscale.samples import SampleStore
-from podgpu.autoscale.server import AutoscaleServer
-from podgpu.cli.cluster import check_backend, choose_collector, make_settings
+from podgpu.cli.cluster import choose_collector, make_settings
 from podgpu.cli.options import make_command, options_of
 from podgpu.cli.terminal import configure_logging
 from podgpu.cluster.collect import MAX_ROUNDS, ViewSettings, duration_text
@@ -27,8 +31,10 @@ from podgpu.errors import UsageError
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import is_loopback, load_config
 from podgpu.kube.reflector import Informer
+from podgpu.metrics.encode import NO_LABELS, Body, Family, Labels, Sample, encode, make_families
 from podgpu.tls import Pem
-from podgpu.web.app import Address, run
+from podgpu.web.app import PROBE_OPTION, Address, Listener, make_application, run
+from podgpu.web.responses import metrics_response, probe_routes
 
 API_SERVICES = tuple(f"{version}.{CUSTOM_GROUP}" for version in CUSTOM_VERSIONS)
 _CONFIGMAP = "extension-apiserver-authentication"
@@ -63,7 +69,6 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         )
     extra_fields = tuple(metric.field for metric in PROFILING_METRICS)
     settings = make_settings(ctx, options, extra_fields=extra_fields, window=interval)
-    check_backend(ctx, options)
     with ExitStack() as stack:
         make_collector = choose_collector({**options, "owners": "none"}, settings, stack)
         server = _make_server(options, settings, make_collector, stack)
@@ -79,7 +84,8 @@ def _make_server(
     if api_address is None and any(options[name] for name in ("api_cert_file", "api_key_file", "api_service")):
         raise UsageError(f"--api-cert-file, --api-key-file and --api-service have no effect if {API_OPTION} is none")
     keda_tls = _make_keda_tls(options, keda_address) if keda_address is not None else None
-    service = _parse_api_certificate(options) if api_address is not None else None
+    if api_address is not None:
+        _check_api_certificate(options)
     config = load_config(options["kubeconfig"])
     pods = PodWatcher(config)
     stack.callback(pods.informer.close)
@@ -93,8 +99,9 @@ def _make_server(
         watcher: Informer[FrontProxy] = Informer(config, _CONFIGMAPS, selector, parse_front_proxy)
         stack.callback(watcher.close)
         certificate, key = Pem(file=options["api_cert_file"]), Pem(file=options["api_key_file"])
-        if service is not None:
-            own, certificate, key = issue(service.host, socket.gethostname())
+        if service := options["api_service"]:
+            namespace, _, name = service.partition("/")
+            own, certificate, key = issue(f"{name}.{namespace}.svc", socket.gethostname())
             updater = CaBundleUpdater(ApiClient(config), own, API_SERVICES, service)
         api = MetricsApi(store, certificate, key, lambda: next(iter(watcher.items()), None))
     cluster = Cluster(make_collector, settings, on_round=store.add_round)
@@ -115,17 +122,81 @@ def _make_keda_tls(options: Mapping[str, Any], address: Address) -> Any:
     return None
 
 
-def _parse_api_certificate(options: Mapping[str, Any]) -> ServiceName | None:
-    """Returns the Service for which podgpu creates a certificate, or None if the certificate is in files."""
-    files = [options[name] for name in ("api_cert_file", "api_key_file")]
-    if all(files) and not options["api_service"]:
-        return None
-    if any(files) or not options["api_service"]:
+def _check_api_certificate(options: Mapping[str, Any]) -> None:
+    """Raises UsageError unless the certificate is in files, or podgpu can create one for a Service."""
+    files, service = [options[name] for name in ("api_cert_file", "api_key_file")], options["api_service"]
+    if any(files) if service else not all(files):
         raise UsageError(
             f"{API_OPTION} needs a certificate: either --api-cert-file and --api-key-file, or --api-service "
             "NAMESPACE/NAME for podgpu's own certificate"
         )
-    namespace, _, name = options["api_service"].partition("/")
-    if not namespace or not name or "/" in name:
-        raise UsageError(f"--api-service {options['api_service']!r}: must be NAMESPACE/NAME of the Service")
-    return ServiceName(namespace, name)
+    if service and not re.fullmatch("[^/]+/[^/]+", service):
+        raise UsageError(f"--api-service {service!r}: must be NAMESPACE/NAME of the Service")
+
+
+# The servers: KEDA's scaler, the metrics API, and HTTP for probes and podgpu's own metrics
+
+
+@dataclass(frozen=True, slots=True)
+class AutoscaleServer:
+    store: SampleStore
+    cluster: Cluster
+    scaler: ExternalScaler | None = None
+    api: MetricsApi | None = None
+    updater: CaBundleUpdater | None = None  # None if the certificate of the metrics API comes from files
+
+    def listeners(self, probe_address: Address, api_address: Address | None) -> list[Listener]:
+        routes = [web.get("/metrics", self._get_metrics), *probe_routes(self._check_live, self._check_ready)]
+        plain = make_application(routes, None)
+        plain.cleanup_ctx.append(self._run_services)
+        text = "serving probes and podgpu's own metrics on %s/metrics"
+        listeners = [Listener(plain, probe_address, PROBE_OPTION, announcement=text)]
+        if self.api is not None and api_address is not None:
+            text, app = "serving the custom metrics API on %s", self.api.application()
+            listeners.append(Listener(app, api_address, API_OPTION, self.api.tls, text))
+        return listeners
+
+    async def _run_services(self, _app: web.Application) -> AsyncIterator[None]:
+        """Runs the external scaler for KEDA and the CA bundle updater while the plain HTTP listener is open."""
+        async with AsyncExitStack() as stack:
+            if self.updater is not None:
+                stack.push_async_callback(self.updater.client.close)
+                stack.callback(asyncio.create_task(self.updater.run()).cancel)
+            if self.scaler is not None:
+                bound = await self.scaler.start()
+                stack.push_async_callback(self.scaler.stop)
+                _log.info("serving KEDA's external scaler on %s", bound.url)
+            yield
+
+    def _check_live(self) -> tuple[bool, str]:
+        return (True, "OK\n") if self.cluster.turns else (False, "the cluster loop is stuck\n")
+
+    def _check_ready(self) -> tuple[bool, str]:
+        if self.api is not None and self.api.find_proxy() is None:
+            return False, "the ConfigMap extension-apiserver-authentication has not been read yet\n"
+        if self.updater is not None and not self.updater.ready:
+            return False, "the APIServices do not have podgpu's certificate yet\n"
+        return True, "OK\n"
+
+    async def _get_metrics(self, request: web.Request) -> web.Response:
+        return metrics_response(request, Body(encode(self.families())))
+
+    def families(self) -> list[Family]:
+        calls = sorted(call for part in (self.api, self.scaler) if part is not None for call in part.calls.items())
+        version = Labels((("version", __version__), ("python_version", platform.python_version())))
+        samples = {
+            "podgpu_autoscale_build_info": [Sample(version, 1.0)],
+            "podgpu_autoscale_requests_total": [
+                Sample(Labels((("api", api), ("code", code))), float(count)) for (api, code), count in calls
+            ],
+        }
+        with suppress(Refusal):  # there is no snapshot yet
+            snapshot = self.store.snapshot()
+            values = {
+                "podgpu_autoscale_round_timestamp_seconds": snapshot.ends_at,
+                "podgpu_autoscale_pods": sum(1 for _, pod in snapshot.last.rows if pod),
+                "podgpu_autoscale_old_nodes": len(snapshot.stale_nodes),
+                "podgpu_autoscale_pods_synced": 0 if snapshot.pods.trouble else 1,
+            }
+            samples |= {name: [Sample(NO_LABELS, float(value))] for name, value in values.items()}
+        return make_families("autoscale", samples)

@@ -66,7 +66,6 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         legacy_map_metrics=options["legacy_map_metrics"],
         max_gpus=_MAX_GPUS,
     )
-    check_backend(ctx, options)
     with ExitStack() as stack:
         prices = read_prices(options["prices"])
         cluster = Cluster(choose_collector(options, settings, stack), settings, prices)
@@ -91,6 +90,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
 
 def make_settings(ctx: click.Context, options: dict[str, Any], **more: Any) -> ViewSettings:
+    """Also checks the options of the backend."""
+    _check_backend(ctx, options)
     stale_after = options["stale_after"] if is_set(ctx, "stale_after") else _INTERVALS_FRESH * options["interval"]
     return check_settings(
         ViewSettings(
@@ -103,7 +104,7 @@ def make_settings(ctx: click.Context, options: dict[str, Any], **more: Any) -> V
     )
 
 
-def check_backend(ctx: click.Context, options: dict[str, Any]) -> None:
+def _check_backend(ctx: click.Context, options: dict[str, Any]) -> None:
     """Raises UsageError unless exactly one backend is chosen and no flags of the others are set.
 
     Environment variables of other backends are ignored, because they may be meant for another command.

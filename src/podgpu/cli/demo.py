@@ -33,8 +33,8 @@ from podgpu.cluster.loop import Cluster
 from podgpu.cluster.prices import Prices, ReadPrices, read_prices
 from podgpu.cluster.record import cluster_recorder, cluster_usage
 from podgpu.cluster.scrape import ScrapeCollector
-from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.nvml.switch_splitter import SwitchLogFactory
+from podgpu.gpu.nvml.telemetry import NvmlTelemetry
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.history.store import (
     COARSE,

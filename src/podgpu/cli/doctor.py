@@ -16,15 +16,16 @@ from podgpu.cli.options import EXPORTER_OPTIONS, is_set, make_command, options_o
 from podgpu.cli.terminal import print_out, quiet_logs, wants_colour
 from podgpu.device_selection import parse_selection
 from podgpu.doctor.findings import Finding, Level, as_json, as_text, count, note, ok, wrong
-from podgpu.doctor.holders import check_holders, check_watches
 from podgpu.doctor.node import (
     SIMULATED,
     check_device_files,
     check_gpus,
+    check_holders,
     check_host_name,
     check_pid_namespace,
     check_privileges,
     check_usage,
+    check_watches,
     read_gpus,
 )
 from podgpu.errors import SourceError, UsageError
@@ -98,7 +99,11 @@ def examine_node(
                 selection.check(readings.devices)
             except UsageError as error:
                 findings.append(wrong("devices", str(error)))
-        findings += _check_host(options, telemetry.name, dev)
+        findings += check_privileges(options["path_proc"], options["usage_from"] == "exact")
+        if telemetry.name == "nvml":
+            findings += check_device_files(dev)
+        if telemetry.name != SIMULATED and options["usage_from"] != "none":
+            findings.append(check_pid_namespace(options["path_proc"]))
         whole = [device for device in readings.devices if not device.is_instance and device not in readings.failures]
         if options["usage_from"] != "none" and whole:
             findings += check_usage(telemetry, whole, options["usage_from"], workers, deadline)
@@ -150,12 +155,3 @@ def _explain_no_claims(api: ApiAccess) -> Finding:
     except NoApi as error:
         return wrong("DRA", f"--kubernetes-enable-dra: {error}")
     return wrong("DRA", "--kubernetes-enable-dra: cannot watch ResourceSlices", "run it again with --debug")
-
-
-def _check_host(options: Options, telemetry: str, dev: str) -> list[Finding]:
-    findings = check_privileges(options["path_proc"], options["usage_from"] == "exact")
-    if telemetry == "nvml":
-        findings += check_device_files(dev)
-    if telemetry != SIMULATED and options["usage_from"] != "none":
-        findings.append(check_pid_namespace(options["path_proc"]))
-    return findings

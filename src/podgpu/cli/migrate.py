@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from podgpu.cli.options import make_command, options_of
 from podgpu.cli.terminal import print_out
 from podgpu.errors import SourceError, UsageError, one_line
 from podgpu.files import AtomicFile, read_bounded
-from podgpu.migrate.documents import MigratedFile, migrate_dashboard, migrate_rules
-from podgpu.migrate.promql import PromqlError, rewrite_query
+from podgpu.migrate.documents import migrate_dashboard, migrate_rules
+from podgpu.migrate.promql import PromqlError, RewriteResult, rewrite_query
 
 _MOST_BYTES = 8 * 1024 * 1024
 _STDIN = "-"
@@ -46,10 +47,11 @@ def command(files: tuple[str, ...], **options: Any) -> int:
         click.echo("podgpu: nothing was written; use --force to write the converted queries", err=True)
         return 1
     for name, result in migrated.items():
-        if options["in_place"]:
-            _write(name, result)
-        else:
+        if not options["in_place"]:
             print_out(result.text if name != "--expr" else f"{result.text}\n")
+        elif result.changed:
+            mode = stat.S_IMODE(Path(name).stat().st_mode)
+            AtomicFile(name, mode=mode, option="--in-place").write(result.text.encode())
     return 0
 
 
@@ -75,7 +77,7 @@ def _read(name: str) -> str:
         raise UsageError(f"{name}: not UTF-8 text") from None
 
 
-def _migrate(text: str, name: str) -> MigratedFile:
+def _migrate(text: str, name: str) -> RewriteResult:
     """Converts a file. Files that begin with { or [ are dashboards, unless their name ends in .yaml, .yml or .rules."""
     origin = "standard input" if name == _STDIN else name
     if not text.strip():
@@ -85,15 +87,15 @@ def _migrate(text: str, name: str) -> MigratedFile:
     return migrate_rules(text, origin)
 
 
-def _expression(text: str) -> MigratedFile:
+def _expression(text: str) -> RewriteResult:
     try:
         rewritten = rewrite_query(text)
     except PromqlError as e:
         raise UsageError(f"--expr is not PromQL: {e}") from e
-    return MigratedFile(rewritten.text, int(rewritten.text != text), rewritten.left, rewritten.notes)
+    return replace(rewritten, changed=int(rewritten.text != text))
 
 
-def _report(name: str, result: MigratedFile) -> None:
+def _report(name: str, result: RewriteResult) -> None:
     shown = "standard input" if name == _STDIN else one_line(name)
     for sentence in result.left:
         click.echo(f"podgpu: {shown}: not converted: {one_line(sentence)}", err=True)
@@ -103,9 +105,3 @@ def _report(name: str, result: MigratedFile) -> None:
         click.echo(f"podgpu: {shown}: nothing to convert", err=True)
     elif name != "--expr":
         click.echo(f"podgpu: {shown}: {result.changed} converted, {len(result.left)} not", err=True)
-
-
-def _write(name: str, result: MigratedFile) -> None:
-    if result.changed:
-        mode = stat.S_IMODE(Path(name).stat().st_mode)
-        AtomicFile(name, mode=mode, option="--in-place").write(result.text.encode())

@@ -18,8 +18,8 @@ from podgpu.clock import Clock
 from podgpu.device_selection import parse_selection
 from podgpu.errors import UsageError
 from podgpu.gpu.exporter import ExporterTelemetry, ExpositionSource, open_exposition_source
-from podgpu.gpu.nvml import NvmlTelemetry, count_pci_gpus
 from podgpu.gpu.nvml.switch_splitter import SwitchLogFactory
+from podgpu.gpu.nvml.telemetry import NvmlTelemetry, count_pci_gpus
 from podgpu.gpu.source import Telemetry
 from podgpu.holders import AllocationSource
 from podgpu.holders.api import ApiAccess, ApiHealth, LabelFilter, open_if_api
@@ -194,7 +194,7 @@ def _open_simulated(argument: str, options: Options) -> Telemetry:
 
 
 def _open_dcgm(argument: str, options: Options) -> Telemetry:
-    from podgpu.gpu.dcgm import DcgmSettings, DcgmTelemetry
+    from podgpu.gpu.dcgm.telemetry import DcgmSettings, DcgmTelemetry
 
     engine = options.get("host_engine")
     settings = DcgmSettings(

@@ -59,11 +59,6 @@ class Option:
         return self.flag.replace("-", "_")
 
     @property
-    def ours(self) -> bool:
-        """True if dcgm-exporter does not have the option."""
-        return not self.env or self.env.startswith("PODGPU_")
-
-    @property
     def works(self) -> bool:
         """False if the option has no effect and is accepted only so that a migrated DaemonSet starts."""
         return self.group != "no effect"
@@ -242,7 +237,7 @@ class _GroupedCommand(click.Command):
             raise UsageError(f"{error}{origin}") from error
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        shown = shown_options(self, everything=bool(ctx.meta.get(_HELP_ALL)))
+        shown = (row for row in self.rows if row.common or ctx.meta.get(_HELP_ALL))
         groups = {f"--{row.flag}": row.group for row in shown} | {"--help": "common"}
         for group, title in GROUPS.items():
             params = [param for param in self.get_params(ctx) if any(groups.get(name) == group for name in param.opts)]
@@ -253,12 +248,6 @@ class _GroupedCommand(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         write_examples(formatter, self.examples)
-
-
-def shown_options(command: click.Command, *, everything: bool) -> list[Option]:
-    """Returns the options that --help shows, or with `everything` those of --help-all."""
-    assert isinstance(command, _GroupedCommand)
-    return [row for row in command.rows if everything or row.common]
 
 
 def write_examples(formatter: click.HelpFormatter, examples: Sequence[Example]) -> None:

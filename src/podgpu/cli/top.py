@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from contextlib import ExitStack
@@ -70,7 +69,9 @@ def command(ctx: click.Context, /, **options: Any) -> int:
             return 0
         if options["once"] or not (sys.stdin.isatty() and is_screen()):
             return _print_once(feed, options["sort"], options["filter"])
-        return _run(feed, Screen(feed.name, options["sort"], options["filter"]))
+        from podgpu.top.live import show_live  # imports rich's console, which is needed only on a terminal
+
+        return show_live(feed, Screen(feed.name, options["sort"], options["filter"]))
 
 
 def _reject_local_options(ctx: click.Context, options: dict[str, Any]) -> None:
@@ -106,21 +107,12 @@ def _open_source(options: Options, at_exit: ExitStack) -> Source:
     return LocalSource(agent, options["processes"])
 
 
-def _run(feed: Feed, screen: Screen) -> int:
-    from podgpu.top.live import show_live  # imports rich's console, which is needed only on a terminal
-
-    feed.read()
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # the terminal's encoding may lack letters of a name
-    return show_live(feed, screen)
-
-
 def _print_once(feed: Feed, order: Order, wanted: str) -> int:
     seen = feed.read()
     width = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else None
     lines = arrange(seen.lines, order, wanted)
     table = Table(lines, order, width)
-    printed = [table.header(), *table.body]
+    printed = [table.header(), *table.render()]
     if width:  # scripts get no totals
         printed.append(render_totals(seen.view.totals, seen.view.currency, width))
     if width and wants_colour():

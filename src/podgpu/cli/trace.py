@@ -28,7 +28,6 @@ from podgpu.cli.options import make_command, options_of
 from podgpu.cli.terminal import quiet_logs, stop_on_signal
 from podgpu.errors import SourceError, StartError, UsageError, few_of
 from podgpu.files import AtomicFile
-from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.nvml.switch_attribution import (
     HIDDEN_PID,
     KERNEL_PID,
@@ -39,6 +38,7 @@ from podgpu.gpu.nvml.switch_attribution import (
     estimate_without_samples,
 )
 from podgpu.gpu.nvml.switch_waiting import WaitEstimator
+from podgpu.gpu.nvml.telemetry import NvmlTelemetry
 from podgpu.holders.api import ApiAccess
 from podgpu.holders.identity import Identities
 from podgpu.metrics.fields import CLOCK_EVENTS_FIELD, clock_events_in_words, fields

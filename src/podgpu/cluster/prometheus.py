@@ -274,8 +274,8 @@ class PrometheusCollector:
         fleet = await self._count_fleet(now) if self._settings.max_gpus < math.inf else None
         if fleet is not None and fleet.gpus > self._settings.max_gpus:
             note = (
-                f"Prometheus has {fleet.gpus:,} GPUs, and the page shows single GPUs of at most"
-                f" {self._settings.max_gpus:,.0f}; totals and costs are of all GPUs; choose a part with --match"
+                f"Prometheus has {fleet.gpus:,} GPUs: above {self._settings.max_gpus:,.0f}, the page has totals, cost"
+                " and waste, but no single GPUs, pods and nodes; to see these, choose a part with --match"
             )
             self._reading = replace(self._reading, nodes=(), fleet=fleet, notes=(note, *self._client.notes))
             return failures

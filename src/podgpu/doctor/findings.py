@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import partial
 
 from podgpu.errors import one_line, plural
 
@@ -24,16 +25,7 @@ class Finding:
     advice: str = ""
 
 
-def ok(subject: str, text: str) -> Finding:
-    return Finding(Level.OK, subject, text)
-
-
-def note(subject: str, text: str, advice: str = "") -> Finding:
-    return Finding(Level.NOTE, subject, text, advice)
-
-
-def wrong(subject: str, text: str, advice: str = "") -> Finding:
-    return Finding(Level.WRONG, subject, text, advice)
+ok, note, wrong = (partial(Finding, level) for level in Level)
 
 
 def count(findings: Sequence[Finding], level: Level) -> int:

@@ -12,13 +12,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import msgspec
 
 from podgpu.errors import DeviceLost, SourceError, UsageError
 from podgpu.files import look_at, read_bounded
-from podgpu.gpu.source import CompanionDriver, ErrorEvent, ErrorEvents, GpuAnswer, Inventory, Telemetry
+from podgpu.gpu.source import EXPORTER_FIELDS, CompanionDriver, ErrorEvent, ErrorEvents, GpuAnswer, Inventory, Telemetry
 from podgpu.http_client import (
     DEFAULT_TIMEOUT,
     MAX_METRICS_BYTES,
@@ -36,34 +35,10 @@ from podgpu.metrics.parse import BadExposition, ParsedFamily, ParsedSample, pars
 from podgpu.model import Device, DeviceState, Reading, Value
 
 _MAX_AGE = 300.0  # maximum age of a file in seconds
-_EXPORTER_FIELDS = 9000
-"""Fields with this id or a larger one are computed by dcgm-exporter itself. podgpu computes its own."""
 _OTHER_ENTITIES = ("nvlink", "nvswitch", "cpu", "cpucore")
 
 
 # Text
-
-
-class ExpositionSource(Protocol):
-    shown: str
-    """Name of the source in messages, without secrets."""
-
-    def fetch(self) -> bytes:
-        """Returns the complete text. Raises SourceError."""
-
-
-def open_exposition_source(
-    place: str, access: Access | None = None, *, timeout: float = DEFAULT_TIMEOUT
-) -> ExpositionSource:
-    """Opens a URL, HOST:PORT or a file. If a file name looks like HOST:PORT, `./` must precede it."""
-    scheme, separator, _ = place.partition("://")
-    if with_scheme(place) != place or (separator and scheme.lower() in ("http", "https")):
-        return UrlExposition(place, access, timeout)
-    may_have_login = not re.match(r"\.{0,2}/(?!/)", place) and re.search(r"(?s):.*(?:@|%40|\uff20)", place)
-    if not place or separator or may_have_login:
-        advice = "write HOST:9400, http(s)://HOST:9400/metrics or the path of a file"
-        raise UsageError(f"{redact_url(place)} cannot be read: {advice}")
-    return FileExposition(place)
 
 
 class UrlExposition:
@@ -98,6 +73,23 @@ class FileExposition:
                 "temporary file and then rename it",
             )
         return content
+
+
+ExpositionSource = UrlExposition | FileExposition
+
+
+def open_exposition_source(
+    place: str, access: Access | None = None, *, timeout: float = DEFAULT_TIMEOUT
+) -> ExpositionSource:
+    """Opens a URL, HOST:PORT or a file. If a file name looks like HOST:PORT, `./` must precede it."""
+    scheme, separator, _ = place.partition("://")
+    if with_scheme(place) != place or (separator and scheme.lower() in ("http", "https")):
+        return UrlExposition(place, access, timeout)
+    may_have_login = not re.match(r"\.{0,2}/(?!/)", place) and re.search(r"(?s):.*(?:@|%40|\uff20)", place)
+    if not place or separator or may_have_login:
+        advice = "write HOST:9400, http(s)://HOST:9400/metrics or the path of a file"
+        raise UsageError(f"{redact_url(place)} cannot be read: {advice}")
+    return FileExposition(place)
 
 
 def parse_exposition(content: bytes, shown: str) -> list[ParsedFamily]:
@@ -218,7 +210,7 @@ class ExporterTelemetry:
                 continue
             values: dict[int, Value] = {}
             for field in fields:
-                if field.id >= _EXPORTER_FIELDS or (device.is_instance and not field.per_instance):
+                if field.id >= EXPORTER_FIELDS or (device.is_instance and not field.per_instance):
                     continue
                 value, key = _convert(field, printed), (device.key, field.legacy or field.id)
                 if value is not None:

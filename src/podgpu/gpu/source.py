@@ -19,6 +19,7 @@ from podgpu.model import Device, DeviceUsage, OtherReading, ProcessUsage, Readin
 
 Lack = Literal["no_process_utilization", "no_energy", "no_memory", "no_instance_utilization", "no_process_list"]
 """Reason word for a usage value that a GPU does not provide."""
+EXPORTER_FIELDS = 9000  # fields from this id on are computed by dcgm-exporter or podgpu, not by DCGM
 _COMPANION_WAIT = 0.5
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from podgpu.model import Allocation, Device
+from podgpu.model import Allocation, Device, Workload
+
+Complete = Callable[[Workload], Workload]
+"""Fills in the known parts of an identity. Raises SourceError if they contradict each other."""
 
 
 class AllocationSource(Protocol):

@@ -19,7 +19,7 @@ from msgspec import Meta, Struct, field
 
 from podgpu.decode import find_decoder
 from podgpu.errors import SourceError, one_line
-from podgpu.holders import AllocationSource
+from podgpu.holders import AllocationSource, Complete
 from podgpu.holders.device_ids import (
     VCUDA_CORE,
     VCUDA_MEMORY,
@@ -28,11 +28,9 @@ from podgpu.holders.device_ids import (
     HeldId,
     map_held,
     parse_device_id,
-    sort_vcuda,
 )
-from podgpu.holders.merge import Complete
 from podgpu.kube.objects import ContainerRecord, PodRecord, parse_quantity
-from podgpu.model import MIB, Allocation, Assignment, Device, Unmapped, VcudaRequest, Workload
+from podgpu.model import MIB, Allocation, Assignment, Device, Unmapped, VcudaRequest, Workload, parts_of
 
 if TYPE_CHECKING:
     from podgpu.kube.reflector import Informer
@@ -101,8 +99,8 @@ class AnnotationsAllocation(AllocationSource):
                 whole_pod = Workload(pod.namespace, pod.name, uid=pod.uid)
                 malformed.append(Unmapped(SOURCE, error.reason, error.key, error.key, whole_pod))
         mapped = map_held(SOURCE, held, devices)
-        requests = sort_vcuda(request for pod in pods for request in _read_vcuda_requests(pod))
-        return replace(mapped, unmapped=(*mapped.unmapped, *malformed), vcuda=requests)
+        requests = sorted((request for pod in pods for request in _read_vcuda_requests(pod)), key=parts_of)
+        return replace(mapped, unmapped=(*mapped.unmapped, *malformed), vcuda=tuple(requests))
 
 
 def _read_vcuda_requests(pod: PodRecord) -> Iterator[VcudaRequest]:

@@ -221,8 +221,4 @@ def count_vcuda(held: Iterable[HeldId]) -> tuple[VcudaRequest, ...]:
         kinds = Counter(match["kind"] for text in texts if (match := _VCUDA_ID.fullmatch(text)))
         if kinds:
             requests.append(VcudaRequest.for_holder(holder, kinds["core"], kinds["memory-268435456"]))
-    return sort_vcuda(requests)
-
-
-def sort_vcuda(requests: Iterable[VcudaRequest]) -> tuple[VcudaRequest, ...]:
     return tuple(sorted(requests, key=parts_of))

@@ -23,9 +23,6 @@ from podgpu.model import Workload, parts_of
 if TYPE_CHECKING:
     from podgpu.kube.objects import PodRecord
 
-PODS_DIR = "/var/log/pods"
-CONTAINERS_DIR = "/var/log/containers"
-
 K = TypeVar("K")
 T = TypeVar("T")
 
@@ -175,26 +172,22 @@ def _to_workloads(record: PodRecord) -> Iterable[Workload]:
             yield Workload(record.namespace, record.name, container.name, record.uid, container.container_id)
 
 
+@dataclass(frozen=True, slots=True)
 class IdentityReader:
-    """Reads the names of the kubelet's log files. `pods` returns the pods of the API server."""
+    """Reads the names of the kubelet's log files."""
 
-    def __init__(
-        self,
-        pods_dir: str = PODS_DIR,
-        containers_dir: str = CONTAINERS_DIR,
-        pods: Callable[[], tuple[PodRecord, ...]] = tuple,
-    ) -> None:
-        self._directories = (pods_dir, containers_dir)
-        self._read_pods = pods
+    pods_dir: str  # usually /var/log/pods
+    containers_dir: str  # usually /var/log/containers
+    read_pods: Callable[[], tuple[PodRecord, ...]] = tuple  # returns the pods of the API server
 
     def read(self) -> Identities:
         """Returns the current identities. Directories that cannot be read are reported in `problems`."""
         names: list[str] = []
         problems: list[SourceError] = []
-        for path in self._directories:
+        for path in (self.pods_dir, self.containers_dir):
             try:
                 names += os.listdir(path)
             except (OSError, ValueError) as error:
                 problems.append(explain_read_error(error, path))
         logged = frozenset(workload for workload in map(parse_log_name, names) if workload is not None)
-        return Identities(logged, self._read_pods(), tuple(problems))
+        return Identities(logged, self.read_pods(), tuple(problems))

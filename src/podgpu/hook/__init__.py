@@ -1,7 +1,7 @@
 """Container runtime hook (NRI plugin): observes every container and maintains podlist.json.
 
-`nri` implements the protocol, `plugin` answers requests, `devices` finds the GPUs of a container, and `loop` connects
-to the runtime and writes the file.
+`nri` implements the protocol and answers requests, `devices` finds the GPUs of a container, and `loop` connects to the
+runtime and writes the file.
 """
 
 from __future__ import annotations

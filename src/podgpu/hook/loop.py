@@ -24,8 +24,7 @@ from podgpu.files import AtomicFile, OutputError, read_bounded
 from podgpu.holders.node_files import MAX_BYTES, PodlistEntry
 from podgpu.hook import HookCounters
 from podgpu.hook.devices import Cards, Sandbox, find_gpus, read_cards
-from podgpu.hook.nri import Session
-from podgpu.hook.plugin import Plugin
+from podgpu.hook.nri import Plugin, Session
 from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample, make_families
 from podgpu.workers import Workers
 

@@ -1,6 +1,6 @@
 """DCGM's fields (fields.csv): names, types, units, and how to read them from NVML and convert the values.
 
-The column `nvml` is an expression, parsed here and executed in `gpu/nvml/plan.py`:
+The column `nvml` is an expression, parsed here and executed in `gpu/nvml/driver.py`:
 
     nvmlDeviceGetClockInfo(NVML_CLOCK_SM)      a call on the device; arguments are numbers or NVML's constants
     nvmlDeviceGetUtilizationRates().gpu        one member of the result

@@ -33,27 +33,19 @@ class FileChange:
     result: RewriteResult
 
 
-@dataclass(frozen=True, slots=True)
-class MigratedFile:
-    text: str
-    changed: int = 0  # number of rewritten parts
-    left: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-def report_old_names(text: str, problem: str) -> RewriteResult | None:
+def _report_old_names(text: str, problem: str) -> RewriteResult | None:
     """Reports old names in a text that cannot be rewritten. Returns None if there are none."""
     names = find_old_names(text)
     return RewriteResult(text, (f"{', '.join(names)}: {problem}",)) if names else None
 
 
-def apply_changes(text: str, changes: Iterable[FileChange]) -> MigratedFile:
+def _apply_changes(text: str, changes: Iterable[FileChange]) -> RewriteResult:
     changes = sorted(changes, key=lambda change: change.start)
-    return MigratedFile(
+    return RewriteResult(
         apply_edits(text, [(change.start, change.end, change.text) for change in changes]),
-        sum(text[change.start : change.end] != change.text for change in changes),
         tuple(f"{change.place}: {message}" for change in changes for message in change.result.left),
         tuple(f"{change.place}: {message}" for change in changes for message in change.result.notes),
+        changed=sum(text[change.start : change.end] != change.text for change in changes),
     )
 
 
@@ -89,7 +81,7 @@ class _JsonString:
         return "".join(parts).lstrip(".")
 
 
-def migrate_dashboard(text: str, origin: str) -> MigratedFile:
+def migrate_dashboard(text: str, origin: str) -> RewriteResult:
     """Rewrites a dashboard. Raises UsageError if the text is not a JSON object."""
     try:
         document = json.loads(text.removeprefix("\ufeff"))
@@ -104,7 +96,7 @@ def migrate_dashboard(text: str, origin: str) -> MigratedFile:
     for string in texts:
         if _owner_of(string) in to_rewrite and string not in rewritten:
             rewritten[string] = _rewrite_label_text(string)
-    return apply_changes(text, [_change_string(string, result, text) for string, result in rewritten.items()])
+    return _apply_changes(text, [_change_string(string, result, text) for string, result in rewritten.items()])
 
 
 def _owner_of(string: _JsonString) -> tuple[str | int, ...]:
@@ -129,14 +121,14 @@ def _rewrite_string(string: _JsonString) -> RewriteResult | None:
         return _rewrite_promql(string.value, rewrite_expression if string.key == "expr" else rewrite_query)
     if string.key in _PROSE or is_variable:
         return None
-    return report_old_names(string.value, "mentioned outside a query; check it manually")
+    return _report_old_names(string.value, "mentioned outside a query; check it manually")
 
 
 def _rewrite_promql(text: str, rewrite: Callable[[str], RewriteResult]) -> RewriteResult | None:
     try:
         return rewrite(text)
     except PromqlError as error:  # the value of a variable may also be a list or a data source
-        return report_old_names(text, f"cannot be parsed as PromQL: {error}")
+        return _report_old_names(text, f"cannot be parsed as PromQL: {error}")
 
 
 def _rewrite_label_text(string: _JsonString) -> RewriteResult:
@@ -202,14 +194,12 @@ class _Scalar:
         return str(self.node.value)
 
 
-def migrate_rules(text: str, origin: str) -> MigratedFile:
+def migrate_rules(text: str, origin: str) -> RewriteResult:
     """Rewrites a rule file. Raises UsageError if the text is not YAML or has no rules."""
     scalars = _find_scalars(text, origin)
     if not any(scalar.use == "expr" for scalar in scalars):
         raise UsageError(f"{origin}: has no rules, which are entries with expr and alert or record")
-    recorded: frozenset[str] | None = (
-        None  # metrics with the exporter's labels, because rules compute them from its own
-    )
+    recorded: frozenset[str] | None = None  # metrics with the exporter's labels, computed by rules from its own
     found: frozenset[str] = frozenset()
     while found != recorded:  # rules may read the metrics of other rules
         recorded = found
@@ -221,7 +211,7 @@ def migrate_rules(text: str, origin: str) -> MigratedFile:
             del results[scalar]
     intended = [results[scalar].text if scalar in results else scalar.value for scalar in scalars]
     for write in (_write_in_style, _write_quoted):
-        migrated = apply_changes(text, [_make_change(text, s, result, write) for s, result in results.items()])
+        migrated = _apply_changes(text, [_make_change(text, s, result, write) for s, result in results.items()])
         if _read_values(migrated.text, origin) == intended:
             return migrated
     raise UsageError(f"{origin}: cannot be rewritten without changing its layout; please report this with the file")
@@ -272,7 +262,7 @@ def _rewrite_value(scalar: _Scalar, recorded: frozenset[str]) -> RewriteResult |
         return _rewrite_promql(scalar.value, lambda text: rewrite_expression(text, recorded))
     if scalar.use == "template":
         return _rewrite_template(scalar.value)
-    return report_old_names(scalar.value, "mentioned outside an expression; check it manually")
+    return _report_old_names(scalar.value, "mentioned outside an expression; check it manually")
 
 
 def _rewrite_template(value: str) -> RewriteResult:

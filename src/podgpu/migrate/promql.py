@@ -118,6 +118,7 @@ class RewriteResult:
     left: tuple[str, ...] = ()  # messages about parts that could not be rewritten
     notes: tuple[str, ...] = ()
     is_exporter: bool = False  # the expression reads the exporter's series, so legends use its labels
+    changed: int = 0  # number of rewritten parts of a file
 
 
 def rewrite_query(text: str) -> RewriteResult:

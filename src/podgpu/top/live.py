@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import select
@@ -35,6 +36,7 @@ _STYLES = {
     "bad": "bold red",
     "cursor": "reverse",
 }
+_PARTIAL_KEY = re.compile(rb"\x1b(\[[0-9;?]*[ -/]*|O)?\Z")
 _KEY = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1bO[A-Za-z]|.", re.DOTALL)
 _NAMES = {
     **dict.fromkeys(("\x1b[A", "\x1bOA"), "up"),
@@ -66,10 +68,14 @@ def decode_keys(data: bytes) -> list[str]:
 
 
 def show_live(feed: Feed, screen: Screen) -> int:
-    """Shows the table until the user quits. Raises StartError if retrying cannot help.
+    """Shows the table until the user quits. Raises SourceError if the first reading fails, StartError if retrying
+    cannot help.
 
     Returns the exit code: 0, or 128 plus the number of the signal that ended the process.
     """
+    feed.read()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # the terminal's encoding may lack letters of a name
     console, keyboard = open_console(), sys.stdin.fileno()
     signals: list[int] = []
     for number in _ENDING_SIGNALS:
@@ -99,7 +105,7 @@ def _run(feed: Feed, screen: Screen, live: Live, keyboard: int, signals: list[in
         keys = []
         if select.select([keyboard], [], [], _POLL_SECONDS)[0]:
             with suppress(OSError):
-                keys = decode_keys(os.read(keyboard, 1024))
+                keys = decode_keys(_read_keyboard(keyboard))
             if not keys:  # the terminal was closed
                 return False
         for key in keys:
@@ -108,6 +114,16 @@ def _run(feed: Feed, screen: Screen, live: Live, keyboard: int, signals: list[in
             screen.press(key)
             screen.draw(seen, size, now)  # determines where the next key can move the cursor
     return False
+
+
+def _read_keyboard(keyboard: int) -> bytes:
+    """Waits briefly for the rest of an escape sequence, because a slow connection may split it."""
+    data = os.read(keyboard, 1024)
+    while _PARTIAL_KEY.search(data) and select.select([keyboard], [], [], _POLL_SECONDS)[0]:
+        if not (rest := os.read(keyboard, 1024)):
+            break
+        data += rest
+    return data
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from rich.cells import cell_len
 
 from podgpu.cluster.parts import MPS_REASON
-from podgpu.cluster.view import ConditionView, FieldView, GpuDetails, HolderView, InstanceView, XidView
+from podgpu.cluster.view import ConditionView, FieldView, GpuDetails, HolderView, InstanceView
 from podgpu.errors import plural
 from podgpu.model import Workload
 from podgpu.top.lines import Line, Order, Row, arrange, flatten, name_of, severity_of
@@ -350,16 +350,13 @@ def _job(holder: Workload, fetched: FetchedDetails, width: int) -> Iterator[Span
 
 def _problems(details: GpuDetails, width: int) -> Iterator[Spans]:
     for xid in details.xids or ():
-        yield from _wrap(_describe_xid(xid), width, "warn")
+        when = "" if xid.at is None else f"at {_format_time(xid.at)}"
+        parts = filter(None, [f"XID {xid.xid}", xid.class_ and f"({xid.class_})", when])
+        yield from _wrap(" ".join(parts) + (f": {xid.says}" if xid.says else ""), width, "warn")
     for source in details.sources:
         if not source.ok:
             reason = source.message or source.error or "does not respond"
             yield from _wrap(f"source {source.source}: {reason}", width, "warn")
-
-
-def _describe_xid(xid: XidView) -> str:
-    parts = [f"XID {xid.xid}", xid.class_ and f"({xid.class_})", "" if xid.at is None else f"at {_format_time(xid.at)}"]
-    return " ".join(filter(None, parts)) + (f": {xid.says}" if xid.says else "")
 
 
 def _fields(fields: Iterable[FieldView], width: int) -> Iterator[Spans]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Annotated, NamedTuple, Protocol
+from typing import Annotated, NamedTuple
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -31,6 +31,7 @@ from podgpu.top.lines import Line, Processes, flatten, make_lines
 
 _EXPORTER_TIMEOUT = 5.0
 _CLUSTER_TIMEOUT = 10.0  # the view of a large cluster has several megabytes
+_DETAILS_TIMEOUT = 2.0  # short, because the table waits for history and details
 _POINTS = 60
 FULL, NO_DATA = 200, 255  # a utilisation point is one byte: 200 means 100 %, 255 means no data
 _DETAILS_SECONDS = 5.0  # how often history and details are read
@@ -59,13 +60,6 @@ class Reading(NamedTuple):
     processes: Processes = MappingProxyType({})
     history: Sparklines | None = None  # None if the source has no history
     fetched: FetchedDetails | None = None  # None if the source has no details
-
-
-class Source(Protocol):
-    name: str
-
-    def read(self, selected: str = "") -> Reading:
-        """`selected` is the UUID of the GPU whose details are read. Raises SourceError or StartError."""
 
 
 class LocalSource:
@@ -108,7 +102,9 @@ class ClusterSource:
 
     def __init__(self, url: str, server: str = "podgpu cluster", timeout: float = _CLUSTER_TIMEOUT) -> None:
         """`server` names the expected server in error messages. Raises UsageError if the URL is invalid."""
-        self._client = HttpClient(url.rstrip("/").removesuffix("/metrics"), timeout=timeout)
+        url = url.rstrip("/").removesuffix("/metrics")
+        self._client = HttpClient(url, timeout=timeout)
+        self._details_client = HttpClient(url, timeout=_DETAILS_TIMEOUT)
         self._server = server
         self.name = self._client.shown
         self._history: Sparklines | None = None
@@ -116,32 +112,28 @@ class ClusterSource:
         self._due_at = float("-inf")
 
     def read(self, selected: str = "") -> Reading:
+        """`selected` is the UUID of the GPU whose details are read. Raises SourceError."""
         body = self._client.get_blocking("api/v1/view")
         try:
             view = decode_view(body)
         except SourceError as error:
             raise SourceError(error.reason, f"{self.name} {error}: is it the address of {self._server}?") from error
-        now = time.monotonic()
-        if now >= self._due_at or selected != self._fetched.uuid:
-            self._due_at = now + _DETAILS_SECONDS
-            with suppress(SourceError):  # not every server has a history
-                self._history = self.read_history()
+        if time.monotonic() >= self._due_at or selected != self._fetched.uuid:
+            with suppress(SourceError, msgspec.DecodeError, ValueError):  # not every server has a history
+                self._history = self._read_history()
             self._fetched = self._fetch_details(selected, view) if selected else FetchedDetails()
+            self._due_at = time.monotonic() + _DETAILS_SECONDS
         return Reading(view, history=self._history, fetched=self._fetched)
 
-    def read_history(self) -> Sparklines:
-        body = self._client.get_blocking("api/v1/history")
-        try:
-            answer = find_decoder(_HistoryAnswer).decode(body)
-            points = {name.partition("/")[::2]: b64decode(text, validate=True) for name, text in answer.devices.items()}
-        except (msgspec.DecodeError, ValueError) as error:
-            raise SourceError("malformed", f"not a valid response of podgpu's /api/v1/history: {error}") from error
+    def _read_history(self) -> Sparklines:
+        answer = find_decoder(_HistoryAnswer).decode(self._details_client.get_blocking("api/v1/history"))
+        points = {name.partition("/")[::2]: b64decode(text, validate=True) for name, text in answer.devices.items()}
         return Sparklines(points, answer.step_seconds * _POINTS)
 
     def _fetch_details(self, uuid: str, view: View) -> FetchedDetails:
-        details, problem = None, ""
+        client, details, problem = self._details_client, None, ""
         try:
-            details = decode_details(self._client.get_blocking(f"api/v1/gpus/{quote(uuid, safe='')}"))
+            details = decode_details(client.get_blocking(f"api/v1/gpus/{quote(uuid, safe='')}"))
         except SourceError as error:
             problem = "" if error.reason == "http_404" else str(error)
         gpus = [gpu for node in view.nodes for gpu in node.gpus if gpu.uuid == uuid]
@@ -153,7 +145,7 @@ class ClusterSource:
         for pod in list(pods)[:_MAX_JOBS]:
             with suppress(SourceError, msgspec.DecodeError):  # not every server has summaries
                 path = "/".join(quote(name, safe="") for name in pod)
-                jobs.append(find_decoder(JobSummary).decode(self._client.get_blocking(f"api/v1/summary/{path}")))
+                jobs.append(find_decoder(JobSummary).decode(client.get_blocking(f"api/v1/summary/{path}")))
         return FetchedDetails(uuid, details, problem, jobs)
 
 
@@ -195,6 +187,8 @@ class ExporterSource:
 
 
 # Readings in the background
+
+Source = LocalSource | ClusterSource | ExporterSource
 
 
 @dataclass(frozen=True, slots=True)

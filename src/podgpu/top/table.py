@@ -238,10 +238,6 @@ class Table:
         cells = (cell_len(_cell(column, line)) + depth * indent for depth, line in self.lines)
         return max([column.min_width, len(column.title), *cells])
 
-    @property
-    def body(self) -> list[Spans]:
-        return self.render(0, len(self.lines))
-
     def header(self) -> Spans:
         spans: Spans = []
         for column, width in self._widths.items():
@@ -252,7 +248,7 @@ class Table:
             spans += [(fit(title, width, column.right), style), (" ", "header")]
         return spans[:-1]
 
-    def render(self, start: int, end: int) -> list[Spans]:
+    def render(self, start: int = 0, end: int | None = None) -> list[Spans]:
         """Renders only these rows, because a screen shows few of possibly thousands."""
         return [self._render_row(depth, line) for depth, line in self.lines[start:end]]
 

@@ -14,8 +14,8 @@ from tempfile import mkdtemp
 
 import pytest
 
-from podgpu.gpu.dcgm import DcgmSettings, DcgmTelemetry
 from podgpu.gpu.dcgm.connection import EngineAddress
+from podgpu.gpu.dcgm.telemetry import DcgmSettings, DcgmTelemetry
 from podgpu.gpu.source import GpuAnswer, Telemetry
 from podgpu.metrics.fields import Field, field_named
 from podgpu.model import Reading

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from podgpu.cli.node import open_telemetry
-from podgpu.gpu.dcgm import DcgmTelemetry
 from podgpu.gpu.dcgm.connection import parse_address
-from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.gpu.dcgm.telemetry import DcgmTelemetry
+from podgpu.gpu.nvml.telemetry import NvmlTelemetry
 from tests.cli.test_option_table import execute
 from tests.gpu.dcgm.double import GPU, Double
 

@@ -8,7 +8,7 @@ import pytest
 
 from podgpu.errors import DriverGone, SourceError, UsageError
 from podgpu.gpu.dcgm.connection import EngineAddress, parse_address
-from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.gpu.nvml.telemetry import NvmlTelemetry
 from tests.gpu.dcgm.double import GPU, PLAIN, Bench, Double, of_gpu, uuid_of
 from tests.simulated import FaultyNvml
 

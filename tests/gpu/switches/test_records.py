@@ -146,7 +146,7 @@ def test_saving_a_preempted_context_is_not_busy_time(
 ) -> None:
     """On an H200 a kernel is preempted 2.1 ms after the switch-in. The time to save it depends on the kernel."""
     stays = [Stay(1 + n % 2, *(2 * [n * age]), (n + 1) * age) for n in range(100)]
-    window = Residency(0, 100 * age, stays, slice_work=2_055_000)
+    window = Residency(0, 100 * age, stays, costs=SwitchCosts(slice_work=2_055_000))
     assert sum(estimate(window, 100 * age).values()) == pytest.approx(100 * (age - saving), rel=0.001)
 
 

@@ -207,18 +207,15 @@ class DcgmConnection:
         if code:
             raise translate(code, name)
 
-    def _load_library(self) -> None:
-        if self._log_level:
-            os.environ.setdefault("__DCGM_DBG_FILE", "-")
-            os.environ["__DCGM_DBG_LVL"] = self._log_level
-        self._dll = _load(self._library_path)
-        info = s.make_struct(s.VersionInfo)
-        self._call("dcgmVersionInfo", byref(info))
-        self.library_version = parse_version(info.text)
-
     def _connect(self) -> None:
         if self._dll is None:
-            self._load_library()
+            if self._log_level:
+                os.environ.setdefault("__DCGM_DBG_FILE", "-")
+                os.environ["__DCGM_DBG_LVL"] = self._log_level
+            self._dll = _load(self._library_path)
+            info = s.make_struct(s.VersionInfo)
+            self._call("dcgmVersionInfo", byref(info))
+            self.library_version = parse_version(info.text)
         self._call("dcgmInit")
         try:
             self._handle = self._start_embedded() if self._address is None else self._connect_to(self._address)

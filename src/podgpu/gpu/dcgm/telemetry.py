@@ -31,7 +31,16 @@ from podgpu.gpu.dcgm.entities import (
     read_outline,
 )
 from podgpu.gpu.dcgm.structs import EntityGroup
-from podgpu.gpu.source import CompanionDriver, ErrorEvent, ErrorEvents, GpuAnswer, Inventory, Lane, Telemetry
+from podgpu.gpu.source import (
+    EXPORTER_FIELDS,
+    CompanionDriver,
+    ErrorEvent,
+    ErrorEvents,
+    GpuAnswer,
+    Inventory,
+    Lane,
+    Telemetry,
+)
 from podgpu.metrics.conditions import health_code
 from podgpu.metrics.fields import DEVICE_LEVELS, XID_FIELD, Field, Recorded, fields
 from podgpu.model import Detail, Device, OtherReading, Reading
@@ -40,8 +49,6 @@ _log = logging.getLogger(__name__)
 _LAYOUT_SECONDS = 60.0
 """How often the whole layout is read, because the outline does not show every change, such as a link that came up."""
 _CLOSE_WAIT = 2.0
-_EXPORTER_FIELDS = 9000
-"""Fields with this id or a larger one are defined by dcgm-exporter, not by DCGM."""
 _XID_KINDS = ("GPU", "GPU_I", "GPU_CI")
 """Entities for which DCGM reports XIDs. Each kind has its own watch, because an engine may reject some of them."""
 
@@ -319,7 +326,7 @@ def _field_ids(lanes: Sequence[Lane]) -> set[int]:
 
 def _select_fields(fields: Sequence[Field], kind: str) -> tuple[Field, ...]:
     """Returns the fields that DCGM has for an entity of this kind."""
-    read = (f for f in fields if not isinstance(f.recipe, Recorded) and f.id < _EXPORTER_FIELDS)
+    read = (f for f in fields if not isinstance(f.recipe, Recorded) and f.id < EXPORTER_FIELDS)
     if kind == "GPU":
         return tuple(f for f in read if f.level in DEVICE_LEVELS)
     if kind == "GPU_I":

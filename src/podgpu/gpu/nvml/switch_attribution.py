@@ -104,9 +104,7 @@ class Residency:
     switching: int = 0
     unknown: int = 0
     """Time without a known resident: before the first switch, or after a context was destroyed."""
-    slice_work: int = 0
-    lead: int = 0
-    """See `SwitchCosts`."""
+    costs: SwitchCosts = SwitchCosts()
 
     @property
     def window(self) -> int:
@@ -194,7 +192,7 @@ class Timeline:
             unknown += until - position
         del self._times[:count], self._pids[:count]
         self._resident, self._saved_at, self.now = resident, saved_at, until
-        return Residency(since, until, stays, switching, unknown, self.costs.slice_work, lead)
+        return Residency(since, until, stays, switching, unknown, self.costs)
 
 
 # Attribution
@@ -398,9 +396,9 @@ def _compute_saving(
     `past_slice`: saving of longer stays.
     """
     result: dict[int, int] = {}
-    if residency.slice_work:
+    if slice_work := residency.costs.slice_work:
         for pid, began, since, until in residency.stays:
-            past = until - began - residency.slice_work
+            past = until - began - slice_work
             if past > 0:
                 saving = min(past if past <= MAX_SAVE_NS else past_slice, until - since)
                 result[pid] = result.get(pid, 0) + int(saving * share_at(pid, until - began))

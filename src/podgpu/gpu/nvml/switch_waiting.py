@@ -131,7 +131,7 @@ class WaitEstimator:
         There may be 5,000 stays per second. So this is one loop without calls, and in windows with many stays only some
         waits are divided among the processes that ran.
         """
-        lead, resident, slice_ns, longest = residency.lead, residency.resident, self.slice, self.slice * _LONG
+        lead, resident, slice_ns, longest = residency.costs.lead, residency.resident, self.slice, self.slice * _LONG
         cut_from, cut_to = slice_ns * (1 - _CUT_TOLERANCE), slice_ns * (1 + _CUT_TOLERANCE)
         half_shares = {pid: busy.get(pid, 0) / ns / 2 for pid, ns in resident.items()}
         idle_from = self._find_idle_ends(residency, busy)

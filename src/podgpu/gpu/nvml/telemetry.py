@@ -21,7 +21,10 @@ import pynvml
 
 from podgpu.errors import DeviceLost, DriverGone, SourceError, StartError, Unsupported
 from podgpu.gpu.nvml.driver import (
+    CallGuard,
     DeviceHandle,
+    DevicePlan,
+    GpmSampler,
     NvmlDriver,
     handle_address,
     list_instances,
@@ -29,7 +32,6 @@ from podgpu.gpu.nvml.driver import (
     open_gpu,
     parse_instance_id,
 )
-from podgpu.gpu.nvml.plan import DevicePlan, GpmSampler
 from podgpu.gpu.nvml.switch_splitter import SwitchListener, SwitchLogFactory
 from podgpu.gpu.nvml.usage import UsageReader, UsageSettings
 from podgpu.gpu.source import ErrorEvent, ErrorEvents, GpuAnswer, Inventory, UsageAnswer
@@ -229,11 +231,11 @@ class NvmlTelemetry:
 
     def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
         with self._hold(gpu) as state:
-            return state.processes()
+            return list_processes(self._driver, state.read_layout())
 
     def usage(self, gpu: Device, shared: Collection[str] = ()) -> UsageAnswer:
         with self._hold(gpu) as state:
-            return state.usage(shared)
+            return state.usage_reader.read(state.read_layout(), shared)
 
     def open_switch_log(self, gpu: Device) -> SwitchListener:
         """Opens the context-switch log of this GPU. Raises SwitchLogError or SourceError."""
@@ -289,7 +291,7 @@ class NvmlTelemetry:
 
 
 class NvmlGpu:
-    """`read`, `processes` and `usage` may run in different workers. They share handle and layout."""
+    """`read`, `read_layout` and `usage_reader` may be used in different workers. They share handle and layout."""
 
     def __init__(self, driver: NvmlDriver, gpu: DeviceHandle, settings: UsageSettings, xids: XidWatcher) -> None:
         self._driver = driver
@@ -333,12 +335,6 @@ class NvmlGpu:
             links_up=self._links_up if fields else None,
         )
 
-    def processes(self) -> tuple[ProcessUsage, ...]:
-        return list_processes(self._driver, self._read_layout())
-
-    def usage(self, shared: Collection[str] = ()) -> UsageAnswer:
-        return self.usage_reader.read(self._read_layout(), shared)
-
     def close(self) -> None:
         """Frees the driver's resources. Call when no other method runs."""
         self._drop_plans()
@@ -368,7 +364,7 @@ class NvmlGpu:
         except SourceError as e:
             _log.debug("XID errors of %s cannot be watched: %s", self.name, e)
 
-    def _read_layout(self) -> tuple[DeviceHandle, ...]:
+    def read_layout(self) -> tuple[DeviceHandle, ...]:
         """Returns the GPU, then each of its instances."""
         now, enabled = self._clock(), False
         if self._has_mig and now - self._mig_off_at >= _MIG_OFF_SECONDS:
@@ -382,7 +378,7 @@ class NvmlGpu:
         return gpu, *(list_instances(self._driver, gpu) if enabled else ())
 
     def _follow_layout(self) -> None:
-        devices = self._read_layout()
+        devices = self.read_layout()
         if devices != self.layout:
             state = "on" if devices[0].device.mig_enabled else "off"
             layout = ", ".join(one.device.profile for one in devices[1:]) or "none"
@@ -407,18 +403,15 @@ class NvmlGpu:
 
     def _count_links(self) -> int | None:
         """Returns the number of NVLinks that are up, None if the GPU has none or does not report them."""
-        try:
+        answer: Sequence[Any] = ()
+        with CallGuard[str]().catch():
             answer = self._driver.call("nvmlDeviceGetFieldValues", self.handle, _LINK_STATES)
-        except (DeviceLost, DriverGone):
-            raise
-        except SourceError:
-            return None
         states = [entry.value.uiVal for entry in answer if not entry.nvmlReturn]
         return states.count(1) if states else None
 
     def _drop_plans(self) -> None:
         for plan in self._plans.values():
-            plan.close()
+            plan.gpm.close()
         self._plans, self._details_at = {}, float("-inf")
 
 

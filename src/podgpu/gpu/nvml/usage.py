@@ -14,8 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from podgpu.errors import SourceError
-from podgpu.gpu.nvml.driver import MAX_PID, CallGuard, DeviceHandle, NvmlDriver, list_processes, translate
-from podgpu.gpu.nvml.plan import GpmSampler
+from podgpu.gpu.nvml.driver import MAX_PID, CallGuard, DeviceHandle, GpmSampler, NvmlDriver, list_processes, translate
 from podgpu.gpu.nvml.switch_splitter import BusyTimeSplitter, SwitchLogFactory
 from podgpu.gpu.source import Lack, UsageAnswer
 from podgpu.model import Device, DeviceUsage, ProcessUsage

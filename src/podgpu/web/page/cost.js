@@ -15,6 +15,7 @@ const MOST_UNDER_USED = 8;
 const RANGES = ["1h", "24h", "7d", "30d"];
 const DAY_SECONDS = 86_400;
 const BACKWARDS = { state: "missing", message: "The start of the range must be before its end." };
+const LIMIT = "Stored in SQLite, for up to 8,000 GPUs and 90 days. For more, run podgpu cluster with --prometheus.";
 const MISSING = "This server does not compute costs of a range: its podgpu is older than this page.";
 
 export class Cost {
@@ -51,8 +52,8 @@ export class Cost {
     this.question.forget();
   }
 
-  // `isKube`: holders are pods. `now`: by the server's clock.
-  show(criteria, isKube, now) {
+  // `isKube`: holders are pods. `now`: by the server's clock. `isCluster`: not the page of a node.
+  show(criteria, isKube, now, isCluster) {
     const groups = groupsFor(isKube);
     const isLabel = criteria.by.startsWith("label:") && criteria.by !== "label:";
     const by = isLabel || criteria.by in groups ? criteria.by : isKube ? "namespace" : "pod";
@@ -77,7 +78,8 @@ export class Cost {
     const none = q || cluster || ns ? "Nothing matches the filter. Press Escape to clear it." : "There is no record in this range.";
     setText(this.message, state === "ready" ? none : noneText(state, message, MISSING));
     setText(this.about, isEmpty ? "" : aboutText(data.totals ?? {}, data));
-    setText(this.notes, (data?.notes ?? []).map(localTimes).join(" \u00b7 "));
+    const limit = isCluster && data && !data.source ? [LIMIT] : [];
+    setText(this.notes, [...(data?.notes ?? []).map(localTimes), ...limit].join(" \u00b7 "));
     const title = isLabel ? by.slice("label:".length) : groups[by];
     if (!isEmpty) this.table.show(rows, columnsOf(by, title, rows, data.currency), order || "cost", nameOf);
     this.underUsed.show(isEmpty ? [] : rows, by, data);
