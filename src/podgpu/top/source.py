@@ -141,7 +141,7 @@ class ClusterSource:
             (h.namespace, h.pod) for slot in slots for h in (*slot.holders, *slot.last_holders) if h.pod
         )
         jobs = []
-        for pod in list(pods)[:_MAX_JOBS]:
+        for pod in () if problem else list(pods)[:_MAX_JOBS]:  # the table waits for a failing server only once
             with suppress(SourceError, msgspec.DecodeError):  # not every server has summaries
                 path = "/".join(quote(name, safe="") for name in pod)
                 jobs.append(find_decoder(JobSummary).decode(client.get_blocking(f"api/v1/summary/{path}")))
