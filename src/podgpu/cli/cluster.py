@@ -12,7 +12,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from podgpu.cli.options import is_set, make_command, options_of
+from podgpu.cli.options import is_set, make_command
 from podgpu.cli.terminal import configure_logging
 from podgpu.cluster.collect import Collector, ViewSettings, check_settings
 from podgpu.cluster.discover import ApiOwners, KubernetesTargets, ServiceSelector
@@ -23,7 +23,7 @@ from podgpu.cluster.prometheus_history import PrometheusHistory
 from podgpu.cluster.prometheus_ranges import PrometheusRanges
 from podgpu.cluster.ranges import UsageAnswers
 from podgpu.cluster.record import MAX_GPUS, cluster_recorder, cluster_usage
-from podgpu.cluster.scrape import FixedTargets, ScrapeCollector, Targets
+from podgpu.cluster.scrape import ScrapeCollector, unique_targets
 from podgpu.errors import UsageError
 from podgpu.history.answers import HistorySource
 from podgpu.http_client import Access
@@ -43,13 +43,13 @@ _BACKENDS = ("prometheus", "scrape", "discover_kubernetes")
 
 @make_command(
     "cluster",
-    options_of("cluster", ("kubeconfig", "web-config-file", "probe-address", "debug", "log-format")),
     ("podgpu cluster --scrape gpu-1:9400,gpu-2:9400", "read two nodes; open http://localhost:9401/"),
     (
         "podgpu cluster --discover-kubernetes monitoring/app.kubernetes.io/name=podgpu",
         "read all nodes that run an exporter, found by its Service",
     ),
     ("podgpu cluster --prometheus prometheus:9090 --prices prices.yaml", "read from Prometheus, with prices"),
+    shared=("kubeconfig", "web-config-file", "probe-address", "debug", "log-format"),
 )
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
@@ -136,26 +136,30 @@ def choose_collector(options: Mapping[str, Any], settings: ViewSettings, stack: 
         with _naming_option("--prometheus"):
             make()  # so that errors in the options are raised at start
         return make
-    access, node_labels = Access.from_options(options, "exporter"), _names(options["node_label"])
-    targets = _find_targets(options, access, stack)
+    access = Access.from_options(options, "exporter")
     # With --owners auto, missing owners are not reported.
     notes = owners.notes if owners and options["owners"] == "api" else tuple
+    make_scraper = partial(
+        ScrapeCollector,
+        settings=settings,
+        access=access,
+        timeout=min(_SCRAPE_TIMEOUT, settings.interval),
+        node_labels=_names(options["node_label"]),
+        read_owners=read_owners,
+    )
+    if options["scrape"]:
+        with _naming_option("--scrape"):
+            urls = unique_targets(options["scrape"].split(","), access)
+        return partial(make_scraper, lambda: urls, read_notes=notes)
+    targets = _discover(options, stack)
 
-    def make_scraper() -> Collector:
+    def discover_and_make() -> Collector:
         """Runs in the cluster loop's thread, so that probes are answered while it waits for the API server."""
-        if isinstance(targets, KubernetesTargets) and not targets.wait_synced(_SYNC_SECONDS):
+        if not targets.wait_synced(_SYNC_SECONDS):
             _log.warning("%s", "; ".join(targets.notes()))
-        return ScrapeCollector(
-            targets,
-            settings,
-            access,
-            timeout=min(_SCRAPE_TIMEOUT, settings.interval),
-            node_labels=node_labels,
-            owners=read_owners,
-            notes=notes,
-        )
+        return make_scraper(targets.urls, read_notes=lambda: (*targets.notes(), *notes()))
 
-    return make_scraper
+    return discover_and_make
 
 
 def _prometheus_server(options: Mapping[str, Any]) -> PrometheusServer:
@@ -170,10 +174,7 @@ def _prometheus_server(options: Mapping[str, Any]) -> PrometheusServer:
     )
 
 
-def _find_targets(options: Mapping[str, Any], access: Access, stack: ExitStack) -> Targets:
-    if options["scrape"]:
-        with _naming_option("--scrape"):
-            return FixedTargets(options["scrape"].split(","), access)
+def _discover(options: Mapping[str, Any], stack: ExitStack) -> KubernetesTargets:
     selector = ServiceSelector.parse(options["discover_kubernetes"])
     https = bool(options["exporter_ca_file"] or options["exporter_insecure_skip_verify"])
     targets = KubernetesTargets(load_config(options["kubeconfig"]), selector, https=https)

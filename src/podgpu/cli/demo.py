@@ -25,14 +25,14 @@ import click
 from aiohttp import web
 
 from podgpu.agent.loop import Agent, Settings
-from podgpu.cli.options import make_command, options_of
+from podgpu.cli.options import make_command
 from podgpu.cli.terminal import configure_logging
 from podgpu.clock import Clock
 from podgpu.cluster.collect import ViewSettings
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.prices import Prices, ReadPrices, read_prices
 from podgpu.cluster.record import cluster_recorder, cluster_usage
-from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
+from podgpu.cluster.scrape import ScrapeCollector
 from podgpu.gpu.nvml.switch_splitter import SwitchLogFactory
 from podgpu.gpu.nvml.telemetry import NvmlTelemetry
 from podgpu.history.recorder import HistoryRecorder
@@ -88,7 +88,6 @@ _TEAMS = {"research": "nlp", "serving": "chat", "batch": "search"}
 
 @make_command(
     "demo",
-    options_of("demo"),
     ("podgpu demo", "open http://localhost:9401/ in a browser"),
     ("podgpu demo --calm", "the same without faults"),
     ("podgpu top --cluster localhost:9401", "in a second terminal: show the demo as a table"),
@@ -116,7 +115,7 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
             list(pool.map(lambda exporter: exporter.agent.warm_up(), exporters))
         targets: list[str] = []
         cluster = Cluster(
-            lambda: ScrapeCollector(FixedTargets(targets), CLUSTER, owners=lambda: find_owners(nodes)), CLUSTER, read
+            lambda: ScrapeCollector(lambda: targets, CLUSTER, read_owners=lambda: find_owners(nodes)), CLUSTER, read
         )
         recorder = cluster_recorder(cluster)
         own = {node.name: exporter.recorder for node, exporter in zip(nodes, exporters, strict=True)}

@@ -8,7 +8,6 @@ from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Annotated, NamedTuple
 from urllib.parse import quote, urlsplit
 
@@ -57,7 +56,7 @@ class FetchedDetails:
 
 class Reading(NamedTuple):
     view: View
-    processes: Processes = MappingProxyType({})
+    processes: Processes | None = None
     history: Sparklines | None = None  # None if the source has no history
     fetched: FetchedDetails | None = None  # None if the source has no details
 
