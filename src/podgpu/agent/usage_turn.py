@@ -27,6 +27,7 @@ from podgpu.model import (
     SourceStatus,
     Workload,
     WorkloadKey,
+    group_by_key,
 )
 from podgpu.usage.containers import ContainerFinder, OwnersByPid, ProcessOwners
 from podgpu.usage.ledger import DeviceTurn, GpuTurn, Ledger, Owner, ProcessSample
@@ -136,10 +137,7 @@ def make_turns(
     """
     answers = {usage.device.key: usage for usage in usages}
     known = {device.key: device for device in devices} | {key: usage.device for key, usage in answers.items()}
-    held: defaultdict[str, list[Assignment]] = defaultdict(list)
-    for assignment in assignments:
-        if assignment.holder.key:
-            held[assignment.device].append(assignment)
+    held = group_by_key((assignment.device, assignment) for assignment in assignments if assignment.holder.key)
     turns: defaultdict[str, list[DeviceTurn]] = defaultdict(list)
     for key in sorted(known.keys() | held.keys()):
         uuid, _, instance = key.partition("/gi")

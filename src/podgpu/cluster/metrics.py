@@ -11,12 +11,12 @@ from typing import NamedTuple
 from podgpu import __version__
 from podgpu.cluster.collect import duration_text
 from podgpu.cluster.nodes import NodeEntry
-from podgpu.cluster.parts import HeldPart, gpu_id, group_held, holders_of, slot_model, slot_utilization, sum_held
+from podgpu.cluster.parts import HeldPart, gpu_id, holders_of, slot_model, slot_utilization, sum_held
 from podgpu.cluster.state import CLUSTER, ClusterState, Scope
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample, families_in, make_families
 from podgpu.metrics.labels import holder_names
-from podgpu.model import DeviceState, MigInstance, Workload
+from podgpu.model import DeviceState, MigInstance, Workload, group_by_key
 
 _PLACE_LABELS = ("node", "gpu", "gpu_id", "model")
 
@@ -220,7 +220,7 @@ def _namespace_families(nodes: Iterable[NodeEntry], state: ClusterState) -> list
         for part in node.held
         if part.holder.namespace and not (part.instance is None and part.gpu.instances)
     ]
-    groups = group_held(parts, lambda part: (part.holder.namespace, part.model, part.cluster))
+    groups = group_by_key(((part.holder.namespace, part.model, part.cluster), part) for part in parts)
     samples: dict[str, list[Sample]] = {f"podgpu_namespace_{name}_gpus": [] for name in ("allocated", "used", "idle")}
     for key in sorted(groups):
         labels, sums = _labels(("namespace", "model", "cluster"), key), sum_held(groups[key], by_device=True)
@@ -237,7 +237,7 @@ def _namespace_families(nodes: Iterable[NodeEntry], state: ClusterState) -> list
 
 def _cost_families(state: ClusterState) -> list[Family]:
     parts = (part for node in state.nodes for part in node.held if part.holder.namespace)
-    groups = group_held(parts, lambda part: (part.holder.namespace, state.prices.currency, part.cluster))
+    groups = group_by_key(((part.holder.namespace, state.prices.currency, part.cluster), part) for part in parts)
     sums = [(_labels(("namespace", "currency", "cluster"), key), sum_held(groups[key])) for key in sorted(groups)]
     samples = {
         f"podgpu_namespace_{name}": [

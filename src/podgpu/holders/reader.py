@@ -38,6 +38,7 @@ from podgpu.model import (
     VcudaRequest,
     Workload,
     WorkloadKey,
+    group_by_key,
     parts_of,
 )
 from podgpu.workers import ErrorCounts, Result, Workers
@@ -251,10 +252,7 @@ def merge(readings: Mapping[str, Allocation], complete: Complete = lambda worklo
     rejected: list[Unmapped] = []
     for source, reading in sorted(readings.items(), key=lambda item: item[0] in LAST_RESORT):
         lags = LAGGING.get(source) in readings
-        claims_by_holder: dict[Workload, list[Assignment]] = defaultdict(list)
-        for claim in reading.assignments:
-            claims_by_holder[claim.holder].append(claim)
-        for holder, claims in claims_by_holder.items():
+        for holder, claims in group_by_key((claim.holder, claim) for claim in reading.assignments).items():
             try:
                 completed = complete(holder)
             except SourceError as error:
