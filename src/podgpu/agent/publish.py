@@ -96,16 +96,16 @@ def build_node_state(
             for answer in telemetry.answers.values()
             for o in answer.others
         ),
-        vcuda=tuple(map(allocation.with_api_uid, allocation.allocation.vcuda)),
+        vcuda=tuple(map(allocation.with_api_uid, allocation.vcuda)),
         pod_labels={"/".join(pod): dict(labels) for pod, labels in (pod_labels or {}).items()},
         dropped={names[i].name: count for i, count in telemetry.dropped.items()},
         **members,
     )
 
 
-def _join_holders(result: AllocationResult, usage: UsageResult) -> dict[str, list[Holder]]:
+def _join_holders(allocation: AllocationResult, usage: UsageResult) -> dict[str, list[Holder]]:
     """Joins assignments and usage by device key."""
-    allocation, holders = result.allocation, defaultdict[str, list[Holder]](list)
+    holders = defaultdict[str, list[Holder]](list)
     usages = {key: dict(entries) for key, entries in sorted(usage.holders.items())}
 
     def add(key: str, workload: Workload, used: HolderUsage | None, **members: Any) -> None:
@@ -113,7 +113,7 @@ def _join_holders(result: AllocationResult, usage: UsageResult) -> dict[str, lis
         own = [p for p in processes if p.owner is not None and p.owner.key == workload.key]
         running = tuple(msgspec.structs.replace(process, owner=None) for process in own)
         holder = Holder(**msgspec.structs.asdict(workload), usage=used, running=running, **members)
-        holders[key].append(result.with_api_uid(holder))
+        holders[key].append(allocation.with_api_uid(holder))
 
     for a in allocation.assignments:
         user, used = usages.get(a.device, {}).pop(a.holder.key, (a.holder, None))

@@ -87,7 +87,7 @@ class UsageTurn:
         self._shared = frozenset(usage.device.key for usage in usages if _is_shared(usage, owners))
         elapsed = 0 if self._charged_at is None else round((began - self._charged_at) * NS)
         self._charged_at = began
-        turns = make_turns(telemetry.devices, usages, result.allocation.assignments, owners)
+        turns = make_turns(telemetry.devices, usages, result.assignments, owners)
         self._ledger.charge(turns, elapsed, _find_unallocated(turns, result))
         reported = {source.device for source in telemetry.sources if not source.up}
         failed = {uuid: error for uuid, error in errors.items() if uuid not in reported}
@@ -201,15 +201,14 @@ def make_turn(usage: DeviceUsage, assignments: Sequence[Assignment], owners: Own
     )
 
 
-def _find_unallocated(gpus: Iterable[GpuTurn], result: AllocationResult) -> set[tuple[str, WorkloadKey]]:
+def _find_unallocated(gpus: Iterable[GpuTurn], allocation: AllocationResult) -> set[tuple[str, WorkloadKey]]:
     """Returns device and workload of each pod that uses a device without an allocation.
 
     Returns nothing while the kubelet does not answer, or if the node has no device plugin. Omits pods with an
     unmapped allocation, and devices that are reserved for unknown pods.
     """
-    allocation = result.allocation
     allocated = {(a.device, a.holder.key) for a in allocation.assignments if a.source not in LAST_RESORT}
-    is_known = any(source.name == _KUBELET and source.up for source in result.sources)
+    is_known = any(source.name == _KUBELET and source.up for source in allocation.sources)
     if not is_known or not (allocated or allocation.offered):
         return set()
     unclear = {(one.namespace, one.pod) for one in (*(u.holder for u in allocation.unmapped), *allocation.vcuda)}

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import threading
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -27,6 +27,7 @@ from podgpu.cluster.state import AVERAGED, ClusterState, Scope, UsedMean, build_
 from podgpu.cluster.view import View, make_view
 from podgpu.errors import SourceError, StartError
 from podgpu.metrics.encode import Body, encode, etag_of
+from podgpu.model import group_by_key
 
 LATE_ROUNDS = 3.0
 _CLOSE_SECONDS = 3.0
@@ -82,10 +83,7 @@ class RollingAverage:
             self._rounds.popleft()
 
     def means(self) -> dict[Scope, float]:
-        values: dict[Scope, list[float]] = defaultdict(list)
-        for _, ratios in self._rounds:
-            for scope, ratio in ratios.items():
-                values[scope].append(ratio)
+        values = group_by_key(pair for _, ratios in self._rounds for pair in ratios.items())
         return {scope: math.fsum(ratios) / len(ratios) for scope, ratios in values.items()}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -42,9 +41,7 @@ def node_families(state: ClusterState) -> list[Family]:
     Nodes whose names become the same metric name share a family.
     """
     spec = families_in("seed")["<node>_info"]
-    rows: dict[str, list[MapRow]] = defaultdict(list)
-    for row in map_rows(state):
-        rows[metric_name(row.node)].append(row)
+    rows = group_by_key((metric_name(row.node), row) for row in map_rows(state))
     return [Family(name, spec.type, spec.help, tuple(_map_samples(rows[name], 1.0))) for name in rows]
 
 
@@ -195,9 +192,7 @@ def _count_families(state: ClusterState) -> list[Family]:
     ]
     families = []
     for scope, names in (("node", ("node", "model")), ("model", ("model",))):
-        groups: dict[tuple[str, ...], list[tuple[bool, float | None]]] = defaultdict(list)
-        for node_name, model, is_held, ratio in devices:
-            groups[(node_name, model)[-len(names) :]].append((is_held, ratio))
+        groups = group_by_key((tuple(place[-len(names) :]), (is_held, ratio)) for *place, is_held, ratio in devices)
         rows = []
         for key in sorted(groups):
             ratios = [ratio for _, ratio in groups[key] if ratio is not None]

@@ -64,10 +64,9 @@ class HolderSources:
 
 
 @dataclass(frozen=True, slots=True)
-class AllocationResult:
+class AllocationResult(Allocation):
     """The merged allocation, and the status of the sources."""
 
-    allocation: Allocation = field(default_factory=Allocation)
     sources: tuple[SourceStatus, ...] = ()
     api_uids: Mapping[str, str] = field(default_factory=dict)  # static pods: kubelet's UID -> API server's UID
     at: float | None = None  # Unix time
@@ -211,9 +210,12 @@ class AllocationReader:
         statuses = [self._errors.make_status(name, result) for name, result in results.items()]
         readings = replace_reservations(self._resolve(results), self._identities.pods, devices, self.complete)
         merged = merge(readings, self.complete)
-        if not devices:  # without devices, every id would be reported as unknown
-            merged = replace(merged, unmapped=tuple(u for u in merged.unmapped if u.reason != "unknown_device"))
-        return AllocationResult(merged, (*statuses, *self._check_identities()), self._identities.api_uids, at)
+        # Without devices, every id would be reported as unknown.
+        unmapped = tuple(entry for entry in merged.unmapped if devices or entry.reason != "unknown_device")
+        sources, uids = (*statuses, *self._check_identities()), self._identities.api_uids
+        return AllocationResult(
+            merged.assignments, unmapped, merged.vcuda, merged.offered, sources=sources, api_uids=uids, at=at
+        )
 
     def _check_identities(self) -> tuple[SourceStatus, ...]:
         """Returns the status of the identities only if a reading has failed since the start."""
