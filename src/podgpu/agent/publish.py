@@ -25,11 +25,12 @@ from podgpu.errors import few_of
 from podgpu.holders.annotations import find_reserved
 from podgpu.holders.reader import AllocationResult, describe, explain
 from podgpu.metrics.conditions import UNALLOCATED
+from podgpu.metrics.dcgm import render_dcgm
 from podgpu.metrics.encode import NO_LABELS, Body, Family, Sample, encode, families_in
 from podgpu.metrics.fields import THROTTLE_REASONS, fields
 from podgpu.metrics.labels import Policy, all_slots
 from podgpu.metrics.names import gpu_figures, in_legacy_units, slot_figures
-from podgpu.metrics.render import render_gpu_manager, render_node, render_self
+from podgpu.metrics.render import render_gpu_manager, render_own, render_self
 from podgpu.model import (
     RESERVATION,
     Condition,
@@ -260,7 +261,7 @@ class Published:
         match text:
             case "fresh":
                 gpu_manager = render_gpu_manager(state, policy) if policy.gpu_manager else ()
-                return encode((*render_node(state, policy), *process, *gpu_manager))
+                return encode((*render_dcgm(state, policy), *render_own(state, policy), *process, *gpu_manager))
             case "stale":
                 return encode((*render_self(state), *process))
             case "gpu_manager":

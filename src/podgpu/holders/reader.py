@@ -87,11 +87,8 @@ class CachedHolder:
     listed_at: float
     source_instance: int
     identity: Workload  # the holder with its uid and container id, as known when it was last listed
-    items: list[Assignment | VcudaRequest] = field(default_factory=list)
-
-    @property
-    def assignments(self) -> list[Assignment]:
-        return [item for item in self.items if isinstance(item, Assignment)]
+    assignments: Sequence[Assignment]
+    vcuda: Sequence[VcudaRequest]
 
     def is_kept(self, now: float, is_alive: IsAlive) -> bool:
         if self.listed_at == now:
@@ -134,8 +131,7 @@ class AllocationCache:
         if self._answer is None or not (self._holders or is_recent):
             return None
         assignments = (item for holder in self._holders.values() for item in holder.assignments)
-        items = (item for holder in self._holders.values() for item in holder.items)
-        vcuda = tuple(item for item in items if isinstance(item, VcudaRequest))
+        vcuda = tuple(request for holder in self._holders.values() for request in holder.vcuda)
         last = self._answer if is_recent else Allocation()
         return replace(sort_allocation(assignments, last.unmapped), vcuda=vcuda, offered=last.offered)
 
@@ -156,16 +152,15 @@ class AllocationCache:
 
 
 def _group_by_holder(answer: Allocation, now: float, complete: Complete) -> dict[Workload, CachedHolder]:
+    assignments = group_by_key((item.holder, item) for item in answer.assignments)
+    vcuda = group_by_key((Workload(*parts_of(request)), request) for request in answer.vcuda)
     holders: dict[Workload, CachedHolder] = {}
-    items: tuple[Assignment | VcudaRequest, ...] = (*answer.assignments, *answer.vcuda)
-    for item in items:
-        workload = item.holder if isinstance(item, Assignment) else Workload(*parts_of(item))
-        if workload not in holders:
-            identity = workload
-            with suppress(SourceError):  # contradictory identities
-                identity = complete(workload)
-            holders[workload] = CachedHolder(now, answer.source_instance, identity)
-        holders[workload].items.append(item)
+    for workload in (*assignments, *vcuda):
+        identity = workload
+        with suppress(SourceError):  # contradictory identities
+            identity = complete(workload)
+        own = assignments.get(workload, ()), vcuda.get(workload, ())
+        holders[workload] = CachedHolder(now, answer.source_instance, identity, *own)
     return holders
 
 
