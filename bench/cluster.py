@@ -17,7 +17,7 @@ from statistics import median
 
 from bench.figures import Figure
 from podgpu.cluster.collect import ViewSettings
-from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
+from podgpu.cluster.scrape import ScrapeCollector
 
 NODES = 1000
 MAX_CORE_PERCENT = 10.0
@@ -85,8 +85,8 @@ async def _measure_rounds(fleet: FleetProcess, rounds: int) -> tuple[float, floa
 
 
 def _make_collector(ports: Sequence[int], path: str) -> ScrapeCollector:
-    targets = FixedTargets([f"http://127.0.0.1:{port}{path}" for port in ports])
-    return ScrapeCollector(targets, ViewSettings(), timeout=60.0)
+    targets = [f"http://127.0.0.1:{port}{path}" for port in ports]
+    return ScrapeCollector(lambda: targets, ViewSettings(), timeout=60.0)
 
 
 def _check(collector: ScrapeCollector, nodes: int) -> None:

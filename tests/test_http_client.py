@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.cluster.prometheus import PrometheusClient, PrometheusServer
-from podgpu.cluster.scrape import FixedTargets
+from podgpu.cluster.scrape import unique_targets
 from podgpu.errors import SourceError, UsageError
 from podgpu.gpu.exporter import (
     ExpositionSource,
@@ -296,7 +296,7 @@ MAKERS = (
     lambda url: PrometheusClient(PrometheusServer(url)),
     ExporterSource,
     ClusterSource,
-    lambda url: FixedTargets([url]),
+    lambda url: len(unique_targets([url])),
 )
 
 

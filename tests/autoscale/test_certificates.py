@@ -17,7 +17,7 @@ from aiohttp import web
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from podgpu.autoscale.certificates import (
+from podgpu.autoscale.metrics_api import (
     MAX_CERTIFICATES,
     CaBundleUpdater,
     issue,

@@ -15,8 +15,7 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from podgpu.autoscale.certificates import issue
-from podgpu.autoscale.metrics_api import FrontProxy, MetricsApi, format_quantity, parse_front_proxy
+from podgpu.autoscale.metrics_api import FrontProxy, MetricsApi, format_quantity, issue, parse_front_proxy
 from podgpu.tls import Pem
 from podgpu.web.app import Address, Listener, listening
 from podgpu.web.connections import ConnectionLimits

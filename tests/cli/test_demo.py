@@ -33,7 +33,7 @@ from podgpu.clock import Clock
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.prices import read_prices
 from podgpu.cluster.record import cluster_recorder, cluster_usage
-from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
+from podgpu.cluster.scrape import ScrapeCollector
 from podgpu.simulate.node import StageNode
 from podgpu.web.cluster_app import cluster_application
 from tests.nodes.clock import FakeClock
@@ -71,9 +71,7 @@ class Demo:
         urls = [f"http://127.0.0.1:{client.address.port}/metrics" for client in self.clients]
         self._loop = asyncio.new_event_loop()
         opened.callback(self._loop.close)
-        self._backend = ScrapeCollector(
-            FixedTargets(urls), CLUSTER, clock=clock, owners=lambda: find_owners(self.nodes)
-        )
+        self._backend = ScrapeCollector(lambda: urls, CLUSTER, clock=clock, read_owners=lambda: find_owners(self.nodes))
         opened.callback(lambda: self._loop.run_until_complete(self._backend.close()))
         self.cluster = Cluster(lambda: self._backend, CLUSTER, prices, clock)
         self._recorder = cluster_recorder(self.cluster)

@@ -15,7 +15,7 @@ import pytest
 from podgpu.clock import Clock
 from podgpu.cluster.collect import ViewSettings
 from podgpu.cluster.loop import Cluster
-from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
+from podgpu.cluster.scrape import ScrapeCollector
 from podgpu.cluster.view import decode_view
 from podgpu.web.cluster_app import cluster_application
 from tests.agent.gpu_bench import GpuBench, bench_of
@@ -40,7 +40,7 @@ class ClusterBench:
         self.client: Client
 
     def _make(self) -> ScrapeCollector:
-        return ScrapeCollector(FixedTargets([self._url]), ViewSettings(), clock=self._clock)
+        return ScrapeCollector(lambda: [self._url], ViewSettings(), clock=self._clock)
 
     def _wait(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from podgpu.clock import Clock
 from podgpu.cluster.collect import ClusterReading, ViewSettings
-from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
+from podgpu.cluster.scrape import ScrapeCollector, unique_targets
 from podgpu.errors import SourceError, UsageError
 from podgpu.http_client import Access
 from podgpu.model import DeviceState, WorkloadOwner
@@ -28,20 +28,6 @@ class FakeClock:
         return Clock(lambda: self.now, lambda: self.now + 1000.0)
 
 
-class ChangingTargets:
-    def __init__(self, urls: Sequence[str]) -> None:
-        self.current = list(urls)
-        self.problems: list[str] = []
-
-    def urls(self) -> Sequence[str]:
-        return self.current
-
-    def notes(self) -> Sequence[str]:
-        return self.problems
-
-    def close(self) -> None: ...
-
-
 def run_rounds(
     *exporters: Exporter, steps: Callable[[ScrapeCollector], Awaitable[None]] | None = None, **options: object
 ) -> ClusterReading:
@@ -49,7 +35,7 @@ def run_rounds(
 
     async def run() -> ClusterReading:
         async with running_exporters(*exporters) as urls:
-            collector = ScrapeCollector(FixedTargets(urls), SETTINGS, **options)  # type: ignore[arg-type]
+            collector = ScrapeCollector(lambda: urls, SETTINGS, **options)  # type: ignore[arg-type]
             await (steps(collector) if steps else collector.run_round())
             await collector.close()
             return collector.reading()
@@ -64,7 +50,7 @@ def read_times(reading: ClusterReading) -> dict[str, float]:
 def test_documents_and_text_give_the_same_reading() -> None:
     podgpu, dcgm = Exporter(document=node_document(0, taken_at=1099.0)), Exporter(metrics_text(1))
     owners = {("team", "pod"): WorkloadOwner("Deployment", "chat")}
-    reading = run_rounds(podgpu, dcgm, clock=FakeClock().clock(), owners=lambda: owners)
+    reading = run_rounds(podgpu, dcgm, clock=FakeClock().clock(), read_owners=lambda: owners)
     assert read_times(reading) == {"node-0": 100.0, "node-1": 100.0}
     assert [n.state.producer for n in reading.nodes] == ["podgpu", "dcgm-exporter"]
     assert [d.utilization_ratio for n in reading.nodes for d in n.state.devices] == [0.5, 0.5]
@@ -177,20 +163,20 @@ def test_targets_come_and_go() -> None:
 
     async def run() -> None:
         async with running_exporters(first, second) as urls:
-            targets = ChangingTargets(urls)
-            collector = ScrapeCollector(targets, SETTINGS, clock=time.clock())
+            current, problems = list(urls), ["the API server cannot be reached"]
+            collector = ScrapeCollector(lambda: current, SETTINGS, read_notes=lambda: problems, clock=time.clock())
             second.status = 500
             await collector.run_round()
             second.status = 200
             await collector.run_round()
-            targets.current, targets.problems = urls[:1], ["the API server cannot be reached"]
+            current.remove(urls[1])
             await collector.run_round()
             reading = collector.reading()
             assert [(n.state.node, n.listed) for n in reading.nodes] == [("node-0", True)]
             assert [o.target for o in reading.outcomes] == urls[:1]
             assert reading.errors == {}
             assert reading.notes == ("the API server cannot be reached",)
-            targets.current = urls
+            current.append(urls[1])
             await collector.run_round()
             reading = collector.reading()
             assert [(n.state.node, n.listed) for n in reading.nodes] == [("node-0", True), ("node-1", True)]
@@ -231,19 +217,11 @@ def test_secrets_are_sent_and_not_shown(tmp_path: Path) -> None:
 
 def test_equal_urls_are_one_target() -> None:
     urls = ["http://a:9400", " http://A:9400/metrics", "", "b:9400", "http://a:9400/metrics?x=1"]
-    assert FixedTargets(urls).urls() == ("http://a:9400", "b:9400", "http://a:9400/metrics?x=1")
+    assert unique_targets(urls) == ("http://a:9400", "b:9400", "http://a:9400/metrics?x=1")
 
 
-@pytest.mark.parametrize(
-    "urls",
-    [
-        [],
-        [""],
-        ["ftp://a"],
-        ["ftp://u:p@a"],
-    ],
-)
+@pytest.mark.parametrize("urls", [[], [""], ["ftp://a"], ["ftp://u:p@a"]])
 def test_lists_that_are_refused(urls: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
-        FixedTargets(urls)
+        unique_targets(urls)
     assert "u:p" not in str(caught.value)

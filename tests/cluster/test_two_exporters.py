@@ -19,7 +19,7 @@ from podgpu.cluster.collect import Collector, ViewSettings
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.prices import Price, Prices
 from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer
-from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
+from podgpu.cluster.scrape import ScrapeCollector
 from podgpu.model import NodeState, encode_node
 from tests.autoscale.scenes import pod
 from tests.cluster.exporters import Exporter, running_exporters
@@ -41,7 +41,7 @@ async def scraping() -> AsyncIterator[tuple[Collector, str, str]]:
     pairs = [",".join(f'{k}="{v}"' for k, v in labels(n, "alpha").items()) for n in range(2)]
     dcgm = Exporter("".join(f"DCGM_FI_DEV_GPU_UTIL{{{text}}} 50\n" for text in pairs).encode())
     async with running_exporters(dcgm, podgpu) as urls:
-        yield ScrapeCollector(FixedTargets(urls), ViewSettings()), podgpu.url, dcgm.url
+        yield ScrapeCollector(lambda: urls, ViewSettings()), podgpu.url, dcgm.url
 
 
 @asynccontextmanager

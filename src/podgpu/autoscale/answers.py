@@ -92,15 +92,11 @@ def compute_value(snapshot: MetricsSnapshot, request: MetricRequest) -> MetricVa
 
 def aggregate_values(aggregate: str, values: Sequence[float]) -> float:
     """Returns the mean, max, sum, or a quantile such as p90. `values` must not be empty."""
-    match aggregate:
-        case "mean":
-            return math.fsum(values) / len(values)
-        case "max":
-            return max(values)
-        case "sum":
-            return math.fsum(values)
+    if aggregate in ("mean", "sum"):
+        return math.fsum(values) / (len(values) if aggregate == "mean" else 1)
     ordered = sorted(values)
-    place = int(aggregate.removeprefix("p")) / 100 * (len(ordered) - 1)
+    percent = 100 if aggregate == "max" else int(aggregate.removeprefix("p"))
+    place = percent / 100 * (len(ordered) - 1)
     below = math.floor(place)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)

@@ -67,7 +67,7 @@ class ExternalScaler:
         self._credentials = credentials
         self._client_names = client_names
         self._server: Any = None
-        self.calls: Counter[tuple[str, str]] = Counter()  # (method, status)
+        self.calls: Counter[tuple[str, str]] = Counter()  # by method and status
 
     async def start(self) -> Address:
         """Starts the gRPC server and returns its address. Raises StartError if it cannot listen."""
@@ -102,10 +102,10 @@ class ExternalScaler:
                 message = answer(request)
             except Refusal as error:
                 code = _STATUS[error.status]
-                self.calls[method, code.name] += 1
+                self.calls[f"keda {method}", code.name] += 1
                 await context.abort(code, str(error))
             else:
-                self.calls[method, "OK"] += 1
+                self.calls[f"keda {method}", "OK"] += 1
                 return message
 
         return grpc.unary_unary_rpc_method_handler(

@@ -134,12 +134,6 @@ class MetricRequest:
     resource: str = ""  # in the custom metrics API: pods, namespaces, or one of WORKLOADS
     metric_labels: Mapping[str, str] = field(default_factory=dict)  # the metric's selector, repeated in responses
 
-    def describe(self, name: str) -> dict[str, str]:
-        """Returns a reference to the object that a value belongs to."""
-        kind, api_version = _KINDS[self.resource]
-        reference = {"kind": kind, "name": name, "apiVersion": api_version}
-        return reference if self.resource == "namespaces" else {**reference, "namespace": self.pods.namespace}
-
 
 _AGGREGATE = re.compile(r"mean|max|sum|p(\d{1,2}|100)", re.ASCII)
 _TARGET = re.compile(r"\d{1,12}(\.\d{1,6})?", re.ASCII)
@@ -240,7 +234,7 @@ WORKLOADS = {  # kind and apiVersion by resource
     "daemonsets.apps": ("DaemonSet", "apps/v1"),
     "jobs.batch": ("Job", "batch/v1"),
 }
-_KINDS = {"pods": ("Pod", "/v1"), "namespaces": ("Namespace", "/v1"), **WORKLOADS}
+KINDS = {"pods": ("Pod", "/v1"), "namespaces": ("Namespace", "/v1"), **WORKLOADS}
 
 
 def parse_path(path: str, query: Mapping[str, str], max_window: float) -> MetricRequest:
@@ -258,10 +252,8 @@ def parse_path(path: str, query: Mapping[str, str], max_window: float) -> Metric
     labels = parse_selector(query.get("labelSelector", ""))
     if resource in WORKLOADS:
         pods = PodSelector(namespace, owner=(WORKLOADS[resource][0], name))
-    elif resource == "pods" and name != "*":
-        pods = PodSelector(namespace, labels=labels, name=name)
     else:
-        pods = PodSelector(namespace, labels=labels)
+        pods = PodSelector(namespace, labels=labels, name=name if name != "*" else "")
     metric_labels = _parse_metric_labels(query.get("metricLabelSelector", ""))
     request = _make_request(find_metric(metric), pods, metric_labels, max_window)
     return replace(request, resource=resource, metric_labels=metric_labels)

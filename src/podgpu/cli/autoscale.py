@@ -7,7 +7,6 @@ import logging
 import platform
 import re
 import socket
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass
@@ -17,14 +16,13 @@ import click
 from aiohttp import web
 
 from podgpu import __version__
-from podgpu.autoscale.certificates import CaBundleUpdater, issue
 from podgpu.autoscale.keda import KEDA_OPTION, ExternalScaler, load_credentials
 from podgpu.autoscale.metrics import PROFILING_METRICS
-from podgpu.autoscale.metrics_api import API_OPTION, FrontProxy, MetricsApi, parse_front_proxy
+from podgpu.autoscale.metrics_api import API_OPTION, CaBundleUpdater, FrontProxy, MetricsApi, issue, parse_front_proxy
 from podgpu.autoscale.pods import PodWatcher
 from podgpu.autoscale.requests import CUSTOM_GROUP, CUSTOM_VERSIONS, Refusal
 from podgpu.autoscale.samples import SampleStore
-from podgpu.cli.cluster import check_backend, choose_collector, make_settings
+from podgpu.cli.cluster import choose_collector, make_settings
 from podgpu.cli.options import make_command, options_of
 from podgpu.cli.terminal import configure_logging
 from podgpu.cluster.collect import MAX_ROUNDS, ViewSettings, duration_text
@@ -71,7 +69,6 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         )
     extra_fields = tuple(metric.field for metric in PROFILING_METRICS)
     settings = make_settings(ctx, options, extra_fields=extra_fields, window=interval)
-    check_backend(ctx, options)
     with ExitStack() as stack:
         make_collector = choose_collector({**options, "owners": "none"}, settings, stack)
         server = _make_server(options, settings, make_collector, stack)
@@ -185,18 +182,13 @@ class AutoscaleServer:
         return metrics_response(request, Body(encode(self.families())))
 
     def families(self) -> list[Family]:
-        calls: Counter[tuple[str, str]] = Counter()
-        if self.api is not None:
-            calls.update({(CUSTOM_GROUP, code): count for code, count in self.api.calls.items()})
-        if self.scaler is not None:
-            calls.update({(f"keda {method}", code): count for (method, code), count in self.scaler.calls.items()})
-        requests = [
-            Sample(Labels((("api", api), ("code", code))), float(count)) for (api, code), count in sorted(calls.items())
-        ]
+        calls = sorted(call for part in (self.api, self.scaler) if part is not None for call in part.calls.items())
         version = Labels((("version", __version__), ("python_version", platform.python_version())))
         samples = {
             "podgpu_autoscale_build_info": [Sample(version, 1.0)],
-            "podgpu_autoscale_requests_total": requests,
+            "podgpu_autoscale_requests_total": [
+                Sample(Labels((("api", api), ("code", code))), float(count)) for (api, code), count in calls
+            ],
         }
         with suppress(Refusal):  # there is no snapshot yet
             snapshot = self.store.snapshot()

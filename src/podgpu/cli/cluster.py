@@ -23,7 +23,7 @@ from podgpu.cluster.prometheus_history import PrometheusHistory
 from podgpu.cluster.prometheus_ranges import PrometheusRanges
 from podgpu.cluster.ranges import UsageAnswers
 from podgpu.cluster.record import MAX_GPUS, cluster_recorder, cluster_usage
-from podgpu.cluster.scrape import FixedTargets, ScrapeCollector, Targets
+from podgpu.cluster.scrape import ScrapeCollector, unique_targets
 from podgpu.errors import UsageError
 from podgpu.history.answers import HistorySource
 from podgpu.http_client import Access
@@ -66,7 +66,6 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         legacy_map_metrics=options["legacy_map_metrics"],
         max_gpus=_MAX_GPUS,
     )
-    check_backend(ctx, options)
     with ExitStack() as stack:
         prices = read_prices(options["prices"])
         cluster = Cluster(choose_collector(options, settings, stack), settings, prices)
@@ -91,6 +90,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
 
 def make_settings(ctx: click.Context, options: dict[str, Any], **more: Any) -> ViewSettings:
+    """Also checks the options of the backend."""
+    _check_backend(ctx, options)
     stale_after = options["stale_after"] if is_set(ctx, "stale_after") else _INTERVALS_FRESH * options["interval"]
     return check_settings(
         ViewSettings(
@@ -103,7 +104,7 @@ def make_settings(ctx: click.Context, options: dict[str, Any], **more: Any) -> V
     )
 
 
-def check_backend(ctx: click.Context, options: dict[str, Any]) -> None:
+def _check_backend(ctx: click.Context, options: dict[str, Any]) -> None:
     """Raises UsageError unless exactly one backend is chosen and no flags of the others are set.
 
     Environment variables of other backends are ignored, because they may be meant for another command.
@@ -135,26 +136,30 @@ def choose_collector(options: Mapping[str, Any], settings: ViewSettings, stack: 
         with _naming_option("--prometheus"):
             make()  # so that errors in the options are raised at start
         return make
-    access, node_labels = Access.from_options(options, "exporter"), _names(options["node_label"])
-    targets = _find_targets(options, access, stack)
+    access = Access.from_options(options, "exporter")
     # With --owners auto, missing owners are not reported.
     notes = owners.notes if owners and options["owners"] == "api" else tuple
+    make_scraper = partial(
+        ScrapeCollector,
+        settings=settings,
+        access=access,
+        timeout=min(_SCRAPE_TIMEOUT, settings.interval),
+        node_labels=_names(options["node_label"]),
+        read_owners=read_owners,
+    )
+    if options["scrape"]:
+        with _naming_option("--scrape"):
+            urls = unique_targets(options["scrape"].split(","), access)
+        return partial(make_scraper, lambda: urls, read_notes=notes)
+    targets = _discover(options, stack)
 
-    def make_scraper() -> Collector:
+    def discover_and_make() -> Collector:
         """Runs in the cluster loop's thread, so that probes are answered while it waits for the API server."""
-        if isinstance(targets, KubernetesTargets) and not targets.wait_synced(_SYNC_SECONDS):
+        if not targets.wait_synced(_SYNC_SECONDS):
             _log.warning("%s", "; ".join(targets.notes()))
-        return ScrapeCollector(
-            targets,
-            settings,
-            access,
-            timeout=min(_SCRAPE_TIMEOUT, settings.interval),
-            node_labels=node_labels,
-            owners=read_owners,
-            notes=notes,
-        )
+        return make_scraper(targets.urls, read_notes=lambda: (*targets.notes(), *notes()))
 
-    return make_scraper
+    return discover_and_make
 
 
 def _prometheus_server(options: Mapping[str, Any]) -> PrometheusServer:
@@ -169,10 +174,7 @@ def _prometheus_server(options: Mapping[str, Any]) -> PrometheusServer:
     )
 
 
-def _find_targets(options: Mapping[str, Any], access: Access, stack: ExitStack) -> Targets:
-    if options["scrape"]:
-        with _naming_option("--scrape"):
-            return FixedTargets(options["scrape"].split(","), access)
+def _discover(options: Mapping[str, Any], stack: ExitStack) -> KubernetesTargets:
     selector = ServiceSelector.parse(options["discover_kubernetes"])
     https = bool(options["exporter_ca_file"] or options["exporter_insecure_skip_verify"])
     targets = KubernetesTargets(load_config(options["kubeconfig"]), selector, https=https)

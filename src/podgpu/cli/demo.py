@@ -32,7 +32,7 @@ from podgpu.cluster.collect import ViewSettings
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.prices import Prices, ReadPrices, read_prices
 from podgpu.cluster.record import cluster_recorder, cluster_usage
-from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
+from podgpu.cluster.scrape import ScrapeCollector
 from podgpu.gpu.nvml.switch_splitter import SwitchLogFactory
 from podgpu.gpu.nvml.telemetry import NvmlTelemetry
 from podgpu.history.recorder import HistoryRecorder
@@ -116,7 +116,7 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
             list(pool.map(lambda exporter: exporter.agent.warm_up(), exporters))
         targets: list[str] = []
         cluster = Cluster(
-            lambda: ScrapeCollector(FixedTargets(targets), CLUSTER, owners=lambda: find_owners(nodes)), CLUSTER, read
+            lambda: ScrapeCollector(lambda: targets, CLUSTER, read_owners=lambda: find_owners(nodes)), CLUSTER, read
         )
         recorder = cluster_recorder(cluster)
         own = {node.name: exporter.recorder for node, exporter in zip(nodes, exporters, strict=True)}

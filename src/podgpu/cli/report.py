@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -22,10 +21,8 @@ _UNKNOWN = "–"
 _COLUMNS = ("GPU-hours", "used", "idle", "waiting", "mean use", "energy, kWh", "cost", "wasted")
 
 
-class _Table(NamedTuple):
-    title: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
+_Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]
+"""Title, header and rows."""
 
 
 @make_command(
@@ -69,13 +66,13 @@ def _read_range(client: HttpClient, query: dict[str, str]) -> RangeAnswer:
 
 def _make_tables(answer: RangeAnswer, owners: RangeAnswer, broken: Sequence[str]) -> Iterator[_Table]:
     columns = [*_COLUMNS[:-2], *(f"{name} {answer.currency}".rstrip() for name in _COLUMNS[-2:])]
-    yield _Table("Total", columns, [_cells(answer.totals)])
+    yield "Total", columns, [_cells(answer.totals)]
     rows = [(describe_row(row), *_cells(row)) for row in answer.rows]
-    yield _Table(f"By {answer.by}", (answer.by, *columns), rows)
+    yield f"By {answer.by}", (answer.by, *columns), rows
     idle = sorted((row for row in owners.rows if row.idle_hours), key=lambda row: (-(row.wasted or 0), -row.idle_hours))
     rows = [(describe_row(row), *_cells(row)) for row in idle[:_TOP_OWNERS]]
-    yield _Table("Most idle owners", ("owner", *columns), rows)
-    yield _Table("Broken GPUs now", ("problem",), [(text,) for text in broken])
+    yield "Most idle owners", ("owner", *columns), rows
+    yield "Broken GPUs now", ("problem",), [(text,) for text in broken]
 
 
 def _cells(figures: RangeFigures) -> tuple[str, ...]:
@@ -93,12 +90,9 @@ def _number(amount: float | None) -> str:
 
 def _write_markdown(title: str, notes: Iterable[str], tables: Iterable[_Table]) -> str:
     lines = [f"# {title}", "", *(f"- {note}" for note in notes)]
-    for table in tables:
-        lines += ["", f"## {table.title}", ""]
-        if not table.rows:
-            lines.append("None.")
-            continue
-        for row in (table.header, ["---"] * len(table.header), *table.rows):
+    for heading, header, rows in tables:
+        lines += ["", f"## {heading}", "", *([] if rows else ["None."])]
+        for row in (header, ["---"] * len(header), *rows) if rows else ():
             cells = (" ".join(cell.replace("\\", "\\\\").replace("|", "\\|").split()) for cell in row)
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -114,8 +108,8 @@ def _write_html(title: str, notes: Iterable[str], tables: Iterable[_Table]) -> s
         "td:first-child,th:first-child{text-align:left}tr:nth-child(even){background:#eee}</style>",
         f"<h1>{html.escape(title)}</h1><ul>{''.join(f'<li>{html.escape(note)}</li>' for note in notes)}</ul>",
     ]
-    for table in tables:
-        body = "".join(row("td", cells) for cells in table.rows)
-        content = f"<table>{row('th', table.header)}{body}</table>" if body else "<p>None.</p>"
-        parts.append(f"<h2>{html.escape(table.title)}</h2>{content}")
+    for heading, header, rows in tables:
+        body = "".join(row("td", cells) for cells in rows)
+        content = f"<table>{row('th', header)}{body}</table>" if body else "<p>None.</p>"
+        parts.append(f"<h2>{html.escape(heading)}</h2>{content}")
     return "\n".join(parts) + "\n</html>\n"

@@ -51,7 +51,7 @@ class ServiceSelector(NamedTuple):
 
 
 class KubernetesTargets:
-    """Implements `Targets` for --discover-kubernetes. While the API server is unavailable, the last list is used.
+    """The exporters of --discover-kubernetes. While the API server is unavailable, the last list is used.
 
     The list includes endpoints that are not ready, because a failing exporter must not disappear.
     """

@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -38,16 +39,16 @@ MakeCollector = Callable[[], Collector]
 GpuPresence = Literal["unknown", "present", "missing"]
 
 
+@dataclass
 class PublishedState:
     """The results of a round. Texts are rendered on the first request and cached."""
 
-    def __init__(self, state: ClusterState, rolling: Mapping[Scope, float] | None = None) -> None:
-        self.state = state
-        self._rolling = rolling or {}
+    state: ClusterState
+    rolling: Mapping[Scope, float] = field(default_factory=dict)
 
     @cached_property
     def metrics(self) -> Body:
-        return Body(encode(cluster_families(self.state, self._rolling)))
+        return Body(encode(cluster_families(self.state, self.rolling)))
 
     @cached_property
     def nodes(self) -> Body:
@@ -108,7 +109,7 @@ class Cluster:
         self._previous: ClusterState | None = None
         self._rolling = RollingAverage()
         self._removed_gpus: set[str] = set()  # UUIDs of lost GPUs that were removed with `podgpu forget`
-        self._changes = _ChangeLog(self.clock.monotonic)
+        self._faults: FaultLog[str] = FaultLog(self.clock.monotonic, _REPEAT_SECONDS)
         self._collector: Collector | None = None
         self._round_at = float("-inf")
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -123,7 +124,7 @@ class Cluster:
         self._collector = collector
         await collector.run_round()
         self._publish(collector.reading())
-        self._changes.report(self.published.state)
+        self._log_changes(self.published.state)
         self._round_at = self.clock.monotonic()
 
     def _publish(self, reading: ClusterReading) -> None:
@@ -237,14 +238,8 @@ class Cluster:
             with suppress(RuntimeError):  # the loop is closed already
                 self._loop.call_soon_threadsafe(act)
 
-
-class _ChangeLog:
-    """Logs targets and nodes that failed or recovered since the last round, and new notes."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._faults: FaultLog[str] = FaultLog(clock, _REPEAT_SECONDS)
-
-    def report(self, state: ClusterState) -> None:
+    def _log_changes(self, state: ClusterState) -> None:
+        """Logs targets and nodes that failed or recovered since the last round, and new notes."""
         faults = {o.target: (o.error, f"{o.text}; podgpu will retry") for o in state.outcomes if o.error}
         faults |= {n.name: ("stale", f"{n.name}: stale, no current values") for n in state.nodes if n.stale}
         described = {outcome.text for outcome in state.outcomes}

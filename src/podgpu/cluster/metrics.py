@@ -190,22 +190,17 @@ def _count_families(state: ClusterState) -> list[Family]:
         for gpu in node.gpus
         for instance in [i for i in gpu.instances if not i.hidden] or (None,)
     ]
-    families = []
+    samples: dict[str, list[Sample]] = defaultdict(list)
     for scope, names in (("node", ("node", "model")), ("model", ("model",))):
         groups = group_by_key((tuple(place[-len(names) :]), (is_held, ratio)) for *place, is_held, ratio in devices)
-        rows = []
         for key in sorted(groups):
+            total, held = len(groups[key]), sum(is_held for is_held, _ in groups[key])
             ratios = [ratio for _, ratio in groups[key] if ratio is not None]
             used = sum(ratio > 0 for ratio in ratios) if ratios else None
-            rows.append((_labels(names, key), len(groups[key]), sum(held for held, _ in groups[key]), used))
-        samples = {
-            f"podgpu_{scope}_gpus": [Sample(labels, count) for labels, count, _, _ in rows],
-            f"podgpu_{scope}_allocated_gpus": [Sample(labels, held) for labels, _, held, _ in rows],
-            f"podgpu_{scope}_used_gpus": [Sample(labels, used) for labels, _, _, used in rows if used is not None],
-            f"podgpu_{scope}_free_gpus": [Sample(labels, count - held) for labels, count, held, _ in rows],
-        }
-        families += make_families("cluster", samples)
-    return [*families, *_namespace_families(nodes, state)]
+            for name, count in (("", total), ("allocated_", held), ("used_", used), ("free_", total - held)):
+                if count is not None:
+                    samples[f"podgpu_{scope}_{name}gpus"].append(Sample(_labels(names, key), count))
+    return [*make_families("cluster", samples), *_namespace_families(nodes, state)]
 
 
 def _namespace_families(nodes: Iterable[NodeEntry], state: ClusterState) -> list[Family]:

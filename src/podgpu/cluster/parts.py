@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, TypeVar
 
 import msgspec
+from msgspec.structs import asdict, replace
 
 from podgpu.metrics.conditions import DRIVER_AWAY, LOST, NODE_GONE, UNREADABLE
 from podgpu.metrics.mig import billed_name, fraction_of_gpu, slices_of_profile
@@ -203,17 +204,11 @@ class HeldSums(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     def rounded(self) -> HeldSums:
         """Rounds to 4 digits. The largest amount absorbs the rounding error, so that the amounts still add up."""
-        allocated = round(self.allocated, _DIGITS)
-        uses = {name: round(getattr(self, name), _DIGITS) for name in ("used", "idle", "unknown")}
-        largest = max(uses, key=lambda name: uses[name])
-        uses[largest] = round(allocated - sum(amount for name, amount in uses.items() if name != largest), _DIGITS)
-        cost, wasted = self.cost_per_hour, self.wasted_per_hour
-        return HeldSums(
-            allocated=allocated,
-            **uses,
-            cost_per_hour=None if cost is None else round(cost, _DIGITS),
-            wasted_per_hour=None if wasted is None else round(wasted, _DIGITS),
-        )
+        amounts = {name: amount for name, amount in asdict(self).items() if amount is not None}
+        sums = HeldSums(**{name: round(amount, _DIGITS) for name, amount in amounts.items()})
+        largest, *others = sorted(("used", "idle", "unknown"), key=lambda name: -getattr(sums, name))
+        rest = sums.allocated - sum(getattr(sums, name) for name in others)
+        return replace(sums, **{largest: round(rest, _DIGITS)})
 
 
 class Totals(HeldSums, kw_only=True):

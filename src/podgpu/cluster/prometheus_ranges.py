@@ -10,7 +10,7 @@ import asyncio
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -159,10 +159,10 @@ class _RangeReader:
             series = f"last_over_time({series}[{round(end - start)}s])"
             keys += [self.server.cluster_label, *UUID_LABELS, "GPU_I_ID"]
         found = await self._ask("methods of usage", f"group {by(*keys)} ({series})", end)
-        for labels in (sample.labels for sample in found):
+        for labels in (sample.labels for sample in found if not self.rule):
             gpu = labels.get(self.server.cluster_label, ""), read_gpu_id(labels), labels.get("GPU_I_ID", "")
             self.methods[gpu].add(labels.get("method", ""))
-        return sorted(set().union(*self.methods.values()) - {""})
+        return sorted({sample.labels.get("method", "") for sample in found} - {""})
 
     async def _find_rule(self, start: float, end: float) -> str:
         """Returns the name of the coarsest recording rule that covers the range, or as much of it as the counters."""
@@ -242,24 +242,16 @@ class _RangeReader:
 
     async def _read_allocation(self, at: float) -> Vectors:
         """Returns 5 minutes of the current allocation, with the same ratio of idle time as in the last 5 minutes."""
-
-        def instant(name: str) -> str:
-            series = select((name,), self.server.match)
-            return f"max {by(self.server.cluster_label, *_HOLDER_KEYS)} ({series})"
-
-        found = await self._ask_all(
-            {
-                "allocated": instant(_COUNTERS["allocated"]),
-                "holders": instant("podgpu_allocation_info"),
-                "shares": instant("podgpu_allocation_share_ratio"),
-                "recent time": self._increase(_COUNTERS["allocated"], COARSE),
-                "idle": self._increase(_COUNTERS["idle"], COARSE),
-            },
-            at,
-        )
-        held, shares, seconds, idle = (
-            self._add_by_part(found[k]) for k in ("holders", "shares", "recent time", "idle")
-        )
+        names = {"holders": "podgpu_allocation_info", "shares": "podgpu_allocation_share_ratio"}
+        labels_of = by(self.server.cluster_label, *_HOLDER_KEYS)
+        queries = {
+            kind: f"max {labels_of} ({select((name,), self.server.match)})"
+            for kind, name in {**names, "allocated": _COUNTERS["allocated"]}.items()
+        }
+        queries["recent time"] = self._increase(_COUNTERS["allocated"], COARSE)
+        queries["idle"] = self._increase(_COUNTERS["idle"], COARSE)
+        found = await self._ask_all(queries, at)
+        held, shares, _, seconds, idle = (self._add_by_part(samples) for samples in found.values())
         slots: dict[tuple[str, ...], dict[_Part, LabelMap]] = defaultdict(dict)
         for labels in (sample.labels for sample in found["allocated"]):
             if (part := self._read_part(labels)) in held:
@@ -329,55 +321,29 @@ class _RangeReader:
         for sums, kind in ((seconds, "gpu_seconds"), (joules, "unattributed_energy")):
             for sample in found.get(kind, ()):
                 sums[sample.labels.get(self.server.cluster_label, ""), _read_model(sample.labels)] += sample.value
+        amounts_of = {kind: self._add_by_part(found.get(kind, ())) for kind in (*_COUNTERS, "shares")}
         usage = []
-        for part, one in self._divide(found, {part: sample.labels for part, sample in billed.items()}, prices):
-            workload = part.workload
+        for part, sample in billed.items():
+            workload, model = part.workload, _read_model(sample.labels)
+            profile = sample.labels.get("GPU_I_PROFILE", "")
+            name = billed_name(model, profile) if profile else model
+            price = prices.of(name).gpu_hour if prices.currency else None
+            amounts = _make_amounts([sums.get(part) for sums in amounts_of.values()], name, price or 0.0)
             account = accounts.get((part.cluster, (workload.namespace, workload.pod))) or UsageAccount(
                 workload.namespace, workload.pod, workload.job, workload.uid, workload.container_id
             )
             if part.owner is not None:
                 account = account._replace(owner_kind=part.owner.kind, owner_name=part.owner.name)
             methods = tuple(sorted(self.methods.get(part[:3], ())))
-            usage.append(one._replace(account=account, cluster=part.cluster, methods=methods))
-            key = part.cluster, _read_model(billed[part].labels)
-            if key in seconds:
-                seconds[key] -= one.amounts.allocated_seconds
+            usage.append(UsageSum(account, "" if price is None else prices.currency, amounts, part.cluster, methods))
+            if (part.cluster, model) in seconds:
+                seconds[part.cluster, model] -= amounts.allocated_seconds
         for cluster, model in sorted(seconds):
             price = prices.of(model).gpu_hour if prices.currency else None
             rest = max(0.0, seconds[cluster, model])
             amounts = Amounts(rest, cost=(price or 0.0) * rest / 3600, energy_joules=joules[cluster, model])
             usage.append(UsageSum(UNALLOCATED, "" if price is None else prices.currency, amounts, cluster))
         return sorted(usage)  # makes rounding independent of the order of query results
-
-    def _divide(
-        self, found: Vectors, labels_of: Mapping[_Part, LabelMap], prices: Prices
-    ) -> Iterator[tuple[_Part, UsageSum]]:
-        """Yields the usage of each part."""
-        amounts_of = {kind: self._add_by_part(found.get(kind, ())) for kind in (*_COUNTERS, "shares")}
-        for part, labels in labels_of.items():
-            seconds, busy, least, most, idle, waited, energy, _, share = (
-                sums.get(part) for sums in amounts_of.values()
-            )
-            model, profile = _read_model(labels), labels.get("GPU_I_PROFILE", "")
-            billed = billed_name(model, profile) if profile else model
-            size = parent_and_fraction(billed)[1] or 0.0
-            allocated = seconds or 0.0
-            unused = min(allocated, (idle or 0.0) * (1.0 if share is None else share))
-            held = allocated / share if share else allocated
-            price = prices.of(billed).gpu_hour if prices.currency else None
-            amounts = Amounts(
-                allocated_seconds=allocated * size,
-                idle_seconds=unused * size,
-                cost=(price or 0.0) * allocated / 3600,
-                idle_cost=(price or 0.0) * unused / 3600,
-                measured_seconds=0.0 if busy is None else allocated * size,
-                busy_seconds=(busy or 0.0) * size,
-                busy_min_seconds=(least or 0.0) * size,
-                busy_max_seconds=max(busy or 0.0, held - (idle or 0.0) if most is None else most) * size,
-                energy_joules=energy or 0.0,
-                waited_seconds=(waited or 0.0) * size,
-            )
-            yield part, UsageSum(UNALLOCATED, "" if price is None else prices.currency, amounts)
 
     def _add_by_part(self, samples: Iterable[ParsedSample]) -> dict[_Part, float]:
         parts: dict[_Part, float] = defaultdict(float)
@@ -406,3 +372,24 @@ class _RangeReader:
 
 def _read_model(labels: LabelMap) -> str:
     return next((labels[name] for name in MODEL_LABELS if labels.get(name)), "")
+
+
+def _make_amounts(sums: Sequence[float | None], name: str, price: float) -> Amounts:
+    """`sums`: by kind, in the order of `_COUNTERS`, and the share. `name`: the billed model."""
+    seconds, busy, least, most, idle, waited, energy, _, share = sums
+    size = parent_and_fraction(name)[1] or 0.0
+    allocated = seconds or 0.0
+    unused = min(allocated, (idle or 0.0) * (1.0 if share is None else share))
+    held = allocated / share if share else allocated
+    return Amounts(
+        allocated_seconds=allocated * size,
+        idle_seconds=unused * size,
+        cost=price * allocated / 3600,
+        idle_cost=price * unused / 3600,
+        measured_seconds=0.0 if busy is None else allocated * size,
+        busy_seconds=(busy or 0.0) * size,
+        busy_min_seconds=(least or 0.0) * size,
+        busy_max_seconds=max(busy or 0.0, held - (idle or 0.0) if most is None else most) * size,
+        energy_joules=energy or 0.0,
+        waited_seconds=(waited or 0.0) * size,
+    )

@@ -10,7 +10,6 @@ import io
 import json
 import math
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from sqlite3 import Connection
@@ -183,10 +182,12 @@ def make_range(
     groups = group_by_key((name_row(one, query), one) for one in usage)
     rows = [
         RangeRow(
-            **dict(name),
-            **add_up(groups.get(name, ()), prices.currency),
-            **(now or {}).get(name, {}),
-            methods=sorted({method for one in groups.get(name, ()) for method in one.methods}),
+            **{
+                **dict(name),
+                "methods": sorted({method for one in groups[name] for method in one.methods}),
+                **add_up(groups[name], prices.currency),
+                **(now or {}).get(name, {}),
+            }
         )
         for name in dict.fromkeys((*groups, *(now or ())))
     ]
@@ -304,6 +305,7 @@ def _add_up_now(held: Sequence[HeldPart]) -> dict[str, Any]:
         "cost_per_hour": now.cost_per_hour,
         "idle_since": round(max(since)) if since and len(since) == len(held) else None,
         "unknown_because": max((part.unknown_because for part in held), default=""),
+        "methods": sorted({part.slot.usage.method for part in held if part.slot.usage} - {""}),
     }
 
 
@@ -440,22 +442,10 @@ def read_range_answer(db: Connection, query: RangeQuery, now: float, state: Clus
     if since is None or start + COARSE < since:
         notes.append(f"there is no record before {utc_text(now if since is None else since)}")
     methods = {s.usage.method for n in state.nodes for g in n.gpus for s in (g, *g.instances) if s.usage} - {""}
-    now_by_row = None
-    if query.end is None:
-        sums = _add_methods(sums, state)
-        now_by_row = group_now(state, sums, query)
+    now_by_row = None if query.end is not None else group_now(state, sums, query)
     return make_range(
         query, (start, min(end, now)), sums, state.prices, notes, state.simulated, sorted(methods), now_by_row
     )
-
-
-def _add_methods(sums: Iterable[UsageSum], state: ClusterState) -> list[UsageSum]:
-    """Adds the methods to the sums of the current holders. The store does not have them."""
-    found: dict[tuple[str, ...], set[str]] = defaultdict(set)
-    for part in (part for node in state.nodes for part in node.held):
-        if part.holder.key and part.slot.usage and part.slot.usage.method:
-            found[account_of(part)[:5]].add(part.slot.usage.method)
-    return [one._replace(methods=tuple(sorted(found.get(one.account[:5], ())))) for one in sums]
 
 
 def read_summary(db: Connection, namespace: str, pod: str, now: float, state: ClusterState) -> JobSummary | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from podgpu.cluster.loop import Cluster
@@ -35,28 +36,22 @@ class _Read(NamedTuple):
     counters: Sequence[int | None]  # None if the exporter does not count it
 
 
+@dataclass
 class RoundReader:
     """Converts the current state to a `HistoryRound`, with the usage since the previous round."""
 
-    def __init__(
-        self,
-        read_state: Callable[[], ClusterState | None],
-        longest_gap: float,
-        wall: Callable[[], float],
-    ) -> None:
-        """`read_state`: returns None if there is no current state. Gaps over `longest_gap` seconds are not charged."""
-        self._read_state = read_state
-        self._wall = wall
-        self._longest_gap = longest_gap
-        self._before: dict[_PartKey, _Read] = {}  # last counters of each holder, and of each GPU or MIG instance
-        self._now: dict[_PartKey, _Read] = {}
+    read_state: Callable[[], ClusterState | None]  # returns None if there is no current state
+    longest_gap: float  # seconds; a longer time between two rounds is not charged
+    wall: Callable[[], float]
+    _before: dict[_PartKey, _Read] = field(default_factory=dict)  # counters of each holder, GPU and MIG instance
+    _now: dict[_PartKey, _Read] = field(default_factory=dict)
 
     def __call__(self) -> HistoryRound | None:
-        state = self._read_state()
+        state = self.read_state()
         if state is None or state.taken_at is None:
             return None
         self._before, self._now = self._now, {}
-        return HistoryRound(self._wall(), [sample for node in state.nodes for sample in self._read_node(node, state)])
+        return HistoryRound(self.wall(), [sample for node in state.nodes for sample in self._read_node(node, state)])
 
     def _read_node(self, node: NodeEntry, state: ClusterState) -> Iterator[GpuSample]:
         """Skips GPUs without a UUID, because GPUs of other nodes may look the same.
@@ -162,7 +157,7 @@ class RoundReader:
         before = self._before.get(key)
         now = self._now[key] = _Read(node.read_at, node.state.exporter_id, counters)
         seconds = 0.0 if before is None else now.read_at - before.read_at
-        if before is None or not 0 < seconds <= self._longest_gap:
+        if before is None or not 0 < seconds <= self.longest_gap:
             return 0.0, [None] * len(counters)
         growth: list[int | None] = []
         for earlier, later in zip(before.counters, counters, strict=True):

@@ -10,8 +10,9 @@ import logging
 import re
 import resource
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 import aiohttp
 import msgspec
@@ -31,35 +32,14 @@ S = TypeVar("S", DeviceState, MigInstance)
 _log = logging.getLogger(__name__)
 
 
-class Targets(Protocol):
-    def urls(self) -> Sequence[str]:
-        """Returns the metrics URLs. While the list cannot be read, returns the last list."""
-
-    def notes(self) -> Sequence[str]:
-        """Returns problems of the list."""
-
-    def close(self) -> None: ...
-
-
-class FixedTargets:
-    """The targets of --scrape."""
-
-    def __init__(self, urls: Sequence[str], access: Access | None = None) -> None:
-        by_name: dict[str, str] = {}
-        for url in filter(None, (url.strip() for url in urls)):
-            by_name.setdefault(HttpClient(url, access, default_path="/metrics").shown, url)
-        if not by_name:
-            raise UsageError("--scrape names no exporter: write HOST:9400,HOST:9400,…")
-        self._urls = tuple(by_name.values())
-
-    def urls(self) -> Sequence[str]:
-        return self._urls
-
-    def notes(self) -> Sequence[str]:
-        return ()
-
-    def close(self) -> None:
-        """Does nothing, because nothing is open."""
+def unique_targets(urls: Iterable[str], access: Access | None = None) -> tuple[str, ...]:
+    """Returns the URLs of --scrape, each once. Raises UsageError."""
+    by_name: dict[str, str] = {}
+    for url in filter(None, (url.strip() for url in urls)):
+        by_name.setdefault(HttpClient(url, access, default_path="/metrics").shown, url)
+    if not by_name:
+        raise UsageError("--scrape names no exporter: write HOST:9400,HOST:9400,…")
+    return tuple(by_name.values())
 
 
 class ScrapeTarget:
@@ -133,37 +113,25 @@ def _raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+@dataclass
 class ScrapeCollector:
     """Implements `Collector`."""
 
-    def __init__(
-        self,
-        targets: Targets,
-        settings: ViewSettings,
-        access: Access | None = None,
-        *,
-        timeout: float = 5.0,
-        node_labels: Sequence[str] = NODE_LABELS,
-        owners: Callable[[], Owners] = dict,
-        notes: Callable[[], Sequence[str]] = tuple,
-        clock: Clock | None = None,
-    ) -> None:
-        """`owners`: returns the owners of pods. `notes`: returns problems in reading the owners."""
-        self._source = targets
-        self._settings = settings
-        self._access = access
-        self._timeout = timeout
-        self._node_labels = node_labels
-        self._owners = owners
-        self._notes = notes
-        self._clock = clock or Clock()
-        self._targets: dict[str, ScrapeTarget] = {}  # by URL
-        self._slots = asyncio.Semaphore(_CONCURRENCY)
-        self._session: aiohttp.ClientSession | None = None
+    read_urls: Callable[[], Iterable[str]]  # while the list cannot be read, returns the last list
+    settings: ViewSettings
+    access: Access | None = None
+    timeout: float = 5.0
+    node_labels: Sequence[str] = NODE_LABELS
+    read_owners: Callable[[], Owners] = dict
+    read_notes: Callable[[], Iterable[str]] = tuple  # problems in reading the list and the owners
+    clock: Clock = field(default_factory=Clock)
+    _targets: dict[str, ScrapeTarget] = field(default_factory=dict)  # by URL
+    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_CONCURRENCY))
+    _session: aiohttp.ClientSession | None = None
 
     async def run_round(self) -> None:
         self._targets = {
-            url: self._targets.get(url) or ScrapeTarget(url, self._access, self._timeout) for url in self._source.urls()
+            url: self._targets.get(url) or ScrapeTarget(url, self.access, self.timeout) for url in self.read_urls()
         }
         if self._session is None:
             _raise_file_limit()  # connections stay open between rounds, one per exporter
@@ -174,11 +142,11 @@ class ScrapeCollector:
 
     async def _read_target(self, target: ScrapeTarget, session: aiohttp.ClientSession) -> None:
         async with self._slots:
-            started = self._clock.monotonic()
+            started = self.clock.monotonic()
             reason, message = "", ""
             try:
                 states = await target.read_states(
-                    session, self._settings.keep_fields, self._node_labels, self._clock.wall()
+                    session, self.settings.keep_fields, self.node_labels, self.clock.wall()
                 )
             except SourceError as error:
                 reason, message = error.reason, str(error)
@@ -189,15 +157,15 @@ class ScrapeCollector:
                 target.readings = tuple(self._make_reading(target, state) for state in states)
             if reason:
                 target.errors[reason] += 1
-            target.outcome = TargetOutcome(target.name, self._clock.monotonic() - started, reason, message)
+            target.outcome = TargetOutcome(target.name, self.clock.monotonic() - started, reason, message)
 
     def _make_reading(self, target: ScrapeTarget, state: NodeState) -> NodeReading:
         taken_at = state.taken_at
         return NodeReading(
             target=target.name,
             state=state,
-            read_at=self._clock.monotonic(),
-            skew_seconds=None if taken_at is None else taken_at - self._clock.wall(),
+            read_at=self.clock.monotonic(),
+            skew_seconds=None if taken_at is None else taken_at - self.clock.wall(),
             listed=True,
             named=state.node != target.api.host,
         )
@@ -208,8 +176,8 @@ class ScrapeCollector:
             nodes=tuple(reading for target in targets for reading in target.readings),
             outcomes=tuple(target.outcome for target in targets if target.outcome is not None),
             errors={(target.name, reason): n for target in targets for reason, n in target.errors.items()},
-            notes=(*self._source.notes(), *self._notes()),
-            owners=self._owners(),
+            notes=tuple(self.read_notes()),
+            owners=self.read_owners(),
         )
 
     async def fetch(self, target: str, path: str) -> bytes:
@@ -220,6 +188,5 @@ class ScrapeCollector:
             return await scrape_target.api.get(session, path)
 
     async def close(self) -> None:
-        self._source.close()
         if self._session is not None:
             await self._session.close()

@@ -247,6 +247,7 @@ def _hold(node: NodeEntry, idle: _IdleTimes | None, prices: Prices, owners: Owne
                 )
 
 
+@dataclass
 class _IdleTimes:
     """Determines how long each holder of a node has been idle.
 
@@ -254,32 +255,26 @@ class _IdleTimes:
     and its busy time has not increased since the last reading.
     """
 
-    def __init__(
-        self,
-        node: NodeEntry,
-        earlier: NodeEntry | None,
-        offset: float,
-        clock_change: float,
-        idle_for: Mapping[tuple[str, str], float],
-    ) -> None:
-        """`offset`: Unix time minus monotonic time. `clock_change`: change of `offset` since the last round."""
-        self._node = node
-        self._earlier = earlier
-        self._offset = offset
-        self._clock_change = clock_change
-        self._idle_for = idle_for
-        skew = node.reading.skew_seconds or 0.0
+    node: NodeEntry
+    earlier: NodeEntry | None
+    offset: float  # Unix time minus monotonic time
+    clock_change: float  # change of `offset` since the last round
+    idle_for: Mapping[tuple[str, str], float]
+
+    def __post_init__(self) -> None:
+        skew = self.node.reading.skew_seconds or 0.0
         self._skew = skew if abs(skew) > CLOCK_AHEAD else 0.0
-        self._before = {(part.slot_key, part.holder.key): part for part in earlier.held} if earlier else {}
+        parts = self.earlier.held if self.earlier else ()
+        self._before = {(part.slot_key, part.holder.key): part for part in parts}
 
     def find(self, gpu: DeviceState, instance: MigInstance | None, holder: Holder) -> float | None:
         """Returns the Unix time when the holder became idle. None if the holder is busy or its use is unknown."""
-        usage, node, earlier = holder.usage or _NO_USAGE, self._node, self._earlier
+        usage, node, earlier = holder.usage or _NO_USAGE, self.node, self.earlier
         key = (gpu_id(gpu), None if instance is None else instance.id), holder.key
         before = self._before.get(key)
         before_since = None
         if before is not None and before.last_idle_since is not None:
-            before_since = before.last_idle_since + self._clock_change
+            before_since = before.last_idle_since + self.clock_change
         if node.state.exporter_id and holder.usage is not None:
             if usage.idle_since is None:
                 return None
@@ -292,18 +287,18 @@ class _IdleTimes:
             return None
         if before is None or earlier is None:
             known = self._known_idle(gpu, instance, usage) if earlier is None else 0.0
-            return node.read_at + self._offset - known
+            return node.read_at + self.offset - known
         busy_before = None if before.holder.usage is None else before.holder.usage.busy_ns
         if usage.busy_ns is not None and busy_before is not None and usage.busy_ns > busy_before:
             return None
-        return earlier.read_at + self._offset if before_since is None else before_since
+        return earlier.read_at + self.offset if before_since is None else before_since
 
     def _known_idle(self, gpu: DeviceState, instance: MigInstance | None, usage: HolderUsage) -> float:
         """Returns the idle seconds before the first reading, so that a restart of podgpu does not reset them to 0."""
         counted = None if usage.idle_ns is None else usage.idle_ns / NS
         if counted is not None and usage.busy_ns == 0:
             return counted
-        observed = self._idle_for.get((gpu.uuid, "" if instance is None else str(instance.id)), 0.0)
+        observed = self.idle_for.get((gpu.uuid, "" if instance is None else str(instance.id)), 0.0)
         return observed if counted is None else min(observed, counted)
 
 

@@ -416,12 +416,8 @@ def make_pod(
             nodes.append(replace(node, gpus=gpus))
     if not nodes:
         return None
-    parts = [
-        part
-        for node in state.nodes
-        for part in node.held
-        if (part.holder.namespace, part.holder.pod) == (namespace, pod) and cluster in (None, part.cluster)
-    ]
+    held = (part for node in state.nodes for part in node.held if cluster in (None, part.cluster))
+    parts = [part for part in held if (part.holder.namespace, part.holder.pod) == (namespace, pod)]
     owners = {part.owner for part in parts if part.owner is not None}
     return PodResponse(
         taken_at=view.taken_at,

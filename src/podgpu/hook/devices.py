@@ -82,11 +82,9 @@ def read_cards(proc: str) -> Cards:
         return Cards()
     cards = []
     for place in sorted(places, key=lambda place: [int(part, 16) for part in re.split(r"[:.]", place)]):
-        text = ""
+        text, path = "", os.path.join(root, place, "information")
         with suppress(SourceError):
-            text = read_bounded(os.path.join(root, place, "information"), _MAX_INFORMATION_BYTES).decode(
-                errors="replace"
-            )
+            text = read_bounded(path, _MAX_INFORMATION_BYTES).decode(errors="replace")
         uuid, minor = _UUID.search(text), _MINOR.search(text)
         if not _EXCLUDED.search(text):
             cards.append(Card(uuid[1] if uuid else "", int(minor[1]) if minor else None))

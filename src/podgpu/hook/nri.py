@@ -229,12 +229,9 @@ class Plugin:
 
     def answer(self, method: str, payload: bytes) -> bytes:
         """Returns the encoded response. Raises NotImplementedError, SourceError or protobuf's DecodeError."""
-        if method == "Configure":
-            return self._configure(payload)
-        if method == "Synchronize":
-            return self._synchronize(payload)
-        if method == "CreateContainer":
-            return self._create(payload)
+        own = {"Configure": self._configure, "Synchronize": self._synchronize, "CreateContainer": self._create}
+        if method in own:
+            return own[method](payload)
         if method == "StateChange":
             change = nri_pb2.StateChangeEvent.FromString(payload)
             self._apply(_METHODS.get(change.event, ""), change.pod, change.container)

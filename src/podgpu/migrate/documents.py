@@ -33,13 +33,13 @@ class FileChange:
     result: RewriteResult
 
 
-def report_old_names(text: str, problem: str) -> RewriteResult | None:
+def _report_old_names(text: str, problem: str) -> RewriteResult | None:
     """Reports old names in a text that cannot be rewritten. Returns None if there are none."""
     names = find_old_names(text)
     return RewriteResult(text, (f"{', '.join(names)}: {problem}",)) if names else None
 
 
-def apply_changes(text: str, changes: Iterable[FileChange]) -> RewriteResult:
+def _apply_changes(text: str, changes: Iterable[FileChange]) -> RewriteResult:
     changes = sorted(changes, key=lambda change: change.start)
     return RewriteResult(
         apply_edits(text, [(change.start, change.end, change.text) for change in changes]),
@@ -96,7 +96,7 @@ def migrate_dashboard(text: str, origin: str) -> RewriteResult:
     for string in texts:
         if _owner_of(string) in to_rewrite and string not in rewritten:
             rewritten[string] = _rewrite_label_text(string)
-    return apply_changes(text, [_change_string(string, result, text) for string, result in rewritten.items()])
+    return _apply_changes(text, [_change_string(string, result, text) for string, result in rewritten.items()])
 
 
 def _owner_of(string: _JsonString) -> tuple[str | int, ...]:
@@ -121,14 +121,14 @@ def _rewrite_string(string: _JsonString) -> RewriteResult | None:
         return _rewrite_promql(string.value, rewrite_expression if string.key == "expr" else rewrite_query)
     if string.key in _PROSE or is_variable:
         return None
-    return report_old_names(string.value, "mentioned outside a query; check it manually")
+    return _report_old_names(string.value, "mentioned outside a query; check it manually")
 
 
 def _rewrite_promql(text: str, rewrite: Callable[[str], RewriteResult]) -> RewriteResult | None:
     try:
         return rewrite(text)
     except PromqlError as error:  # the value of a variable may also be a list or a data source
-        return report_old_names(text, f"cannot be parsed as PromQL: {error}")
+        return _report_old_names(text, f"cannot be parsed as PromQL: {error}")
 
 
 def _rewrite_label_text(string: _JsonString) -> RewriteResult:
@@ -211,7 +211,7 @@ def migrate_rules(text: str, origin: str) -> RewriteResult:
             del results[scalar]
     intended = [results[scalar].text if scalar in results else scalar.value for scalar in scalars]
     for write in (_write_in_style, _write_quoted):
-        migrated = apply_changes(text, [_make_change(text, s, result, write) for s, result in results.items()])
+        migrated = _apply_changes(text, [_make_change(text, s, result, write) for s, result in results.items()])
         if _read_values(migrated.text, origin) == intended:
             return migrated
     raise UsageError(f"{origin}: cannot be rewritten without changing its layout; please report this with the file")
@@ -262,7 +262,7 @@ def _rewrite_value(scalar: _Scalar, recorded: frozenset[str]) -> RewriteResult |
         return _rewrite_promql(scalar.value, lambda text: rewrite_expression(text, recorded))
     if scalar.use == "template":
         return _rewrite_template(scalar.value)
-    return report_old_names(scalar.value, "mentioned outside an expression; check it manually")
+    return _report_old_names(scalar.value, "mentioned outside an expression; check it manually")
 
 
 def _rewrite_template(value: str) -> RewriteResult:

@@ -119,19 +119,15 @@ class ClusterSource:
         except SourceError as error:
             raise SourceError(error.reason, f"{self.name} {error}: is it the address of {self._server}?") from error
         if time.monotonic() >= self._due_at or selected != self._fetched.uuid:
-            with suppress(SourceError):  # not every server has a history
-                self._history = self.read_history()
+            with suppress(SourceError, msgspec.DecodeError, ValueError):  # not every server has a history
+                self._history = self._read_history()
             self._fetched = self._fetch_details(selected, view) if selected else FetchedDetails()
             self._due_at = time.monotonic() + _DETAILS_SECONDS
         return Reading(view, history=self._history, fetched=self._fetched)
 
-    def read_history(self) -> Sparklines:
-        body = self._details_client.get_blocking("api/v1/history")
-        try:
-            answer = find_decoder(_HistoryAnswer).decode(body)
-            points = {name.partition("/")[::2]: b64decode(text, validate=True) for name, text in answer.devices.items()}
-        except (msgspec.DecodeError, ValueError) as error:
-            raise SourceError("malformed", f"not a valid response of podgpu's /api/v1/history: {error}") from error
+    def _read_history(self) -> Sparklines:
+        answer = find_decoder(_HistoryAnswer).decode(self._details_client.get_blocking("api/v1/history"))
+        points = {name.partition("/")[::2]: b64decode(text, validate=True) for name, text in answer.devices.items()}
         return Sparklines(points, answer.step_seconds * _POINTS)
 
     def _fetch_details(self, uuid: str, view: View) -> FetchedDetails:
