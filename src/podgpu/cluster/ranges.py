@@ -184,8 +184,8 @@ def make_range(
         RangeRow(
             **{
                 **dict(name),
-                "methods": sorted({method for one in groups[name] for method in one.methods}),
-                **add_up(groups[name], prices.currency),
+                "methods": sorted({method for one in groups.get(name, ()) for method in one.methods}),
+                **add_up(groups.get(name, ()), prices.currency),
                 **(now or {}).get(name, {}),
             }
         )
