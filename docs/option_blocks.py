@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import click
 
 from podgpu.cli.main import COMMANDS, cli
-from podgpu.cli.options import EXPORTER_OPTIONS, Option, shown_options
+from podgpu.cli.options import EXPORTER_OPTIONS, GroupedCommand, Option
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -45,9 +45,14 @@ def other_commands() -> Iterator[str]:
 
 def _options_table(name: str) -> Iterator[str]:
     command = cli.get_command(click.Context(cli), name)
-    assert command is not None
-    rows = (_option_row(row) for row in shown_options(command, everything=False) if row.flag != "help-all")
+    assert isinstance(command, GroupedCommand)
+    rows = (_option_row(row) for row in command.rows if row.common and row.flag != "help-all")
     return table(("Flag", "Variable", "Default", "Meaning"), rows)
+
+
+def _is_ours(option: Option) -> bool:
+    """Returns True if dcgm-exporter does not have the option."""
+    return not option.env or option.env.startswith("PODGPU_")
 
 
 def _option_row(option: Option) -> tuple[str, ...]:
@@ -55,7 +60,7 @@ def _option_row(option: Option) -> tuple[str, ...]:
     _, _, words = option.kind.partition("choice:")
     choices = f" One of {', '.join(map(code, words.split('|')))}." if words else ""
     default = "" if option.default == "false" else option.default
-    return flags + (" †" if option.ours else ""), code(option.env), code(default), prose(option.help) + choices
+    return flags + (" †" if _is_ours(option) else ""), code(option.env), code(default), prose(option.help) + choices
 
 
 _DIFFERENCES: Mapping[str, str] = {
@@ -84,7 +89,7 @@ _DIFFERENCES: Mapping[str, str] = {
 
 
 def differing_flags() -> Iterator[str]:
-    theirs = [option for option in EXPORTER_OPTIONS if not option.ours]
+    theirs = [option for option in EXPORTER_OPTIONS if not _is_ours(option)]
     unknown = _DIFFERENCES.keys() - {option.flag for option in theirs if option.works}
     if unknown:
         raise SystemExit(f"docs/option_blocks.py names unknown options: {', '.join(sorted(unknown))}")

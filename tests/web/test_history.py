@@ -82,7 +82,7 @@ class Away:
     async def gpu(self, uuid: str, instance: str, seconds: int) -> None:
         raise SourceError("timeout", "http://prometheus:9090: no whole answer within 10 s")
 
-    async def pod(self, namespace: str, pod: str, seconds: int) -> None:
+    async def pod(self, namespace: str, pod: str, seconds: int, cluster: str | None = None) -> None:
         raise SourceError("timeout", "http://prometheus:9090: no whole answer within 10 s")
 
     async def range(self, query: RangeQuery) -> RangeAnswer:

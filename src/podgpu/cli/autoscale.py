@@ -23,7 +23,7 @@ from podgpu.autoscale.pods import PodWatcher
 from podgpu.autoscale.requests import CUSTOM_GROUP, CUSTOM_VERSIONS, Refusal
 from podgpu.autoscale.samples import SampleStore
 from podgpu.cli.cluster import choose_collector, make_settings
-from podgpu.cli.options import make_command, options_of
+from podgpu.cli.options import make_command
 from podgpu.cli.terminal import configure_logging
 from podgpu.cluster.collect import MAX_ROUNDS, ViewSettings, duration_text
 from podgpu.cluster.loop import Cluster, MakeCollector
@@ -44,7 +44,6 @@ _log = logging.getLogger("podgpu")
 
 @make_command(
     "autoscale",
-    options_of("autoscale", ("kubeconfig", "debug", "log-format")),
     (
         "podgpu autoscale --discover-kubernetes podgpu/app.kubernetes.io/name=podgpu",
         "serve KEDA on this machine, with metrics read from the exporters",
@@ -53,6 +52,7 @@ _log = logging.getLogger("podgpu")
         "podgpu autoscale --prometheus prometheus:9090 --api-address :6443 --api-service podgpu/podgpu-autoscale",
         "serve the custom metrics API of the Service podgpu-autoscale, with a certificate created by podgpu",
     ),
+    shared=("kubeconfig", "debug", "log-format"),
 )
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
@@ -112,8 +112,7 @@ def _make_keda_tls(options: Mapping[str, Any], address: Address) -> Any:
     """Returns None for a server without TLS, which is allowed only on a loopback address."""
     files = [options[name] for name in ("keda_cert_file", "keda_key_file", "keda_client_ca_file")]
     if all(files):
-        certificate, key, client_ca = (Pem(file=file) for file in files)
-        return load_credentials(certificate, key, client_ca)
+        return load_credentials(*(Pem(file=file) for file in files))
     if any(files) or options["keda_client_name"] or not is_loopback(address.host):
         raise UsageError(
             f"{KEDA_OPTION} {address.host or '(every interface)'}:{address.port} needs all of --keda-cert-file, "

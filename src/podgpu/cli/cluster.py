@@ -12,7 +12,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from podgpu.cli.options import is_set, make_command, options_of
+from podgpu.cli.options import is_set, make_command
 from podgpu.cli.terminal import configure_logging
 from podgpu.cluster.collect import Collector, ViewSettings, check_settings
 from podgpu.cluster.discover import ApiOwners, KubernetesTargets, ServiceSelector
@@ -43,13 +43,13 @@ _BACKENDS = ("prometheus", "scrape", "discover_kubernetes")
 
 @make_command(
     "cluster",
-    options_of("cluster", ("kubeconfig", "web-config-file", "probe-address", "debug", "log-format")),
     ("podgpu cluster --scrape gpu-1:9400,gpu-2:9400", "read two nodes; open http://localhost:9401/"),
     (
         "podgpu cluster --discover-kubernetes monitoring/app.kubernetes.io/name=podgpu",
         "read all nodes that run an exporter, found by its Service",
     ),
     ("podgpu cluster --prometheus prometheus:9090 --prices prices.yaml", "read from Prometheus, with prices"),
+    shared=("kubeconfig", "web-config-file", "probe-address", "debug", "log-format"),
 )
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:

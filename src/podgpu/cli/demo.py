@@ -25,7 +25,7 @@ import click
 from aiohttp import web
 
 from podgpu.agent.loop import Agent, Settings
-from podgpu.cli.options import make_command, options_of
+from podgpu.cli.options import make_command
 from podgpu.cli.terminal import configure_logging
 from podgpu.clock import Clock
 from podgpu.cluster.collect import ViewSettings
@@ -88,7 +88,6 @@ _TEAMS = {"research": "nlp", "serving": "chat", "batch": "search"}
 
 @make_command(
     "demo",
-    options_of("demo"),
     ("podgpu demo", "open http://localhost:9401/ in a browser"),
     ("podgpu demo --calm", "the same without faults"),
     ("podgpu top --cluster localhost:9401", "in a second terminal: show the demo as a table"),

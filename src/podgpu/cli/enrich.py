@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from podgpu.cli.node import make_holders, open_exposition, open_telemetry
-from podgpu.cli.options import is_set, make_command, options_of
+from podgpu.cli.options import is_set, make_command
 from podgpu.cli.terminal import configure_logging, stop_on_signal
 from podgpu.clock import Clock
 from podgpu.enrich import Enricher, EnrichSettings
@@ -48,7 +48,6 @@ _SHARED = (
 
 @make_command(
     "enrich",
-    options_of("enrich", _SHARED),
     (
         "podgpu enrich --in localhost:9400 --out /var/lib/node_exporter/gpu.prom",
         "add pod labels to the metrics of this node's dcgm-exporter",
@@ -58,6 +57,7 @@ _SHARED = (
         "read the metrics from a file",
     ),
     ("podgpu enrich --in localhost:9400 --out gpu.prom --once", "write the file once and exit"),
+    shared=_SHARED,
 )
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:

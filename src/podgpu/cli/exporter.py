@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple
 
 import click
@@ -37,7 +36,6 @@ _ALL_FIELDS = ["*"]
 
 @make_command(
     "exporter",
-    EXPORTER_OPTIONS,
     ("podgpu exporter -k", "serve this node's GPUs with pod labels on :9400/metrics"),
     ("podgpu exporter -k --once", "print the metrics and exit"),
     ("podgpu exporter --telemetry simulated:2xH100 -a 127.0.0.1:9400", "try it without a GPU"),
@@ -134,7 +132,7 @@ def _print_once(agent: Agent) -> None:
 class ConfigFile(NamedTuple):
     """Content of the configuration file."""
 
-    options: Mapping[str, Any] = MappingProxyType({})  # values of options; None means not set
+    options: Mapping[str, Any] = {}  # values of options; None means not set
     counters: tuple[CounterSpec, ...] | None = None  # None if the counters are in a file of their own
     collections: tuple[Collection, ...] = ()  # without the collection that matches all fields
     ignored: tuple[str, ...] = ()  # warnings about entries without effect

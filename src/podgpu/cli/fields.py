@@ -12,7 +12,6 @@ from podgpu.metrics.names import rename_of
 
 @make_command(
     "fields",
-    (),
     ("podgpu fields", "list all fields that a counter file can contain"),
     ("podgpu fields power", "list the fields with POWER in their names"),
 )

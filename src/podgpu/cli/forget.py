@@ -7,14 +7,13 @@ from urllib.parse import quote
 
 import click
 
-from podgpu.cli.options import make_command, options_of
+from podgpu.cli.options import make_command
 from podgpu.errors import SourceError
 from podgpu.http_client import Access, HttpClient, HttpResponse, open_session
 
 
 @make_command(
     "forget",
-    options_of("forget"),
     ("podgpu forget GPU-5d1c…", "on the node: remove the GPU from the exporter's page and metrics"),
     ("podgpu forget GPU-5d1c… --url localhost:9401", "remove it from the page of podgpu cluster"),
     ("kubectl -n NAMESPACE exec POD-ON-THAT-NODE -- podgpu forget GPU-5d1c…", "the first example, in Kubernetes"),

@@ -7,7 +7,7 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any
 
-from podgpu.cli.options import make_command, options_of
+from podgpu.cli.options import make_command
 from podgpu.cli.terminal import configure_logging, stop_on_signal
 from podgpu.errors import UsageError
 from podgpu.files import AtomicFile
@@ -21,13 +21,13 @@ _log = logging.getLogger("podgpu")
 
 @make_command(
     "hook",
-    options_of("hook", ("debug", "log-format")),
     ("podgpu hook", "maintain podlist.json"),
     ("podgpu hook -a :9403", "also serve metrics and probes"),
     (
         "podgpu hook --podlist /run/gpus/podlist.json --inject",
         "maintain another file, and set NVIDIA_VISIBLE_DEVICES from koordinator's annotation",
     ),
+    shared=("debug", "log-format"),
 )
 def command(**options: Any) -> None:
     """Maintain podlist.json: which container has which GPU, as reported by the container runtime (NRI).

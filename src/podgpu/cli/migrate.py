@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from podgpu.cli.options import make_command, options_of
+from podgpu.cli.options import make_command
 from podgpu.cli.terminal import print_out
 from podgpu.errors import SourceError, UsageError, one_line
 from podgpu.files import AtomicFile, read_bounded
@@ -21,14 +21,13 @@ _MOST_BYTES = 8 * 1024 * 1024
 _STDIN = "-"
 _YAML = (".yaml", ".yml", ".rules")
 
-_EXAMPLES = (
+
+@make_command(
+    "migrate",
     ("podgpu migrate dashboard.json > new.json", "convert a Grafana dashboard"),
     ("podgpu migrate --in-place rules/*.yaml", "convert Prometheus rules; comments and layout stay"),
     ("podgpu migrate --expr 'avg(DCGM_FI_DEV_GPU_UTIL) > 90'", "convert one query"),
 )
-
-
-@make_command("migrate", options_of("migrate"), *_EXAMPLES)
 @click.argument("files", nargs=-1, metavar="[FILE|-]...")
 def command(files: tuple[str, ...], **options: Any) -> int:
     """Convert a Grafana dashboard (JSON), Prometheus rules (YAML) or a query to dcgm-exporter 4.9's names.

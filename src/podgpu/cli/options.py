@@ -86,17 +86,6 @@ _OPTIONS = _read_options()
 EXPORTER_OPTIONS = _OPTIONS["exporter"]
 
 
-def options_of(command: str, shared: Iterable[str] = (), *, hidden: bool = False) -> tuple[Option, ...]:
-    """Returns the options of a command, including those that it shares with the exporter. Its own rows override these.
-
-    If `hidden` is set, only --help-all shows the exporter's options.
-    """
-    own = _OPTIONS.get(command, ())
-    by_flag = {option.flag: option for option in EXPORTER_OPTIONS}
-    others = [by_flag[flag] for flag in shared if flag not in {option.flag for option in own}]
-    return (*own, *(replace(option, common=option.common and not hidden) for option in others))
-
-
 # Values
 
 _PLAIN_NUMBER = re.compile(r"\d+(?:\.\d+)?")
@@ -175,15 +164,22 @@ _NAMES_WIDTH = 30
 
 
 def make_command(
-    name: str, options: Iterable[Option], *examples: Example
+    name: str, *examples: Example, shared: Iterable[str] = (), hidden: bool = False
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """Returns a decorator that makes a function a command with these options, grouped help and --help-all."""
-    rows = list(options)
+    """Returns a decorator that makes a function a command with the options of its rows, grouped help and --help-all.
+
+    `shared`: flags of the exporter that the command has too, unless its own rows override them. If `hidden` is set,
+    only --help-all shows them.
+    """
+    own = {option.flag: option for option in _OPTIONS.get(name, ())}
+    exporter = {option.flag: option for option in EXPORTER_OPTIONS}
+    others = [exporter[flag] for flag in shared if flag not in own]
+    rows = [*own.values(), *(replace(option, common=option.common and not hidden) for option in others)]
     if any(not row.common for row in rows):
         rows.append(Option("help-all", kind="help", help="Show every option and exit."))
     return click.command(
         name,
-        cls=_GroupedCommand,
+        cls=GroupedCommand,
         rows=rows,
         examples=examples,
         params=[_make_option(row) for row in rows],
@@ -220,7 +216,7 @@ def _make_option(row: Option) -> click.Option:
     return click.Option([*row.names, row.parameter], help=row.help, **more)
 
 
-class _GroupedCommand(click.Command):
+class GroupedCommand(click.Command):
     def __init__(self, *arguments: Any, rows: Sequence[Option], examples: Sequence[Example], **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.rows = rows

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from podgpu.cli.options import make_command, options_of
+from podgpu.cli.options import make_command
 from podgpu.cli.terminal import print_out
 from podgpu.cluster.ranges import RangeAnswer, RangeFigures, describe_row, parse_range_query, utc_text
 from podgpu.cluster.view import decode_view
@@ -27,7 +27,6 @@ _Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]
 
 @make_command(
     "report",
-    options_of("report"),
     ("podgpu report --url localhost:9401 --range 30d --by label:team", "the cost of each team in the last 30 days"),
     ("podgpu report --range 7d --by namespace --format html > report.html", "an HTML page to share"),
 )

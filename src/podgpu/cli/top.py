@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from podgpu.agent.loop import Agent, Settings
 from podgpu.cli.node import Options, make_finder, make_holders, node_name, open_telemetry
-from podgpu.cli.options import is_set, make_command, options_of
+from podgpu.cli.options import is_set, make_command
 from podgpu.cli.terminal import is_screen, print_out, quiet_logs, wants_colour
 from podgpu.device_selection import parse_selection
 from podgpu.errors import UsageError, one_line
@@ -45,10 +45,11 @@ _LOCAL = (
 
 @make_command(
     "top",
-    options_of("top", _LOCAL, hidden=True),
     ("podgpu top", "show this node"),
     ("podgpu top --cluster localhost:9401", "show all nodes of a cluster"),
     ("podgpu top --url gpu-1:9400 --once --sort idle", "print another node as plain text, the longest idle GPUs first"),
+    shared=_LOCAL,
+    hidden=True,
 )
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> int:

@@ -24,7 +24,7 @@ import msgspec
 
 from podgpu import __version__
 from podgpu.cli.node import Options, make_identities, open_telemetry, simulated_driver
-from podgpu.cli.options import make_command, options_of
+from podgpu.cli.options import make_command
 from podgpu.cli.terminal import quiet_logs, stop_on_signal
 from podgpu.errors import SourceError, StartError, UsageError, few_of
 from podgpu.files import AtomicFile
@@ -53,9 +53,10 @@ _MAX_SWITCH_NS = 1_000_000
 
 @make_command(
     "trace",
-    options_of("trace", ("path-proc", "path-varlog"), hidden=True),
     ("podgpu trace --gpu 0 --seconds 10 -o trace.json", "record GPU 0, then open the file in ui.perfetto.dev"),
     ("podgpu trace --gpu 4 --telemetry simulated", "try it without a GPU"),
+    shared=("path-proc", "path-varlog"),
+    hidden=True,
 )
 def command(**options: Any) -> None:
     """Record when each container was running on a GPU and when it waited for it, as a trace for ui.perfetto.dev.

@@ -179,14 +179,10 @@ class Cluster:
 
     @staticmethod
     def _look_up(state: ClusterState, uuid: str) -> GpuPresence:
-        presence: GpuPresence = "unknown"
-        for node in state.nodes:
-            for gpu in node.state.devices:
-                if gpu.uuid == uuid:
-                    if not (node.gone or is_lost(gpu)):
-                        return "present"
-                    presence = "missing"
-        return presence
+        gpus = [(node, gpu) for node in state.nodes for gpu in node.state.devices if gpu.uuid == uuid]
+        if any(not (node.gone or is_lost(gpu)) for node, gpu in gpus):
+            return "present"
+        return "missing" if gpus else "unknown"
 
     # Start and stop
 

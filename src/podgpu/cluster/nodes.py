@@ -34,10 +34,6 @@ class NodeEntry(msgspec.Struct, frozen=True, gc=False):
     held: tuple[HeldPart, ...] = ()
 
     @property
-    def target(self) -> str:
-        return self.reading.target
-
-    @property
     def read_at(self) -> float:
         return self.reading.read_at
 
@@ -85,7 +81,7 @@ def choose_nodes(
         """Returns a sort key for readings, or for readings that have the GPU. The smallest key is preferred."""
         state, stale = reading.state, is_stale(reading)
         shown = before.get(state.node)
-        was_used = shown is not None and shown.target == reading.target
+        was_used = shown is not None and shown.reading.target == reading.target
         if uuid:
             was_used = shown is not None and any(g.uuid == uuid and not is_lost(g) for g in shown.state.devices)
         return (

@@ -446,8 +446,8 @@ def check_holders(
     )
 
 
-def _check_kubelet(socket: str, response: Any, allocation: Allocation, api: ApiAccess) -> list[Finding]:
-    responds = f"{socket} responds"
+def _check_kubelet(path: str, response: Any, allocation: Allocation, api: ApiAccess) -> list[Finding]:
+    responds = f"{path} responds"
     pods = {(pod.namespace, pod.name) for pod in response.pod_resources}
     watched = api.watched_pods
     is_read = watched is not None and watched.synced and watched.error is None
@@ -459,7 +459,15 @@ def _check_kubelet(socket: str, response: Any, allocation: Allocation, api: ApiA
     text = f"{plural(len(pods), 'pod')}, {len(holders)} with GPUs, {plural(len(workloads), 'assignment')}"
     findings = [ok("kubelet", f"{responds}: {text}")]
     if is_read and not pods & api_pods:
-        findings.append(_explain_node_name(len(pods), len(api_pods)))
+        text = (
+            f"NODE_NAME is not this node: the API server has {plural(len(api_pods), 'pod')} on the node"
+            f" {os.environ.get('NODE_NAME', '')!r}, this node's kubelet has {plural(len(pods), 'pod')}, and none is in"
+            " both lists, so data of the API server cannot be used"
+        )
+        advice = (
+            "set NODE_NAME from spec.nodeName by the downward API; outside a pod, to the name in `kubectl get nodes`"
+        )
+        findings.append(wrong("node name", text, advice))
     return findings
 
 
@@ -473,17 +481,6 @@ def _explain_no_pods(responds: str, api_pods: int) -> Finding:
     else:
         return note("kubelet", f"{responds}: no pods; if some run here, the kubelet was just restarted", advice)
     return wrong("kubelet", f"{text}: it was restarted and does not know its pods yet", advice)
-
-
-def _explain_node_name(kubelet_pods: int, api_pods: int) -> Finding:
-    node = os.environ.get("NODE_NAME", "")
-    return wrong(
-        "node name",
-        f"NODE_NAME is not this node: the API server has {plural(api_pods, 'pod')} on the node {node!r}, this node's"
-        f" kubelet has {plural(kubelet_pods, 'pod')}, and none is in both lists, so data of the API server cannot be"
-        " used",
-        "set NODE_NAME from spec.nodeName by the downward API; outside a pod, to the name in `kubectl get nodes`",
-    )
 
 
 _ROOTS = "the kubelet's directory in k0s: /var/lib/k0s/kubelet, in microk8s: /var/snap/microk8s/common/var/lib/kubelet"

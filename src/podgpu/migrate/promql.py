@@ -31,6 +31,7 @@ _TOKEN = re.compile(
     | (?P<number> 0[xX][0-9a-fA-F]+ | (?:[0-9][0-9_]*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)? )
     | (?P<name> :?[A-Za-z_][\w:]* )
     | (?P<operator> ==|!=|=~|!~|<=|>=|[-+*/%^<>=()\{{\}}\[\],@:] )
+    | (?P<unknown> .{{1,20}} )
     """,
     re.VERBOSE | re.DOTALL,
 )
@@ -183,14 +184,11 @@ class _Part:
 
 def _tokenize(text: str) -> list[_Word]:
     tokens: list[_Word] = []
-    position = 0
-    while position < len(text):
-        match = _TOKEN.match(text, position)
-        if match is None:
-            raise PromqlError(f"cannot parse {text[position : position + 20]!a} at character {position + 1}")
+    for match in _TOKEN.finditer(text):
+        if match.lastgroup == "unknown":
+            raise PromqlError(f"cannot parse {match[0]!a} at character {match.start() + 1}")
         if match.lastgroup != "space":
-            tokens.append(_Word(match[0], position, match.end(), match.lastgroup or ""))
-        position = match.end()
+            tokens.append(_Word(match[0], match.start(), match.end(), match.lastgroup or ""))
     return [*tokens, _Word("", len(text), len(text), "end")]
 
 

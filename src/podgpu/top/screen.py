@@ -234,7 +234,10 @@ def render_details(line: Line, seen: Seen, width: int) -> list[Spans]:
     slot, fetched = line.slot, seen.fetched or FetchedDetails(line.gpu.uuid)
     is_fetched = fetched.uuid == line.gpu.uuid
     details = fetched.details if is_fetched else None
-    lines = [_details_title(line)]
+    instance = f" {line.model}" if isinstance(slot, InstanceView) else ""
+    node = f"  on {line.node}" if line.node else ""
+    title = f"GPU {line.number}{instance}  {shorten_model(line.gpu.model)}{node}  {line.gpu.uuid}"
+    lines: list[Spans] = [[(printable(title), "title")]]
     for condition in slot.conditions:
         lines += _condition(condition, seen.now, width)
     if slot.absent and not slot.conditions:
@@ -264,13 +267,6 @@ def render_details(line: Line, seen: Seen, width: int) -> list[Spans]:
             lines += _wrap(text, width, "dim")
         lines += _fields(details.fields or (), width)
     return lines
-
-
-def _details_title(line: Line) -> Spans:
-    instance = f" {line.model}" if isinstance(line.slot, InstanceView) else ""
-    node = f"  on {line.node}" if line.node else ""
-    text = f"GPU {line.number}{instance}  {shorten_model(line.gpu.model)}{node}  {line.gpu.uuid}"
-    return [(printable(text), "title")]
 
 
 def _condition(condition: ConditionView, now: float, width: int) -> Iterator[Spans]:

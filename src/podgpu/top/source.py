@@ -8,7 +8,6 @@ from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Annotated, NamedTuple
 from urllib.parse import quote, urlsplit
 
@@ -57,7 +56,7 @@ class FetchedDetails:
 
 class Reading(NamedTuple):
     view: View
-    processes: Processes = MappingProxyType({})
+    processes: Processes | None = None
     history: Sparklines | None = None  # None if the source has no history
     fetched: FetchedDetails | None = None  # None if the source has no details
 
@@ -142,7 +141,7 @@ class ClusterSource:
             (h.namespace, h.pod) for slot in slots for h in (*slot.holders, *slot.last_holders) if h.pod
         )
         jobs = []
-        for pod in list(pods)[:_MAX_JOBS]:
+        for pod in () if problem else list(pods)[:_MAX_JOBS]:  # the table waits for a failing server only once
             with suppress(SourceError, msgspec.DecodeError):  # not every server has summaries
                 path = "/".join(quote(name, safe="") for name in pod)
                 jobs.append(find_decoder(JobSummary).decode(client.get_blocking(f"api/v1/summary/{path}")))
