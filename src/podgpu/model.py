@@ -7,14 +7,16 @@ measured zero.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
+K = TypeVar("K")
+T = TypeVar("T")
 NS = 1_000_000_000  # nanoseconds per second
 MJ = 1000  # millijoules per joule
 MIB = 1024 * 1024
@@ -76,6 +78,14 @@ def device_key(uuid: str, gi_id: int | None) -> str:
 def physical(key: str) -> str:
     """Returns the UUID of the physical GPU."""
     return key.partition("/")[0]
+
+
+def group_by_key(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
+    """Groups values by key. Keys and values keep their order."""
+    groups: dict[K, list[T]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 # -- the document ----------------------------------------------------------------------------------------------------

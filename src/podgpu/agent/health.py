@@ -30,7 +30,7 @@ from podgpu.metrics.conditions import (
     xid_spec,
 )
 from podgpu.metrics.fields import CLOCK_EVENTS, CLOCK_EVENTS_FIELD, THROTTLE_REASONS
-from podgpu.model import Assignment, Condition, Device, Value, Workload, XidCount, physical
+from podgpu.model import Assignment, Condition, Device, Value, Workload, XidCount, group_by_key, physical
 
 XID_SECONDS = 86_400.0  # a GPU is reported as broken for a day after its last XID that needs action
 THROTTLE_SECONDS = 60.0  # shorter throttling is normal operation
@@ -155,12 +155,10 @@ class HealthWatch:
         GPUs that are lost or disappeared (`absent`, by UUID) keep their last holders.
         """
         now = self._clock()
-        held: defaultdict[str, dict[Workload, None]] = defaultdict(dict)
-        for assignment in assignments:
-            held[physical(assignment.device)][assignment.holder] = None
+        held = group_by_key((physical(assignment.device), assignment.holder) for assignment in assignments)
         for uuid, gpu in self._gpus.items():
             if uuid in held or not (uuid in absent or LOST in gpu.since):
-                gpu.holders = tuple(held.get(uuid, ()))
+                gpu.holders = tuple(dict.fromkeys(held.get(uuid, ())))
         slots: defaultdict[str, dict[str, Any]] = defaultdict(dict)
         recent_xids = self._xids.count_recent(now)
         for (key, xid), total in sorted(self._xids.totals.items()):
@@ -250,10 +248,8 @@ def _usual_links(gpus: Sequence[Device], answers: Mapping[str, GpuAnswer]) -> di
 
     GPUs of the same model on one board have the same number of links.
     """
-    counts: dict[str, list[int]] = {}
-    for gpu in gpus:
-        if gpu.uuid in answers and (up := answers[gpu.uuid].links_up) is not None:
-            counts.setdefault(gpu.model, []).append(up)
+    links = ((gpu.model, answers[gpu.uuid].links_up) for gpu in gpus if gpu.uuid in answers)
+    counts = group_by_key((model, up) for model, up in links if up is not None)
     return {model: median_low(ups) for model, ups in counts.items() if len(ups) > 2}
 
 

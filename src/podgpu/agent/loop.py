@@ -117,7 +117,7 @@ class Agent:
             if due == ():
                 return
             if self.clock.monotonic() >= self._released_until:
-                allocation, has_lost = self._allocation_result.allocation, bool(self._telemetry_result.gpus_lost)
+                allocation, has_lost = self._allocation_result, bool(self._telemetry_result.gpus_lost)
                 lost = find_lost_gpus(allocation.offered, allocation.unmapped, has_lost)
                 result = self._telemetry_turn.collect(due, lost)
                 if result.devices != self._telemetry_result.devices:
@@ -180,7 +180,7 @@ class Agent:
         with self._publishing:
             self._health.add_xids(self._telemetry.error_events())
             self.published = self._make_published()
-            self._changes.report(self.published.state, self._allocation_result.allocation.unmapped)
+            self._changes.report(self.published.state, self._allocation_result.unmapped)
 
     def _make_published(self) -> Published:
         settings, policy = self.settings, self._policy
@@ -190,13 +190,13 @@ class Agent:
             telemetry,
             allocation,
             usage,
-            self._health.report(allocation.allocation.assignments, telemetry.absent),
+            self._health.report(allocation.assignments, telemetry.absent),
             configured={counter.field.id for counter in policy.counters},
             pod_labels=self._pod_labels(),
             node=settings.node_name or policy.hostname or "this node",
             exporter_id=self._exporter_id,
             interval_seconds=settings.interval,
-            sources=self._errors.add_to(sources, allocation.allocation.unmapped),
+            sources=self._errors.add_to(sources, allocation.unmapped),
         )
         return Published(state, policy, self._read_at)
 
@@ -267,7 +267,7 @@ class Agent:
             self._stopped.wait(max(0.0, due - self.clock.monotonic()))
 
     def release(self, seconds: float) -> bool:
-        """Closes podgpu's driver handles for `seconds`, so that it can be unloaded. Returns False if it fails."""
+        """Closes podgpu's driver handles for `seconds`, so that the driver can be unloaded. False if that fails."""
         with self._turn:
             if not self._release_driver():
                 return False

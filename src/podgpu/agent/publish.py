@@ -25,11 +25,12 @@ from podgpu.errors import few_of
 from podgpu.holders.annotations import find_reserved
 from podgpu.holders.reader import AllocationResult, describe, explain
 from podgpu.metrics.conditions import UNALLOCATED
+from podgpu.metrics.dcgm import render_dcgm
 from podgpu.metrics.encode import NO_LABELS, Body, Family, Sample, encode, families_in
 from podgpu.metrics.fields import THROTTLE_REASONS, fields
 from podgpu.metrics.labels import Policy, all_slots
 from podgpu.metrics.names import gpu_figures, in_legacy_units, slot_figures
-from podgpu.metrics.render import render_gpu_manager, render_node, render_self
+from podgpu.metrics.render import render_gpu_manager, render_own, render_self
 from podgpu.model import (
     RESERVATION,
     Condition,
@@ -96,16 +97,16 @@ def build_node_state(
             for answer in telemetry.answers.values()
             for o in answer.others
         ),
-        vcuda=tuple(map(allocation.with_api_uid, allocation.allocation.vcuda)),
+        vcuda=tuple(map(allocation.with_api_uid, allocation.vcuda)),
         pod_labels={"/".join(pod): dict(labels) for pod, labels in (pod_labels or {}).items()},
         dropped={names[i].name: count for i, count in telemetry.dropped.items()},
         **members,
     )
 
 
-def _join_holders(result: AllocationResult, usage: UsageResult) -> dict[str, list[Holder]]:
+def _join_holders(allocation: AllocationResult, usage: UsageResult) -> dict[str, list[Holder]]:
     """Joins assignments and usage by device key."""
-    allocation, holders = result.allocation, defaultdict[str, list[Holder]](list)
+    holders = defaultdict[str, list[Holder]](list)
     usages = {key: dict(entries) for key, entries in sorted(usage.holders.items())}
 
     def add(key: str, workload: Workload, used: HolderUsage | None, **members: Any) -> None:
@@ -113,7 +114,7 @@ def _join_holders(result: AllocationResult, usage: UsageResult) -> dict[str, lis
         own = [p for p in processes if p.owner is not None and p.owner.key == workload.key]
         running = tuple(msgspec.structs.replace(process, owner=None) for process in own)
         holder = Holder(**msgspec.structs.asdict(workload), usage=used, running=running, **members)
-        holders[key].append(result.with_api_uid(holder))
+        holders[key].append(allocation.with_api_uid(holder))
 
     for a in allocation.assignments:
         user, used = usages.get(a.device, {}).pop(a.holder.key, (a.holder, None))
@@ -260,7 +261,7 @@ class Published:
         match text:
             case "fresh":
                 gpu_manager = render_gpu_manager(state, policy) if policy.gpu_manager else ()
-                return encode((*render_node(state, policy), *process, *gpu_manager))
+                return encode((*render_dcgm(state, policy), *render_own(state, policy), *process, *gpu_manager))
             case "stale":
                 return encode((*render_self(state), *process))
             case "gpu_manager":

@@ -27,6 +27,7 @@ from podgpu.model import (
     SourceStatus,
     Workload,
     WorkloadKey,
+    group_by_key,
 )
 from podgpu.usage.containers import ContainerFinder, OwnersByPid, ProcessOwners
 from podgpu.usage.ledger import DeviceTurn, GpuTurn, Ledger, Owner, ProcessSample
@@ -86,7 +87,7 @@ class UsageTurn:
         self._shared = frozenset(usage.device.key for usage in usages if _is_shared(usage, owners))
         elapsed = 0 if self._charged_at is None else round((began - self._charged_at) * NS)
         self._charged_at = began
-        turns = make_turns(telemetry.devices, usages, result.allocation.assignments, owners)
+        turns = make_turns(telemetry.devices, usages, result.assignments, owners)
         self._ledger.charge(turns, elapsed, _find_unallocated(turns, result))
         reported = {source.device for source in telemetry.sources if not source.up}
         failed = {uuid: error for uuid, error in errors.items() if uuid not in reported}
@@ -136,10 +137,7 @@ def make_turns(
     """
     answers = {usage.device.key: usage for usage in usages}
     known = {device.key: device for device in devices} | {key: usage.device for key, usage in answers.items()}
-    held: defaultdict[str, list[Assignment]] = defaultdict(list)
-    for assignment in assignments:
-        if assignment.holder.key:
-            held[assignment.device].append(assignment)
+    held = group_by_key((assignment.device, assignment) for assignment in assignments if assignment.holder.key)
     turns: defaultdict[str, list[DeviceTurn]] = defaultdict(list)
     for key in sorted(known.keys() | held.keys()):
         uuid, _, instance = key.partition("/gi")
@@ -203,15 +201,14 @@ def make_turn(usage: DeviceUsage, assignments: Sequence[Assignment], owners: Own
     )
 
 
-def _find_unallocated(gpus: Iterable[GpuTurn], result: AllocationResult) -> set[tuple[str, WorkloadKey]]:
+def _find_unallocated(gpus: Iterable[GpuTurn], allocation: AllocationResult) -> set[tuple[str, WorkloadKey]]:
     """Returns (device key, workload key) for each pod that uses a device without an allocation.
 
     Returns nothing while the kubelet does not answer, or if the node has no device plugin. Omits pods with an
     unmapped allocation, and devices that are reserved for unknown pods.
     """
-    allocation = result.allocation
     allocated = {(a.device, a.holder.key) for a in allocation.assignments if a.source not in LAST_RESORT}
-    is_known = any(source.name == _KUBELET and source.up for source in result.sources)
+    is_known = any(source.name == _KUBELET and source.up for source in allocation.sources)
     if not is_known or not (allocated or allocation.offered):
         return set()
     unclear = {(one.namespace, one.pod) for one in (*(u.holder for u in allocation.unmapped), *allocation.vcuda)}

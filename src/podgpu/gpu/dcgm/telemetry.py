@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import byref, c_int64
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -43,7 +43,7 @@ from podgpu.gpu.source import (
 )
 from podgpu.metrics.conditions import health_code
 from podgpu.metrics.fields import DEVICE_LEVELS, XID_FIELD, Field, Recorded, fields
-from podgpu.model import Detail, Device, OtherReading, Reading
+from podgpu.model import Detail, Device, OtherReading, Reading, group_by_key
 
 _log = logging.getLogger(__name__)
 _LAYOUT_SECONDS = 60.0
@@ -210,7 +210,7 @@ class DcgmTelemetry:
         lane = self._find_lane(fields)
         self._update_watches()
         latest = LatestValues({e.entity: {} for e in entities})
-        for kind, some in _group_by_kind(entities).items():
+        for kind, some in group_by_key((e.kind, e.entity) for e in entities).items():
             watch = self._watches.get((kind, lane))
             if watch is not None:
                 watch.read(some, latest)
@@ -255,7 +255,7 @@ class DcgmTelemetry:
 
     def _make_watches(self, layout: NodeLayout, lanes: Sequence[Lane]) -> dict[tuple[str, Lane], Watch]:
         watches: dict[tuple[str, Lane], Watch] = {}
-        for kind, entities in _group_by_kind(layout.entities).items():
+        for kind, entities in group_by_key((e.kind, e.entity) for e in layout.entities).items():
             wanted = {lane: _select_fields(lane.fields, kind) for lane in lanes}
             if kind in _XID_KINDS:
                 wanted[self._xid_lane] = self._xid_lane.fields
@@ -311,13 +311,6 @@ class DcgmTelemetry:
         with self._watch_lock:
             self._watches, self._watched, self._details = {}, None, {}
         return True
-
-
-def _group_by_kind(entities: Iterable[DcgmEntity]) -> dict[str, list[Entity]]:
-    groups: dict[str, list[Entity]] = {}
-    for entity in entities:
-        groups.setdefault(entity.kind, []).append(entity.entity)
-    return groups
 
 
 def _field_ids(lanes: Sequence[Lane]) -> set[int]:
