@@ -1,4 +1,4 @@
-// Shows who holds GPUs now, as a table by pod, owner or namespace.
+// Shows the current holders of GPUs, as a table by pod, owner or namespace.
 
 import { copyButton } from "./actions.js";
 import { nodeHash, ofCluster, podHash, wordsOf, writeHash } from "./criteria.js";
@@ -12,7 +12,7 @@ import { Sum } from "./totals.js";
 const KUBE_GROUPS = { pod: "Pods", owner: "Owners", namespace: "Namespaces" };
 const PLAIN_GROUPS = { pod: "Users and jobs" };
 
-// Returns the groups of holders with their titles. `isKube`: holders are pods.
+// Returns the ways to group holders, with their titles. `isKube`: holders are pods.
 export function groupsFor(isKube) {
   return isKube ? KUBE_GROUPS : PLAIN_GROUPS;
 }

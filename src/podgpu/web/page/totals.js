@@ -1,4 +1,4 @@
-// Adds up the parts of GPUs that the server computed, for any filtered selection.
+// Adds up GPUs by state for a filtered selection. The server computes which part of a GPU is in which state.
 
 const USES = ["used", "idle", "unknown"];
 
@@ -18,7 +18,7 @@ export function totalsOf(devices, priced) {
     totals.gpus += 1;
     for (const use of USES) totals[use] += device.amounts[use];
     totals.broken += device.broken;
-    totals.old += device.old && !device.gone; // gone nodes are broken
+    totals.old += device.old && !device.gone; // GPUs of nodes that do not respond count as broken instead
     if (device.broken) totals.freeBroken += device.amounts.free;
     else if (device.mayWork) totals.freeBusy += 1; // not held, but something works there
     if (!device.old) power.add(device.power);
@@ -42,7 +42,7 @@ export function totalsOf(devices, priced) {
   };
 }
 
-// Rounds to hundredths of a GPU. Rounds the largest remainders up, so that the rounded parts add up.
+// Rounds the totals to hundredths of a GPU. Rounds the largest remainders up, so that the parts add up to the total.
 function written(totals) {
   const parts = USES.map((use) => totals[use] * 100);
   const whole = parts.map((part) => Math.floor(part + 1e-7));
