@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import lru_cache
 from math import fsum
 from typing import NamedTuple
 
-from podgpu.model import Allocation, Assignment, Device, Unmapped, VcudaRequest, Workload, parts_of
+from podgpu.model import Allocation, Assignment, Device, Unmapped, VcudaRequest, Workload, group_by_key, parts_of
 
 VCUDA_CORE = "tencent.com/vcuda-core"
 VCUDA_MEMORY = "tencent.com/vcuda-memory"
@@ -191,10 +191,8 @@ def sort_allocation(assignments: Iterable[Assignment], unmapped: Iterable[Unmapp
 
 def group_replicas(registered: Iterable[str]) -> dict[SharedDevice, frozenset[str]]:
     """Groups the ids that a device plugin registered by shared device."""
-    replicas: dict[SharedDevice, set[str]] = defaultdict(set)
-    for device_id in map(parse_device_id, registered):
-        if device_id is not None and device_id.replica:
-            replicas[device_id.shared].add(device_id.replica)
+    ids = (parse_device_id(text) for text in registered)
+    replicas = group_by_key((one.shared, one.replica) for one in ids if one is not None and one.replica)
     return {shared: frozenset(numbers) for shared, numbers in replicas.items()}
 
 
@@ -212,13 +210,10 @@ def _count_replicas(held: Iterable[HeldId], registered: Mapping[SharedDevice, Se
 
 def count_vcuda(held: Iterable[HeldId]) -> tuple[VcudaRequest, ...]:
     """Counts the vcuda ids of each container. An id listed for several NUMA nodes is counted once."""
-    ids: dict[Workload, set[str]] = defaultdict(set)
-    for entry in held:
-        if entry.resource in (VCUDA_CORE, VCUDA_MEMORY):
-            ids[entry.holder].add(entry.text)
+    ids = group_by_key((entry.holder, entry.text) for entry in held if entry.resource in (VCUDA_CORE, VCUDA_MEMORY))
     requests = []
     for holder, texts in ids.items():
-        kinds = Counter(match["kind"] for text in texts if (match := _VCUDA_ID.fullmatch(text)))
+        kinds = Counter(match["kind"] for text in set(texts) if (match := _VCUDA_ID.fullmatch(text)))
         if kinds:
             requests.append(VcudaRequest.for_holder(holder, kinds["core"], kinds["memory-268435456"]))
     return tuple(sorted(requests, key=parts_of))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from operator import attrgetter
@@ -18,7 +17,7 @@ from msgspec.structs import replace
 
 from podgpu.errors import SourceError
 from podgpu.files import explain_read_error
-from podgpu.model import Workload, parts_of
+from podgpu.model import Workload, group_by_key, parts_of
 
 if TYPE_CHECKING:
     from podgpu.kube.objects import PodRecord
@@ -137,10 +136,7 @@ class Identities:
 
 
 def _group(pairs: Iterable[tuple[K, T]]) -> dict[K, frozenset[T]]:
-    groups: dict[K, set[T]] = defaultdict(set)
-    for key, value in pairs:
-        groups[key].add(value)
-    return {key: frozenset(values) for key, values in groups.items()}
+    return {key: frozenset(values) for key, values in group_by_key(pairs).items()}
 
 
 def _only(values: frozenset[str]) -> str:

@@ -38,6 +38,7 @@ from podgpu.model import (
     VcudaRequest,
     Workload,
     WorkloadKey,
+    group_by_key,
     parts_of,
 )
 from podgpu.workers import ErrorCounts, Result, Workers
@@ -63,10 +64,9 @@ class HolderSources:
 
 
 @dataclass(frozen=True, slots=True)
-class AllocationResult:
+class AllocationResult(Allocation):
     """The merged allocation, and the status of the sources."""
 
-    allocation: Allocation = field(default_factory=Allocation)
     sources: tuple[SourceStatus, ...] = ()
     api_uids: Mapping[str, str] = field(default_factory=dict)  # static pods: kubelet's UID -> API server's UID
     at: float | None = None  # Unix time
@@ -87,11 +87,8 @@ class CachedHolder:
     listed_at: float
     source_instance: int
     identity: Workload  # the holder with its uid and container id, as known when it was last listed
-    items: list[Assignment | VcudaRequest] = field(default_factory=list)
-
-    @property
-    def assignments(self) -> list[Assignment]:
-        return [item for item in self.items if isinstance(item, Assignment)]
+    assignments: Sequence[Assignment]
+    vcuda: Sequence[VcudaRequest]
 
     def is_kept(self, now: float, is_alive: IsAlive) -> bool:
         if self.listed_at == now:
@@ -134,8 +131,7 @@ class AllocationCache:
         if self._answer is None or not (self._holders or is_recent):
             return None
         assignments = (item for holder in self._holders.values() for item in holder.assignments)
-        items = (item for holder in self._holders.values() for item in holder.items)
-        vcuda = tuple(item for item in items if isinstance(item, VcudaRequest))
+        vcuda = tuple(request for holder in self._holders.values() for request in holder.vcuda)
         last = self._answer if is_recent else Allocation()
         return replace(sort_allocation(assignments, last.unmapped), vcuda=vcuda, offered=last.offered)
 
@@ -156,16 +152,15 @@ class AllocationCache:
 
 
 def _group_by_holder(answer: Allocation, now: float, complete: Complete) -> dict[Workload, CachedHolder]:
+    assignments = group_by_key((item.holder, item) for item in answer.assignments)
+    vcuda = group_by_key((Workload(*parts_of(request)), request) for request in answer.vcuda)
     holders: dict[Workload, CachedHolder] = {}
-    items: tuple[Assignment | VcudaRequest, ...] = (*answer.assignments, *answer.vcuda)
-    for item in items:
-        workload = item.holder if isinstance(item, Assignment) else Workload(*parts_of(item))
-        if workload not in holders:
-            identity = workload
-            with suppress(SourceError):  # contradictory identities
-                identity = complete(workload)
-            holders[workload] = CachedHolder(now, answer.source_instance, identity)
-        holders[workload].items.append(item)
+    for workload in (*assignments, *vcuda):
+        identity = workload
+        with suppress(SourceError):  # contradictory identities
+            identity = complete(workload)
+        own = assignments.get(workload, ()), vcuda.get(workload, ())
+        holders[workload] = CachedHolder(now, answer.source_instance, identity, *own)
     return holders
 
 
@@ -210,9 +205,12 @@ class AllocationReader:
         statuses = [self._errors.make_status(name, result) for name, result in results.items()]
         readings = replace_reservations(self._resolve(results), self._identities.pods, devices, self.complete)
         merged = merge(readings, self.complete)
-        if not devices:  # without devices, every id would be reported as unknown
-            merged = replace(merged, unmapped=tuple(u for u in merged.unmapped if u.reason != "unknown_device"))
-        return AllocationResult(merged, (*statuses, *self._check_identities()), self._identities.api_uids, at)
+        # Without devices, every id would be reported as unknown.
+        unmapped = tuple(entry for entry in merged.unmapped if devices or entry.reason != "unknown_device")
+        sources, uids = (*statuses, *self._check_identities()), self._identities.api_uids
+        return AllocationResult(
+            merged.assignments, unmapped, merged.vcuda, merged.offered, sources=sources, api_uids=uids, at=at
+        )
 
     def _check_identities(self) -> tuple[SourceStatus, ...]:
         """Returns the status of the identities only if a reading has failed since the start."""
@@ -251,10 +249,7 @@ def merge(readings: Mapping[str, Allocation], complete: Complete = lambda worklo
     rejected: list[Unmapped] = []
     for source, reading in sorted(readings.items(), key=lambda item: item[0] in LAST_RESORT):
         lags = LAGGING.get(source) in readings
-        claims_by_holder: dict[Workload, list[Assignment]] = defaultdict(list)
-        for claim in reading.assignments:
-            claims_by_holder[claim.holder].append(claim)
-        for holder, claims in claims_by_holder.items():
+        for holder, claims in group_by_key((claim.holder, claim) for claim in reading.assignments).items():
             try:
                 completed = complete(holder)
             except SourceError as error:

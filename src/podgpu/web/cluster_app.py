@@ -58,7 +58,7 @@ def _complete_gpu(cluster: Cluster) -> Complete:
     """Returns a function that fetches a GPU's details from its exporter and adds them to the response."""
 
     async def complete(answer: GpuResponse) -> GpuResponse:
-        target = next((node.target for node in cluster.published.state.nodes if node.name == answer.node), "")
+        target = next((node.reading.target for node in cluster.published.state.nodes if node.name == answer.node), "")
         try:
             async with asyncio.timeout(_EXPORTER_SECONDS):
                 body = await cluster.fetch(target, f"api/v1/gpus/{answer.gpu.uuid}")
