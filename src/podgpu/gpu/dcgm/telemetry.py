@@ -1,7 +1,7 @@
 """Reads values from DCGM: from an engine inside this process, or from a running host engine.
 
-The engine reads the GPUs at its own interval, and podgpu reads the latest values from the engine. Processes and usage
-come from the local driver, if there is one.
+The engine reads the GPUs at its own interval, and podgpu reads the engine's latest values. Processes and usage are
+read from the local driver, if there is one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from podgpu.model import Detail, Device, OtherReading, Reading, group_by_key
 
 _log = logging.getLogger(__name__)
 _LAYOUT_SECONDS = 60.0
-"""How often the whole layout is read, because the outline does not show every change, such as a link that came up."""
+"""Interval of reading the whole layout. The outline does not show every change, such as a link that came up."""
 _CLOSE_WAIT = 2.0
 _XID_KINDS = ("GPU", "GPU_I", "GPU_CI")
 """Entities for which DCGM reports XIDs. Each kind has its own watch, because an engine may reject some of them."""
@@ -121,7 +121,7 @@ class DcgmTelemetry:
         """Entity -> timestamp of its last XID."""
         self._has_read_xids = False
         self._details: dict[int, Details | None] = {}
-        """Field id -> state of the health watches or NVLink peers; None if DCGM does not report it."""
+        """Field id (health watches or NVLink peers) -> its details for all GPUs; None if DCGM does not report them."""
 
     @property
     def versions(self) -> tuple[Version, Version]:
@@ -132,12 +132,12 @@ class DcgmTelemetry:
         self._lanes, self._is_scheduled = tuple(lanes), True
 
     def _find_lane(self, fields: Sequence[Field]) -> Lane:
-        """Returns the lane with these fields. If there is no schedule, they replace the fields of the last reading."""
+        """Returns the lane with these fields. Without a schedule, makes a lane of them, which replaces the last one."""
         for lane in self._lanes:
             if lane.fields is fields:
                 return lane
         lane = Lane(tuple(fields), self._settings.interval)
-        if not self._is_scheduled:  # otherwise this is a late call, which began before the counters changed
+        if not self._is_scheduled:  # with a schedule, this is a late call that began before the counters changed
             self._lanes = (lane,)
         return lane
 
@@ -168,7 +168,7 @@ class DcgmTelemetry:
         self._outline, self._layout, self._layout_read_at = outline, layout, now
 
     def _read_health(self) -> None:
-        """Reads XIDs, health and peers, which DCGM returns for all GPUs in one call.
+        """Reads XIDs, health and NVLink peers. DCGM returns each of them for all GPUs in one call.
 
         Does nothing before the first reading, because the wanted fields are not known yet.
         """
@@ -245,7 +245,7 @@ class DcgmTelemetry:
                 for group in self._find_gpu_groups():
                     self._connection.try_call("dcgmHealthSet", group, s.HEALTH_ALL)
             self._watched = layout, lanes
-            # Read now, because the first reading skips all earlier XIDs, and later XIDs must not be skipped.
+            # The first call only sets the start: earlier XIDs are ignored, and XIDs from now on are reported.
             self._read_xids(layout)
 
     def _stop_watches(self) -> None:
@@ -302,7 +302,7 @@ class DcgmTelemetry:
     def release(self, wait: float) -> bool:
         closed = self._close(wait / 2)
         if not closed:
-            _log.warning("DCGM cannot be closed: a call has not returned")
+            _log.warning("DCGM cannot be closed, because a call into it has not returned")
         return self._companion.release(wait / 2) and closed
 
     def _close(self, wait: float) -> bool:
