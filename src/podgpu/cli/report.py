@@ -18,7 +18,7 @@ from podgpu.http_client import HttpClient
 _TIMEOUT = 90.0  # longer than a query to Prometheus
 _TOP_OWNERS = 10
 _UNKNOWN = "–"
-_COLUMNS = ("GPU-hours", "used", "idle", "waiting", "mean use", "energy, kWh", "cost", "wasted")
+_COLUMNS = ("GPU-hours", "busy", "idle", "waiting", "use of what it holds", "energy, kWh", "cost", "wasted")
 
 
 _Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]

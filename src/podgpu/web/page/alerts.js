@@ -67,7 +67,7 @@ class Line {
   show(alert) {
     setClass(this.element, `alert is-${alert.severity}`);
     setText(this.word, WORDS[alert.severity]);
-    if (alert.text !== this.shown) this.text.replaceChildren(...coded((this.shown = alert.text)));
+    if (alert.text !== this.shown) this.text.replaceChildren(...coded(withoutDouble((this.shown = alert.text))));
     this.link.hidden = !alert.uuid && !alert.node;
     setAttribute(this.link, "href", alert.uuid ? gpuHash(alert.uuid) : nodeHash(alert.node));
     setText(this.link, alert.uuid ? "Show the GPU" : "Show the node");
@@ -108,6 +108,11 @@ function notesOf(picture, alerts) {
   ];
 }
 
+// Shortens "node node-3" to "node-3".
+function withoutDouble(text) {
+  return text.replace(/\bnode (?=node\b)/gi, "");
+}
+
 // The notes, which are unfolded only while the page shows nothing else.
 class Notes {
   constructor() {
@@ -119,7 +124,7 @@ class Notes {
   show(notes, alone) {
     this.element.hidden = !notes.length;
     setText(byId("notes-summary"), plural(notes.length, "note"));
-    place(byId("notes-list"), notes.slice(0, MOST).map((text) => h("li", {}, ...coded(localTimes(text)))));
+    place(byId("notes-list"), notes.slice(0, MOST).map((text) => h("li", {}, ...coded(withoutDouble(localTimes(text))))));
     if (!notes.length || alone === this.alone) return;
     this.alone = alone;
     if (alone) this.unfolded = !this.element.open;

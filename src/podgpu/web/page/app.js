@@ -222,7 +222,7 @@ class Page {
     else if (view === "pod") this.pod.show(devices, criteria, back);
     else if (view === "node") this.node.show(picture, devices, criteria, anew);
     else if (view === "nodes") this.nodes.show(picture, devices, criteria);
-    else if (view === "pods") this.pods.show(devices, criteria, hasPods(picture));
+    else if (view === "pods") this.pods.show(devices, criteria, hasPods(picture), picture);
     else if (view === "cost") this.cost.show(criteria, hasPods(picture), this.feed.now(), picture.scope === "cluster");
     else if (view === "events") this.events.show(criteria, hasPods(picture));
     else return this.showDevices(anew, at);
@@ -249,7 +249,7 @@ class Page {
     const totals = totalsOf(found, this.priced);
     const { currency } = this.feed.picture;
     const texts = [`${count(found.length)} of ${plural(this.devices.length, "GPU")}`];
-    for (const [name, text] of [["allocated", "allocated"], ["used", "used"], ["idle", "idle"], ["unknown", "not known"], ["freeBusy", "with unknown holder"], ["free", "free"], ["broken", "broken"]]) {
+    for (const [name, text] of [["allocated", "allocated"], ["used", "used"], ["idle", "idle"], ["unknown", "not known"], ["free", "free"], ["broken", "broken"]]) {
       if (totals[name]) texts.push(`${parts(totals[name])} ${text}`);
     }
     if (totals.mean !== undefined) texts.push(`mean of used ${percent(totals.mean)}`);

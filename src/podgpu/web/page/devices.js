@@ -7,7 +7,20 @@ const BUCKETS = 5;
 const LEAST_WORK = 256 * 1024 ** 2; // bytes; less than a CUDA context needs, but more than the driver itself uses
 
 export function devicesOf(picture, now) {
-  return (picture.nodes ?? []).flatMap((node) => (node.gpus ?? []).map((gpu) => deviceOf(gpu, node, picture, now)));
+  const devices = (picture.nodes ?? []).flatMap((node) => (node.gpus ?? []).map((gpu) => deviceOf(gpu, node, picture, now)));
+  nameContainers(devices.flatMap((device) => [...device.holders, ...device.lastHolders]));
+  return devices;
+}
+
+// The container is part of the shown name only if several containers of its pod hold GPUs.
+function nameContainers(holders) {
+  const only = new Map(); // the container of a pod, or undefined if it has several
+  const keyOf = (holder) => `${holder.cluster}/${holder.name}`;
+  for (const holder of holders) {
+    const key = keyOf(holder);
+    only.set(key, only.has(key) && only.get(key) !== holder.container ? undefined : holder.container);
+  }
+  for (const holder of holders) holder.shownContainer = holder.pod && only.get(keyOf(holder)) !== undefined ? "" : holder.container;
 }
 
 function deviceOf(gpu, node, picture, now) {
@@ -47,13 +60,14 @@ function deviceOf(gpu, node, picture, now) {
   device.amounts = amountsOf(device);
   device.held = holders.length > 0;
   device.used = device.amounts.used > 0;
-  device.unknown = device.amounts.unknown > 0;
   device.isIdle = device.held && holders.every((holder) => holder.use === "idle"); // true if all its holders are idle
   device.idle = device.amounts.idle > 0;
   device.idleSince = device.isIdle ? idleSince(holders) : undefined;
   device.isMuted = device.isIdle && isFresh(device.idleSince, picture, now);
   device.mayWork = !device.held && (device.utilization > 0 || mayWork(device));
-  device.free = device.amounts.free > 0 && !device.mayWork;
+  const isFree = device.amounts.free > 0;
+  device.free = isFree && !device.mayWork && !device.gone;
+  device.unknown = device.amounts.unknown > 0 || (isFree && !device.free);
   device.wasted = wastedOf(holders);
   device.colour = colourOf(device);
   return device;

@@ -99,10 +99,8 @@ class EventRows {
 
 // A recovery has the text of the problem, such as "GPU 3 of node-1: it fell off the bus".
 function textOf({ text = "", kind, seconds }) {
-  const after = seconds === undefined ? "" : `after ${duration(seconds)}`;
-  const [what, ...problem] = plain(text).split(": ");
-  if (kind === "recovered" && problem.length) return `${what}: ${after} no longer \u201c${problem.join(": ")}\u201d`;
-  return after ? `${plain(text)} (${after})` : plain(text);
+  if (seconds === undefined) return plain(text);
+  return `${plain(text)} (${kind === "recovered" ? "recovered " : ""}after ${duration(seconds)})`;
 }
 
 function choose(link, hash, isChosen) {

@@ -95,7 +95,8 @@ export class History {
   }
 
   ofHolder(device, holder, interval) {
-    return this.drawn(this.rings.get(holderKey(device, holder)), interval);
+    const isSole = holder.part?.ownHolders.length === 1; // its use is that of its instance
+    return this.drawn(this.rings.get(holderKey(device, holder)), interval, isSole ? this.kept(`${device.uuid}/${holder.part.id}`) : undefined);
   }
 
   // Returns the values to draw. Steps that this tab did not record are taken from the server's history.

@@ -98,7 +98,7 @@ class Row {
     setAttribute(this.link, "href", linked ? podHash(holder.namespace, holder.pod, holder.cluster) : undefined);
     showText(this.namespace, linked && holder.namespace ? `${plain(holder.namespace)}/` : "");
     setText(this.pod, plain(linked ? holder.pod : (holder?.name ?? text)));
-    showText(this.container, plain(holder?.container || (holder?.running ? commandsOf(holder) : "")));
+    showText(this.container, plain(holder?.shownContainer || (holder?.running ? commandsOf(holder) : "")));
     const full = holder && plain([holder.name, holder.container].filter(Boolean).join("/"));
     const owner = holder?.owner ? ` (${plain(holder.owner)})` : "";
     setAttribute(this.name, "title", full && `${full}${owner}`);

@@ -7,6 +7,8 @@ import { celsius, count, duration, memoryOf, moment, percent, perHour, watts } f
 import { ownUtilization, Sparkline } from "./history.js";
 import { holderText, Rows, showText, TINTS } from "./rows.js";
 
+const FEWEST_VALUES = 5; // a holder's sparkline with fewer is left out
+
 export class Tile {
   // `context`: history, now(), interval(), currency(). `chosen`: in the view of a pod, that pod.
   constructor(context, chosen) {
@@ -65,10 +67,10 @@ export class Tile {
   }
 
   updateFigures(device) {
-    const own = this.chosen && device.holders.length > 1 ? device.holders.find(this.chosen) : undefined;
+    const own = this.chosen && (device.holders.length > 1 || device.parts.length) ? device.holders.find(this.chosen) : undefined;
     setText(this.ratio, percent(own ? ownUtilization(device, own) : device.utilization));
     setAttribute(this.ratio, "title", device.parts.length && !own ? "Mean of its instances, by compute slices" : undefined);
-    showText(this.whole, own ? `of ${percent(device.utilization)} total` : "");
+    showText(this.whole, own ? wholeText(device, own.part) : "");
     place(this.bar, segments(device, own));
     this.memory.show(memoryOf(device.memoryUsed, device.memoryTotal));
     this.power.show(watts(device.power));
@@ -79,7 +81,9 @@ export class Tile {
     this.price.show(perHour(device.price, currency));
     this.gaugeFill.style.width = `${100 * Math.min(1, device.memoryUsed / device.memoryTotal || 0)}%`;
     const { history, interval } = this.context;
-    this.spark.draw(own ? history.ofHolder(device, own, interval()) : history.ofDevice(device, interval()));
+    const values = own ? history.ofHolder(device, own, interval()) : history.ofDevice(device, interval());
+    setAttribute(this.spark.element, "hidden", own && values.filter((value) => value !== undefined).length < FEWEST_VALUES);
+    this.spark.draw(values);
   }
 
   updateBadge(device, now) {
@@ -90,6 +94,12 @@ export class Tile {
     const idle = device.idleSince ? `Idle since ${moment(device.idleSince)}` : "Idle now";
     setAttribute(this.badge, "title", device.broken ? undefined : idle);
   }
+}
+
+// What the use of one holder is a part of.
+function wholeText(device, part) {
+  if (!part) return `of ${percent(device.utilization)} total`;
+  return part.ownHolders.length > 1 ? `of ${percent(part.utilization)} of its instance` : "of its instance";
 }
 
 function classOf(device, showNode) {
