@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from msgspec.structs import replace
@@ -64,7 +65,7 @@ class ErrorCounts:
 
 
 class Workers:
-    """Runs named calls, each in its own thread. While a call is pending, no other call of its name is started.
+    """Runs named calls. Each name has its own thread. While a call is pending, no other call of its name is started.
 
     Threads are daemons, so a call that never returns does not prevent the process from exiting.
     """
@@ -72,6 +73,7 @@ class Workers:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._calls: dict[str, _Call[Any]] = {}  # the last call of each name
+        self._inboxes: dict[str, SimpleQueue[_Call[Any] | None]] = {}  # of the thread of each name
         self._lock = threading.Lock()
         self._closed = False
 
@@ -92,9 +94,11 @@ class Workers:
         return {name: self._wait(name, call, is_new, until, late) for name, (call, is_new) in calls.items()}
 
     def close(self) -> None:
-        """Makes later runs return errors without starting a thread."""
+        """Ends the threads. Later runs return errors."""
         with self._lock:
             self._closed = True
+            for inbox in self._inboxes.values():
+                inbox.put(None)
 
     def _start(self, name: str, job: Callable[[], T], wants_late: bool) -> tuple[_Call[T], bool]:
         """Starts a call and returns it with True. If the earlier call is pending, returns that one with False."""
@@ -102,7 +106,10 @@ class Workers:
         if earlier is not None and not (earlier.is_read if wants_late else earlier.done.is_set()):
             return earlier, False
         call = self._calls[name] = _Call(name, job, self._clock)
-        threading.Thread(target=call.run, name=f"read-{name}", daemon=True).start()
+        if name not in self._inboxes:
+            self._inboxes[name] = SimpleQueue()
+            threading.Thread(target=_work, args=(self._inboxes[name],), name=f"read-{name}", daemon=True).start()
+        self._inboxes[name].put(call)
         return call, True
 
     def _wait(
@@ -118,6 +125,11 @@ class Workers:
                 return Result(None, SourceError("deadline", f"{name}: no answer within {seconds:.1f} s"), seconds)
         call.is_read = True
         return call.result
+
+
+def _work(inbox: SimpleQueue[_Call[Any] | None]) -> None:
+    while (call := inbox.get()) is not None:
+        call.run()
 
 
 class _Call(Generic[T]):
