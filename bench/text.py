@@ -9,9 +9,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench.figures import Figure, cpu_seconds_of_each
 from bench.node import simulated_node
+from podgpu.metrics.dcgm import render_dcgm
 from podgpu.metrics.encode import Family, encode
 from podgpu.metrics.parse import parse_text
-from podgpu.metrics.render import render_node
+from podgpu.metrics.render import render_own
 
 MIN_ENCODER_RATIO = 10
 MIN_PARSER_RATIO = 10
@@ -37,7 +38,7 @@ def _convert(family: Family) -> Metric:
 def measure(turns: int = 50) -> list[Figure]:
     with simulated_node() as node:
         state, policy = node.agent.published.state, node.agent.settings.policy
-    families = render_node(state, policy)
+    families = [*render_dcgm(state, policy), *render_own(state, policy)]
     registry = CollectorRegistry(auto_describe=False)
     registry.register(FixedCollector(families))
     encoded = encode(families)
@@ -47,7 +48,7 @@ def measure(turns: int = 50) -> list[Figure]:
     encoding, rendering, theirs, parsing, their_parsing = cpu_seconds_of_each(
         turns,
         lambda: encode(families),
-        lambda: encode(render_node(state, policy)),
+        lambda: encode((*render_dcgm(state, policy), *render_own(state, policy))),
         lambda: generate_latest(registry),
         lambda: parse_text(text),
         lambda: list(text_string_to_metric_families(text)),

@@ -234,6 +234,7 @@ NOT_RUN = {
     r"curl -s http://localhost:9100/": "node_exporter runs in a pod of the chart",
     r"podgpu cluster --discover-kubernetes ": "there is no API server",
     r"podgpu hook": "there is no container runtime",
+    r"git clone ": "there is no network",
 }
 """Beginning of a command -> why it is not run."""
 PROGRAMS = {"podgpu", "make", "helm", "promtool", "python", "curl", "grep", "sort", "diff", "echo", "mkdir"}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
-_MIN_STEP = 2.0  # smaller steps of the wall clock are ignored, so that timestamps in series do not change
+_MIN_STEP = 2.0  # smaller corrections of the wall clock are ignored, so that exported timestamps stay constant
 _REPEAT_SECONDS = 60.0
 _DURATION_PART = re.compile(r"([0-9]{1,12}(?:\.[0-9]{0,12})?|\.[0-9]{1,12})(ns|us|µs|μs|ms|s|m|h)")
 _UNIT_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -47,13 +47,13 @@ class UnixTime:
 
 
 class FaultLog(Generic[K]):
-    """Decides which faults are logged: each reason once while a fault persists. An intermittent fault is logged at most
-    once in `seconds`."""
+    """Decides which faults are logged. While a fault persists, each reason is logged once. An intermittent fault is
+    logged at most once in `seconds`."""
 
     def __init__(self, clock: Callable[[], float], seconds: float) -> None:
         self._clock = clock
         self._seconds = seconds
-        self._failing: set[K] = set()  # from the log line of the failure until recovery
+        self._failing: set[K] = set()  # keys whose failure was logged and that have not recovered
         self._logged_at: defaultdict[K, dict[str, float]] = defaultdict(dict)  # reason -> time
 
     def fail(self, key: K, reason: str) -> bool:
@@ -66,7 +66,7 @@ class FaultLog(Generic[K]):
         return True
 
     def recover(self, key: K) -> bool:
-        """Records a success. Returns True if it should be logged, because the failure was logged too."""
+        """Records a success. Returns True if the recovery should be logged, because the failure was logged."""
         was_failing = key in self._failing
         self._failing.discard(key)
         return was_failing
@@ -78,7 +78,7 @@ class FaultLog(Generic[K]):
 
 
 class RepeatFilter(logging.Filter):
-    """Passes each kind of log line at most once a minute."""
+    """Passes each log message at most once a minute. Lines that differ only in their arguments are the same message."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -19,8 +19,8 @@ _lock = threading.Lock()
 def find_decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
     """Returns the decoder of a type.
 
-    msgspec can crash if two threads use a type for the first time at the same moment. So types are decoded only by this
-    function and `convert`, or by a decoder that is made when its module is imported.
+    msgspec can crash if two threads use a type for the first time at the same moment. To prevent this, decode only with
+    this function, with `convert`, or with a decoder that is created when its module is imported.
     """
     with _lock:
         if kind not in _decoders:
@@ -29,7 +29,7 @@ def find_decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
 
 
 def convert(value: Any, kind: type[T], *, strict: bool = True) -> T:
-    """Converts JSON or YAML that is already parsed. Raises msgspec.ValidationError if it does not match the type."""
+    """Converts parsed JSON or YAML to the type `kind`. Raises msgspec.ValidationError if `value` does not match it."""
     find_decoder(kind)
     return msgspec.convert(value, kind, strict=strict)
 
@@ -58,7 +58,7 @@ def malformed(path: str, problem: str) -> SourceError:
 
 
 class _TextLoader(yaml.CSafeLoader):
-    """Resolves only `null`, `true`, `false` and `<<`. Names such as `0123`, `1e3` or `on` stay text, as in Go."""
+    """Interprets only `null`, `true`, `false` and `<<`. Other values, such as `0123`, `1e3` or `on`, stay text."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML declares it this way
         first: [
@@ -71,9 +71,9 @@ class _TextLoader(yaml.CSafeLoader):
 
 
 def decode_yaml(content: bytes, file: str, kind: type[T]) -> T:
-    """Decodes a mapping; an empty file is an empty mapping. Raises UsageError if the file is invalid.
+    """Decodes a YAML mapping. An empty file counts as an empty mapping. Raises UsageError if the file is invalid.
 
-    Messages quote no value, because it may be a secret.
+    Error messages do not quote values, because a value may be a secret.
     """
     try:
         document = yaml.load(content.decode("utf-8-sig"), Loader=_TextLoader)

@@ -16,7 +16,7 @@ Ids = tuple[int, ...] | None  # an empty tuple selects all; None selects none
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The devices of `-d`. A selected instance includes its GPU. Instances are numbered from 0 across all GPUs."""
+    """The devices selected by `-d`. A selected MIG instance also selects its GPU. Instances are numbered node-wide."""
 
     gpus: Ids = ()
     instances: Ids = ()
@@ -35,7 +35,7 @@ class Selection:
         return frozenset(d.key for d in (*whole, *shown)) | frozenset(d.uuid for d in shown)
 
     def without_numbered_instances(self) -> Selection:
-        """Returns the selection to use for missing devices. Instances are numbered only while they are present."""
+        """Returns the selection for GPUs that disappeared. It has no instance numbers, because they may change."""
         return replace(self, instances=None) if self.instances else self
 
     def check(self, devices: Sequence[Device]) -> None:
@@ -56,7 +56,7 @@ class Selection:
 
 
 def parse_selection(text: str, option: str = "-d") -> Selection:
-    """Parses the value of `-d`, or of `-s` and `-p`, which have the same syntax. Raises UsageError if it is invalid."""
+    """Parses the value of `-d`, `-s` or `-p`, which have the same syntax. Raises UsageError if the value is invalid."""
     parts = [_PART.fullmatch(part) for part in text.split("+")]
     ids: dict[str, Ids] = {part[1]: _parse_ids(part[2] or "") for part in parts if part is not None}
     if text == "f":

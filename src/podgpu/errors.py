@@ -1,4 +1,4 @@
-"""The errors that podgpu raises, and helpers for messages. Exceptions of libraries are converted where they occur."""
+"""The errors that podgpu raises, and helpers for messages. Library exceptions are converted where they are caught."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MOST_NAMED = 5
 
 
 def few_of(names: Iterable[object], most: int = MOST_NAMED) -> str:
-    """Returns `1, 2, 3, 4, 5 and 995 more`, or `none`. Lists one more name instead of `and 1 more`."""
+    """Joins at most `most` names (one more instead of `and 1 more`): `a, b and 9 more`. Returns `none` if empty."""
     texts = [str(name) for name in names]
     if len(texts) <= most + 1:
         return ", ".join(texts) or "none"
@@ -29,11 +29,11 @@ class PodgpuError(Exception):
 
 
 class UsageError(PodgpuError):
-    """An option, a file named by an option, or a variable is wrong: exit code 2."""
+    """An option, an environment variable, or a file named by an option is invalid. podgpu exits with code 2."""
 
 
 class StartError(PodgpuError):
-    """The options are valid, but podgpu cannot run on this machine (address in use, library mismatch): exit code 1."""
+    """The options are valid, but podgpu cannot run here, for example because an address is in use. Exit code 1."""
 
 
 class SourceError(PodgpuError):
@@ -48,7 +48,7 @@ class SourceError(PodgpuError):
 
 
 class Unsupported(SourceError):
-    """The device or source does not have the value. Retrying is pointless until the topology changes."""
+    """The device or source does not provide the value. It is not read again until the list of devices changes."""
 
     def __init__(self, message: str, reason: str = "not_supported") -> None:
         super().__init__(reason, message)
@@ -62,7 +62,7 @@ class DeviceLost(SourceError):
 
 
 class DriverGone(SourceError):
-    """The driver is not loaded, or was unloaded or released. It must be initialised again before the next call."""
+    """The driver is not loaded, was unloaded, or was closed by podgpu. It must be opened again before the next call."""
 
     def __init__(self, message: str, reason: str = "driver_not_loaded") -> None:
         super().__init__(reason, message)

@@ -13,15 +13,15 @@ from podgpu.errors import PodgpuError, SourceError, UsageError
 
 T = TypeVar("T")
 SETTLED_NS = 2_000_000_000
-"""Age from which a time stamp is reliable. Some file systems have a resolution of 2 s: a second change within that time
-may not alter the time stamp."""
+"""A file's time stamp proves that the file is unchanged only if it is at least this old. Some file systems have a
+resolution of 2 s, so a second change within that time may not alter the time stamp."""
 
 
 # Reading
 
 
 class FileIdentity(NamedTuple):
-    """Changes if the file is replaced or written."""
+    """Identifies one version of a file. It changes if the file is replaced or written."""
 
     filesystem: int
     inode: int
@@ -31,7 +31,7 @@ class FileIdentity(NamedTuple):
 
 
 def look_at(path: str) -> FileIdentity:
-    """Returns the identity of a regular file. Raises SourceError if there is none."""
+    """Returns the identity of a file. Raises SourceError if `path` is not a regular file."""
     try:
         status = os.stat(path)
     except (OSError, ValueError) as error:
@@ -70,7 +70,7 @@ def _require_regular(status: os.stat_result, path: str) -> None:
 
 
 def explain_read_error(error: OSError | ValueError, path: str) -> SourceError:
-    """Explains why a file cannot be read."""
+    """Returns a SourceError that explains why the file cannot be read."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return SourceError(
             "file_missing",
@@ -100,12 +100,12 @@ class ReadOnChange(Generic[T]):
         if self._cached is not None and self._cached[:2] == (path, identity):
             return self._cached[2]
         content = read_bounded(path, self._limit)
-        # The size is compared too: two writes within one tick of the kernel's clock have the same time stamp.
+        # The size is compared too, because two writes within one tick of the kernel's clock have the same time stamp.
         if look_at(path) != identity or len(content) != identity.size:
             raise SourceError(
                 "being_written",
-                f"{path} changed while it was read: podgpu retries; if this persists, its writer should replace it by"
-                " rename, and less often",
+                f"{path} changed while it was read: podgpu retries; if this persists, the program that writes it"
+                " should replace it by rename, and less often",
             )
         parsed = self._parse(content, path)
         is_settled = now - identity.changed_ns >= SETTLED_NS
@@ -126,7 +126,7 @@ class AtomicFile:
     """Replaces a file by rename, so that readers always see a complete one. Does not write through symbolic links."""
 
     def __init__(self, path: str, mode: int = 0o644, option: str = "--out") -> None:
-        """Raises UsageError if no file can be written to `path`. `option` is named in the message."""
+        """Raises UsageError if no file can be written to `path`. Error messages name `option`."""
         self.path = Path(path)
         self._mode = mode
         self._temporary = self.path.parent / f".{self.path.name}.podgpu-tmp"

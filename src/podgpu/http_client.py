@@ -1,7 +1,7 @@
-"""HTTP client: requests with a deadline, a size limit, credentials from files, and errors in plain words.
+"""An HTTP client with deadlines, size limits and credentials from files.
 
-`HttpClient` sends requests to one server. The Kubernetes client has its own credentials, and uses only the functions.
-Redirects are not followed, because they could send credentials elsewhere. Messages contain no secrets.
+`HttpClient` sends requests to one server. The Kubernetes client handles credentials itself and uses only the functions.
+Redirects are not followed, because they could send credentials to another server. Error messages contain no secrets.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from podgpu.tls import Pem, make_client_context
 
 DEFAULT_TIMEOUT = 4.0
 MAX_METRICS_BYTES = 16 * 1024 * 1024
-"""Three times the size of the metrics of 16 GPUs with seven MIG instances each and all fields."""
+"""Three times the size of the largest expected response: 16 GPUs with seven MIG instances each, and all fields."""
 METRICS_TYPES = "text/plain;version=0.0.4,text/plain;q=0.5"
 _KEEP_ALIVE_SECONDS = 70.0
-"""Longer than most scrape intervals, shorter than the 75 s after which aiohttp servers close idle connections."""
+"""Longer than most scrape intervals, but shorter than the 75 s after which aiohttp servers close idle connections."""
 _MAX_BODY_BYTES = 64 * 1024 * 1024
 _MAX_SECRET_BYTES = 64 * 1024
 _CHUNK_BYTES = 256 * 1024
@@ -41,14 +41,14 @@ _HOST_PORT = re.compile(r"((?:[a-z0-9_][a-z0-9_.-]*|\[[0-9a-f:.]+\])?)(:[0-9]{1,
 
 @dataclass(frozen=True)
 class Access:
-    """TLS options and credentials for a server. Files are read for each request, so that renewed secrets are used."""
+    """TLS options and credentials for a server. Files are read for each request, so that new secrets take effect."""
 
     ca_file: str = ""
     insecure: bool = False  # accept any certificate
     username: str = ""
     password_file: str = ""
     token_file: str = ""
-    headers: tuple[tuple[str, str], ...] = ()  # additional headers, such as a tenant's name
+    headers: tuple[tuple[str, str], ...] = ()  # additional headers, such as the tenant of a Mimir server
     advice: str = "write the login into the URL, http://USER:PASSWORD@HOST:PORT, and set SSL_CERT_FILE to its CA's file"
     """What to do if the server rejects the credentials or its certificate is not trusted."""
 
@@ -64,7 +64,7 @@ class Access:
         if bool(username) != bool(password_file):
             raise UsageError(f"--{prefix}-username and --{prefix}-password-file must be set together")
         if ca_file and insecure:
-            raise UsageError(f"--{prefix}-ca-file: has no effect together with --{prefix}-insecure-skip-verify")
+            raise UsageError(f"--{prefix}-ca-file: has no effect with --{prefix}-insecure-skip-verify: remove one")
         if not all(map(str.isprintable, headers.values())):
             raise UsageError(f"the headers {headers} must not contain line breaks")
         advice = ", ".join(f"--{prefix}-{name}" for name in ("username", "password-file", "token-file", "ca-file"))
@@ -73,7 +73,7 @@ class Access:
         )
 
     def make_headers(self) -> dict[str, str]:
-        """Raises SourceError if a secret cannot be read."""
+        """Returns the headers of a request. Raises SourceError if a secret cannot be read."""
         headers = dict(self.headers)
         if self.token_file:
             headers["Authorization"] = f"Bearer {_read_secret(self.token_file)}"
@@ -87,7 +87,7 @@ class Access:
 
 @lru_cache(maxsize=8)
 def _cached_context(ca_file: str, _identity: FileIdentity | None, insecure: bool) -> ssl.SSLContext:
-    """Cached, because loading authorities takes milliseconds and a megabyte. `_identity` changes with the file."""
+    """Cached, because loading CA certificates is slow. `_identity` makes the cache miss after the file has changed."""
     return make_client_context(Pem(ca_file).read() if ca_file else None, ca_file, not insecure)
 
 
@@ -168,7 +168,7 @@ async def read_body(response: aiohttp.ClientResponse, max_bytes: int, shown: str
 
 
 class HttpClient:
-    """Sends requests to one server. Sessions are passed in, so that many clients can share one."""
+    """Sends requests to one server. Callers pass the aiohttp session, so that many clients can share it."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class HttpClient:
         max_bytes: int = _MAX_BODY_BYTES,
         default_path: str = "",
     ) -> None:
-        """`url` may be HOST:PORT. `default_path` is used if it has no path. Raises UsageError if it is invalid."""
+        """`url` may be HOST:PORT. A URL without a path gets `default_path`. Raises UsageError if the URL is invalid."""
         self._access = access or Access()
         parsed = _parse_url(url, self._access)
         if parsed.path in ("", "/") and default_path:
@@ -239,7 +239,7 @@ class HttpClient:
         query: Mapping[str, str] | None = None,
         accept: str = "application/json",
     ) -> bytes:
-        """Returns the body. Raises SourceError, also for every status other than 200."""
+        """Returns the body. Raises SourceError if the request fails or the status is not 200."""
         response = await self.send(session, "GET", path, query, accept)
         if response.status != 200:
             raise self.status_error(response)
@@ -248,7 +248,7 @@ class HttpClient:
     def get_blocking(
         self, path: str = "", query: Mapping[str, str] | None = None, accept: str = "application/json"
     ) -> bytes:
-        """Same as `get`, on a new connection, for threads without an event loop."""
+        """Like `get`, but blocks and opens a new connection. For threads without an event loop."""
 
         async def get() -> bytes:
             async with open_session() as session:
@@ -257,7 +257,7 @@ class HttpClient:
         return asyncio.run(get())
 
     def status_error(self, response: HttpResponse) -> SourceError:
-        """Explains an unwanted status."""
+        """Returns an error with advice for a response that has an error status or a redirect."""
         status = response.status
         if status in (401, 403):
             text = f"{self.shown} rejected the credentials ({status}): {self._access.advice}"
@@ -275,7 +275,7 @@ class HttpClient:
 
 
 def check_is_metrics(body: bytes, shown: str) -> None:
-    """Raises SourceError for a web page."""
+    """Raises SourceError if the body is a web page instead of metrics."""
     if body[:512].lstrip()[:1] == b"<":
         raise SourceError(
             "not_prometheus", f"{shown} is a web page, not metrics: add the path of the metrics to the URL"
@@ -287,10 +287,10 @@ def check_is_metrics(body: bytes, shown: str) -> None:
 
 @contextmanager
 def explain_errors(make_error: Callable[[str, str], SourceError]) -> Iterator[None]:
-    """Converts errors of aiohttp, ssl and the system. Errors of podgpu pass unchanged.
+    """Converts errors of aiohttp, ssl and the operating system with `make_error`. Errors of podgpu pass unchanged.
 
-    The arguments of `make_error` are a reason (timeout, tls, truncated, not_http, bad_url or unreachable) and a part of
-    a sentence, without secrets.
+    The arguments of `make_error` are the reason (timeout, tls, truncated, not_http, bad_url or unreachable) and an
+    explanation without secrets.
     """
     try:
         yield
@@ -319,5 +319,5 @@ def _explain(error: Exception) -> tuple[str, str]:
 
 
 def _first_line(text: str) -> str:
-    """Returns the first line of an error. In the other lines, aiohttp quotes the request."""
+    """Returns the first line of an error message. The other lines are omitted, because they quote the request."""
     return "".join(letter if letter.isprintable() else " " for letter in text.partition("\n")[0])[:200]

@@ -7,14 +7,16 @@ measured zero.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
+K = TypeVar("K")
+T = TypeVar("T")
 NS = 1_000_000_000  # nanoseconds per second
 MJ = 1000  # millijoules per joule
 MIB = 1024 * 1024
@@ -30,8 +32,8 @@ WorkloadKey = tuple[str, ...]
 PodLabels = Mapping[tuple[str, str], tuple[tuple[str, str], ...]]  # (namespace, pod) -> selected labels
 Detail = tuple[int, tuple[tuple[str, str], ...], int | float]  # field id, labels, value
 UsageMethod = Literal["samples", "switches", "exact", "mps"]
-"""How busy time is divided among processes: by the driver's samples, by context switches, or by context switches and
-samples of the engine. `mps`: not divided, because the driver reports only the MPS server."""
+"""How busy time is divided among processes. `samples`: by the driver's samples. `switches`: by context switches.
+`exact`: by context switches and busy samples. `mps`: not divided, because the driver reports only the MPS server."""
 _SHORT_ID = 12  # length of a container id in the output of crictl
 
 
@@ -52,7 +54,7 @@ class Device:
     profile: str = ""
     mig_uuids: tuple[str, ...] = ()  # UUIDs of its compute instances, as the kubelet reports them
     maker: str = "nvidia"  # prefix of `name`
-    memory_bytes: float | None = field(default=None, compare=False)  # set only for use in allocation sources
+    memory_bytes: float | None = field(default=None, compare=False)  # set only for allocation sources
 
     @property
     def name(self) -> str:
@@ -76,6 +78,14 @@ def device_key(uuid: str, gi_id: int | None) -> str:
 def physical(key: str) -> str:
     """Returns the UUID of the physical GPU."""
     return key.partition("/")[0]
+
+
+def group_by_key(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
+    """Groups values by key. Keys and values keep their order."""
+    groups: dict[K, list[T]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 # -- the document ----------------------------------------------------------------------------------------------------
@@ -117,7 +127,7 @@ class Workload(Document, frozen=True):
 
     @property
     def job_or_user(self) -> str:
-        """Identifies a workload that has neither pod nor container, in history and waste."""
+        """Identifies a workload that has neither pod nor container. Used in history and in the waste report."""
         return self.job or (f"user {self.user}" if self.user and not self.container_id else "")
 
     @property
@@ -149,9 +159,9 @@ parts_of = attrgetter(*WORKLOAD_PARTS)
 
 
 class WaitPart(Workload, frozen=True, kw_only=True):
-    """A workload that another one waited for. If its names are empty, it stands for all processes outside pods."""
+    """A workload that kept another workload waiting. Without names, it stands for all processes outside pods."""
 
-    ratio: Ratio = 0.0  # part of the last usage window in which the other one waited
+    ratio: Ratio = 0.0  # fraction of the last usage window in which the other workload waited for this one
 
 
 class HolderUsage(Document, frozen=True):
@@ -165,10 +175,10 @@ class HolderUsage(Document, frozen=True):
     busy_min_ns: Amount | None = None
     busy_max_ns: Amount | None = None
     idle_ns: Amount | None = None
-    wait_ns: Amount | None = None  # time in which it had work, but another workload had the GPU
+    wait_ns: Amount | None = None  # time in which this workload had work, but another one occupied the GPU
     wait_min_ns: Amount | None = None
     wait_max_ns: Amount | None = None
-    wait_ratio: Ratio | None = None  # in the last usage window
+    wait_ratio: Ratio | None = None  # fraction of the last usage window spent waiting
     waits_for: tuple[WaitPart, ...] = ()  # parts of `wait_ratio`, largest first
     energy_mj: Amount | None = None
     power_ratio: Ratio | None = None  # the workload's part of the device's energy in the last usage window
@@ -180,12 +190,12 @@ class RunningProcess(Document, frozen=True):
     pid: Amount
     memory_used_bytes: Amount | None = None
     utilization_ratio: Ratio | None = None
-    owner: Workload | None = None  # not set in documents, where processes are listed by holder
+    owner: Workload | None = None  # not set in documents, which list processes under their holder
     command: Name = ""  # the program's name without arguments; set only on a node without Kubernetes
 
 
 RESERVATION = "reservation"
-"""Source of a holder without identity: a scheduler reserved the device for pods that are unknown."""
+"""Value of `Holder.source` if a scheduler reserved the device for pods that podgpu does not know."""
 
 
 class Holder(Workload, frozen=True):
@@ -211,7 +221,7 @@ class NamespaceUsage(Document, frozen=True):
 
 
 class Condition(Document, frozen=True):
-    """A problem of a GPU. conditions.csv has its severity and texts, by name and detail."""
+    """A problem of a GPU. conditions.csv defines the severity and texts for each name and detail."""
 
     name: Name
     since: float | None = None
@@ -222,7 +232,7 @@ class XidCount(Document, frozen=True):
     xid: Amount
     total: Amount
     last_seen: float
-    in_window: Amount = 0  # number within --xid-count-window-size
+    in_window: Amount = 0  # number of occurrences within --xid-count-window-size
 
 
 class SlotUsage(Document, frozen=True):
@@ -287,7 +297,7 @@ class DeviceState(Slot, frozen=True, kw_only=True):
 
 
 class SourceStatus(Document, frozen=True):
-    """The last reading of one source, and its failures since the start."""
+    """The result of the last reading of one source, and its number of failures since the start."""
 
     name: Name
     up: bool | None = None  # None if it was not read in the last turn; only the counters are set then
@@ -322,10 +332,10 @@ class NodeState(Document, frozen=True, kw_only=True):
     schema: int = msgspec.field(default_factory=lambda: SCHEMA)  # a factory, so that it is always written
     producer: Name  # podgpu, dcgm-exporter or prometheus; for the last two, a missing value may mean "not reported"
     version: Name = ""
-    node: Name = ""  # if empty, the collector uses the address
+    node: Name = ""  # if empty, the cluster view uses the exporter's address as the node name
     exporter_id: Name = ""  # random; changes at each start, when counters restart at 0
     interval_seconds: float | None = None
-    taken_at: float | None = None  # end of the last telemetry turn; None if no GPU has been read yet
+    taken_at: float | None = None  # end of the last reading of GPU values; None if no GPU has been read yet
     holders_at: float | None = None
     usage_at: float | None = None
     stale: bool = False  # True if the values were too old and are left out
@@ -352,7 +362,7 @@ encode_node = msgspec.json.Encoder().encode
 
 
 def decode_node(body: bytes) -> NodeState:
-    """Raises msgspec.DecodeError for anything that is not a NodeState of this schema or an older one."""
+    """Decodes a NodeState. Raises msgspec.DecodeError if it is invalid or has a newer schema."""
     state = _decoder.decode(body)
     if state.schema > SCHEMA:
         raise msgspec.ValidationError(f"schema {state.schema} is newer than {SCHEMA}")
@@ -371,8 +381,8 @@ class Assignment:
     source: str
     replica: str = ""  # number of the time slice or vGPU, if the device id names one
     share: float | None = None  # part of the device, if known
-    attributes: tuple[tuple[str, str], ...] = ()  # labels for the device's series, such as dra_claim_name
-    is_shared: bool = False  # others may get the rest, so the unknown share of a sole holder is not assumed to be 1
+    attributes: tuple[tuple[str, str], ...] = ()  # additional labels for the device's series, such as dra_claim_name
+    is_shared: bool = False  # others may get the remainder, so an unknown share of a sole holder is not assumed to be 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,16 +437,16 @@ class ProcessUsage:
 
 @dataclass(frozen=True, slots=True)
 class ProcessWaits:
-    """How long processes waited for one device in one window. Waiting plus residency never exceeds the window."""
+    """How long processes waited for one device in one window. A process waits or is resident, never both at once."""
 
     processes: Mapping[int, tuple[int, int, int]]  # pid -> nanoseconds: estimate, minimum, maximum
-    pairs: Mapping[tuple[int, int], int]  # pids of the waiting and of the running process -> part of the estimate
+    pairs: Mapping[tuple[int, int], int]  # (waiting pid, running pid) -> part of the waiting process's estimate
     pressure_ns: int  # time in which at least one process waited
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceUsage:
-    """Usage of one device since the previous reading. None means that a value is not reported."""
+    """Usage of one device since the previous reading. Values that are not reported are None."""
 
     device: Device
     window_ns: int  # length of the time window, by the driver's clock; 0 if the driver did not answer
@@ -448,7 +458,7 @@ class DeviceUsage:
     method: UsageMethod = "samples"  # how `process_busy_ns` was measured
     resident_ns: Mapping[int, int] | None = None  # by pid: time for which its context was on the engine, busy or not
     switching_ns: int = 0  # busy time spent on context switches; attributed to no process
-    saving_ns: Mapping[int, int] = field(default_factory=dict)  # by pid: residency that may be switching time
+    saving_ns: Mapping[int, int] = field(default_factory=dict)  # by pid: residency possibly spent on saving
     waits: ProcessWaits | None = None  # None if context switches are not read
-    bounded: bool = False  # True if lower and upper bounds of the busy time are needed
+    bounded: bool = False  # True if lower and upper bounds of the busy time are computed
     power_mw: int | None = None  # at the end of the window; used to estimate energy between readings of the counter

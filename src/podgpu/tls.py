@@ -20,7 +20,7 @@ _MAX_PEM_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Pem:
-    """Certificates or a key: in a file that may be replaced at any time, or as text."""
+    """Certificates or a key, either in a file that may be replaced at any time, or as text."""
 
     file: str = ""
     text: str = field(default="", repr=False)  # used if `file` is empty
@@ -55,9 +55,9 @@ class ContextCache(Generic[T]):
 
 
 def make_client_context(authorities: bytes | None, name: str, verify: bool = True) -> ssl.SSLContext:
-    """Trusts `authorities` (PEM, from the file `name`), or the system's if None. Raises SourceError if invalid."""
+    """Trusts the CAs in `authorities` (PEM, from the file `name`), or the system's if None. Raises SourceError."""
     text = None if authorities is None else authorities.decode("ascii", "ignore")
-    if text is not None and not text.strip():  # ssl would then load the system's authorities
+    if text is not None and not text.strip():  # without this check, ssl would load the system's CAs
         raise SourceError("tls", f"{name} contains no certificates: it is empty")
     try:
         context = ssl.create_default_context(cadata=text)

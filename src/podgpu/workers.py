@@ -41,7 +41,7 @@ class ErrorCounts:
             self._counts[source][reason] += count
 
     def make_status(self, source: str, result: Result[Any], device: str = "") -> SourceStatus:
-        """Returns the status of a source after a call, and counts the error. Raises the error if it is a StartError."""
+        """Counts the error of a call and returns the status of its source. Raises the error if it is a StartError."""
         if isinstance(result.error, StartError):
             raise result.error
         if result.error is None:
@@ -50,7 +50,7 @@ class ErrorCounts:
         return SourceStatus(source, False, result.seconds, result.error.reason, str(result.error), device)
 
     def add_to(self, statuses: Sequence[SourceStatus], unmapped: Iterable[Unmapped]) -> tuple[SourceStatus, ...]:
-        """Adds the counters to the statuses, and a status for each other source that has counters."""
+        """Returns the statuses with the error counters. A source that has counters but no status gets a new status."""
         unknown: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for entry in unmapped:
             unknown[entry.source][entry.reason] += 1
@@ -64,7 +64,7 @@ class ErrorCounts:
 
 
 class Workers:
-    """Runs named calls, each in its own thread. While a call has not returned, no other call of its name is started.
+    """Runs named calls, each in its own thread. While a call is pending, no other call of its name is started.
 
     Threads are daemons, so a call that never returns does not prevent the process from exiting.
     """
@@ -78,10 +78,10 @@ class Workers:
     def run(
         self, jobs: Mapping[str, Callable[[], T]], deadline: float, late: Callable[[], object] | None = None
     ) -> dict[str, Result[T]]:
-        """Starts all calls and waits for them until the deadline. The result of a call that misses it is discarded.
+        """Starts all calls and waits for them until the deadline. Later results are discarded unless `late` is given.
 
-        With `late`, that result is not discarded. When the call returns, `late` is called in its thread, and the next
-        run returns the result instead of starting a call.
+        With `late`, a late result is kept. `late` is then called in the thread of the call, and the next run returns
+        the kept result instead of starting a new call.
         """
         with self._lock:
             if self._closed:
@@ -92,12 +92,12 @@ class Workers:
         return {name: self._wait(name, call, is_new, until, late) for name, (call, is_new) in calls.items()}
 
     def close(self) -> None:
-        """Later runs return errors and start no thread."""
+        """Makes later runs return errors without starting a thread."""
         with self._lock:
             self._closed = True
 
     def _start(self, name: str, job: Callable[[], T], wants_late: bool) -> tuple[_Call[T], bool]:
-        """Returns the new call and True, or the earlier call and False."""
+        """Starts a call and returns it with True. If the earlier call is pending, returns that one with False."""
         earlier = self._calls.get(name)
         if earlier is not None and not (earlier.is_read if wants_late else earlier.done.is_set()):
             return earlier, False
@@ -166,9 +166,9 @@ class DriverLock:
                 self.is_open = True
 
     def close(self, wait: float, stop: Callable[[], None]) -> bool:
-        """Waits until no call is in flight, then calls `stop`. Returns False and stays open if that takes too long.
+        """Waits until no call is in flight, then calls `stop`. Returns False and stays open after `wait` seconds.
 
-        New calls are accepted while it waits, because otherwise one call that hangs would block all others.
+        New calls are accepted during the wait. Otherwise one call that hangs would block all others.
         """
         if not self._opening.acquire(timeout=wait):
             return False  # `start` hangs
@@ -189,8 +189,8 @@ class DriverLock:
     def hold(self, gives_way: bool = False) -> Iterator[None]:
         """Encloses a group of calls. Raises DriverGone if the library is closed.
 
-        With `gives_way`, waits for pending closers first. Use it in callers that begin the next group immediately;
-        otherwise `close` would time out.
+        With `gives_way`, waits until pending `close` calls are done. Callers that begin the next group immediately
+        must set it, because `close` would otherwise time out.
         """
         with self._idle:
             if gives_way:

@@ -10,7 +10,7 @@ from podgpu.agent.telemetry_turn import TelemetryResult
 from podgpu.agent.usage_turn import UsageResult
 from podgpu.gpu.source import GpuAnswer
 from podgpu.holders.reader import AllocationResult
-from podgpu.model import Allocation, Assignment, HolderUsage, NodeState, Reading, Workload
+from podgpu.model import Assignment, HolderUsage, NodeState, Reading, Workload
 
 
 def make_state(
@@ -25,7 +25,7 @@ def make_state(
     holders = {key: {entry[0].key: entry for entry in those} for key, those in (usage or {}).items()}
     return build_node_state(
         TelemetryResult(devices, devices, answers, at=1.0),
-        AllocationResult(Allocation(tuple(assignments))),
+        AllocationResult(tuple(assignments)),
         UsageResult(holders),
         {},
         node="h",

@@ -200,7 +200,7 @@ def test_the_number_of_slices_stands_while_the_gpu_is_held(folder: Path, left: i
 
         def shares_after(seconds: float) -> dict[str, float | None]:
             clock.advance(seconds)
-            return {one.holder.pod: one.share for one in reader.read(NODE).allocation.assignments}
+            return {one.holder.pod: one.share for one in reader.read(NODE).assignments}
 
         kubelet.allocatable = REGISTERED
         assert shares_after(0.0) == {"train": 0.25, "serve": 0.25}

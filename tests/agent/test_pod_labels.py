@@ -12,9 +12,10 @@ from podgpu.errors import UsageError
 from podgpu.holders.api import LabelFilter, label_name
 from podgpu.kube.objects import PodRecord
 from podgpu.metrics.counters import parse_counters
+from podgpu.metrics.dcgm import render_dcgm
 from podgpu.metrics.encode import encode
 from podgpu.metrics.labels import Policy
-from podgpu.metrics.render import render_node
+from podgpu.metrics.render import render_own
 from podgpu.model import Assignment, Device, Reading, Workload
 from tests.agent.documents import make_state
 
@@ -55,7 +56,8 @@ def test_a_pod_label_never_collides_with_a_built_in(labels: dict[str, str]) -> N
         [Assignment("GPU-1", Workload("ns", "p", "c", "u"), "kubelet")],
         pod_labels=LabelFilter().select([record]),
     )
-    families = render_node(state, Policy(counters, "h", pod_uid=True))
+    policy = Policy(counters, "h", pod_uid=True)
+    families = [*render_dcgm(state, policy), *render_own(state, policy)]
     for family in families:
         for sample in family.samples:
             names = [name for name, _ in sample.labels.pairs]

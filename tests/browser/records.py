@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from podgpu.cluster.ranges import utc_text
 from podgpu.cluster.view import ConditionView, GpuView, HolderView, InstanceView, NodeView, SlotView, View
 from podgpu.model import Workload, WorkloadOwner
 from tests.browser.pictures import GIB, Records, Showing, gpu, held, node, page_of, three_nodes
@@ -157,7 +158,8 @@ def cost(query: Mapping[str, str]) -> dict[str, Any]:
     rows[1] |= {"mean_use": 0.04, "used_hours": 0.08 * hours}
     totals = figures(12, 2) | {"allocated_hours": 8 * hours, "unallocated_cost": 4 * hours * PRICE}
     told = {"from": end - 3600 * hours, "to": end, "by": by, "currency": "USD", "labels": ["app", "team"]}
-    return told | {"notes": ["no record before 1970-01-02T00:00:00Z"], "totals": totals, "rows": rows}
+    first = utc_text(end - 3600 * min(hours, 48))
+    return told | {"notes": [f"no record before {first}"], "totals": totals, "rows": rows}
 
 
 def events(query: Mapping[str, str]) -> dict[str, Any]:
@@ -287,7 +289,7 @@ def troubled(turn: int = 0) -> View:
         7, second.name, last_holders=(last,), conditions=[replace(lost, says="GPU 7 is lost", do=LOST_DO)], **absent
     )
     fourth = [
-        gpu(i, "gpu-b-02", "NVIDIA L40S", conditions=[gone], holders=[held("serving", f"asr-{i}")]) for i in range(4)
+        gpu(i, "gpu-b-02", "NVIDIA L40S", conditions=[gone], holders=[held("serving", "asr-0")][i:]) for i in range(4)
     ]
     nodes: list[NodeView] = [
         replace(first, gpus=gpus),

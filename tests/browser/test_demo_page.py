@@ -40,11 +40,11 @@ def test_each_fault_is_seen_within_two_rounds_and_stays(tab: Tab, demo: Demo) ->
     assert "XID 48" in after(tab, demo, 14.0 + 2 * STEP)
     assert tab.text("#status-text").startswith("1 broken.")
     said = after(tab, demo, 20.0 + 2 * STEP)
-    assert "GPU 3 of node node-2" in said
+    assert "GPU 3 of node-2" in said
     assert "the driver no longer lists it" in said
     assert tab.texts(".total-broken .total-value") == ["2"]
     said = after(tab, demo, 30.0 + 6.0 + 2 * STEP)
-    assert "node node-3 does not answer, with its 4 GPUs" in said
+    assert "node-3 does not answer, with its 4 GPUs" in said
     tab.click(".total-broken")
     tab.wait_for(f"{TILES} === 2", "one with an XID, one lost, and a row for the node")
     badges = tab.texts("main .badge")

@@ -75,7 +75,7 @@ def test_events_are_filtered_and_lead_to_their_gpu_and_pod(tab: Tab, page: str) 
     tab.wait_for("document.querySelectorAll('.events li').length === 3", "problems")
     assert tab.evaluate("location.hash") == "#view=events&by=problems&range=24h"
     assert tab.texts(".events .badge") == ["Node gone", "Recovered", "Lost"]
-    assert tab.texts(".events .mark-says")[1] == "GPU 6 of gpu-a-01: after 1 min no longer \u201cslowed down\u201d"
+    assert tab.texts(".events .mark-says")[1] == "GPU 6 of gpu-a-01: slowed down (recovered after 1 min)"
     tab.press("/")
     tab.type("bus")
     tab.wait_for("document.querySelectorAll('.events li').length === 1", "filtered")
@@ -87,8 +87,8 @@ def test_the_summary_of_a_pod_says_what_would_be_enough(tab: Tab, page: str) -> 
     visited(tab, page, "#pod=notebooks/jupyter-ada")
     tab.wait_for("document.querySelector('.summary')?.checkVisibility()", "its summary")
     told = " ".join(tab.text(".summary").split())
-    assert "Duration 2 h 0 min GPU-hours 2.0 Mean use 7 % Peak use 31 % Peak memory 5.0 GiB" in told
-    assert "Waited 1 min Errors 1 error A MIG instance 1g (10 GiB) or 10 % of a GPU would be enough" in told
+    assert "GPU-hours 2.0 Mean use of the GPU 7 % Peak use of the GPU 31 % Peak memory 5.0 GiB" in told
+    assert "Waited 1 min Errors 1 A MIG instance 1g (10 GiB) or 10 % of a GPU would be enough" in told
 
 
 def test_a_pod_that_ended_opens_on_its_whole_run(tab: Tab, url: str, shown: Showing) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from podgpu.cluster.view import ConditionView
 from podgpu.model import WaitPart
@@ -64,18 +65,31 @@ def test_what_nobody_measured_is_neither_used_nor_free(tab: Tab, url: str, shown
         "Allocated": "1",
         "Used": "0",
         "Idle": "0",
-        "Not known": "1",
+        "Not known": "3",
         "Free": "1",
         "Broken": "0",
         "Power": "\u2013",
     }
-    assert tab.texts(".total-free .total-more") == ["+2 holder unknown"], "something works there"
+    assert tab.texts(".total-unknown .total-more") == ["2 holder unknown"], "something works there"
     assert tab.texts(".tile-ratio") == ["\u2013", "\u2013", "\u2013", "50 %"]
     told = tab.texts("main .row")
     assert told[1:] == ["Free", "Holder unknown", "Holder unknown"]
-    for state in ("unknown", "free"):
+    for state, number in (("unknown", 3), ("free", 1)):
         tab.choose("state", state)
-        tab.wait_for("document.querySelectorAll('.tile[data-key]').length === 1", "the one that is held, or free")
+        tab.wait_for(f"document.querySelectorAll('.tile[data-key]').length === {number}", state)
+    shown.picture = replace(picture(node("n1", [gpu(0, "n1", utilization=0.9)])), scope="node")
+    opened(tab, url, "#view=pods")
+    assert tab.text(".pods .message") == "1 GPU is busy, but it is not known who uses it. No process was found on it."
+
+
+def test_use_is_of_the_gpu_or_instance_and_weighted_by_what_is_held(tab: Tab, url: str, shown: Showing) -> None:
+    instances = [mig("1", "3g.40gb", 0.4, holders=[held("a", "small")]), mig("9", "1g.10gb", 0.0)]
+    whole = gpu(1, "n1", utilization=1.0, holders=[held("a", "large")])
+    shown.picture = picture(node("n1", [gpu(0, "n1", instances=instances), whole]))
+    opened(tab, url, "#view=pods&by=namespace")
+    assert "82 %" in tab.text(".pods tbody tr").replace("\u202f", " "), "3/7 of a GPU at 40 %, and one at 100 %"
+    tab.evaluate("location.hash = '#pod=a/small'")
+    tab.wait_for("document.querySelector('.tile-whole')?.innerText === 'of its instance'", "not of the whole GPU")
 
 
 def test_an_error_of_the_page_is_said_until_the_figures_are_shown(tab: Tab, url: str, shown: Showing) -> None:

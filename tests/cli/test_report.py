@@ -56,7 +56,8 @@ def test_markdown(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "| unallocated | 0.80 |" in out
     owners = out[out.index("## Most idle owners") :]
     assert "| ml/Deployment/notebook | 0.40 | 0.00 | 0.40 | – | 0% | – | 40.00 | 40.00 |" in owners
-    assert "busy" not in owners
+    assert "ml/busy" not in owners
+    assert "| GPU-hours | busy | idle | waiting | use of what it holds |" in out
     assert "GPU-3" in out[out.index("## Broken GPUs now") :]
     assert "- there is no record before" in out
 

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.metrics.counters import parse_counters, shipped_counters
+from podgpu.metrics.dcgm import render_dcgm
 from podgpu.metrics.encode import encode
 from podgpu.metrics.labels import Policy
 from podgpu.metrics.names import HOST_LABELS, NameSet
-from podgpu.metrics.render import render_node
+from podgpu.metrics.render import render_own
 from podgpu.model import (
     DeviceState,
     Holder,
@@ -79,7 +80,7 @@ def gpu(**parts: object) -> NodeState:
 
 
 def text_of(state: NodeState, policy: Policy = POLICY) -> str:
-    return encode(render_node(state, policy)).decode()
+    return encode((*render_dcgm(state, policy), *render_own(state, policy))).decode()
 
 
 def series(text: str) -> list[str]:
@@ -123,7 +124,7 @@ def test_pod_labels_only_if_exactly_one_workload_holds_the_device(state: NodeSta
     for device in state.devices:
         slots[device.uuid, ""] = device
         slots |= {(device.uuid, str(instance.id)): instance for instance in device.instances}
-    for family in render_node(state, POLICY):
+    for family in render_dcgm(state, POLICY):
         for sample in family.samples if family.name.startswith("DCGM_FI") else ():
             labels = dict(sample.labels.pairs)
             slot = slots[labels["UUID"], labels.get("GPU_I_ID", "")]

@@ -1,6 +1,6 @@
 """Reads the list of configured counters, and schedules when their fields are read.
 
-A lane is a set of fields with the same interval, such as a collection in dcgm-exporter's configuration file.
+A lane is a set of fields that are read at the same interval, such as a collection of dcgm-exporter's configuration.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _MAX_BYTES = 1 << 20
 ALWAYS_READ = (203, 155, 150, 250, 252)  # utilisation, power, temperature, memory
 _THROTTLE_INTERVAL = 5.0  # shortest interval for the throttling counters; one reading costs 1.5 ms of CPU (H200)
 _TOGETHER_SECONDS = 0.02  # lanes that are due within this time are read together
-WARM_UP_SECONDS = 1.0  # maximum interval between the first two readings; a rate needs two
+WARM_UP_SECONDS = 1.0  # maximum interval between the first two readings, which are needed for rates
 CounterSpecs = tuple[CounterSpec, ...]
 ReadCounters = Callable[[], CounterSpecs]
-"""Returns the current counters. Raises SourceError if they are invalid; the caller then keeps the previous ones."""
+"""Returns the current counters. Raises SourceError if they are invalid; callers then keep the previous counters."""
 
 
 def read_counters(chosen: str, names: NameSet = "4.8") -> tuple[CounterSpecs, ReadCounters | None]:
-    """Returns the counters for the value of `-f`: the name of a built-in set, `none` or a file."""
+    """Returns the counters, and a function that reads them again if they are in a file. `chosen`: the value of `-f`."""
     if chosen == "none":
         return (), None
     if not chosen:
@@ -57,7 +57,7 @@ def read_counters(chosen: str, names: NameSet = "4.8") -> tuple[CounterSpecs, Re
 
 
 def counters_in_file(path: str, names: NameSet = "4.8") -> ReadCounters:
-    """Returns a function that reads a CSV file, and parses it again when it changes."""
+    """Returns a function that returns the counters of a CSV file. The file is parsed again only when it changes."""
     file = ReadOnChange(lambda content, origin: _parse(content.decode("utf-8", "replace"), origin, names), _MAX_BYTES)
     return lambda: file.read(path)
 
@@ -101,7 +101,7 @@ class Collection:
 def collection_of_fields(
     counters: Sequence[CounterSpec], collections: Sequence[Collection], skip_empty: bool = False
 ) -> Mapping[int, Collection]:
-    """Maps field ids to their collections. Fields without a collection are read at the common interval.
+    """Returns field id -> collection. Fields without a collection are read at the common interval.
 
     Patterns match the names in the counter file, or another name of the same field (DCGM 4.8 or 4.9). Raises UsageError
     if a field is in two collections, or if a collection is empty and `skip_empty` is not set.
@@ -175,7 +175,7 @@ class Schedule:
     def take_due(self, now: float) -> tuple[Lane, ...]:
         """Returns the lanes to read now, and schedules their next reading.
 
-        The times are on a fixed grid, so that lanes are read together. A late lane starts a new grid.
+        Lanes are due at multiples of their interval, so that they are read together. A late lane starts again from now.
         """
         due = tuple(lane for lane in self.lanes if self._next.get(lane, now) <= now + _TOGETHER_SECONDS)
         for lane in due:

@@ -30,7 +30,7 @@ from podgpu.metrics.conditions import (
     xid_spec,
 )
 from podgpu.metrics.fields import CLOCK_EVENTS, CLOCK_EVENTS_FIELD, THROTTLE_REASONS
-from podgpu.model import Assignment, Condition, Device, Value, Workload, XidCount, physical
+from podgpu.model import Assignment, Condition, Device, Value, Workload, XidCount, group_by_key, physical
 
 XID_SECONDS = 86_400.0  # a GPU is reported as broken for a day after its last XID that needs action
 THROTTLE_SECONDS = 60.0  # shorter throttling is normal operation
@@ -40,9 +40,9 @@ _xid_log.addFilter(RepeatFilter())
 _SAMPLE_SECONDS = 5.0  # minimum interval between two samples of the throttling counters
 _ENERGY = 156
 _DRIVER_REASONS = frozenset({"driver_not_loaded", "library_not_found", "stale_handle"})
-_MONOTONIC_FIELDS = (*THROTTLE_REASONS, _ENERGY)  # these fields decrease only after a GPU reset or driver reload
+_MONOTONIC_FIELDS = (*THROTTLE_REASONS, _ENERGY)  # a lower value means that the GPU was reset or the driver reloaded
 _COUNTER_OF = {reason: number for number, reason in THROTTLE_REASONS.items()}
-_THROTTLE_COUNTERS = {  # the highest value is used; older drivers have only the last one
+_THROTTLE_COUNTERS = {  # condition -> counters: the highest value is used; older drivers have only the last one
     THERMAL: [_COUNTER_OF[reason] for reason in ("sw_thermal", "hw_thermal", "thermal")],
     POWER_BRAKE: [_COUNTER_OF["hw_power_brake"]],
 }
@@ -56,7 +56,7 @@ class Throttling:
     _is_present: dict[str, bool] = field(default_factory=dict)
 
     def update(self, values: Mapping[int, Value], now: float) -> dict[str, bool]:
-        """Returns whether each condition is present. Unknown conditions are omitted."""
+        """Returns condition -> True if present. Unknown conditions are omitted."""
         samples = self._samples
         if samples and now - samples[-1][0] < _SAMPLE_SECONDS:
             return self._is_present
@@ -78,7 +78,7 @@ class Throttling:
 class _Gpu:
     """State of one GPU between turns. Times are monotonic."""
 
-    details: dict[str, str | None] | None = None  # of the conditions in the last check; None if the GPU is not shown
+    details: dict[str, str | None] | None = None  # condition -> detail in the last check; None if the GPU is not shown
     since: dict[str, float] = field(default_factory=dict)  # start time by condition
     xids: dict[int, tuple[float, float]] = field(default_factory=dict)  # XIDs that need action: first and last time
     throttling: Throttling = field(default_factory=Throttling)
@@ -92,7 +92,7 @@ class HealthWatch:
     """Tracks the conditions of all GPUs. Not thread-safe."""
 
     def __init__(self, clock: Clock, xid_window: float, clock_window: float) -> None:
-        """The windows (in seconds) are those of dcgm-exporter's XID and clock event counts."""
+        """`xid_window`, `clock_window`: seconds over which dcgm-exporter's XID and clock event counts are computed."""
         self._clock = clock.monotonic
         self._to_unix = UnixTime(clock).convert
         self._gpus: dict[str, _Gpu] = {}
@@ -155,12 +155,10 @@ class HealthWatch:
         GPUs that are lost or disappeared (`absent`, by UUID) keep their last holders.
         """
         now = self._clock()
-        held: defaultdict[str, dict[Workload, None]] = defaultdict(dict)
-        for assignment in assignments:
-            held[physical(assignment.device)][assignment.holder] = None
+        held = group_by_key((physical(assignment.device), assignment.holder) for assignment in assignments)
         for uuid, gpu in self._gpus.items():
             if uuid in held or not (uuid in absent or LOST in gpu.since):
-                gpu.holders = tuple(held.get(uuid, ()))
+                gpu.holders = tuple(dict.fromkeys(held.get(uuid, ())))
         slots: defaultdict[str, dict[str, Any]] = defaultdict(dict)
         recent_xids = self._xids.count_recent(now)
         for (key, xid), total in sorted(self._xids.totals.items()):
@@ -191,7 +189,7 @@ class HealthWatch:
 def _check_gpu(
     gpu: _Gpu, device: Device, result: TelemetryResult, values: Mapping[int, Value] | None, usual_links: int, now: float
 ) -> dict[str, str | None]:
-    """Returns the detail of each condition, or None if it is absent. Unknown conditions are omitted."""
+    """Returns condition -> detail, or None if the condition is absent. Unknown conditions are omitted."""
     absence = _find_absence(device, result)
     details: dict[str, str | None] = dict.fromkeys((LOST, UNREADABLE, DRIVER_AWAY))
     if absence is not None:
@@ -250,10 +248,8 @@ def _usual_links(gpus: Sequence[Device], answers: Mapping[str, GpuAnswer]) -> di
 
     GPUs of the same model on one board have the same number of links.
     """
-    counts: dict[str, list[int]] = {}
-    for gpu in gpus:
-        if gpu.uuid in answers and (up := answers[gpu.uuid].links_up) is not None:
-            counts.setdefault(gpu.model, []).append(up)
+    links = ((gpu.model, answers[gpu.uuid].links_up) for gpu in gpus if gpu.uuid in answers)
+    counts = group_by_key((model, up) for model, up in links if up is not None)
     return {model: median_low(ups) for model, ups in counts.items() if len(ups) > 2}
 
 
@@ -270,7 +266,7 @@ class EventLog:
         self._recent: Counter[tuple[str, Any]] = Counter()  # sum of the buckets
 
     def add(self, events: Sequence[tuple[str, Any]], now: float) -> None:
-        """Adds events to the window only."""
+        """Adds events to the time window. Does not change `totals`."""
         if not self._buckets or now - self._buckets[-1][0] >= 1.0:
             self._buckets.append((now, Counter()))
         self._buckets[-1][1].update(events)

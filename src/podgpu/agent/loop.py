@@ -28,12 +28,12 @@ from podgpu.workers import ErrorCounts, Workers
 _log = logging.getLogger(__name__)
 _SERIAL = 53  # DCGM_FI_DEV_SERIAL
 Forgotten = Literal["gpu", "xids", "nothing"]  # what `podgpu forget` removed
-_UNALLOCATED_READINGS = 12  # use without an allocation is reported after this many readings of holders
+_UNALLOCATED_READINGS = 12  # use without an allocation is reported after this many readings of the allocation
 
 
 @dataclass(frozen=True)
 class Settings:
-    node_name: str = ""  # empty: `policy.hostname`, which is empty with --no-hostname
+    node_name: str = ""  # if empty, `policy.hostname` is used, which --no-hostname makes empty
     interval: float = 30.0
     allocation_interval: float = 5.0
     usage_interval: float = 1.0
@@ -44,12 +44,12 @@ class Settings:
 
     @property
     def deadline(self) -> float:
-        """Maximum duration of a turn: enough for a slow driver, and less than the default interval."""
+        """Maximum duration of a turn: long enough for a slow driver, but shorter than the default interval."""
         return min(5.0, max(1.0, self.interval))
 
     @property
     def stale_after(self) -> float:
-        """Maximum age of the values that are served. Long enough for one turn that waits for a hung source."""
+        """Maximum age of values that are served. Allows one turn to wait for a source that hangs."""
         return max(3 * self.interval, self.interval + self.deadline)
 
 
@@ -90,7 +90,7 @@ class Agent:
             )
         self._health = HealthWatch(self.clock, policy.xid_window_ms / 1000, policy.clock_window_ms / 1000)
         self._telemetry_result = TelemetryResult()
-        self._serials: dict[str, Mapping[int, Value]] = {}  # by UUID, also of GPUs that were lost since
+        self._serials: dict[str, Mapping[int, Value]] = {}  # by UUID; kept for GPUs that are lost later
         self._allocation_result = AllocationResult()
         self._usage_result = UsageResult()
         self._changes = ChangeLog(self.clock.monotonic)
@@ -108,7 +108,7 @@ class Agent:
     # -- turns ---------------------------------------------------------------------------------------------------
 
     def read_telemetry(self, *, only_due: bool = False) -> None:
-        """Reads all fields of the GPUs, or those that are due, and publishes the result.
+        """Reads all fields of the GPUs, or with `only_due` the fields that are due, and publishes the result.
 
         Raises StartError if the process cannot continue.
         """
@@ -117,7 +117,7 @@ class Agent:
             if due == ():
                 return
             if self.clock.monotonic() >= self._released_until:
-                allocation, has_lost = self._allocation_result.allocation, bool(self._telemetry_result.gpus_lost)
+                allocation, has_lost = self._allocation_result, bool(self._telemetry_result.gpus_lost)
                 lost = find_lost_gpus(allocation.offered, allocation.unmapped, has_lost)
                 result = self._telemetry_turn.collect(due, lost)
                 if result.devices != self._telemetry_result.devices:
@@ -159,7 +159,7 @@ class Agent:
         if counters is not None and counters != self._policy.counters:
             try:
                 schedule = self._make_schedule(counters)
-            except UsageError as e:  # a collection of the configuration file contains none of the counters
+            except UsageError as e:  # a collection in the configuration file matches none of the counters
                 result = replace(result, error=SourceError("malformed", str(e)))
             else:
                 with self._turn:
@@ -170,17 +170,17 @@ class Agent:
         self._counter_sources = (self._errors.make_status(COUNTERS, result),)
 
     def _make_schedule(self, counters: Sequence[CounterSpec]) -> Schedule:
-        """Raises UsageError for a collection that contains none of the counters."""
+        """Raises UsageError if a collection matches none of the counters."""
         settings = self.settings
         return Schedule(make_lanes(counters, settings.interval, settings.collections, settings.counters_may_come))
 
     def _publish(self) -> None:
         if self._stopping:
-            return  # from here on workers reject calls, which would look like failures
+            return  # after `stop`, workers reject calls, and these rejections must not be published as failures
         with self._publishing:
             self._health.add_xids(self._telemetry.error_events())
             self.published = self._make_published()
-            self._changes.report(self.published.state, self._allocation_result.allocation.unmapped)
+            self._changes.report(self.published.state, self._allocation_result.unmapped)
 
     def _make_published(self) -> Published:
         settings, policy = self.settings, self._policy
@@ -190,18 +190,18 @@ class Agent:
             telemetry,
             allocation,
             usage,
-            self._health.report(allocation.allocation.assignments, telemetry.absent),
+            self._health.report(allocation.assignments, telemetry.absent),
             configured={counter.field.id for counter in policy.counters},
             pod_labels=self._pod_labels(),
             node=settings.node_name or policy.hostname or "this node",
             exporter_id=self._exporter_id,
             interval_seconds=settings.interval,
-            sources=self._errors.add_to(sources, allocation.allocation.unmapped),
+            sources=self._errors.add_to(sources, allocation.unmapped),
         )
         return Published(state, policy, self._read_at)
 
     def warm_up(self) -> None:
-        """Reads everything twice for --once, because rates need two readings."""
+        """Reads everything twice, because rates need two readings. For --once."""
         for is_second in (False, True):
             if is_second:
                 self._wake.wait(min(WARM_UP_SECONDS, self.settings.interval))
@@ -229,7 +229,7 @@ class Agent:
             threading.Thread(target=self._guard, args=(name, loop, on_fatal), name=name, daemon=True).start()
 
     def _guard(self, name: str, loop: Callable[[], None], on_fatal: Callable[[], object]) -> None:
-        """Ends the process if a loop fails unexpectedly, because its values would not be updated any more."""
+        """Runs a loop. If it fails unexpectedly, ends the process, because its values would no longer be updated."""
         try:
             loop()
         except StartError as e:
@@ -258,7 +258,7 @@ class Agent:
                 self.read_allocation(counters_first=True)
 
     def _usage_loop(self) -> None:
-        """Reads at fixed times, no matter how long a turn takes, so that counters have the same age in every scrape."""
+        """Reads on a fixed schedule, however long a turn takes. So counters have the same age in every scrape."""
         due, interval = self.clock.monotonic(), self.settings.usage_interval
         while not self._stopping:
             self.read_usage()
@@ -267,7 +267,7 @@ class Agent:
             self._stopped.wait(max(0.0, due - self.clock.monotonic()))
 
     def release(self, seconds: float) -> bool:
-        """Closes the driver for `seconds`, so that it can be unloaded. Returns False if a pending call prevents it."""
+        """Closes podgpu's driver handles for `seconds`, so that the driver can be unloaded. False if that fails."""
         with self._turn:
             if not self._release_driver():
                 return False

@@ -25,11 +25,12 @@ from podgpu.errors import few_of
 from podgpu.holders.annotations import find_reserved
 from podgpu.holders.reader import AllocationResult, describe, explain
 from podgpu.metrics.conditions import UNALLOCATED
+from podgpu.metrics.dcgm import render_dcgm
 from podgpu.metrics.encode import NO_LABELS, Body, Family, Sample, encode, families_in
 from podgpu.metrics.fields import THROTTLE_REASONS, fields
 from podgpu.metrics.labels import Policy, all_slots
 from podgpu.metrics.names import gpu_figures, in_legacy_units, slot_figures
-from podgpu.metrics.render import render_gpu_manager, render_node, render_self
+from podgpu.metrics.render import render_gpu_manager, render_own, render_self
 from podgpu.model import (
     RESERVATION,
     Condition,
@@ -52,8 +53,8 @@ from podgpu.model import (
 
 _log = logging.getLogger("podgpu")
 RenderedText = Literal["fresh", "stale", "gpu_manager", "fresh_json", "stale_json"]
-"""Metrics text, or JSON. The stale variants have no values; they are served when the values are too old."""
-COUNTERS = "counters"  # name of the counter file, as a source
+"""Metrics text or JSON. The stale variants omit all values; they are served when the values are too old."""
+COUNTERS = "counters"  # name of the counter file in the status of sources
 _STARTED_AT = time.time()
 _IDENTITY = ("uuid", "index", "model", "pci_bus_id", "minor", "maker", "mig_enabled")
 _NO_FIGURES = (*_IDENTITY, "hidden", "conditions", "last_holders")
@@ -75,8 +76,8 @@ def build_node_state(
 ) -> NodeState:
     """Builds the document from the latest results of the three loops.
 
-    `health`: members by device key. `configured`: ids of the fields in the counter file. `members`: other members of
-    the document.
+    `health`: device key -> members of `DeviceState` from `HealthWatch.report`. `configured`: ids of the fields in the
+    counter file. `members`: other members of the document.
     """
     names = fields()
     return NodeState(
@@ -96,16 +97,16 @@ def build_node_state(
             for answer in telemetry.answers.values()
             for o in answer.others
         ),
-        vcuda=tuple(map(allocation.with_api_uid, allocation.allocation.vcuda)),
+        vcuda=tuple(map(allocation.with_api_uid, allocation.vcuda)),
         pod_labels={"/".join(pod): dict(labels) for pod, labels in (pod_labels or {}).items()},
         dropped={names[i].name: count for i, count in telemetry.dropped.items()},
         **members,
     )
 
 
-def _join_holders(result: AllocationResult, usage: UsageResult) -> dict[str, list[Holder]]:
+def _join_holders(allocation: AllocationResult, usage: UsageResult) -> dict[str, list[Holder]]:
     """Joins assignments and usage by device key."""
-    allocation, holders = result.allocation, defaultdict[str, list[Holder]](list)
+    holders = defaultdict[str, list[Holder]](list)
     usages = {key: dict(entries) for key, entries in sorted(usage.holders.items())}
 
     def add(key: str, workload: Workload, used: HolderUsage | None, **members: Any) -> None:
@@ -113,7 +114,7 @@ def _join_holders(result: AllocationResult, usage: UsageResult) -> dict[str, lis
         own = [p for p in processes if p.owner is not None and p.owner.key == workload.key]
         running = tuple(msgspec.structs.replace(process, owner=None) for process in own)
         holder = Holder(**msgspec.structs.asdict(workload), usage=used, running=running, **members)
-        holders[key].append(result.with_api_uid(holder))
+        holders[key].append(allocation.with_api_uid(holder))
 
     for a in allocation.assignments:
         user, used = usages.get(a.device, {}).pop(a.holder.key, (a.holder, None))
@@ -162,7 +163,7 @@ def _build_gpus(
         }
 
     instances: defaultdict[str, list[MigInstance]] = defaultdict(list)
-    known = {device.uuid for device in telemetry.devices}  # without the GPUs that an operator removed
+    known = {device.uuid for device in telemetry.devices}  # without GPUs that were removed with `podgpu forget`
     devices = _find_devices(
         telemetry, (*holders, *(k for k, slot in health.items() if "xids" in slot and physical(k) in known))
     )
@@ -188,7 +189,7 @@ def _build_gpus(
 
 
 def _find_devices(telemetry: TelemetryResult, used: Iterable[str]) -> dict[str, Device]:
-    """Returns devices by key: shown ones, hidden ones with holders, usage or XIDs, and the GPUs of MIG instances."""
+    """Returns by key: shown devices, hidden devices with holders, usage or XIDs, and the GPUs of MIG instances."""
     known = {device.key: device for device in telemetry.devices}
     devices: dict[str, Device] = {}
     for key in (*(device.key for device in telemetry.selected), *used):
@@ -220,7 +221,7 @@ def add_memory(devices: Iterable[Device], readings: Iterable[Reading]) -> tuple[
 
 
 def remove_figures(state: NodeState) -> NodeState:
-    """Keeps only identities, conditions and sources. The result is served when the values are too old."""
+    """Returns the document with identities, conditions and sources only. It is served when the values are too old."""
     devices = []
     for gpu in state.devices:
         own = [MigInstance(id=i.id, profile=i.profile, uuids=i.uuids, hidden=i.hidden) for i in gpu.instances]
@@ -260,7 +261,7 @@ class Published:
         match text:
             case "fresh":
                 gpu_manager = render_gpu_manager(state, policy) if policy.gpu_manager else ()
-                return encode((*render_node(state, policy), *process, *gpu_manager))
+                return encode((*render_dcgm(state, policy), *render_own(state, policy), *process, *gpu_manager))
             case "stale":
                 return encode((*render_self(state), *process))
             case "gpu_manager":
@@ -291,7 +292,7 @@ def process_families() -> tuple[Family, ...]:
 
 
 class ChangeLog:
-    """Logs each change since the last publication once."""
+    """Logs each change of sources, GPUs and supported fields once."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._faults: FaultLog[tuple[str, str]] = FaultLog(clock, _FAULT_SECONDS)  # by source and GPU UUID
@@ -310,7 +311,7 @@ class ChangeLog:
             name = f"{source.name} ({source.device})" if source.device else source.name
             if source.up and self._faults.recover(key):
                 _log.info("%s: answers again", name)
-            # Errors of the counter file are compared by message, so that a different mistake is logged, too.
+            # Errors of the counter file are compared by message, so that a second, different mistake is logged.
             fault = source.message if source.name == COUNTERS else _SAME_FAULT.get(source.error, source.error)
             if not source.up and self._faults.fail(key, fault):
                 message = source.message.removeprefix(f"{source.name}: ")

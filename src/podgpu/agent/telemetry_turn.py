@@ -84,7 +84,7 @@ class TelemetryTurn:
     def collect(self, due: Sequence[Lane] | None = None, lost: Iterable[str] = ()) -> TelemetryResult:
         """Reads the lanes that are due, or all of them. Raises StartError if the process cannot continue.
 
-        `lost`: UUIDs that an allocation source lists, although the driver does not.
+        `lost`: UUIDs of GPUs that an allocation source lists and the driver does not.
         """
         lanes = tuple(lane for lane in self._lanes if due is None or lane in due) or self._lanes
         name = self._telemetry.name
@@ -114,7 +114,7 @@ class TelemetryTurn:
         results = self._workers.run(jobs, self._deadline).values()
         for (name, uuid), result in zip(reads, results, strict=True):
             answer = self._merge_with_earlier(uuid, result.value)
-            if uuid or answer is None or answer.others:  # a node without switches needs no status for them
+            if uuid or answer is None or answer.others:  # no status for switches and CPUs if the node has none
                 sources.append(self._errors.make_status(name, result, uuid))
             if answer is not None:
                 answers[uuid or OTHERS] = answer
@@ -148,7 +148,7 @@ class TelemetryTurn:
         self._most_seen = max(self._most_seen, len(inventory.gpus) + len(inventory.unreachable))
 
     def _find_devices(self, gpu: Device) -> tuple[Device, ...]:
-        """Returns the GPU and its instances as last read. A GPU that is back keeps its instances until it is read."""
+        """Returns the GPU and its instances as last read. A GPU that is back has its old instances until it is read."""
         last = self._known.get(gpu.uuid) or self._absent.get(gpu.uuid) or (gpu,)
         return tuple(replace(device, index=gpu.index) for device in last) if last[0].model else (gpu,)
 
@@ -165,9 +165,9 @@ class TelemetryTurn:
         self._absent |= {uuid: (Device(None, uuid, "", ""),) for uuid in sorted(uuids) if uuid.lower() not in known}
 
     def forget(self, result: TelemetryResult, uuid: str, lost: bool) -> TelemetryResult | None:
-        """Returns `result` without the given GPU, if it disappeared, or if it is `lost` but still listed.
+        """Returns `result` without a GPU that disappeared, or that the driver lists but is `lost`. Else returns None.
 
-        The GPU stays removed until it answers, even if an allocation source lists it. Otherwise returns None.
+        The GPU stays removed until it answers, even if an allocation source lists it.
         """
         if uuid not in self._absent and not (lost and uuid in self._known):
             return None
@@ -191,7 +191,7 @@ class TelemetryTurn:
     def _make_result(
         self, lanes: tuple[Lane, ...], sources: tuple[SourceStatus, ...], answers: Mapping[str, GpuAnswer]
     ) -> TelemetryResult:
-        # Listed devices come first, so that an index refers to the GPU that has it now.
+        # Listed devices come first. If an absent GPU has the same index, the index refers to the listed one.
         listed, absent = self._listed(), tuple(d for devices in self._absent.values() for d in devices)
         devices = tuple(d for d in (*listed, *absent) if d.uuid not in self._forgotten)
         shown = self._selection.select(listed) | self._selection.without_numbered_instances().select(absent)
@@ -229,7 +229,7 @@ def _read_lanes(read: _Read, lanes: Sequence[Lane]) -> dict[Lane, GpuAnswer]:
 
 
 def merge_answers(newest: Sequence[GpuAnswer], every: Iterable[GpuAnswer]) -> GpuAnswer:
-    """Merges the values of `every` answer for the devices in the last one. Uses only the errors of `newest`."""
+    """Merges the values of `every` answer, for the devices in the last of them. Errors are taken only from `newest`."""
     answers = list(every)
     if len(answers) == 1:
         return answers[0]

@@ -27,6 +27,7 @@ from podgpu.model import (
     SourceStatus,
     Workload,
     WorkloadKey,
+    group_by_key,
 )
 from podgpu.usage.containers import ContainerFinder, OwnersByPid, ProcessOwners
 from podgpu.usage.ledger import DeviceTurn, GpuTurn, Ledger, Owner, ProcessSample
@@ -39,7 +40,7 @@ _KUBELET = "kubelet"  # the only source that lists every container of the node
 
 @dataclass(frozen=True, slots=True)
 class UsageResult:
-    """Usage by device key. In MIG mode, energy belongs to the GPU, and everything else to its instances."""
+    """Usage by device key. In MIG mode, energy is listed for the GPU, and all other usage for its instances."""
 
     holders: Mapping[str, Mapping[WorkloadKey, tuple[Workload, HolderUsage]]] = field(default_factory=dict)
     devices: Mapping[str, SlotUsage] = field(default_factory=dict)
@@ -86,7 +87,7 @@ class UsageTurn:
         self._shared = frozenset(usage.device.key for usage in usages if _is_shared(usage, owners))
         elapsed = 0 if self._charged_at is None else round((began - self._charged_at) * NS)
         self._charged_at = began
-        turns = make_turns(telemetry.devices, usages, result.allocation.assignments, owners)
+        turns = make_turns(telemetry.devices, usages, result.assignments, owners)
         self._ledger.charge(turns, elapsed, _find_unallocated(turns, result))
         reported = {source.device for source in telemetry.sources if not source.up}
         failed = {uuid: error for uuid, error in errors.items() if uuid not in reported}
@@ -113,7 +114,7 @@ class UsageTurn:
             self._errors.add(SOURCE, reason)
 
     def _make_status(self, seconds: float, owners: OwnersByPid, failed: Mapping[str, Exception]) -> SourceStatus:
-        """Returns an error if podgpu is not in the host's PID namespace, because the driver then lists no processes."""
+        """Returns a failed status outside the host's PID namespace, because the driver lists no processes there."""
         try:
             self._processes.require_permission()
         except SourceError as e:
@@ -132,14 +133,11 @@ def make_turns(
 ) -> list[GpuTurn]:
     """Combines the figures of the driver with the holders and the owners of processes.
 
-    `devices` also contains devices that did not answer, because they can have holders.
+    `devices`: all devices, including those that did not answer, because they can have holders.
     """
     answers = {usage.device.key: usage for usage in usages}
     known = {device.key: device for device in devices} | {key: usage.device for key, usage in answers.items()}
-    held: defaultdict[str, list[Assignment]] = defaultdict(list)
-    for assignment in assignments:
-        if assignment.holder.key:
-            held[assignment.device].append(assignment)
+    held = group_by_key((assignment.device, assignment) for assignment in assignments if assignment.holder.key)
     turns: defaultdict[str, list[DeviceTurn]] = defaultdict(list)
     for key in sorted(known.keys() | held.keys()):
         uuid, _, instance = key.partition("/gi")
@@ -155,9 +153,9 @@ def make_turns(
 
 
 def make_turn(usage: DeviceUsage, assignments: Sequence[Assignment], owners: OwnersByPid) -> DeviceTurn:
-    """Finds the holders and the processes of one device. Uses one `Workload` for each workload key.
+    """Finds the holders and the processes of one device. Uses the same `Workload` object for equal workload keys.
 
-    A recreated pod has the same name and another UID. Processes of the previous pod that still run are left
+    A recreated pod has the same name and a different UID. Processes of the old pod that still run are left
     unattributed.
     """
     listed = {process.pid: process for process in usage.processes or () if process.device == usage.device.key}
@@ -179,8 +177,8 @@ def make_turn(usage: DeviceUsage, assignments: Sequence[Assignment], owners: Own
         name = names[user.key]
         return "host" if user.uid and name.uid and user.uid != name.uid else name
 
-    # The driver reports the busy time of all MPS clients for the MPS server. It is attributed if all clients have one
-    # owner.
+    # The driver reports the busy time of all MPS clients as that of the MPS server. It is attributed only if all
+    # clients have the same owner.
     servers = owners.mps_servers.intersection(pids)
     clients = {pid for pid, process in listed.items() if process.mps and pid not in busy}
     client_owners = {find_owner(pid) for pid in clients} if servers else set[Owner]()
@@ -203,15 +201,14 @@ def make_turn(usage: DeviceUsage, assignments: Sequence[Assignment], owners: Own
     )
 
 
-def _find_unallocated(gpus: Iterable[GpuTurn], result: AllocationResult) -> set[tuple[str, WorkloadKey]]:
-    """Returns device and workload of each pod that uses a device without an allocation.
+def _find_unallocated(gpus: Iterable[GpuTurn], allocation: AllocationResult) -> set[tuple[str, WorkloadKey]]:
+    """Returns (device key, workload key) for each pod that uses a device without an allocation.
 
     Returns nothing while the kubelet does not answer, or if the node has no device plugin. Omits pods with an
     unmapped allocation, and devices that are reserved for unknown pods.
     """
-    allocation = result.allocation
     allocated = {(a.device, a.holder.key) for a in allocation.assignments if a.source not in LAST_RESORT}
-    is_known = any(source.name == _KUBELET and source.up for source in result.sources)
+    is_known = any(source.name == _KUBELET and source.up for source in allocation.sources)
     if not is_known or not (allocated or allocation.offered):
         return set()
     unclear = {(one.namespace, one.pod) for one in (*(u.holder for u in allocation.unmapped), *allocation.vcuda)}

@@ -53,7 +53,7 @@ _MAX_NAME = 40  # a common name has at most 64 characters
 MAX_CERTIFICATES = 32
 _CHECK_SECONDS = 5.0
 _LOG_AGAIN_SECONDS = 600.0
-_PATH = "/apis/apiregistration.k8s.io/v1/apiservices/"
+_API_SERVICES = "/apis/apiregistration.k8s.io/v1/apiservices/"
 _REASONS = {403: "Forbidden", 404: "NotFound", 405: "MethodNotAllowed", 503: "ServiceUnavailable"}
 _log = logging.getLogger(__name__)
 
@@ -318,7 +318,7 @@ class CaBundleUpdater:
         return True
 
     async def _merge_into(self, name: str) -> None:
-        api_service = await self.client.get(f"{_PATH}{name}")
+        api_service = await self.client.get(f"{_API_SERVICES}{name}")
         spec = api_service["spec"]
         service = spec.get("service") or {}  # null if the API server itself serves the API
         owner = f"{service.get('namespace')}/{service.get('name')}"
@@ -336,5 +336,5 @@ class CaBundleUpdater:
                 "metadata": {"resourceVersion": api_service["metadata"]["resourceVersion"]},
                 "spec": {"caBundle": base64.b64encode(merged.encode()).decode(), "insecureSkipTLSVerify": False},
             }
-            await self.client.patch(f"{_PATH}{name}", patch)
+            await self.client.patch(f"{_API_SERVICES}{name}", patch)
             _log.info("added podgpu's certificate to the APIService %s", name)

@@ -81,8 +81,6 @@ class KubernetesTargets:
         self._unlabelled: Informer[EndpointSliceRecord] | None = None
         """EndpointSlices without the selector's labels, of Services that have these labels."""
         self._unlabelled_names: tuple[str, ...] = ()
-        self._slices: tuple[EndpointSliceRecord, ...] = ()
-        self._urls: tuple[str, ...] = ()
 
     def _watch_slices(self, selector: str) -> Informer[EndpointSliceRecord]:
         return Informer(
@@ -97,10 +95,7 @@ class KubernetesTargets:
         return self._labelled.wait_synced(timeout)
 
     def urls(self) -> Sequence[str]:
-        slices = self._find_slices()
-        if slices != self._slices:
-            self._slices, self._urls = slices, merge_urls(slices)
-        return self._urls
+        return merge_urls(self._find_slices())
 
     def _find_slices(self) -> tuple[EndpointSliceRecord, ...]:
         labelled = self._labelled.items()
@@ -117,13 +112,13 @@ class KubernetesTargets:
         return (*labelled, *(record for record in others if record.service in missing))
 
     def notes(self) -> Sequence[str]:
-        error, urls = self._labelled.error, self.urls()
-        problems = tuple(dict.fromkeys(record.problem for record in self._slices if record.problem))
+        error, slices = self._labelled.error, self._find_slices()
+        problems = tuple(dict.fromkeys(record.problem for record in slices if record.problem))
         if error is not None:
             return (f"the list of exporters may be out of date: {error}", *problems)
         if not self._labelled.synced:
             return ("the API server has not yet returned the list of exporters",)
-        if not urls and not problems:
+        if not problems and not merge_urls(slices):
             return (f"no Service with the labels {self._selector} has an endpoint",)
         return problems
 

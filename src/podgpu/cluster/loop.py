@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import threading
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,6 +28,7 @@ from podgpu.cluster.state import AVERAGED, ClusterState, Scope, UsedMean, build_
 from podgpu.cluster.view import View, make_view
 from podgpu.errors import SourceError, StartError
 from podgpu.metrics.encode import Body, encode, etag_of
+from podgpu.model import group_by_key
 
 LATE_ROUNDS = 3.0
 _CLOSE_SECONDS = 3.0
@@ -83,10 +84,7 @@ class RollingAverage:
             self._rounds.popleft()
 
     def means(self) -> dict[Scope, float]:
-        values: dict[Scope, list[float]] = defaultdict(list)
-        for _, ratios in self._rounds:
-            for scope, ratio in ratios.items():
-                values[scope].append(ratio)
+        values = group_by_key(pair for _, ratios in self._rounds for pair in ratios.items())
         return {scope: math.fsum(ratios) / len(ratios) for scope, ratios in values.items()}
 
 
@@ -181,14 +179,10 @@ class Cluster:
 
     @staticmethod
     def _look_up(state: ClusterState, uuid: str) -> GpuPresence:
-        presence: GpuPresence = "unknown"
-        for node in state.nodes:
-            for gpu in node.state.devices:
-                if gpu.uuid == uuid:
-                    if not (node.gone or is_lost(gpu)):
-                        return "present"
-                    presence = "missing"
-        return presence
+        gpus = [(node, gpu) for node in state.nodes for gpu in node.state.devices if gpu.uuid == uuid]
+        if any(not (node.gone or is_lost(gpu)) for node, gpu in gpus):
+            return "present"
+        return "missing" if gpus else "unknown"
 
     # Start and stop
 

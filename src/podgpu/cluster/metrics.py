@@ -11,12 +11,12 @@ from typing import NamedTuple
 from podgpu import __version__
 from podgpu.cluster.collect import duration_text
 from podgpu.cluster.nodes import NodeEntry
-from podgpu.cluster.parts import HeldPart, gpu_id, group_held, holders_of, slot_model, slot_utilization, sum_held
+from podgpu.cluster.parts import HeldPart, gpu_id, holders_of, slot_model, slot_utilization, sum_held
 from podgpu.cluster.state import CLUSTER, ClusterState, Scope
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample, families_in, make_families
 from podgpu.metrics.labels import holder_names
-from podgpu.model import DeviceState, MigInstance, Workload
+from podgpu.model import DeviceState, MigInstance, Workload, group_by_key
 
 _PLACE_LABELS = ("node", "gpu", "gpu_id", "model")
 
@@ -42,9 +42,7 @@ def node_families(state: ClusterState) -> list[Family]:
     Nodes for which `metric_name` returns the same name share a family.
     """
     spec = families_in("seed")["<node>_info"]
-    rows: dict[str, list[MapRow]] = defaultdict(list)
-    for row in map_rows(state):
-        rows[metric_name(row.node)].append(row)
+    rows = group_by_key((metric_name(row.node), row) for row in map_rows(state))
     return [Family(name, spec.type, spec.help, tuple(_map_samples(rows[name], 1.0))) for name in rows]
 
 
@@ -195,9 +193,7 @@ def _count_families(state: ClusterState) -> list[Family]:
     ]
     samples: dict[str, list[Sample]] = defaultdict(list)
     for scope, names in (("node", ("node", "model")), ("model", ("model",))):
-        groups: dict[tuple[str, ...], list[tuple[bool, float | None]]] = defaultdict(list)
-        for node_name, model, is_held, ratio in devices:
-            groups[(node_name, model)[-len(names) :]].append((is_held, ratio))
+        groups = group_by_key((tuple(place[-len(names) :]), (is_held, ratio)) for *place, is_held, ratio in devices)
         for key in sorted(groups):
             total, held = len(groups[key]), sum(is_held for is_held, _ in groups[key])
             ratios = [ratio for _, ratio in groups[key] if ratio is not None]
@@ -215,7 +211,7 @@ def _namespace_families(nodes: Iterable[NodeEntry], state: ClusterState) -> list
         for part in node.held
         if part.holder.namespace and not (part.instance is None and part.gpu.instances)
     ]
-    groups = group_held(parts, lambda part: (part.holder.namespace, part.model, part.cluster))
+    groups = group_by_key(((part.holder.namespace, part.model, part.cluster), part) for part in parts)
     samples: dict[str, list[Sample]] = {f"podgpu_namespace_{name}_gpus": [] for name in ("allocated", "used", "idle")}
     for key in sorted(groups):
         labels, sums = _labels(("namespace", "model", "cluster"), key), sum_held(groups[key], by_device=True)
@@ -232,7 +228,7 @@ def _namespace_families(nodes: Iterable[NodeEntry], state: ClusterState) -> list
 
 def _cost_families(state: ClusterState) -> list[Family]:
     parts = (part for node in state.nodes for part in node.held if part.holder.namespace)
-    groups = group_held(parts, lambda part: (part.holder.namespace, state.prices.currency, part.cluster))
+    groups = group_by_key(((part.holder.namespace, state.prices.currency, part.cluster), part) for part in parts)
     sums = [(_labels(("namespace", "currency", "cluster"), key), sum_held(groups[key])) for key in sorted(groups)]
     samples = {
         f"podgpu_namespace_{name}": [

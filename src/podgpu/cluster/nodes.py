@@ -10,10 +10,10 @@ import msgspec
 from msgspec.structs import replace
 
 from podgpu.cluster.collect import NodeReading, TargetOutcome, ViewSettings
-from podgpu.cluster.parts import HeldPart, SlotKey, group_held, is_lost, is_shown
+from podgpu.cluster.parts import HeldPart, SlotKey, is_lost, is_shown
 from podgpu.errors import few_of
 from podgpu.metrics.conditions import DRIVER_AWAY, LOST, NODE_GONE, UNREADABLE, conditions, words_for
-from podgpu.model import Condition, DeviceState, MigInstance, NodeState, Workload, parts_of
+from podgpu.model import Condition, DeviceState, MigInstance, NodeState, Workload, group_by_key, parts_of
 
 CLOCK_AHEAD, _CLOCK_BEHIND = 5.0, 60.0  # tolerated skew in seconds; delayed values also look like a slow clock
 MAX_ALERTS = 200
@@ -34,10 +34,6 @@ class NodeEntry(msgspec.Struct, frozen=True, gc=False):
     held: tuple[HeldPart, ...] = ()
 
     @property
-    def target(self) -> str:
-        return self.reading.target
-
-    @property
     def read_at(self) -> float:
         return self.reading.read_at
 
@@ -47,7 +43,7 @@ class NodeEntry(msgspec.Struct, frozen=True, gc=False):
         return (gpu for gpu in self.state.devices if is_shown(gpu))
 
     def held_by_slot(self) -> dict[SlotKey, list[HeldPart]]:
-        return group_held(self.held, lambda part: part.slot_key)
+        return group_by_key((part.slot_key, part) for part in self.held)
 
 
 class Alert(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -85,7 +81,7 @@ def choose_nodes(
         """Returns a sort key; the smallest is preferred. With `uuid`, ranks the readings that contain this GPU."""
         state, stale = reading.state, is_stale(reading)
         shown = before.get(state.node)
-        was_used = shown is not None and shown.target == reading.target
+        was_used = shown is not None and shown.reading.target == reading.target
         if uuid:
             was_used = shown is not None and any(g.uuid == uuid and not is_lost(g) for g in shown.state.devices)
         return (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, TypeVar
 
 import msgspec
@@ -12,7 +12,6 @@ from podgpu.metrics.conditions import DRIVER_AWAY, LOST, NODE_GONE, UNREADABLE
 from podgpu.metrics.mig import billed_name, fraction_of_gpu, slices_of_profile
 from podgpu.model import RESERVATION, DeviceState, Holder, HolderUsage, MigInstance, Slot, WorkloadOwner
 
-K = TypeVar("K", bound=Hashable)
 N = TypeVar("N", int, float)
 SlotKey = tuple[str, int | None]  # `gpu_id`, MIG instance
 Use = Literal["used", "idle", "unknown"]
@@ -242,10 +241,3 @@ def sum_held(parts: Iterable[HeldPart], currency: str = "", by_device: bool = Fa
         cost_per_hour=sum(costs) if has_cost else None,
         wasted_per_hour=sum(wasted) if has_cost else None,
     )
-
-
-def group_held(parts: Iterable[HeldPart], key: Callable[[HeldPart], K]) -> dict[K, list[HeldPart]]:
-    groups: dict[K, list[HeldPart]] = {}
-    for part in parts:
-        groups.setdefault(key(part), []).append(part)
-    return groups

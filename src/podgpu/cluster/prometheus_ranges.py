@@ -46,7 +46,7 @@ from podgpu.metrics.adapter import (
 from podgpu.metrics.mig import billed_name, parent_and_fraction
 from podgpu.metrics.names import names_of
 from podgpu.metrics.parse import ParsedSample
-from podgpu.model import Workload, WorkloadOwner
+from podgpu.model import Workload, WorkloadOwner, group_by_key
 
 _TIMEOUT = 60.0
 _MAX_STEPS = 2880  # the GPUs are counted at no more than this many points in time
@@ -192,10 +192,8 @@ class _RangeReader:
     async def _read_rule(self, name: str, function: str, end: float) -> Vectors:
         """`function`: PromQL in which `{}` is replaced by the series."""
         series = function.format(select((name,), self.server.match))
-        found: dict[str, list[ParsedSample]] = defaultdict(list)
-        for sample in await self.client.query(f"max {by(self.server.cluster_label, *RULE_LABELS)} ({series})", end):
-            found[sample.labels.get("kind", "")].append(sample)
-        return found
+        samples = await self.client.query(f"max {by(self.server.cluster_label, *RULE_LABELS)} ({series})", end)
+        return group_by_key((sample.labels.get("kind", ""), sample) for sample in samples)
 
     async def _read_counters(self, start: float, end: float, step: int) -> Vectors:
         length = round((end - start) * 1000) - 1  # milliseconds; excludes the start of the range
@@ -229,9 +227,8 @@ class _RangeReader:
             found: Vectors = {kind: samples for kind, samples in recorded.items() if kind != "gpu_seconds"}
         else:
             found = await self._read_allocation(end)
-        groups: dict[RowName, list[UsageSum]] = defaultdict(list)
-        for one in await self._make_usage(found, end - COARSE, end, self.prices.at(end)):
-            groups[name_row(one, self.query)].append(one)
+        usage = await self._make_usage(found, end - COARSE, end, self.prices.at(end))
+        groups = group_by_key((name_row(one, self.query), one) for one in usage)
         return {
             name: {
                 "gpus": round(math.fsum(one.amounts.allocated_seconds for one in group) / COARSE, 2),

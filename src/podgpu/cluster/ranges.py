@@ -10,7 +10,6 @@ import io
 import json
 import math
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from sqlite3 import Connection
@@ -35,7 +34,7 @@ from podgpu.history.answers import (
 from podgpu.history.events import IDLE, EventQuery, EventsAnswer, read_events
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.history.store import COARSE, DAY, FINE, UNALLOCATED, Amounts, UsageAccount
-from podgpu.model import DeviceState, WorkloadOwner
+from podgpu.model import DeviceState, WorkloadOwner, group_by_key
 
 Order = Literal["cost", "wasted"]
 _LABEL = "label:"
@@ -180,15 +179,13 @@ def make_range(
     source: str = "",
 ) -> RangeAnswer:
     """Groups the usage into rows and sums it. `now`: current values by row."""
-    groups: dict[RowName, list[UsageSum]] = defaultdict(list)
-    for one in usage:
-        groups[name_row(one, query)].append(one)
+    groups = group_by_key((name_row(one, query), one) for one in usage)
     rows = [
         RangeRow(
             **{
                 **dict(name),
-                "methods": sorted({method for one in groups[name] for method in one.methods}),
-                **add_up(groups[name], prices.currency),
+                "methods": sorted({method for one in groups.get(name, ()) for method in one.methods}),
+                **add_up(groups.get(name, ()), prices.currency),
                 **(now or {}).get(name, {}),
             }
         )

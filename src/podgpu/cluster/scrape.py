@@ -154,21 +154,20 @@ class ScrapeCollector:
                 reason, message = "bug", f"{target.name}: unexpected error ({type(error).__name__}: {str(error)[:200]})"
                 _log.exception("%s: unexpected error; please report it", target.name)
             else:
-                target.readings = tuple(self._make_reading(target, state) for state in states)
+                target.readings = tuple(
+                    NodeReading(
+                        target=target.name,
+                        state=state,
+                        read_at=self.clock.monotonic(),
+                        skew_seconds=None if state.taken_at is None else state.taken_at - self.clock.wall(),
+                        listed=True,
+                        named=state.node != target.api.host,
+                    )
+                    for state in states
+                )
             if reason:
                 target.errors[reason] += 1
             target.outcome = TargetOutcome(target.name, self.clock.monotonic() - started, reason, message)
-
-    def _make_reading(self, target: ScrapeTarget, state: NodeState) -> NodeReading:
-        taken_at = state.taken_at
-        return NodeReading(
-            target=target.name,
-            state=state,
-            read_at=self.clock.monotonic(),
-            skew_seconds=None if taken_at is None else taken_at - self.clock.wall(),
-            listed=True,
-            named=state.node != target.api.host,
-        )
 
     def reading(self) -> ClusterReading:
         targets = self._targets.values()

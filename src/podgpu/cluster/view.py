@@ -24,7 +24,6 @@ from podgpu.cluster.parts import (
     divide_gpu,
     gpu_id,
     gpu_utilization,
-    group_held,
     is_lost,
     slot_memory,
     slot_model,
@@ -54,6 +53,7 @@ from podgpu.model import (
     WaitPart,
     Workload,
     WorkloadOwner,
+    group_by_key,
     parts_of,
 )
 
@@ -286,7 +286,7 @@ def _total_of_fleet(fleet: FleetCounts, prices: Prices) -> Totals:
 
 def _make_namespaces(state: ClusterState) -> list[NamespaceView]:
     parts = (part for node in state.nodes for part in node.held if part.holder.namespace)
-    groups = group_held(parts, lambda part: (part.holder.namespace, part.cluster))
+    groups = group_by_key(((part.holder.namespace, part.cluster), part) for part in parts)
     views = []
     for name, cluster in sorted(groups):
         held = sum_held(groups[name, cluster], state.prices.currency).rounded()

@@ -152,7 +152,7 @@ class Enricher:
                 self._log_success(source.name)
             else:
                 self._log_failure(source.name, source.error, source.message)
-        assignments = [replace(one, holder=held.with_api_uid(one.holder)) for one in held.allocation.assignments]
+        assignments = [replace(one, holder=held.with_api_uid(one.holder)) for one in held.assignments]
         families, ambiguous = relabel(exposition, assignments, self._settings.policy)
         if ambiguous:
             self._errors.add(SOURCE, "copies_differ", ambiguous)
@@ -202,7 +202,7 @@ class Enricher:
         existing: Set[str] = frozenset(),
     ) -> bytes:
         """Encodes podgpu's own metrics. Skips `existing` families, because a second HELP line would be invalid."""
-        statuses = self._errors.add_to(sources, held.allocation.unmapped)
+        statuses = self._errors.add_to(sources, held.unmapped)
         state = NodeState(producer="podgpu", version=__version__, taken_at=taken_at or None, sources=statuses)
         families = (family for family in render_self(state) if family.name not in existing)
         return encode(_add_file_label(family, self._file.path.name) for family in families)

@@ -1,7 +1,7 @@
 """Reads values from the metrics of an existing dcgm-exporter (1.x or later), from a URL or a file.
 
-`inventory` fetches the text, and all readings until its next call use that text. Pod labels in the text are ignored.
-`podgpu enrich` reads its metrics with the functions of this module, too.
+`inventory` fetches the metrics text. All readings until the next call of `inventory` use that text. Pod labels in the
+text are ignored. `podgpu enrich` also uses the functions of this module.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _OTHER_ENTITIES = ("nvlink", "nvswitch", "cpu", "cpucore")
 
 class UrlExposition:
     def __init__(self, url: str, access: Access | None = None, timeout: float = DEFAULT_TIMEOUT) -> None:
-        """A URL without a path means /metrics."""
+        """If the URL has no path, /metrics is used."""
         self._client = HttpClient(url, access, timeout=timeout, max_bytes=MAX_METRICS_BYTES, default_path="/metrics")
         self.shown = self._client.shown
 
@@ -109,9 +109,9 @@ def parse_exposition(content: bytes, shown: str) -> list[ParsedFamily]:
 def find_devices(
     samples: Iterable[ParsedSample], shown: str, by_name: bool = False
 ) -> list[tuple[Device, Mapping[str, Value]]]:
-    """Returns the devices, each with its values by field name of DCGM 4.8. A GPU comes before its MIG instances.
+    """Returns the devices with their values, by DCGM 4.8 field name. A GPU comes before its MIG instances.
 
-    `by_name`: the kubelet identifies GPUs as nvidia<N>, like the label `device` of the metrics. Raises SourceError.
+    `by_name`: True if the kubelet's GPU ids are nvidia<N>, like the label `device` of the metrics. Raises SourceError.
     """
     try:
         states = node_from_samples(samples)
@@ -158,7 +158,7 @@ class ExporterTelemetry:
         self._blank: set[tuple[str, int]] = set()
         """(device key, field id in DCGM 4.8) of values that are a special code, NaN or impossible."""
         self._copies: Counter[tuple[str, int]] = Counter()
-        """(device key, field id in DCGM 4.8) -> number of samples; several if a value is repeated for each pod."""
+        """(device key, field id in DCGM 4.8) -> number of samples, above 1 if the exporter repeats a value per pod."""
         self._last_xid: dict[str, int] = {}
         self._events = ErrorEvents()
         self.error_events = self._events.drain
@@ -192,7 +192,7 @@ class ExporterTelemetry:
                 value_printed(field, sample.value)
             except Blank:
                 self._blank.add(key)
-                sample = sample._replace(value=math.nan)  # a sample without a value still identifies its device
+                sample = sample._replace(value=math.nan)  # kept, because it still shows that its device exists
             kept.append(sample)
         return kept
 
@@ -233,7 +233,7 @@ class ExporterTelemetry:
 
 
 def _convert(field: Field, values: Mapping[str, Value]) -> Value | None:
-    """Converts the value from the field of DCGM 4.8 to the unit of this field. Returns None if there is no value."""
+    """Returns the value of `field`, converted from the DCGM 4.8 field that has it. None if there is no value."""
     known = meaning(field.name)
     value = values.get(known.field.name) if known is not None else None
     if known is None or value is None or isinstance(value, str):

@@ -1,7 +1,7 @@
 """The interface between the agent and a source of GPU values, independent of library and vendor.
 
-It consists of devices, fields, error numbers and processes. Features of a single vendor belong to the vendor's package.
-`CompanionDriver` adds the local driver's details to a source that is not the driver.
+The interface covers devices, fields, error numbers and processes. Vendor-specific features belong to the vendor's
+package. `CompanionDriver` adds details from the local driver to sources that read GPUs in another way.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from podgpu.metrics.fields import Field
 from podgpu.model import Device, DeviceUsage, OtherReading, ProcessUsage, Reading, Value
 
 Lack = Literal["no_process_utilization", "no_energy", "no_memory", "no_instance_utilization", "no_process_list"]
-"""Reason word for a usage value that a GPU does not provide."""
+"""Error reason for a usage value that a GPU does not provide."""
 EXPORTER_FIELDS = 9000  # fields from this id on are computed by dcgm-exporter or podgpu, not by DCGM
 _COMPANION_WAIT = 0.5
 
@@ -39,13 +39,13 @@ class GpuAnswer:
     unsupported: tuple[tuple[str, int], ...] = ()
     """(device key, field id) of fields that are not supported."""
     dropped: tuple[int, ...] = ()
-    """Ids of fields whose value was a special code, NaN or impossible, once per occurrence."""
+    """Ids of fields whose value was rejected (special code, NaN or impossible), once per occurrence."""
     errors: tuple[str, ...] = ()
-    """Reason words of calls that failed. The rest of the reading is valid."""
+    """Reasons of failed calls. The other values of the reading are valid."""
     others: tuple[OtherReading, ...] = ()
     """Readings of the GPU's links, or of switches and CPUs."""
     details: Mapping[int, Value] = field(default_factory=dict)
-    """Field id -> value, for the page of the GPU. Updated rarely."""
+    """Field id -> value, shown on the GPU's page. Read less often than the other fields."""
     reports_errors: bool = True
     """False if the source cannot report errors (XIDs) of this GPU."""
     links_up: int | None = None
@@ -59,23 +59,23 @@ class SwitchStatus:
     errors: tuple[str, ...] = ()
     """Reason words of errors in this turn."""
     fallback_reason: str = ""
-    """Reason word if a shared GPU currently uses the driver's samples; empty if it does not."""
+    """Why a shared GPU currently uses the driver's samples instead of the log; empty if the log is used."""
     fallback: str = ""
     """Message for `fallback_reason`."""
 
 
 @dataclass(frozen=True, slots=True)
 class UsageAnswer:
-    """Usage of one GPU since the last call. A *part* is a value or driver function; each source has its own names."""
+    """Usage of one GPU since the last call. A *part* is a value or a driver function, named by the source."""
 
     usages: tuple[DeviceUsage, ...]
     """The GPU, then each of its instances."""
     dropped: tuple[str, ...] = ()
-    """Parts whose value was a special code, NaN or impossible, once per occurrence."""
+    """Parts whose value was rejected (special code, NaN or impossible), once per occurrence."""
     errors: tuple[str, ...] = ()
     """Reason words of calls that failed."""
     lacks: tuple[tuple[str, Lack], ...] = ()
-    """(part, missing value) that the GPU does not support. Not read again until its MIG layout changes."""
+    """(unsupported part, value that is missing because of it). Not read again until the MIG layout changes."""
     switches: SwitchStatus | None = None
     """None if context switches are not used."""
 
@@ -126,7 +126,7 @@ class Telemetry(Protocol):
         """Reads one GPU and its instances. Called from that GPU's worker. Raises SourceError."""
 
     def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
-        """Lists the processes on one GPU and its instances. May be called from another worker than `read`.
+        """Lists the processes on one GPU and its instances. May run in a different worker than `read`.
 
         Raises SourceError.
         """
@@ -135,32 +135,32 @@ class Telemetry(Protocol):
         """Returns the usage of one GPU and its instances.
 
         `shared`: keys of devices on which processes of several containers run.
-        Always called from the same worker of that GPU. `read` may be called from another worker. Raises SourceError.
+        Each GPU has one worker for this method, which may differ from the worker for `read`. Raises SourceError.
         """
 
     def error_events(self) -> Sequence[ErrorEvent]:
         """Returns the events since the last call."""
 
     def release(self, wait: float) -> bool:
-        """Closes the driver. Returns False if a call does not return within `wait` seconds.
+        """Closes podgpu's handles to the driver. Returns False if a call does not return within `wait` seconds.
 
-        `inventory` opens the driver again.
+        The next call of `inventory` opens the driver again.
         """
 
 
 @runtime_checkable
 class HostEngine(Protocol):
-    """A source (DCGM) that reads at its own intervals, and also reads switches, their links, CPUs and their cores."""
+    """A source that reads GPUs at intervals of its own (DCGM). It also reads NVSwitches, NVLinks, CPUs and cores."""
 
     def schedule(self, lanes: Sequence[Lane]) -> None:
-        """Sets the lanes. From now on, `read` is called only with the fields of these lanes."""
+        """Sets the lanes. After this, `read` is called only with the fields of one of these lanes."""
 
     def read_others(self, fields: Sequence[Field]) -> GpuAnswer:
         """Returns an answer with `others` and without readings. Called from its own worker. Raises SourceError."""
 
 
 class CompanionDriver:
-    """Adds the driver's details to another source (an exporter's metrics or DCGM): minors, MIG UUIDs and processes.
+    """Adds minor numbers, MIG UUIDs and processes from the local driver to an exporter's metrics or DCGM.
 
     The driver is read in its own thread with a short wait, so that a missing or hanging driver does not affect the
     source.
@@ -215,7 +215,7 @@ class CompanionDriver:
         return self._find_driver(gpu).usage(gpu, shared)
 
     def discard_error_events(self) -> None:
-        """Discards the driver's XIDs, because the other source reports them, too."""
+        """Discards the driver's XIDs, because the main source already reports them."""
         if self._driver is not None:
             self._driver.error_events()
 

@@ -101,8 +101,9 @@ def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> Events
     # Pods in the first round had already been running, so they have no start event.
     [(began,)] = db.execute("SELECT min(time + resolution) FROM round").fetchall()
     conditions = [span for span in spans if not span.account]
-    events = _group(conditions, lambda span: span.started, _condition_event)
-    events += _group([s for s in conditions if s.name != IDLE], lambda span: span.ended, _recovery_event)
+    events = [_condition_event(at, group) for at, group in _group(conditions, lambda span: span.started)]
+    recovered = _group([span for span in conditions if span.name != IDLE], lambda span: span.ended)
+    events += [_recovery_event(at, group) for at, group in recovered]
     for run, ended in _find_runs(spans):
         started = run[0].started
         if started >= began:
@@ -138,17 +139,15 @@ def _find_runs(spans: list[_Span]) -> Iterator[tuple[list[_Span], float]]:
         yield run, ended
 
 
-def _group(
-    spans: Iterable[_Span], time_of: Callable[[_Span], int | None], make: Callable[[int, list[_Span]], Event]
-) -> list[Event]:
-    """Makes one event from all spans of a condition that began (or ended) at the same time on a node."""
+def _group(spans: Iterable[_Span], time_of: Callable[[_Span], int | None]) -> Iterator[tuple[int, list[_Span]]]:
+    """Groups the spans of a condition that began (or ended) together on a node. Yields the time and the spans."""
 
     def key(span: _Span) -> tuple[Any, ...]:
         what = (span.name, span.message) if span.name in _NODE_WIDE else (span.uuid, span.name)
         return time_of(span), span.node, what
 
     known = sorted((span for span in spans if time_of(span) is not None), key=key)
-    return [make(time, list(members)) for (time, *_), members in groupby(known, key)]
+    return ((time, list(members)) for (time, *_), members in groupby(known, key))
 
 
 def _pod_event(kind: str, at: float, spans: list[_Span], seconds: float | None = None) -> Event:

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import NamedTuple
 
-from podgpu.metrics.dcgm import render_dcgm
 from podgpu.metrics.encode import Family, Labels, Sample, families_in, make_families
 from podgpu.metrics.labels import (
     Policy,
@@ -33,10 +32,10 @@ Row = tuple[str, Mapping[str, str], int | float]
 """Family, labels, value. Labels that families.csv does not list for the family are dropped."""
 
 
-def render_node(state: NodeState, policy: Policy) -> list[Family]:
-    """Renders all families of `/metrics` except gpu-manager's and process_*."""
+def render_own(state: NodeState, policy: Policy) -> list[Family]:
+    """Renders podgpu's families except process_*."""
     rows = (*_waits(state, policy), *_health(state, policy), *_devices(state, policy))
-    return [*render_dcgm(state, policy), *_usage(state, policy), *_collect(rows, policy), *render_self(state)]
+    return [*_usage(state, policy), *_collect(rows, policy), *render_self(state)]
 
 
 def render_self(state: NodeState) -> list[Family]:

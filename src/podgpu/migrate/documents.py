@@ -206,9 +206,8 @@ def migrate_rules(text: str, origin: str) -> RewriteResult:
         results = {scalar: result for scalar in scalars if (result := _rewrite_value(scalar, recorded)) is not None}
         of_exporter = {scalar.rule for scalar, result in results.items() if result.is_exporter}
         found = frozenset(s.value for s in scalars if s.use == "record" and s.rule in of_exporter)
-    for scalar in list(results):
-        if scalar.use == "template" and scalar.rule not in of_exporter:  # the rule has no labels of the exporter
-            del results[scalar]
+    # Templates of rules that do not read the exporter's series stay unchanged, because they do not have its labels.
+    results = {s: result for s, result in results.items() if s.use != "template" or s.rule in of_exporter}
     intended = [results[scalar].text if scalar in results else scalar.value for scalar in scalars]
     for write in (_write_in_style, _write_quoted):
         migrated = _apply_changes(text, [_make_change(text, s, result, write) for s, result in results.items()])

@@ -1,1 +1,1 @@
-"""`podgpu top`: sources, lines, table and screen. Only `source`, `feed`, `terminal` and `live` do input and output."""
+"""`podgpu top`: sources, lines, table and screen. Only `source` and `live` do input and output."""

@@ -1,7 +1,7 @@
 """Finds the container of a process in /proc and, on a node without Kubernetes, its Slurm job and user.
 
-A process is in a container, outside any container, or its container cannot be determined. The last case is separate,
-because a busy container would otherwise look idle.
+There are three results: the process is in a container, it is outside any container, or this cannot be determined.
+The third case is kept separate, because a busy container would otherwise look idle.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Literal
 from podgpu.errors import SourceError
 from podgpu.model import Workload
 
-CACHE_SECONDS = 30.0  # limited, because a process can be moved to another cgroup
+CACHE_SECONDS = 30.0  # lookups are repeated, because a process can be moved to another cgroup
 
 _HOST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO: the first PID namespace has this inode on every Linux
 _STARTED = 22  # number of the start time field in /proc/<pid>/stat (clock ticks since boot)
@@ -34,7 +34,7 @@ _SLURM_USER = re.compile(rb"(?:\A|\0)SLURM_JOB_USER=([\w.-]{1,64})")
 NO_NAME = "no_pod_name"
 UNKNOWN_USER = Workload(user="unknown")
 LookupOutcome = Literal["found", "not_in_container", "gone", "not_permitted", "unreadable"]
-FAILED_LOOKUPS: frozenset[LookupOutcome] = frozenset({"not_permitted", "unreadable"})  # the process exists
+FAILED_LOOKUPS: frozenset[LookupOutcome] = frozenset({"not_permitted", "unreadable"})  # not `gone`: it exists
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class ContainerFinder:
     """Finds the containers of processes and caches them. Not thread-safe. `proc` is the path of the host's /proc.
 
     Pids are reused, so a cached entry is valid only for a process with the same start time. With `finds_users`, the
-    job, user and command of processes outside pods are found too.
+    job, user and command of processes outside pods are found, too.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ def in_host_pid_namespace(proc: str = "/proc") -> bool:
 
 
 def require_host_pid_namespace(proc: str) -> None:
-    """Raises SourceError in another PID namespace. NVML returns an empty list there instead of an error."""
+    """Raises SourceError outside the host's PID namespace, where NVML lists no processes and reports no error."""
     if not in_host_pid_namespace(proc):
         raise SourceError(
             "not_host_pid_namespace",
@@ -123,7 +123,7 @@ def require_host_pid_namespace(proc: str) -> None:
 
 
 def require_permission(lookups: Mapping[int, ContainerLookup], proc: str) -> None:
-    """Raises SourceError if every lookup failed, which means that podgpu lacks permissions."""
+    """Raises SourceError if every lookup failed, because this means that podgpu lacks permissions."""
     outcomes = {lookup.outcome for lookup in lookups.values()} - {"gone"}
     if outcomes and outcomes <= FAILED_LOOKUPS:
         raise SourceError(
@@ -156,9 +156,9 @@ class ProcessOwners:
     def __init__(
         self, finder: ContainerFinder, complete: Callable[[Workload], Workload], read_identities: Callable[[], None]
     ) -> None:
-        """`complete` adds the names of pod and container. Raises SourceError if sources disagree.
+        """`complete`: adds the names of pod and container to a workload. Raises SourceError if sources disagree.
 
-        `read_identities` reads these names again.
+        `read_identities`: reads the names that `complete` uses again.
         """
         self._finder = finder
         self._complete = complete
@@ -178,7 +178,7 @@ class ProcessOwners:
             users |= dict.fromkeys(hidden | failed.keys(), UNKNOWN_USER)
         inside = {pid: one.workload for pid, one in lookups.items() if one.outcome == "found" and pid not in users}
         named, unknown, nameless = self._name(inside)
-        if not self._nameless.issuperset(nameless.values()):  # a short job could end before the next regular reading
+        if not self._nameless.issuperset(nameless.values()):  # read now: a short job may end before the next reading
             self._read_identities()
             named, unknown, nameless = self._name(inside)
         self._nameless = frozenset(nameless.values())
@@ -208,7 +208,7 @@ class ProcessOwners:
     def _name(
         self, workloads: Mapping[int, Workload]
     ) -> tuple[dict[int, Workload], dict[int, str], dict[int, Workload]]:
-        """Returns, by pid: workloads with a name, errors of conflicting names, and workloads without a name."""
+        """Returns three dicts by pid: workloads with a name, errors of conflicting names, workloads without a name."""
         named: dict[int, Workload] = {}
         conflicts: dict[int, str] = {}
         nameless: dict[int, Workload] = {}
@@ -226,7 +226,7 @@ class ProcessOwners:
 
 
 def _find_user(folder: str, cgroup: str, container_id: str) -> Workload:
-    """Returns the Slurm job and the user of a process. The environment is readable for its user and root only."""
+    """Returns the Slurm job and the user of a process. Only that user and root can read the process's environment."""
     environment, uid = b"", _UID_LINE.search(_read(f"{folder}/status"))
     with suppress(OSError):
         environment = _read(f"{folder}/environ")
@@ -234,14 +234,14 @@ def _find_user(folder: str, cgroup: str, container_id: str) -> Workload:
     variable, job_user = _SLURM_JOB.search(environment), _SLURM_USER.search(environment)
     number = job[1] if job else variable[1].decode() if variable else ""
     user = _find_user_name(int(uid[1])) if uid else "unknown"
-    if job_user and user.isdigit():  # podgpu in a container does not know the users of the host
+    if job_user and user.isdigit():  # only a UID was found: a container does not know the users of the host
         user = job_user[1].decode(errors="replace")
     return Workload(container_id="" if number else container_id, job=number, user=user)
 
 
 @lru_cache(maxsize=1024)
 def _find_user_name(uid: int) -> str:
-    """Returns the user's number if there is no name."""
+    """Returns the name of a user, or the UID if the user has no name here."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -249,7 +249,7 @@ def _find_user_name(uid: int) -> str:
 
 
 def _find_command(folder: str, stat: bytes) -> str:
-    """Returns the name of the program, never its arguments. Some programs write their arguments into argv[0]."""
+    """Returns the program's name. Arguments are cut off, because some programs write them into argv[0]."""
     words: list[bytes] = []
     with suppress(OSError):
         words = _read(f"{folder}/cmdline").partition(b"\0")[0].split()
@@ -271,7 +271,7 @@ _OUTSIDE_PODS = re.compile(rf"/(?:(?:cri-containerd|nerdctl|crio|docker|libpod)-
 def parse_cgroup(text: str) -> Workload | None:
     """Parses /proc/<pid>/cgroup. Returns `uid` and `container_id`, or None outside containers.
 
-    If containers are nested, returns the outermost one with a pod's UID, else the outermost one.
+    If containers are nested, returns the outermost one that has a pod's UID. If none has, returns the outermost one.
     """
     if pod := _IN_POD.search(text):
         return Workload(uid=pod[1].replace("_", "-"), container_id=pod[2])

@@ -1,6 +1,6 @@
 """Divides the usage of devices among workloads in each turn, and adds up the turns since the exporter started.
 
-The parts of the workloads and the unattributed rest always add up exactly to the value of the device.
+The parts of the workloads and the unattributed remainder always add up exactly to the value of the device.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from podgpu.model import (
 K = TypeVar("K")
 _D = TypeVar("_D", bound=Document)
 Owner = Workload | Literal["host", "unknown"]  # "host": not in a pod; "unknown": not determined
-_SHARE_UNITS = 1_000_000  # units per device; shares of time slices, HAMi and gpu-manager are 1/100 or larger
-_MAX_CLOSED_ACCOUNTS = 1_000  # kept, so that counters continue if a workload returns after a failure of its source
+_SHARE_UNITS = 1_000_000  # shares are integers in millionths of a device; the smallest real shares are 1/100
+_MAX_CLOSED_ACCOUNTS = 1_000  # closed accounts are kept, so that counters continue if a workload returns
 _MAX_NAMESPACES = 5_000  # combinations of namespace and GPU model; the least recently used is evicted
 _MEASURED = ("busy_ns", "busy_min_ns", "busy_max_ns", "idle_ns", "energy_mj")
 _WAITS = ("wait_ns", "wait_min_ns", "wait_max_ns")
@@ -43,18 +43,18 @@ _WAITS = ("wait_ns", "wait_min_ns", "wait_max_ns")
 
 @dataclass(frozen=True, slots=True)
 class ProcessSample:
-    """One process on one device in one turn. None means not reported."""
+    """One process on one device in one turn. Values that are not reported are None."""
 
     pid: int
     owner: Owner
     busy_ns: int | None  # None for MPS clients
     memory: int | None = None
-    ended: bool = False  # it ended during this turn, so only its busy time is used
+    ended: bool = False  # True if it ended during this turn; only its busy time is used then
 
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """A value of a device, divided among workloads. If a workload is not listed, its part is unknown, not 0."""
+    """A value of a device, divided among workloads. The part of a workload that is not listed is unknown, not 0."""
 
     total: int | None = None  # None if not reported
     parts: Mapping[Workload, int] | None = None  # None if nothing is known about any workload
@@ -89,7 +89,7 @@ class DeviceTurn:
     usage: DeviceUsage  # the window is 0 if the device did not answer
     holders: Mapping[Workload, float | None] = field(default_factory=dict)  # share of each holder; None if unknown
     processes: tuple[ProcessSample, ...] | None = None  # None if not visible, for example without hostPID
-    # busy time shared by MPS clients of several owners; None if there are no clients or they all belong to one owner
+    # busy time of the MPS server if its clients have several owners; None without clients, or if they have one owner
     mps_busy_ns: int | None = None
 
     @property
@@ -110,7 +110,7 @@ class DeviceTurn:
         total = None if usage.busy_ns is None else min(usage.busy_ns, usage.window_ns)
         if self.processes is None:
             return Division(total)
-        if usage.process_busy_ns is None:  # attribute only to a single holder without other processes
+        if usage.process_busy_ns is None:  # busy time is attributed only if one holder owns all processes
             owners = {process.owner for process in self.processes} | self.holders.keys()
             is_alone = total is not None and len(owners) == len(self.holders) == 1
             return Division(total, dict.fromkeys(self.holders, total or 0) if is_alone else None)
@@ -128,7 +128,7 @@ class DeviceTurn:
         return Division(total, parts)
 
     def attribute_memory(self) -> Division:
-        """Divides the memory in use. If the processes report more than the device, their sum is used as the total."""
+        """Divides the memory in use. The total is the larger of the device's value and the sum of its processes."""
         total = self.usage.memory_used
         if self.processes is None:
             return Division(total)
@@ -146,8 +146,8 @@ class DeviceTurn:
         """Returns the idle time of a workload in this turn. None if uncertain, or if the workload is not a holder.
 
         The driver takes about six samples per second and attributes each to one process. While another process is
-        busy, a process can run for some milliseconds without a sample, so it may not be idle. Context switches are
-        exact.
+        busy, a process can run for milliseconds without being sampled, so its idle time is uncertain. Context switches
+        show idle time exactly.
         """
         part = busy.part(workload)
         if part is None or workload not in self.holders:
@@ -161,7 +161,7 @@ class DeviceTurn:
     def bound_busy(self, busy: Division) -> dict[Workload, tuple[int | None, int]]:
         """Returns the minimum and maximum busy time of each workload. The attributed time lies between them.
 
-        A client of MPS has only a maximum: the busy time of the server.
+        An MPS client has no minimum. Its maximum is the busy time of the MPS server.
         """
         usage, parts = self.usage, busy.parts
         if self.mps_busy_ns is not None:
@@ -171,7 +171,7 @@ class DeviceTurn:
             return {}
         owners = {process.pid: process.owner for process in self.processes or ()}
         bounds: dict[Workload, tuple[int, int]] = {}
-        if usage.resident_ns is None:  # samples: the time is certain only if one workload uses the device
+        if usage.resident_ns is None:  # samples: busy time is certain only if a single workload uses the device
             users = set(owners.values())
             for workload, part in parts.items():
                 bounds[workload] = (
@@ -229,7 +229,7 @@ class DeviceTurn:
         return Waiting(sums, waits_for, pressure)
 
     def compute_shares(self) -> dict[Workload | None, int]:
-        """Returns the holders' shares, and the unallocated part as None, in _SHARE_UNITS.
+        """Returns workload -> share in _SHARE_UNITS. The key None has the unallocated part.
 
         Shares that add up to more than 1 are scaled down. An unknown share is 1 for a single holder, else 0.
         """
@@ -243,8 +243,8 @@ class DeviceTurn:
     def _sum_by_owner(self, amounts: Sequence[tuple[Owner, int | None]]) -> tuple[dict[Workload, int], int]:
         """Returns the sum of each workload whose sum is certain, and the sum of everything else.
 
-        A workload is omitted if one of its amounts is not reported. A holder without a process is omitted while there
-        is a process of unknown owner, because that process may belong to it.
+        A workload is omitted if one of its amounts is not reported. A holder without a process is omitted while a
+        process has an unknown owner, because that owner may be the holder.
         """
         workloads = {owner for owner, _ in amounts if isinstance(owner, Workload)}
         if not any(owner == "unknown" and amount != 0 for owner, amount in amounts):
@@ -265,7 +265,7 @@ class GpuTurn:
 
     uuid: str
     devices: tuple[DeviceTurn, ...]
-    usage: DeviceUsage | None = None  # of the whole GPU; None if it did not answer
+    usage: DeviceUsage | None = None  # usage of the whole GPU; None if it did not answer
 
     @property
     def free_slices(self) -> int:
@@ -280,7 +280,7 @@ class GpuTurn:
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """Usage of one workload on one device, while it holds the device or has a process there."""
+    """Usage of one workload on one device. Open while the workload holds the device or has a process there."""
 
     workload: Workload
     usage: HolderUsage = field(default_factory=HolderUsage)  # each counter is None until its first value
@@ -293,7 +293,7 @@ class Account:
     unallocated_ns: int = 0  # time for which it has used the device without an allocation
 
     def extend_bounds(self, bounds: tuple[int | None, int] | None, part: int | None) -> tuple[int | None, int | None]:
-        """Returns the increments of the bounds. Without new bounds, existing ones increase by the attributed time."""
+        """Returns the increments of minimum and maximum. Without new bounds, both increase by the attributed time."""
         usage = self.usage
         if bounds is not None and bounds[0] is None and usage.busy_max_ns is None:
             return None, bounds[1] + (usage.busy_ns or 0)
@@ -306,7 +306,7 @@ class Account:
     ) -> tuple[int | None, int | None, int | None]:
         """Returns the increments of the waiting times: estimate, minimum and maximum.
 
-        Without context switches they are unknown, except that a workload does not wait if it is alone on the device.
+        Without context switches they are unknown, unless the workload is alone on the device and so never waits.
         """
         if waiting is not None:
             return waiting.workloads.get(workload, (0, 0, 0))
@@ -314,7 +314,7 @@ class Account:
         return (0, 0, 0) if is_alone and self.usage.wait_ns is not None else (None, None, None)
 
     def to_usage(self, at: float, unallocated_after_ns: int) -> HolderUsage:
-        """Omits counters that are not being updated while the workload may be running."""
+        """Returns the usage without counters that could not be updated although the workload may be running."""
         streak_ns = self.idle_streak_ns if self.is_measured else None
         unknown = () if self.is_measured else (*_MEASURED, *_WAITS)
         changes = dict.fromkeys(_WAITS if self.usage.wait_ratio is None else ()) | dict.fromkeys(unknown)
@@ -341,15 +341,15 @@ class Ledger:
         self._closed: dict[tuple[str, WorkloadKey], Account] = {}  # closed accounts, oldest first
         self._devices: dict[str, SlotUsage] = {}  # includes removed devices, which may return
         self._have_processes: set[str] = set()  # devices whose processes were visible at least once
-        self._listed: set[str] = set()  # devices and GPUs of the last turn
+        self._listed: set[str] = set()  # keys of the devices and GPUs in the last turn
         self._namespaces: dict[tuple[str, str, str], NamespaceUsage] = {}  # by namespace, model, profile; oldest first
         self._owners: dict[str, dict[int, Owner]] = {}  # last known owners, by device key and pid
-        self._windows: dict[str, Counter[Account | None]] = {}  # weights of energy, see _charge_energy; by GPU UUID
+        self._windows: dict[str, Counter[Account | None]] = {}  # weights by GPU UUID, see `_charge_energy`
 
     def charge(
         self, gpus: Sequence[GpuTurn], elapsed_ns: int, unallocated: Collection[tuple[str, WorkloadKey]] = ()
     ) -> None:
-        """Adds one turn. `unallocated` contains device and workload of each use without an allocation.
+        """Adds one turn. `unallocated`: (device key, workload key) of each use without an allocation.
 
         Devices that are not in `gpus` are removed from the snapshot. If they return, their counters continue.
         """
@@ -365,7 +365,7 @@ class Ledger:
         self._evict()
 
     def list_holders(self, at: float) -> dict[str, dict[WorkloadKey, tuple[Workload, HolderUsage]]]:
-        """Returns the usage of holders and other users by device key. `at` is the Unix time of the last turn."""
+        """Returns usage by device key, also of workloads without an allocation. `at`: Unix time of the last turn."""
         return {
             key: {
                 name: (account.workload, account.to_usage(at, self._unallocated_after_ns))
@@ -378,7 +378,7 @@ class Ledger:
         """Returns the usage by device key. In MIG mode, the GPU has the energy, and its instances have all other
         values.
 
-        The unattributed rest is unknown until processes are visible.
+        The unattributed remainder is unknown until processes are visible.
         """
         return {
             key: usage
@@ -444,10 +444,10 @@ class Ledger:
         return busy
 
     def _charge_energy(self, gpu: GpuTurn, usage: DeviceUsage, busy: Sequence[Division], elapsed_ns: int) -> None:
-        """Divides the energy between two readings of the GPU's counter. The key None is the unattributed part.
+        """Divides the energy between two readings of the GPU's counter among the accounts.
 
-        Each turn between the readings has the weight power × time, which `_weigh` divides among the accounts. An
-        account that was closed in between, and its namespace, still receive their part.
+        Each turn between the readings has the weight power × time. `_weigh` divides this weight among the accounts; the
+        key None is the unattributed part. An account that was closed in between still gets its part.
         """
         weights = self._windows.setdefault(gpu.uuid, Counter())
         weights.update(divide_exactly((usage.power_mw or 1) * elapsed_ns, self._weigh(gpu, busy)))
@@ -469,9 +469,9 @@ class Ledger:
         self._devices[gpu.uuid] = _add(device, energy_mj=usage.energy_mj, unattributed_energy_mj=rest)
 
     def _weigh(self, gpu: GpuTurn, busy: Sequence[Division]) -> Counter[Account | None]:
-        """Returns busy time × compute slices or, if the GPU was idle, holders' shares × compute slices.
+        """Returns each account's weight: busy time or, if the GPU was idle, allocated share; times compute slices.
 
-        Empty if no device answered; the next answer then also covers this turn.
+        Empty if no device answered. The next answer then covers the time of this turn, too.
         """
         by_use, by_share = Counter[Account | None](), Counter[Account | None]()
         answers = [(turn, parts) for turn, parts in zip(gpu.devices, busy, strict=True) if turn.usage.window_ns]
@@ -507,7 +507,7 @@ class Ledger:
         return next((holder for holder in turn.holders if ended == {holder.key}), None)
 
     def _update_accounts(self, turn: DeviceTurn) -> Mapping[Workload, Account]:
-        """Opens the accounts of holders and users of the device, and closes all others."""
+        """Opens the accounts of workloads that hold or use the device, and closes all other accounts of the device."""
         key, accounts = turn.device.key, dict[Workload, Account]()
         before = self._accounts.get(key, {})
         users = {process.owner for process in turn.processes or () if isinstance(process.owner, Workload)}
@@ -515,7 +515,7 @@ class Ledger:
             account = accounts[workload] = self._open(turn, workload, before.get(workload.key))
             account.is_holder = workload in turn.holders
             account.has_process = workload in users or (turn.processes is None and account.has_process)
-        if turn.processes is None:  # assume that processes of non-holders still run
+        if turn.processes is None:  # processes are not visible: assume that those of non-holders still run
             keys = {workload.key for workload in accounts}
             running = (one for one in before.values() if one.has_process and not one.is_holder)
             accounts |= {one.workload: one for one in running if one.workload.key not in keys}
@@ -558,7 +558,7 @@ def _key(owner: Owner | None) -> WorkloadKey | str | None:
 
 
 def _add(counters: _D, **increments: int | None) -> _D:
-    """Returns a copy. A counter stays None until its first increment."""
+    """Returns a copy with increased counters. A counter stays None until its first increment."""
     sums = {name: _plus(getattr(counters, name), increment) for name, increment in increments.items()}
     return structs.replace(counters, **sums)
 

@@ -42,7 +42,7 @@ class _Connection:
 
 
 class LimitedServer:
-    """Replaces `web.SockSite`. At the connection limit, closes the connection that has been idle longest."""
+    """Replaces `web.SockSite`. If there are too many connections, closes the one that has been idle longest."""
 
     def __init__(self, app: web.Application, limits: ConnectionLimits, make_tls: MakeTlsContext | None = None) -> None:
         app.middlewares.insert(0, self._track_request)

@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 _SONAMES = ("libdcgm.so.4", "libdcgm.so.3")
 _FOLDERS = ("/usr/lib64/", "/usr/lib/x86_64-linux-gnu/", "/usr/lib/aarch64-linux-gnu/", "/usr/lib/")
 Version = tuple[int, ...]
-"""Such as (4, 2, 3); empty if unknown."""
+"""A version such as (4, 2, 3); empty if unknown."""
 
 _UNSUPPORTED = {-6, -13, -17, -20, -22, -29, -32, -33, -36}
 _LOST = {-18, -19}
@@ -48,7 +48,7 @@ _REASONS = {
     -56: "driver_not_loaded",
     -67: "gpus_detached",
 }
-"""Names of the codes that are common or handled. Other codes are shown as numbers."""
+"""DCGM return code -> reason. Codes that are not listed are shown as numbers."""
 _ADVICE = {
     "driver_not_loaded": "; check `nvidia-smi` on the host",
     "gpus_detached": "; attach them again (dcgmi attach)",

@@ -173,7 +173,7 @@ def _read_instances(
 
 
 def _make_gpu_link(gpu: Device, gpu_id: int, link: int) -> DcgmEntity:
-    """Numbers the links from 1 like dcgm-exporter. Also counts links that are down, so that numbers do not change."""
+    """Numbers the links from 1, as dcgm-exporter does. Links that are down are counted, so that numbers are stable."""
     labels = (
         ("nvlink", str(link + 1)),
         ("gpu", "" if gpu.index is None else str(gpu.index)),
@@ -235,17 +235,17 @@ def _read_cpus(connection: DcgmConnection, selection: Selection) -> Iterator[Dcg
 # Values
 
 _MAX_VALUES = 1024
-"""Maximum number of values per call, because a value needs 4 KiB of memory."""
+"""Maximum number of values per call. Limited, because each value needs 4 KiB of memory."""
 _NOT_YET_READ = {"no_data", "not_watched"}
-_KEEP_SECONDS = 600.0  # how long the engine keeps a sample: dcgm-exporter's default
+_KEEP_SECONDS = 600.0  # how long the engine keeps a sample; same as dcgm-exporter's default
 _STALE_INTERVALS = 3
 _NOT_CAUSED_BY_A_FIELD = {"timeout", "max_limit", "insufficient_resources", "version_mismatch"}
 _FIRST_FIELD_OF_4_7 = 1613
 _BLANKS = (s.INT64_BLANK, s.INT32_BLANK, s.DOUBLE_BLANK)
 _BLANK_VALUES = {blank + offset for blank in _BLANKS for offset in range(2)} | set(range(s.INT64_BLANK + 4, 1 << 63))
-"""Blank and not found; larger 64-bit numbers are reserved."""
+"""DCGM's codes for `blank` and `not found`. All larger 64-bit numbers are reserved."""
 _UNSUPPORTED_VALUES = {blank + offset for blank in _BLANKS for offset in (2, 3)} | {b"<<<NOT_SUPPORTED>>>"}
-"""Not supported and not permitted."""
+"""DCGM's codes for `not supported` and `not permitted`."""
 
 
 def _chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
@@ -274,17 +274,17 @@ class Watch:
     _interval: float
     _clock: Callable[[], float]
     _seen: dict[tuple[Entity, int], tuple[int, float]]
-    """(entity, field id) -> last timestamp, and when it changed. Shared, so that it survives a new connection."""
+    """(entity, field id) -> last timestamp, and when it changed. Passed on to the watches of a new connection."""
     groups: list[s.Handle] = field(default_factory=list)
     """Groups of entities."""
     field_groups: list[s.Handle] = field(default_factory=list)
     rejected: set[int] = field(default_factory=set)
     """Ids of fields that the engine rejected."""
     _wanted: dict[int, list[Field]] = field(default_factory=dict)
-    """Id of the field that is read -> wanted fields."""
+    """Id of the field that is read -> fields that are computed from it."""
 
     def start(self) -> None:
-        """Raises SourceError. Fields that the engine rejects are only added to `rejected`."""
+        """Starts the watch. Fields that the engine rejects are added to `rejected`. Other errors raise SourceError."""
         for wanted in self._fields:
             self._wanted.setdefault(_read_as(wanted, self._connection.version).id, []).append(wanted)
         self.groups = [self._create_group(entities) for entities in _chunks(self._entities, s.MAX_ENTITIES)]
@@ -345,7 +345,7 @@ class Watch:
         group = s.Handle()
         self._connection.call("dcgmGroupCreate", s.GROUP_EMPTY, _make_name(), byref(group))
         for entity in entities:
-            self._connection.try_call("dcgmGroupAddEntity", group, *entity)  # it may have been removed
+            self._connection.try_call("dcgmGroupAddEntity", group, *entity)  # fails if the entity was removed
         return group
 
     def _watch_fields(self, ids: Sequence[int]) -> None:
@@ -384,7 +384,7 @@ def _make_name() -> bytes:
 
 
 def _read_as(wanted: Field, version: Version) -> Field:
-    """Returns the field to read: if this version of DCGM lacks the wanted field, the older field in another unit.
+    """Returns the field to read: `wanted` or, if this version of DCGM lacks it, an older field in another unit.
 
     DCGM 4.6.1 added the fields 1600 to 1612, and 4.7 the fields from 1613 on. The older fields may be less exact.
     """

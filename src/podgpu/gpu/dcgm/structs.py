@@ -37,7 +37,7 @@ MAX_ENTITIES = 64
 MODE_AUTO = 1
 GROUP_EMPTY = 1
 LIVE = 1
-"""Flag to read from the driver instead of the cache."""
+"""Flag of a call that reads from the driver instead of the engine's cache."""
 LINK_UP = 3
 HEALTH_ALL = 0xFFFFFFFF
 INT64_BLANK = 0x7FFFFFFFFFFFFFF0

@@ -1,7 +1,7 @@
 """Reads values from DCGM: from an engine inside this process, or from a running host engine.
 
-The engine reads the GPUs at its own interval, and podgpu reads the latest values from the engine. Processes and usage
-come from the local driver, if there is one.
+The engine reads the GPUs at its own interval, and podgpu reads the engine's latest values. Processes and usage are
+read from the local driver, if there is one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import byref, c_int64
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -43,11 +43,11 @@ from podgpu.gpu.source import (
 )
 from podgpu.metrics.conditions import health_code
 from podgpu.metrics.fields import DEVICE_LEVELS, XID_FIELD, Field, Recorded, fields
-from podgpu.model import Detail, Device, OtherReading, Reading
+from podgpu.model import Detail, Device, OtherReading, Reading, group_by_key
 
 _log = logging.getLogger(__name__)
 _LAYOUT_SECONDS = 60.0
-"""How often the whole layout is read, because the outline does not show every change, such as a link that came up."""
+"""Interval of reading the whole layout. The outline does not show every change, such as a link that came up."""
 _CLOSE_WAIT = 2.0
 _XID_KINDS = ("GPU", "GPU_I", "GPU_CI")
 """Entities for which DCGM reports XIDs. Each kind has its own watch, because an engine may reject some of them."""
@@ -121,7 +121,7 @@ class DcgmTelemetry:
         """Entity -> timestamp of its last XID."""
         self._has_read_xids = False
         self._details: dict[int, Details | None] = {}
-        """Field id -> state of the health watches or NVLink peers; None if DCGM does not report it."""
+        """Field id (health watches or NVLink peers) -> its details for all GPUs; None if DCGM does not report them."""
 
     @property
     def versions(self) -> tuple[Version, Version]:
@@ -132,12 +132,12 @@ class DcgmTelemetry:
         self._lanes, self._is_scheduled = tuple(lanes), True
 
     def _find_lane(self, fields: Sequence[Field]) -> Lane:
-        """Returns the lane with these fields. If there is no schedule, they replace the fields of the last reading."""
+        """Returns the lane with these fields. Without a schedule, makes a lane of them, which replaces the last one."""
         for lane in self._lanes:
             if lane.fields is fields:
                 return lane
         lane = Lane(tuple(fields), self._settings.interval)
-        if not self._is_scheduled:  # otherwise this is a late call, which began before the counters changed
+        if not self._is_scheduled:  # with a schedule, this is a late call that began before the counters changed
             self._lanes = (lane,)
         return lane
 
@@ -168,7 +168,7 @@ class DcgmTelemetry:
         self._outline, self._layout, self._layout_read_at = outline, layout, now
 
     def _read_health(self) -> None:
-        """Reads XIDs, health and peers, which DCGM returns for all GPUs in one call.
+        """Reads XIDs, health and NVLink peers. DCGM returns each of them for all GPUs in one call.
 
         Does nothing before the first reading, because the wanted fields are not known yet.
         """
@@ -210,7 +210,7 @@ class DcgmTelemetry:
         lane = self._find_lane(fields)
         self._update_watches()
         latest = LatestValues({e.entity: {} for e in entities})
-        for kind, some in _group_by_kind(entities).items():
+        for kind, some in group_by_key((e.kind, e.entity) for e in entities).items():
             watch = self._watches.get((kind, lane))
             if watch is not None:
                 watch.read(some, latest)
@@ -245,7 +245,7 @@ class DcgmTelemetry:
                 for group in self._find_gpu_groups():
                     self._connection.try_call("dcgmHealthSet", group, s.HEALTH_ALL)
             self._watched = layout, lanes
-            # Read now, because the first reading skips all earlier XIDs, and later XIDs must not be skipped.
+            # The first call only sets the start: earlier XIDs are ignored, and XIDs from now on are reported.
             self._read_xids(layout)
 
     def _stop_watches(self) -> None:
@@ -255,7 +255,7 @@ class DcgmTelemetry:
 
     def _make_watches(self, layout: NodeLayout, lanes: Sequence[Lane]) -> dict[tuple[str, Lane], Watch]:
         watches: dict[tuple[str, Lane], Watch] = {}
-        for kind, entities in _group_by_kind(layout.entities).items():
+        for kind, entities in group_by_key((e.kind, e.entity) for e in layout.entities).items():
             wanted = {lane: _select_fields(lane.fields, kind) for lane in lanes}
             if kind in _XID_KINDS:
                 wanted[self._xid_lane] = self._xid_lane.fields
@@ -302,7 +302,7 @@ class DcgmTelemetry:
     def release(self, wait: float) -> bool:
         closed = self._close(wait / 2)
         if not closed:
-            _log.warning("DCGM cannot be closed: a call has not returned")
+            _log.warning("DCGM cannot be closed, because a call into it has not returned")
         return self._companion.release(wait / 2) and closed
 
     def _close(self, wait: float) -> bool:
@@ -311,13 +311,6 @@ class DcgmTelemetry:
         with self._watch_lock:
             self._watches, self._watched, self._details = {}, None, {}
         return True
-
-
-def _group_by_kind(entities: Iterable[DcgmEntity]) -> dict[str, list[Entity]]:
-    groups: dict[str, list[Entity]] = {}
-    for entity in entities:
-        groups.setdefault(entity.kind, []).append(entity.entity)
-    return groups
 
 
 def _field_ids(lanes: Sequence[Lane]) -> set[int]:

@@ -1,6 +1,6 @@
 """Makes all NVML calls, translates their errors, and reads one device: its MIG instances, processes and fields.
 
-The fields are read by the recipes of `metrics/fields.csv`, with as few NVML calls as possible.
+`metrics/fields.csv` defines which NVML call reads each field. Fields that use the same call are read together.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def translate(code: int, function: str) -> SourceError | StartError:
 
 
 class CallGuard(Generic[Key]):
-    """Collects the errors of one reading, so that a failed call affects only the values that need it.
+    """Collects the errors of one reading, so that a failed call affects only the values that depend on it.
 
     `Key` identifies a value: the id of a field, or the name of a function.
     """
@@ -151,7 +151,7 @@ class CallGuard(Generic[Key]):
         self.errors: list[str] = []
         """Reason words of failed calls."""
         self.dropped: list[Key] = []
-        """Values that are a special code, NaN or impossible."""
+        """Values that were rejected: special codes, NaN and impossible values."""
 
     def begin(self) -> None:
         """Starts a new reading."""
@@ -160,7 +160,7 @@ class CallGuard(Generic[Key]):
 
     @contextmanager
     def catch(self, *keys: Key) -> Iterator[None]:
-        """Records errors of the enclosed calls for these values. Passes on DeviceLost and DriverGone."""
+        """Records errors of the enclosed calls under these keys. DeviceLost and DriverGone are raised again."""
         try:
             yield
         except Unsupported:
@@ -172,12 +172,12 @@ class CallGuard(Generic[Key]):
 
 
 def handle_address(handle: Any) -> int | None:
-    """Returns the pointer in a handle, because pynvml creates different handle objects for the same GPU."""
+    """Returns the pointer in a handle, to compare handles: pynvml creates several handle objects for the same GPU."""
     return ctypes.cast(handle, ctypes.c_void_p).value
 
 
 def parse_instance_id(gi_id: int) -> int | None:
-    """Returns None for NVML's value that means the whole GPU."""
+    """Converts NVML's GPU instance id. Returns None for the special value that means the whole GPU."""
     return None if gi_id == _NO_INSTANCE else gi_id
 
 
@@ -264,7 +264,7 @@ def list_processes(driver: NvmlDriver, layout: Sequence[DeviceHandle]) -> tuple[
             mps = "MPS" in function
             usages += [_parse(gpu.device.uuid, key, entry, mps) for entry in entries if 0 < entry.pid <= MAX_PID]
             if entries and target is gpu.handle:
-                break  # with privileges, the GPU lists the processes of its MIG devices, too
+                break  # for a privileged caller, the GPU's list already contains the processes of its MIG devices
     if len(refusals) == len(_LISTS) * len(targets):
         raise Unsupported(f"NVML lists no processes on {gpu.device.uuid}", refusals[0].reason)
     return _deduplicate(usages)
@@ -278,7 +278,7 @@ def _parse(gpu: str, key: str, entry: Any, mps: bool) -> ProcessUsage:
 
 def _deduplicate(usages: Iterable[ProcessUsage]) -> tuple[ProcessUsage, ...]:
     """Merges entries of the same process. An MPS client, or a process with compute and graphics, is in two lists, and
-    each entry has all of its memory."""
+    each entry reports the memory of the whole process."""
     merged: dict[tuple[str, int], ProcessUsage] = {}
     for usage in usages:
         key = (usage.device, usage.pid)
@@ -310,7 +310,7 @@ class GpmSampler:
     def read(self, metrics: Sequence[int], now: float) -> dict[int, tuple[int, float]]:
         """Returns (NVML return code, percent or MiB/s) per metric, as means since the last call.
 
-        Returns nothing in the first call.
+        The first call returns an empty dict.
         """
         if self.last_at is not None and now - self.last_at < MIN_GPM_SECONDS:
             return {}
@@ -354,6 +354,8 @@ class DevicePlan:
         self._fields = fields
         self._values: dict[int, Value] = {}
         self._once: dict[int, Value] = {}
+        self._groups: dict[object, list[tuple[Field, Any]]] = {}  # fields by call, without those that need none
+        self._grouped: tuple[int, int] | None = None  # numbers of unsupported and constant fields in `_groups`
         self._totals: dict[int, tuple[float, float]] = {}
         """Field id -> time and value of the last reading, for rates."""
         self.guard = CallGuard(wanted.id for wanted in fields if wanted.recipe is None)
@@ -362,13 +364,14 @@ class DevicePlan:
         """Returns values by field id. Raises DeviceLost or DriverGone; other errors affect only their fields."""
         self.guard.begin()
         self._values = dict(self._once)
-        groups: dict[object, list[tuple[Field, Any]]] = {}
-        for wanted in self._fields:
-            if wanted.id not in self.guard.unsupported and wanted.id not in self._once:
-                recipe = wanted.recipe
-                group = (recipe.function, recipe.arguments) if isinstance(recipe, NvmlCall) else type(recipe)
-                groups.setdefault(group, []).append((wanted, recipe))
-        for users in groups.values():
+        if self._grouped != (len(self.guard.unsupported), len(self._once)):
+            self._grouped, self._groups = (len(self.guard.unsupported), len(self._once)), {}
+            for wanted in self._fields:
+                if wanted.id not in self.guard.unsupported and wanted.id not in self._once:
+                    recipe = wanted.recipe
+                    group = (recipe.function, recipe.arguments) if isinstance(recipe, NvmlCall) else type(recipe)
+                    self._groups.setdefault(group, []).append((wanted, recipe))
+        for users in self._groups.values():
             with self.guard.catch(*(wanted.id for wanted, _ in users)):
                 match users[0][1]:
                     case NvmlCall():

@@ -1,10 +1,10 @@
 """Decodes the driver's context-switch log and computes how long each process kept the GPU busy.
 
-A context stays resident after its work ends until another context has work. So a residency (a "stay") is work plus an
-idle tail. Two measurements separate work and tail: the busy time of the whole device and, where permitted, samples of
-whether the engine is busy. A context is switched in because it has work, and it becomes idle later. So the busy share
-depends on the age of a stay. It is learnt from the samples for each process, separately for stays that are longer than
-a time slice. A stay that is long enough to contain several samples is divided by those samples.
+After its work ends, a context stays resident until another context has work. So each period of residency (a "stay")
+consists of work and an idle tail. Two measurements separate them: the busy time of the whole device and, where
+permitted, samples of whether the engine is busy. A context is switched in because it has work, and becomes idle later.
+So the busy share depends on the age of a stay. It is learnt from the samples for each process, separately for stays
+longer than a time slice. A stay that contains several samples is divided by those samples.
 
 All times are nanoseconds of the GPU's clock. This module does no input or output.
 """
@@ -22,7 +22,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 RECORD = struct.Struct("<HHIBBHIIHBBQ")
-"""type, subtype, vardata, tag, vmid, number, context, pid, reserved, GPU instance, compute instance, nanoseconds"""
+"""type, subtype, vardata, tag, vmid, sequence number, context, pid, reserved, GPU instance, compute instance, time"""
 FECS_RECORD = 2
 SWITCHED_IN = 6
 SAVED = 7
@@ -46,7 +46,7 @@ class SwitchLogError(Exception):
 # Records
 
 Switch = tuple[bool, int, int, int, int]
-"""True if switched in or False if saved, pid, time, GPU instance (`WHOLE_GPU` without MIG), compute instance.
+"""(True if switched in, False if saved; pid; time; GPU instance, `WHOLE_GPU` without MIG; compute instance).
 A plain tuple, because there are thousands per second."""
 
 
@@ -89,9 +89,9 @@ class SwitchCosts:
     """Durations in nanoseconds, measured for one architecture; 0 if not measured."""
 
     lead: int = 0
-    """Time in every stay for restoring and saving the context. No work is done in this time."""
+    """Time in each residency for restoring and saving the context. No work is done in this time."""
     slice_work: int = 0
-    """Work done in a stay that ended with its time slice."""
+    """Work done in a residency that lasted a whole time slice."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Residency:
     stays: Sequence[Stay] = ()
     switching: int = 0
     unknown: int = 0
-    """Time without a known resident: before the first switch, or after a context was destroyed."""
+    """Time in which the resident process is unknown: before the first switch, or after a context was destroyed."""
     costs: SwitchCosts = SwitchCosts()
 
     @property
@@ -112,7 +112,7 @@ class Residency:
 
     @cached_property
     def resident(self) -> dict[int, int]:
-        """Nanoseconds by process."""
+        """Pid -> nanoseconds of residency."""
         resident: dict[int, int] = {}
         for pid, _, since, until in self.stays:
             resident[pid] = resident.get(pid, 0) + until - since
@@ -120,11 +120,11 @@ class Residency:
 
     @cached_property
     def lengths(self) -> list[int]:
-        """Durations of the stays within the window, sorted."""
+        """Durations of all residency periods within the window, sorted."""
         return sorted(until - since for _, _, since, until in self.stays)
 
     def measure_up_to(self, duration: float) -> float:
-        """Returns the total duration of the stays, each counted up to this length."""
+        """Returns the total residency, counting at most `duration` of each period."""
         place = bisect_right(self.lengths, duration)
         return sum(self.lengths[:place]) + duration * (len(self.lengths) - place)
 
@@ -203,30 +203,30 @@ switch-in."""
 _WIDTHS = tuple(following - edge for edge, following in pairwise(AGE_EDGES))
 _CLASSES = len(AGE_EDGES)
 _LONG_NS = 2_400_000
-"""Longer than a time slice (2.1 ms on an H200) plus the save. A stay lasts longer only if no other context has work."""
+"""Longer than a time slice (2.1 ms on an H200) plus saving. A longer residency means that no other context had work."""
 MAX_SAVE_NS = 110_000
 """Upper bound: saving a context that was preempted takes 49 to 102 µs longer than saving an idle one (H200)."""
 _MEAN_SAVE_NS = 37_000
-"""Half of the mean extra time. For stays beyond their slice, because it is unknown whether they were preempted or
-yielded."""
+"""Half of the mean extra time. Used for residencies longer than a slice, because it is unknown whether the context was
+preempted or yielded."""
 _YOUNG_SHARE = 0.95
 """Busy share that is assumed for the youngest age class if it has no samples. A context is switched in because it has
 work."""
 _PRIOR_WEIGHT = 0.125
 """Weight of the assumed busy share, relative to one sample."""
 _SAMPLED_STAY_NS = 250_000_000
-"""A stay of this length has about four samples, which are more accurate than the learnt shares."""
+"""A residency of this length contains about four samples, which are more accurate than the learnt shares."""
 _SAMPLE_REACH_NS = 60_000_000
 """A sample is used for at most this long before and after it, and only where no other sample is nearer."""
 _SAMPLE_UNCERTAINTY = 0.1
-"""Uncertainty of time that is covered by a sample, like `share * (1 - share)` for learnt shares."""
+"""Uncertainty of time that is covered by a sample. For learnt shares, the uncertainty is `share * (1 - share)`."""
 _HALF_LIFE_NS = 60 * 10**9
 """Half-life of the weight of past samples."""
 
 BusySample = tuple[int, bool]
 """Time of the sample, and True if the engine was busy."""
 _Kind = tuple[int, bool]
-"""Pid, and True if the stay was longer than its time slice. Most long stays have an idle tail."""
+"""Pid, and True if the residency was longer than a time slice. Most of these end with idle time."""
 
 
 def _kind(pid: int, age: int) -> _Kind:
@@ -239,7 +239,7 @@ def _age_class(age: int) -> int:
 
 @dataclass(slots=True)
 class _AgeSamples:
-    """Weighted number of samples of one process in stays of one kind, by age class."""
+    """Weighted number of samples for one `_Kind`, by age class."""
 
     seen: list[float] = field(default_factory=lambda: [0.0] * _CLASSES)
     busy: list[float] = field(default_factory=lambda: [0.0] * _CLASSES)
@@ -261,12 +261,12 @@ class _AgeSamples:
 
 @dataclass(slots=True)
 class _Ages:
-    """Ages of the stays of one kind in one window."""
+    """Residency times of one `_Kind` in one window, from which `compute_resident` derives the time per age class."""
 
     ended: list[int] = field(default_factory=lambda: [0] * _CLASSES)
     """Per age class: stays that ended in it, minus stays that were in it at the start of the window."""
     past_edge: list[int] = field(default_factory=lambda: [0] * _CLASSES)
-    """Per age class: nanoseconds between the class's lower bound and the ages of these stays, with the same signs."""
+    """Per age class: sum of (age - lower bound of the class) over the stays in `ended`, with the same signs."""
 
     def add(self, age: int, stays: int = 1) -> None:
         age_class = _age_class(age)
@@ -285,7 +285,7 @@ class _Ages:
 
 
 class BusyShareModel:
-    """Learns each process's busy share per age from samples, window by window, and estimates busy times from it."""
+    """Learns from samples how busy each process is at each age of its residency, and estimates busy times from that."""
 
     def __init__(self) -> None:
         self._samples: dict[_Kind, _AgeSamples] = {}
@@ -306,7 +306,7 @@ class BusyShareModel:
                 history.busy[age_class] += busy
 
     def estimate(self, residency: Residency, busy: int, samples: Sequence[BusySample] = ()) -> dict[int, int]:
-        """Divides `busy` among the processes. No process gets more than its residency; the rest is unattributed.
+        """Divides `busy` among the processes. No process gets more than its residency; the remainder is unattributed.
 
         `samples`: samples of this window.
         """
@@ -339,7 +339,7 @@ class BusyShareModel:
 
 
 def _find_stays(residency: Residency, samples: Iterable[BusySample]) -> Iterator[Stay | None]:
-    """Yields the stay that contains each sample, or None if the sample was taken during a switch."""
+    """Yields for each sample the residency that contains it, or None if the sample was taken during a switch."""
     begins = [stay.since for stay in residency.stays]
     for moment, _ in samples:
         place = bisect_right(begins, moment) - 1
@@ -347,7 +347,7 @@ def _find_stays(residency: Residency, samples: Iterable[BusySample]) -> Iterator
 
 
 def _sampled_parts(residency: Residency, samples: Iterable[BusySample]) -> Iterator[tuple[Stay, int, int, bool]]:
-    """Divides long stays into parts, each with its nearest sample. Yields stay, begin, end and the sample's value.
+    """Divides long residencies into parts around their samples. Yields stay, begin, end and the sample's value.
 
     A part extends equally far before and after its sample, so that the mean is unbiased for any pattern of work.
     """
@@ -363,8 +363,8 @@ def _sampled_parts(residency: Residency, samples: Iterable[BusySample]) -> Itera
 def estimate_without_samples(residency: Residency, busy: int) -> dict[int, int]:
     """Divides `busy` among the processes if there are no samples, only residencies.
 
-    Assumes that all stays are busy for the same time from their start, or until their end if they are shorter. This is
-    more accurate than dividing in proportion to residency (H200 traces: 2.7 instead of 3.7 points of error).
+    Assumes that each residency is busy for the same time from its start, or until its end if it is shorter. This is
+    more accurate than dividing in proportion to residency (H200 traces: error of 2.7 instead of 3.7 points).
     """
     lengths = residency.lengths
     share = min(1.0, max(0, busy) / max(1, sum(lengths)))
@@ -382,7 +382,7 @@ def estimate_without_samples(residency: Residency, busy: int) -> dict[int, int]:
 
 
 def compute_max_saving(residency: Residency) -> dict[int, int]:
-    """Returns the time for saving contexts if every process had worked until the end of its slice."""
+    """Returns an upper bound by pid: the time for saving contexts if every process had worked until its slice ended."""
     return _compute_saving(residency, lambda _pid, _age: 1.0, MAX_SAVE_NS)
 
 
@@ -391,9 +391,9 @@ def _compute_saving(
 ) -> dict[int, int]:
     """Returns the extra time spent on saving preempted contexts, by pid.
 
-    A context is preempted only at the end of its time slice; before that it yields. If a stay ended with its slice, the
-    time beyond the slice is the saving. `share_at(pid, age)`: probability that the process is busy at that age.
-    `past_slice`: saving of longer stays.
+    A context is preempted only at the end of its time slice; before that it yields. If it is preempted, the time beyond
+    the slice is saving time. `share_at(pid, age)`: probability that the process is busy at that age. `past_slice`: time
+    that is assumed for residencies longer than a slice.
     """
     result: dict[int, int] = {}
     if slice_work := residency.costs.slice_work:
@@ -406,7 +406,7 @@ def _compute_saving(
 
 
 def _make_non_increasing(figures: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """Returns the nearest non-increasing sequence. Work is at the start of a stay, so an increase is noise."""
+    """Returns the nearest non-increasing sequence. A context works first and is idle later, so an increase is noise."""
     levels: list[tuple[float, float, int]] = []  # mean, weight, and number of entries that it covers
     for figure, weight in zip(figures, weights, strict=True):
         level = figure, weight, 1

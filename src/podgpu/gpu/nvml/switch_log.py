@@ -1,7 +1,7 @@
 """Reads the context-switch log of one GPU through ioctls of the kernel driver's resource manager.
 
-All ioctls of podgpu are in this module. Parameters that could harm the kernel are constants. Sizes are defined next to
-the layouts that they belong to. Registers are only read. A log is always created with its subdevice and without a
+All ioctls of podgpu are in this module. Parameters that could harm the kernel are constants. Each size is defined
+next to its layout. Registers are only read, never written. A log is always created with its subdevice and without a
 notification handle. The layouts are from NVIDIA's open kernel modules 550 to 595.
 """
 
@@ -43,10 +43,10 @@ _RECORDS: Final = 32768
 """Capacity of the log: enough for 3 seconds at 5,000 switches per second. Needs 1 MiB of contiguous memory."""
 _HEADER_BYTES: Final = 4096
 _HEADER = struct.Struct("<IIQQQ")
-"""Members: get, put, count, number of records dropped since the last update of get, dropped variable data."""
+"""Members of the header: get, put, count, records dropped since the last update of get, dropped variable data."""
 _PAYLOAD_BYTES: Final = 24
 _PADDING: Final = 512
-"""Zero bytes after the parameters, because the kernel copies the size of its own structure, which may be larger."""
+"""Zero bytes appended to the parameters, because the kernel may copy more bytes: the size of its own structure."""
 _WRITE_BACK: Final = 5 << 29
 _USER_READ_ONLY: Final = 1 << 22
 _KEEP_OLDEST: Final = 1
@@ -56,7 +56,7 @@ _BUSY_REGISTER: Final = 0x40060C
 """Bit 0 is set while the graphics and compute engine is busy. Measured on GH100, see `MEASURED_ARCHITECTURES`."""
 _REFUSED_VALUE: Final = 0xBADF
 _OLDEST_BRANCH: Final = 550
-"""Older branches have other layouts."""
+"""Oldest supported branch of the driver. Older branches have other layouts."""
 _MEMORY_BYTES: Final = 128
 """Size of a memory object's parameters."""
 
@@ -124,7 +124,7 @@ class ContextSwitchLog:
         return chunk
 
     def now(self) -> int:
-        """Returns the time of the GPU's clock in nanoseconds, which is also used in the records."""
+        """Returns the current time of the GPU's clock in nanoseconds. The records use the same clock."""
         (now,) = struct.unpack("<Q", self._control(self._subdevice, _GPU_TIME, bytes(8)))
         return int(now)
 

@@ -49,12 +49,12 @@ class SwitchLog(Protocol):
 
 
 _SAMPLE_SECONDS = 0.06
-"""Mean interval of busy samples. A sample costs 0.5 ms of CPU in the driver. Over half a minute, more samples are not
-more accurate."""
+"""Mean interval of busy samples. A sample costs 0.5 ms of CPU in the driver. More frequent samples would not make the
+result of half a minute more accurate."""
 _DRAIN_SECONDS = 2.0
 """Interval of reading the log. At 5,000 switches per second, the log is full after 3 seconds."""
 _MAX_UNREAD_SECONDS = 90.0
-"""The listener ends if no window was taken for this long, which limits its memory."""
+"""The listener closes itself if no window is taken for this long, because unread records use memory."""
 
 
 class SwitchListener:
@@ -77,7 +77,7 @@ class SwitchListener:
         """`unsampled`: reason why no busy samples are taken. If not `in_background`, the caller must call `step`."""
         self.unsampled = unsampled
         self.pauses_sampling = False
-        """True while samples are not needed, because resident contexts are always busy."""
+        """True while no samples are taken, because resident contexts were busy all the time."""
         self._log = log
         self._costs = costs
         self._wall = wall
@@ -184,8 +184,8 @@ _INITIAL_USER_NAMESPACE = "0 0 4294967295"
 MEASURED_ARCHITECTURES = {9: ("Hopper (GH100)", SwitchCosts(lead=64_000, slice_work=2_055_000))}
 """NVML's architecture number -> name and measured costs. The busy register is read only on these architectures.
 
-Measured on an H200 with driver 580: in seven traces of 2,800 to 53,000 switches, stays are 63 to 67 µs longer than
-their work. The busy bit differs from NVML's utilization by at most one percentage point. 4,400 time slices were
+Measured on an H200 with driver 580: in seven traces of 2,800 to 53,000 switches, a residency is 63 to 67 µs longer
+than its work. The busy bit differs from NVML's utilization by at most one percentage point. 4,400 time slices were
 measured with kernels that record when they run. The kernels start 21 to 52 µs after the switch-in and are preempted
 2,100 µs after it. Saving takes 68 µs (one warp per multiprocessor) to 107 µs (all memory of the multiprocessors in
 use), and 121 µs for PyTorch.
@@ -223,7 +223,7 @@ class SwitchLogFactory:
     def open_listener(self, driver: NvmlDriver, gpu: DeviceHandle, wall: Callable[[], float]) -> SwitchListener:
         """Opens the log of a GPU and starts a listener. Raises SwitchLogError."""
         architecture: int | None = None
-        if not gpu.device.mig_enabled:  # there are no measurements of GPUs in MIG mode
+        if not gpu.device.mig_enabled:  # switching costs were not measured in MIG mode
             with CallGuard[str]().catch():
                 architecture = int(driver.call("nvmlDeviceGetArchitecture", gpu.handle))
         _, costs = MEASURED_ARCHITECTURES.get(architecture or 0, ("", SwitchCosts()))
@@ -245,16 +245,16 @@ _LINGER_SECONDS = 60.0
 """The log stays open for this long after the GPU is no longer shared, because it is often shared again soon."""
 _RETRY_SECONDS = 60.0
 _UNKNOWN_PART = 50
-"""At most 1/50 of a window may be unaccounted for. If at most 1/50 of the residency was idle, the stays are taken to
-have no idle tail."""
+"""At most 1/50 of a window may be unaccounted for. If at most 1/50 of the residency was idle, the residency counts as
+completely busy."""
 _HIDDEN_PART = 100
 """At most 1/100 of a window may belong to hidden or unlisted processes."""
 _SATURATED_NS = 30 * 10**9
-"""Sampling pauses after this long without an idle tail, because sampling is half of the cost."""
+"""Sampling, which is half of the cost, pauses if resident contexts were completely busy for this long."""
 
 
 class _WindowError(SwitchLogError):
-    """The log cannot be used for one window, but it stays open."""
+    """The log cannot be used for the current window. It stays open for later windows."""
 
 
 class BusyTimeSplitter:

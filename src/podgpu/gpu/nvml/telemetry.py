@@ -39,6 +39,7 @@ from podgpu.metrics.fields import Field, detail_fields
 from podgpu.model import Device, ProcessUsage, Reading, Value, device_key
 
 _log = logging.getLogger(__name__)
+_ENERGY_FIELD = 156  # in fields.csv
 _MAX_WAIT_SECONDS = 4.5
 """Maximum wait until all GPUs are open. Shorter than the usual deadline of an inventory."""
 _QUIET_SECONDS = 0.5
@@ -46,8 +47,8 @@ _QUIET_SECONDS = 0.5
 without persistence mode the driver needs one or two seconds per GPU."""
 _BUS_SECONDS = 10.0
 _CLOSE_WAIT = 0.45
-"""Maximum wait for driver calls in progress, including the wait for XIDs. Shorter than the shortest deadline of an
-inventory."""
+"""Closing the driver waits at most this long for calls in progress, including the wait for XIDs. Shorter than the
+shortest deadline of an inventory."""
 _RESTART_SECONDS = 10.0
 """Minimum interval of restarts: after the bus changed, if no GPU answers, or if a call prevented the last restart."""
 SEARCH_SECONDS = 120.0
@@ -106,7 +107,7 @@ class NvmlTelemetry:
         self._gpus: dict[str, NvmlGpu] = {}
         """UUID -> GPU."""
         self._replaced: list[NvmlGpu] = []
-        """GPUs whose handle became invalid. They are freed when the driver is closed, because workers may use them."""
+        """GPUs with an invalid handle. They are freed when the driver is closed, because workers may still use them."""
         self._previous: dict[str, NvmlGpu] = {}
         """UUID -> GPU from before the driver was reopened. If the GPU is found again, its usage continues."""
         self.expected: int | None = None
@@ -139,8 +140,8 @@ class NvmlTelemetry:
     def _open_gpus(self) -> None:
         """Opens each GPU in its own thread, so that a GPU that hangs does not delay the others.
 
-        Waits until all new GPUs are open, or until no further GPU was opened for a while. The next call reads the
-        results of slower GPUs.
+        Waits until all new GPUs are open, or until no further GPU was opened for a while. Slower GPUs are added by the
+        next call.
         """
         known = {*self._pending, *(gpu.device.index for gpu in self._gpus.values())}
         new = [index for index in range(self._listed) if index not in known]
@@ -205,7 +206,7 @@ class NvmlTelemetry:
         try:
             closed = self._close(wait)
             if not closed:
-                _log.warning("the driver cannot be closed: a call has not returned")
+                _log.warning("the driver cannot be closed, because a call into it has not returned")
             self._previous = {}  # after its release the driver may be unloaded, which resets counters
             return closed
         finally:
@@ -266,7 +267,7 @@ class NvmlTelemetry:
         with gpu.handle_lock:
             current = self._gpus.get(device.uuid)
             if current is not gpu and current is not None:
-                return current  # opened by another worker in the meantime
+                return current  # another worker has reopened it in the meantime
             with suppress(SourceError):
                 if self._driver.call("nvmlDeviceGetUUID", gpu.handle) == device.uuid:
                     return gpu
@@ -291,7 +292,7 @@ class NvmlTelemetry:
 
 
 class NvmlGpu:
-    """`read`, `read_layout` and `usage_reader` may be used in different workers. They share handle and layout."""
+    """One physical GPU. `read`, `read_layout` and `usage_reader` may run in different workers and share a handle."""
 
     def __init__(self, driver: NvmlDriver, gpu: DeviceHandle, settings: UsageSettings, xids: XidWatcher) -> None:
         self._driver = driver
@@ -322,6 +323,8 @@ class NvmlGpu:
         self._follow_layout()
         plans = {one.device: self._find_plan(one, fields) for one in self.layout}
         readings = tuple(Reading(device, plan.read(now)) for device, plan in plans.items())
+        if isinstance(energy := readings[0].values.get(_ENERGY_FIELD), int):
+            self.usage_reader.shared_energy = now, energy
         if fields:
             self._read_details(now)
         guards = {device.key: plan.guard for device, plan in plans.items()}
@@ -416,7 +419,7 @@ class NvmlGpu:
 
 
 def count_pci_gpus(sysfs: str = "/sys") -> int | None:
-    """Returns the number of GPUs, None if sysfs is missing (some sandboxes) or has no NVIDIA GPU (WSL, Tegra)."""
+    """Counts the NVIDIA GPUs in sysfs. Returns None if sysfs is missing (some sandboxes) or shows none (WSL, Tegra)."""
     try:
         devices = list(Path(sysfs, "bus/pci/devices").iterdir())
     except OSError:
@@ -425,9 +428,9 @@ def count_pci_gpus(sysfs: str = "/sys") -> int | None:
 
 
 def _is_gpu(device: Path) -> bool:
-    """Returns False for other devices, and for a GPU of another driver, such as vfio-pci for a virtual machine.
+    """Returns True for an NVIDIA GPU, unless another driver uses it, such as vfio-pci for a virtual machine.
 
-    A GPU without a driver counts, because it may be lost.
+    A GPU without a driver counts too, because it may be lost.
     """
     try:
         vendor, kind = ((device / name).read_text() for name in ("vendor", "class"))
@@ -440,11 +443,11 @@ def _is_gpu(device: Path) -> bool:
 # XIDs
 
 _WAIT_MS = 400
-"""Maximum duration of a wait for events. A wait costs 0.17 ms of CPU (H200). Closing the driver waits for its end."""
+"""Maximum duration of a wait for events, which delays closing the driver. A wait costs 0.17 ms of CPU (H200)."""
 
 
 class XidWatcher:
-    """Waits for XID errors in its own thread. The reader of each GPU registers it."""
+    """Waits for XID errors in its own thread. Each GPU must be registered."""
 
     def __init__(self, driver: NvmlDriver, wall: Callable[[], float]) -> None:
         self._driver = driver
@@ -466,8 +469,8 @@ class XidWatcher:
         threading.Thread(target=self._run, args=(self._event_set,), name="xid-watch", daemon=True).start()
 
     def register(self, uuid: str, handle: Any) -> bool:
-        """Registers a GPU. Returns False if XIDs cannot be watched on this node. Raises SourceError, and Unsupported if
-        the GPU reports no XIDs."""
+        """Registers a GPU. Returns False if XIDs cannot be watched on this node. Raises Unsupported if the GPU reports
+        no XIDs, SourceError if the call fails."""
         if self._event_set is None:
             return False
         self._uuids[handle_address(handle)] = uuid
@@ -483,7 +486,7 @@ class XidWatcher:
                 self._driver.call("nvmlEventSetFree", event_set)
 
     def _run(self, event_set: Any) -> None:
-        """Waits for events until the event set is freed, even if a new one exists then."""
+        """Waits for events until this event set is freed. A newer event set has its own thread."""
         while True:
             try:
                 with self._driver.hold(gives_way=True):

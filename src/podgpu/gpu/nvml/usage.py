@@ -2,7 +2,7 @@
 
 The driver samples the GPU about five times per second, with timestamps in Unix microseconds (H200, driver 580). For
 each process it returns the mean utilization over all samples since a given time. Windows begin and end at the driver's
-timestamps, so that irregular readings neither count time twice nor lose it.
+timestamps. So no time is lost or counted twice, even if readings are irregular.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LACKS: Mapping[str, Lack] = {
     _GPM: "no_instance_utilization",
     _PROCESS_LIST: "no_process_list",
 }
-"""Function -> value that is missing if the function is not supported. Other functions have a substitute."""
+"""NVML function -> value that is missing if the function is not supported. Other functions have a substitute."""
 
 _SECOND_US = 1_000_000
 _MAX_WINDOW_US = 60 * _SECOND_US
@@ -47,11 +47,12 @@ _MAX_SILENCE_US = 10 * _SECOND_US
 _SLACK_US = 2 * _SECOND_US
 """Maximum age of the driver's newest sample."""
 _NO_ENTRIES = frozenset({"not_found", "nvml_0"})
-"""Error words that mean an empty list: NOT_FOUND, and pynvml's error if the driver succeeds without entries."""
+"""Reasons that mean an empty list: NOT_FOUND, and pynvml's error if the driver succeeds without entries."""
 _GRAPHICS_UTIL = 1
 _MAX_GPM_PERCENT = 101.0  # GPM slightly exceeds 100 % at full load
 _ENERGY_SECONDS = 5.0
 """Interval of energy readings while processes stay the same. A reading costs 4.5 ms of CPU (H200)."""
+_SHARED_SECONDS = 1.0  # telemetry's reading of the counter is used if it is younger
 _EARLY_SECONDS = 0.5  # tolerance: a turn may read the counter this much before the interval ends
 _MAX_WATTS = 5000
 _MAX_COUNTER_MJ = 1 << 62  # a larger value is NVML's sentinel
@@ -89,6 +90,7 @@ class UsageReader:
         """Device key of an instance -> its sampler."""
         self._window_start: tuple[int, float] | None = None
         """Start of the next window: the driver's timestamp, and a monotonic time that is not later."""
+        self.shared_energy: tuple[float, int] | None = None  # time and value of telemetry's last reading
         self._energy_at: tuple[float, int] | None = None
         """Time and value of the last reading of the energy counter."""
         self._energy_is_known = False
@@ -121,7 +123,7 @@ class UsageReader:
         power = self._read_power()
         energy = self._read_energy(None if running is None else frozenset(process.pid for process in running), power)
         whole = replace(self._make_usage(device, busy, running, memory), energy_mj=energy, power_mw=power)
-        # A suffix of the part names the GPU instance.
+        # The part of a GPU instance has the suffix ` gi<id>`, which is removed here.
         functions = [(part, part.partition(" gi")[0]) for part in sorted(self._guard.unsupported)]
         return UsageAnswer(
             (whole, *parts),
@@ -200,7 +202,7 @@ class UsageReader:
         code, percent = means[_GRAPHICS_UTIL]
         if code:
             raise translate(code, _GPM)
-        # The times are rounded, not their difference, so that rounding errors of windows do not add up.
+        # Rounds the times instead of their difference, so that rounding errors do not add up over many windows.
         window_ns = int(now * 1e9) - int(before * 1e9)
         valid = self._check(part, percent, _MAX_GPM_PERCENT)
         busy_ns = None if valid is None else round(min(valid, 100.0) * window_ns / 100)
@@ -263,7 +265,7 @@ class UsageReader:
         if not self._reads_processes():
             return None
         if is_idle:
-            return {}  # saves a call that costs 1.9 ms of CPU
+            return {}  # skips a call that costs 1.9 ms of CPU
         entries = self._read(_PROCESSES, lambda: self._read_entries(_PROCESSES, since))
         if _PROCESSES in self._guard.unsupported:
             entries = self._read(_NEWER_PROCESSES, lambda: self._read_entries(_NEWER_PROCESSES, since))
@@ -289,14 +291,19 @@ class UsageReader:
         """Returns the energy since the last reading of the counter. None if unknown or not read in this turn.
 
         The counter is read every 5 s and when processes change. Without power readings it is read in every turn,
-        because its energy cannot be divided among turns. The first reading, and the first after a reset, return 0.
+        because energy could not be divided among turns. The first reading, and the first after a reset, return 0.
         """
         changed, self._pids = pids != self._pids, pids
         now, before = self._clock(), self._energy_at
         is_due = before is None or now - before[0] >= _ENERGY_SECONDS - _EARLY_SECONDS
         if not (is_due or changed or power is None) and self._energy_is_known:
             return None
-        counter = self._read(_ENERGY, lambda: self._driver.call(_ENERGY, self._handle))
+        counter: int | None
+        shared = self.shared_energy
+        if shared and now - _SHARED_SECONDS < shared[0] and (before is None or before[0] < shared[0]):
+            now, counter = shared
+        else:
+            counter = self._read(_ENERGY, lambda: self._driver.call(_ENERGY, self._handle))
         if counter is None or self._check(_ENERGY, counter, _MAX_COUNTER_MJ) is None:
             return None
         self._energy_at, self._energy_is_known = (now, counter), False

@@ -1,4 +1,4 @@
-// Shows alerts: problems open and in colour, notes folded below them.
+// Shows alerts: problems in colour, and notes below them in a section that is folded at first.
 
 import { conditionTitle, goneText } from "./conditions.js";
 import { gpuHash, nodeHash } from "./criteria.js";
@@ -67,14 +67,14 @@ class Line {
   show(alert) {
     setClass(this.element, `alert is-${alert.severity}`);
     setText(this.word, WORDS[alert.severity]);
-    if (alert.text !== this.shown) this.text.replaceChildren(...coded((this.shown = alert.text)));
+    if (alert.text !== this.shown) this.text.replaceChildren(...coded(withoutDouble((this.shown = alert.text))));
     this.link.hidden = !alert.uuid && !alert.node;
     setAttribute(this.link, "href", alert.uuid ? gpuHash(alert.uuid) : nodeHash(alert.node));
     setText(this.link, alert.uuid ? "Show the GPU" : "Show the node");
   }
 }
 
-// Uses the server's alerts. Older servers send none: then collects the conditions of the GPUs.
+// Returns the server's alerts. Older servers send none; for these, collects the conditions of the GPUs.
 function alertsOf(picture, devices) {
   if (!Array.isArray(picture.alerts)) return gathered(picture, devices);
   const worded = picture.alerts.filter((alert) => typeof alert?.text === "string");
@@ -108,7 +108,12 @@ function notesOf(picture, alerts) {
   ];
 }
 
-// Notes unfold if the page shows nothing else, and fold again otherwise.
+// Shortens "node node-3" to "node-3".
+function withoutDouble(text) {
+  return text.replace(/\bnode (?=node\b)/gi, "");
+}
+
+// The notes, which are unfolded only while the page shows nothing else.
 class Notes {
   constructor() {
     this.element = byId("notes");
@@ -119,7 +124,7 @@ class Notes {
   show(notes, alone) {
     this.element.hidden = !notes.length;
     setText(byId("notes-summary"), plural(notes.length, "note"));
-    place(byId("notes-list"), notes.slice(0, MOST).map((text) => h("li", {}, ...coded(localTimes(text)))));
+    place(byId("notes-list"), notes.slice(0, MOST).map((text) => h("li", {}, ...coded(withoutDouble(localTimes(text))))));
     if (!notes.length || alone === this.alone) return;
     this.alone = alone;
     if (alone) this.unfolded = !this.element.open;

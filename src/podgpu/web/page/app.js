@@ -1,4 +1,4 @@
-// Assembles the page: the feed delivers the state, the address determines what is shown.
+// Assembles the page. The feed delivers the state, and the page's address determines what is shown.
 
 import { answerOf } from "./ask.js";
 import { Card } from "./card.js";
@@ -24,7 +24,7 @@ import { totalsOf } from "./totals.js";
 
 const MOST_TILES = 400; // more GPUs are shown as a heat map
 const WRITE_AFTER_MS = 150;
-const AWAY_STEPS = 2; // if the page was hidden for longer, in steps of a sparkline, the gap is filled from the server
+const AWAY_STEPS = 2; // if the page was hidden for more sparkline steps than this, the gap is filled from the server
 const YOUNG_SECONDS = 600;
 const TABLES = ["pods", "nodes", "cost", "events"];
 
@@ -35,7 +35,7 @@ class Page {
     this.criteria = readHash(location.hash);
     this.list = { ...this.criteria, pod: "", gpu: "", view: "" }; // the last state of the list of GPUs
     this.listTop = 0;
-    this.trail = []; // addresses that led to the view that is shown, for Escape
+    this.trail = []; // addresses of the previous views, to which Escape returns
     this.devices = [];
     const prices = () => this.feed.picture.currency ?? "";
     const context = {
@@ -75,7 +75,7 @@ class Page {
     setInterval(() => this.overview.showState(this.feed), 1000);
   }
 
-  // If the server has a history, sparklines are complete from the start.
+  // Fills the sparklines from the server's history, if it has one.
   async fillHistory() {
     this.filledAt = this.feed.now();
     const { state, data } = await answerOf("api/v1/history", AbortSignal.timeout(20_000));
@@ -222,7 +222,7 @@ class Page {
     else if (view === "pod") this.pod.show(devices, criteria, back);
     else if (view === "node") this.node.show(picture, devices, criteria, anew);
     else if (view === "nodes") this.nodes.show(picture, devices, criteria);
-    else if (view === "pods") this.pods.show(devices, criteria, hasPods(picture));
+    else if (view === "pods") this.pods.show(devices, criteria, hasPods(picture), picture);
     else if (view === "cost") this.cost.show(criteria, hasPods(picture), this.feed.now(), picture.scope === "cluster");
     else if (view === "events") this.events.show(criteria, hasPods(picture));
     else return this.showDevices(anew, at);
@@ -249,7 +249,7 @@ class Page {
     const totals = totalsOf(found, this.priced);
     const { currency } = this.feed.picture;
     const texts = [`${count(found.length)} of ${plural(this.devices.length, "GPU")}`];
-    for (const [name, text] of [["allocated", "allocated"], ["used", "used"], ["idle", "idle"], ["unknown", "not known"], ["freeBusy", "with unknown holder"], ["free", "free"], ["broken", "broken"]]) {
+    for (const [name, text] of [["allocated", "allocated"], ["used", "used"], ["idle", "idle"], ["unknown", "not known"], ["free", "free"], ["broken", "broken"]]) {
       if (totals[name]) texts.push(`${parts(totals[name])} ${text}`);
     }
     if (totals.mean !== undefined) texts.push(`mean of used ${percent(totals.mean)}`);
@@ -260,7 +260,7 @@ class Page {
   }
 }
 
-// The heat map is always ordered by node. Sorted lists are shown as tiles, which have names.
+// Returns whether to show the heat map. It is always ordered by node, so sorted lists are shown as tiles.
 function isMap(found, criteria) {
   if (criteria.sort) return false;
   return criteria.show ? criteria.show === "map" : found.length > MOST_TILES;

@@ -4,24 +4,35 @@ import { copyButton } from "./actions.js";
 import { noneText, Question } from "./ask.js";
 import { podHash, wordsOf, writeHash } from "./criteria.js";
 import { h, place, plain, setAttribute, setText } from "./dom.js";
-import { amount, localTimes, money, percent, plural, span, totalMoney } from "./format.js";
+import { amount, localTimes, moment, money, percent, plural, span, totalMoney } from "./format.js";
 import { groupsFor } from "./pods.js";
 import { Table } from "./table.js";
 
 const EVERY_SECONDS = 60;
 const LOW_USE = 0.2; // a pod with a lower mean use is under-used
-const MOST_LABELS = 4; // others are chosen in the field
+const MOST_LABELS = 4; // further labels can be typed into the field
 const MOST_UNDER_USED = 8;
 const RANGES = ["1h", "24h", "7d", "30d"];
+const MONTH = "This month";
 const DAY_SECONDS = 86_400;
 const BACKWARDS = { state: "missing", message: "The start of the range must be before its end." };
 const LIMIT = "Stored in SQLite, for up to 8,000 GPUs and 90 days. For more, run podgpu cluster with --prometheus.";
 const MISSING = "This server does not compute costs of a range: its podgpu is older than this page.";
+// Tooltips of columns.
+const HINTS = {
+  allocated_hours: "Hours of GPUs, or of parts of GPUs, that were held",
+  used_hours: "Hours weighted by utilisation: 2 hours at 50 % are 1 busy hour. What is missing to the allocated hours is idle, not known, or the unused part of hours in use.",
+  idle_hours: "Allocated hours without any use",
+  unknown_hours: "Allocated hours whose use is not known",
+  mean_use: "Busy hours divided by the allocated hours of known use. For a pod on a shared GPU: of its share, not of the whole GPU.",
+  waited_hours: "Hours in which it waited for another holder of a shared GPU",
+  wasted: "Cost of the idle hours",
+};
 
 export class Cost {
   constructor(onOrder, onAnswer) {
     this.question = new Question(onAnswer);
-    this.ranges = [...RANGES, "Custom"].map((range) => h("a", {}, range));
+    this.ranges = [...RANGES, MONTH, "Custom"].map((range) => h("a", {}, range));
     this.from = h("input", { type: "datetime-local", "aria-label": "From" });
     this.to = h("input", { type: "datetime-local", "aria-label": "To" });
     this.bounds = h("span", { class: "filter bounds" }, this.from, h("span", { "aria-hidden": "true" }, "to"), this.to);
@@ -52,7 +63,7 @@ export class Cost {
     this.question.forget();
   }
 
-  // `isKube`: holders are pods. `now`: by the server's clock. `isCluster`: not the page of a node.
+  // `isKube`: holders are pods. `now`: time by the server's clock. `isCluster`: false on the page of a single node.
   show(criteria, isKube, now, isCluster) {
     const groups = groupsFor(isKube);
     const isLabel = criteria.by.startsWith("label:") && criteria.by !== "label:";
@@ -62,22 +73,28 @@ export class Cost {
     const { q, cluster, ns, order } = criteria;
     const bounds = isCustom ? { from: criteria.from, to: criteria.to } : { range };
     this.here = { view: "cost", ...bounds, by: criteria.by, q, cluster, ns, order };
-    this.showRanges(isCustom ? "Custom" : range, isCustom ? criteria : { from: now - DAY_SECONDS, to: now });
+    const month = monthStart(now);
+    const isMonth = isCustom && !criteria.to && Number(criteria.from) === month;
+    this.showRanges(isMonth ? MONTH : isCustom ? "Custom" : range, isCustom ? criteria : { from: now - DAY_SECONDS, to: now }, month);
     const time = isCustom ? new URLSearchParams(criteria.to ? bounds : { from: criteria.from }) : `range=${range}`;
     const url = `api/v1/range?${time}&by=${encodeURIComponent(by)}`;
     const isBackwards = isCustom && criteria.to && Number(criteria.from) >= Number(criteria.to);
     const { state, data, message } = isBackwards ? BACKWARDS : this.question.want(url, EVERY_SECONDS);
     this.showWays(groups, by, isKube ? data?.labels : []);
     this.labelField.hidden = !isKube;
-    if (document.activeElement !== this.label) this.label.value = ""; // a chosen label is one of the tabs
+    if (document.activeElement !== this.label) this.label.value = ""; // a chosen label is shown as a tab
     setAttribute(this.csv, "href", `${url}&format=csv`);
-    const rows = state === "ready" ? matching(data.rows ?? [], criteria) : [];
+    const wanted = isLabel ? { ...criteria, ns: "" } : criteria; // a label has pods of several namespaces
+    const isFiltered = Boolean(q || cluster || wanted.ns);
+    setText(this.csv, isFiltered ? "CSV of all rows" : "CSV");
+    const rows = state === "ready" ? matching(data.rows ?? [], wanted) : [];
     const isEmpty = !rows.length;
     this.copy.hidden = this.csv.hidden = this.table.element.hidden = isEmpty;
     this.message.hidden = !isEmpty;
-    const none = q || cluster || ns ? "Nothing matches the filter. Press Escape to clear it." : "There is no record in this range.";
+    const none = isFiltered ? "Nothing matches the filter. Press Escape to clear it." : "There is no record in this range.";
     setText(this.message, state === "ready" ? none : noneText(state, message, MISSING));
-    setText(this.about, isEmpty ? "" : aboutText(data.totals ?? {}, data));
+    const scope = isFiltered ? "Filtered rows" : ns ? "All namespaces" : "";
+    setText(this.about, isEmpty ? "" : aboutText(isFiltered ? sumOf(rows) : (data.totals ?? {}), data, scope));
     const limit = isCluster && data && !data.source ? [LIMIT] : [];
     setText(this.notes, [...(data?.notes ?? []).map(localTimes), ...limit].join(" \u00b7 "));
     const title = isLabel ? by.slice("label:".length) : groups[by];
@@ -85,11 +102,11 @@ export class Cost {
     this.underUsed.show(isEmpty ? [] : rows, by, data);
   }
 
-  showRanges(chosen, { from, to }) {
+  showRanges(chosen, { from, to }, month) {
     this.ranges.forEach((link) => {
       const name = link.textContent;
       const custom = { from: Math.floor(from), to: to && Math.floor(to), range: "" };
-      const bounds = name === "Custom" ? custom : { range: name, from: "", to: "" };
+      const bounds = name === "Custom" ? custom : name === MONTH ? { from: month, to: "", range: "" } : { range: name, from: "", to: "" };
       choose(link, { ...this.here, ...bounds }, name === chosen);
     });
     this.bounds.hidden = chosen !== "Custom";
@@ -98,7 +115,7 @@ export class Cost {
     }
   }
 
-  // The labels come from the answer, so they stay until the next one.
+  // `labels` come from the answer. Until the next answer, the previous labels are shown.
   showWays(groups, by, labels = this.labels ?? []) {
     this.labels = labels;
     const label = (name) => `label:${name}`;
@@ -115,16 +132,16 @@ export class Cost {
   }
 }
 
-// The pods that held GPUs and hardly used them, the most expensive first.
+// Lists pods that held GPUs and hardly used them, the most expensive first.
 class UnderUsed {
   constructor() {
     this.about = h("p", { class: "about" });
     this.list = h("ul", { class: "marks" });
-    this.element = h("section", { class: "under-used" }, h("h2", {}, "Under-used"), this.about, this.list);
+    this.element = h("section", { class: "under-used" }, h("h2", {}, "Under-used (includes idle)"), this.about, this.list);
   }
 
   show(rows, by, data) {
-    const shortest = Math.min(1, (data?.to - data?.from) / 36_000); // GPU-hours; a shorter time says little
+    const shortest = Math.min(1, (data?.to - data?.from) / 36_000); // GPU-hours; less is not significant
     const low = rows.filter((row) => row.mean_use < LOW_USE && row.allocated_hours >= shortest);
     const unused = (row) => (row.cost ?? row.allocated_hours) * (1 - row.mean_use);
     low.sort((a, b) => unused(b) - unused(a));
@@ -134,7 +151,7 @@ class UnderUsed {
     const cost = low.reduce((sum, row) => sum + (row.cost ?? 0) * (1 - row.mean_use), 0);
     const price = cost ? ` (${totalMoney(cost, data.currency)})` : "";
     const who = `${plural(low.length, by === "owner" ? "owner" : low[0].pod ? "pod" : "holder")} used less than ${percent(LOW_USE)} of the allocated time`;
-    setText(this.about, `${who}: ${amount(hours)} GPU-hours${price} were not used.`);
+    setText(this.about, `${who}: ${amount(hours)} GPU-hours${price} were not used, idle time included.`);
     place(this.list, low.slice(0, MOST_UNDER_USED).map((row) => {
       const name = h("a", { href: linkOf(row, by) }, h("bdi", {}, plain(nameOf(row))));
       const cost = row.cost === undefined ? "" : `, ${money(row.cost * (1 - row.mean_use), data.currency)} not used`;
@@ -148,12 +165,18 @@ function choose(link, hash, isChosen) {
   setAttribute(link, "aria-current", isChosen ? "page" : undefined);
 }
 
+// The first of the month in local time.
+function monthStart(now) {
+  const at = new Date(now * 1000);
+  return new Date(at.getFullYear(), at.getMonth(), 1).getTime() / 1000;
+}
+
 function unixOf(field) {
   const unix = Math.floor(new Date(field.value).getTime() / 1000);
   return unix > 0 ? String(unix) : "";
 }
 
-// Local time as the field needs it: 2026-11-17T10:40.
+// Formats local time for the input field: 2026-11-17T10:40.
 function localText(unix) {
   const at = new Date(unix * 1000);
   if (!unix || Number.isNaN(at.getTime())) return "";
@@ -168,14 +191,37 @@ function matching(rows, { q, cluster, ns }) {
   });
 }
 
-function aboutText(totals, { currency, source, from, to }) {
-  const texts = [span(from, to), `${amount(totals.gpu_hours)} GPU-hours`, `${amount(totals.idle_hours)} idle`];
-  if (totals.mean_use !== undefined) texts.push(`mean use ${percent(totals.mean_use)}`);
-  if (totals.cost !== undefined) texts.push(`${totalMoney(totals.cost, currency)}`);
-  if (totals.wasted !== undefined) texts.push(`${totalMoney(totals.wasted, currency)} wasted`);
-  if (totals.unallocated_cost !== undefined) texts.push(`${totalMoney(totals.unallocated_cost, currency)} unallocated`);
-  if (source) texts.push(`from ${source}`);
-  return texts.join(" \u00b7 ");
+// Adds up the rows of a filter, as the server adds up all rows.
+function sumOf(rows) {
+  const sum = (name, of = rows) => {
+    const known = of.filter((row) => row[name] !== undefined);
+    return known.length ? known.reduce((total, row) => total + row[name], 0) : undefined;
+  };
+  const names = ["gpu_hours", "allocated_hours", "used_hours", "idle_hours", "unknown_hours", "cost", "wasted"];
+  const totals = Object.fromEntries(names.map((name) => [name, sum(name)]));
+  const measured = totals.allocated_hours - (totals.unknown_hours ?? 0);
+  const mean = measured > 0 ? totals.used_hours / measured : undefined;
+  return { ...totals, mean_use: mean, unallocated_cost: sum("cost", rows.filter((row) => row.unallocated)) };
+}
+
+function aboutText(totals, { currency, source, from, to, notes = [] }, scope) {
+  const since = Date.parse(notes.join().match(/no record before (\S+Z)/)?.[1]) / 1000;
+  const hours = (number, what) => number > 0 && `${amount(number)} ${what}`;
+  const cost = (number, what) => number !== undefined && `${totalMoney(number, currency)}${what}`;
+  const held = totals.allocated_hours ?? totals.gpu_hours;
+  const unallocated = totals.gpu_hours - held;
+  const shares = [hours(totals.used_hours, "busy (weighted)"), hours(totals.idle_hours, "idle"), hours(totals.unknown_hours, "not known")];
+  return [
+    scope,
+    span(since > from && since < to ? since : from, to),
+    since > from && `records since ${moment(since)}`,
+    `${amount(held)} GPU-hours allocated: ${shares.filter(Boolean).join(", ") || "none busy"}`,
+    totals.mean_use !== undefined && `use of what is held ${percent(totals.mean_use)}`,
+    cost(totals.cost, ""),
+    cost(totals.wasted, " wasted (idle)"),
+    cost(totals.unallocated_cost, ` unallocated (${amount(unallocated)} GPU-hours)`),
+    source && `from ${source}`,
+  ].filter(Boolean).join(" \u00b7 ");
 }
 
 function ownerText(row) {
@@ -203,17 +249,17 @@ function linkOf(row, by) {
 }
 
 function columnsOf(by, title, rows, currency) {
-  const number = (name, title, write, isWarm) => ({ name, title, value: (row) => row[name], write, isWarm });
+  const number = (name, title, write, isWarm) => ({ name, title, hint: HINTS[name], value: (row) => row[name], write, isWarm });
+  const ofHeld = (column) => ({ ...column, value: (row) => (row.unallocated ? undefined : row[column.name]) });
   const price = (name, title, isWarm) => number(name, title, (value) => money(value, currency), isWarm);
   const isSome = (value) => value >= 0.005; // less is shown as 0.00
-  const idlePart = (row) => (row.allocated_hours ? Math.min(1, (row.idle_hours ?? 0) / row.allocated_hours) : undefined);
   const columns = [
     { name: by, title, value: nameOf, link: (row) => linkOf(row, by) },
-    number("gpu_hours", "GPU-hours", amount),
-    number("used_hours", "Used hours", amount),
-    number("idle_hours", "Idle hours", amount, isSome),
-    { name: "idle_part", title: "Idle", value: idlePart, write: percent },
-    number("mean_use", "Mean use", percent, (ratio) => ratio < LOW_USE),
+    ofHeld(number("allocated_hours", "Allocated", amount)),
+    ofHeld(number("used_hours", "Busy (weighted)", amount)),
+    ofHeld(number("idle_hours", "Idle", amount, isSome)),
+    ofHeld(number("unknown_hours", "Not known", amount)),
+    number("mean_use", "Use of what it holds", percent, (ratio) => ratio < LOW_USE),
     number("waited_hours", "Waited hours", amount),
     { name: "unknown_because", title: "Use unknown", value: (row) => row.unknown_because },
     number("energy_kwh", "Energy, kWh", amount),

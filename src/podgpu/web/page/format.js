@@ -30,8 +30,9 @@ export function parts(number) {
   return PARTS.format(number);
 }
 
-// Formats hours and similar amounts: 3,120.5, or 0.037 for small ones.
+// Formats hours and similar amounts: 3,120.5, or 0.37 for small ones.
 export function amount(number) {
+  if (number > 0 && number < 0.01) return "<0.01";
   return Math.abs(number) < 1 ? SMALL.format(number) : TENTHS.format(number);
 }
 
@@ -49,14 +50,10 @@ export function memoryOf(used, total) {
   return `${gibibytes(used)} / ${gibibytes(total)}${FIXED}GiB`;
 }
 
+// Formats power: 386 W, 7.53 kW, 2.39 MW.
 export function watts(power) {
-  return power === undefined ? UNKNOWN : `${Math.round(power)}${FIXED}W`;
-}
-
-// Formats the total power of many GPUs: 386 W, 7.53 kW, 2.39 MW.
-export function totalWatts(power) {
   if (power === undefined) return UNKNOWN;
-  if (power < 1000) return watts(power);
+  if (power < 999.5) return `${Math.round(power)}${FIXED}W`;
   return power < 999_500 ? `${THREE.format(power / 1e3)}${FIXED}kW` : `${THREE.format(power / 1e6)}${FIXED}MW`;
 }
 

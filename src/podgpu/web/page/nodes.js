@@ -5,7 +5,7 @@ import { goneText } from "./conditions.js";
 import { nodeHash, wordsOf } from "./criteria.js";
 import { coded, fact, h, place, plain, setText } from "./dom.js";
 import { OwnEvents } from "./events.js";
-import { duration, localTimes, memoryOf, money, parts, percent, perHour, plural, totalWatts } from "./format.js";
+import { duration, localTimes, memoryOf, money, parts, percent, perHour, plural, watts } from "./format.js";
 import { groupsFor, holderColumns, holderRows } from "./pods.js";
 import { showText } from "./rows.js";
 import { Table } from "./table.js";
@@ -73,12 +73,11 @@ function columnsOf(rows, currency) {
     number("used", "Used", parts),
     number("idle", "Idle", parts, isSome),
     rows.some((row) => row.unknown) && number("unknown", "Not known", parts),
-    rows.some((row) => row.freeBusy) && number("freeBusy", "Holder unknown", parts),
     number("free", "Free", parts),
     number("broken", "Broken", parts, isSome),
     { name: "mean", title: "Utilisation", value: (row) => row.mean, write: percent },
     { name: "memory", title: "Memory", value: memoryRatio, write: percent },
-    number("power", "Power", totalWatts),
+    number("power", "Power", watts),
     number("cost", "Cost/h", hourly),
     number("wasted", "Wasted/h", hourly, isSome),
   ].filter(Boolean);
@@ -154,11 +153,10 @@ function factsOf(totals, memory, currency) {
     fact("Used", parts(totals.used)),
     totals.idle > 0 && fact("Idle", parts(totals.idle)),
     totals.unknown > 0 && fact("Not known", parts(totals.unknown)),
-    totals.freeBusy > 0 && fact("Holder unknown", parts(totals.freeBusy)),
     fact("Free", parts(totals.free)),
     totals.mean !== undefined && fact("Mean of used", percent(totals.mean)),
     fact("Memory", memoryOf(memory.memoryUsed, memory.memoryTotal)),
-    fact("Power", totalWatts(totals.power)),
+    fact("Power", watts(totals.power)),
     totals.cost !== undefined && fact("Cost", perHour(totals.cost, currency)),
     totals.wasted > 0 && fact("Wasted", perHour(totals.wasted, currency)),
   ].filter(Boolean);

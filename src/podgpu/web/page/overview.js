@@ -2,7 +2,7 @@
 
 import { Alerts } from "./alerts.js";
 import { byId, h, place, plain, setAttribute, setText } from "./dom.js";
-import { count, duration, money, parts, percent, plural, totalMoney, totalWatts, UNKNOWN } from "./format.js";
+import { count, duration, money, parts, percent, plural, totalMoney, watts, UNKNOWN } from "./format.js";
 
 const COLOURS = [
   ["u4", "80\u2013100\u202f%"],
@@ -45,7 +45,7 @@ export class Overview {
   }
 
   show(picture, counted, devices) {
-    const totals = picture.taken_at === undefined ? { colours: {} } : counted; // of nothing, no number is known
+    const totals = picture.taken_at === undefined ? { colours: {} } : counted; // no reading yet: totals are unknown
     byId("overview").hidden = false;
     setText(byId("scope"), scopeText(picture));
     setAttribute(byId("scope"), "title", scopeText(picture));
@@ -68,14 +68,14 @@ export class Overview {
   showTotals(totals) {
     this.all.show(totals.gpus, totals.old ? `${count(totals.old)} old` : "");
     this.held.show(totals.allocated, shareText(totals.allocated, totals.gpus));
-    this.used.show(totals.used, totals.mean === undefined ? "" : `mean ${percent(totals.mean)}`);
+    this.used.show(totals.used, totals.mean === undefined || !totals.used ? "" : `mean ${percent(totals.mean)}`);
     this.idle.show(totals.idle, shareText(totals.idle, totals.allocated));
-    this.unknown.show(totals.unknown, shareText(totals.unknown, totals.allocated));
-    const broken = totals.freeBroken > 0 ? `${parts(totals.freeBroken)} broken` : "";
-    const busy = totals.freeBusy ? `+${parts(totals.freeBusy)} holder unknown` : "";
-    this.free.show(totals.free, [broken, busy].filter(Boolean).join(", "));
-    this.broken.show(totals.broken, shareText(totals.broken, totals.gpus));
-    this.power.show(totalWatts(totals.power), "");
+    const some = (number, text) => (number ? `${parts(number)} ${text}` : "");
+    const notHeld = [some(totals.freeBusy, "holder unknown"), some(totals.freeGone, "not answering")].filter(Boolean).join(", ");
+    this.unknown.show(totals.unknown, notHeld || shareText(totals.unknown, totals.allocated));
+    this.free.show(totals.free, some(totals.freeBroken, "broken"));
+    this.broken.show(totals.broken, some(totals.gone, "not answering") || shareText(totals.broken, totals.gpus));
+    this.power.show(watts(totals.power), "");
   }
 
   showMoney(picture, totals) {
@@ -92,7 +92,7 @@ export class Overview {
     byId("prices-try").hidden = priced;
   }
 
-  // `shows`: the list of GPUs, a table, or one GPU, pod or node, which needs the room itself.
+  // `shows`: what the page shows: the list of GPUs, a table, or a single GPU, pod or node (then the totals are hidden).
   showChosen(criteria, shows) {
     document.body.dataset.shows = shows;
     for (const total of this.buttons) total.press(shows === "list" && criteria.state === total.state);
@@ -194,9 +194,10 @@ function scopeText(picture) {
   return `Cluster, ${plural(nodes.length, "node")}`;
 }
 
-// `avg_GPU_utilization` is the mean of a field that can be chosen, so it may differ from the mean below "Used".
+// `avg_GPU_utilization` is the mean of the field in --used-field, so it may differ from the mean below "Used".
 function meanText({ used_field: field, used_utilization_ratio: ratio }) {
-  return field ? `avg_GPU_utilization, the mean of ${plain(field)} over the GPUs in use, is ${percent(ratio)}` : undefined;
+  if (!field) return undefined;
+  return `The mean shown here is of the GPU utilisation. The metric avg_GPU_utilization is ${percent(ratio)}: it is the mean of the field ${plain(field)} (option --used-field) over the GPUs in use.`;
 }
 
 function shareText(part, whole) {

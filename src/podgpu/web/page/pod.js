@@ -9,7 +9,7 @@ import { ownMemory, ownUtilization } from "./history.js";
 import { Summary } from "./summary.js";
 import { Tile } from "./tile.js";
 import { NO_HISTORY, Timeline } from "./timeline.js";
-import { Sum } from "./totals.js";
+import { Mean, Sum } from "./totals.js";
 
 const EVERY_SECONDS = 10;
 const LIFE = "whole run";
@@ -66,7 +66,8 @@ export class PodView {
 
   showHistory(held, namespace, pod, criteria, cluster) {
     const name = [namespace, pod].map(encodeURIComponent).join("/");
-    this.summary.show(name);
+    const isMig = held.length > 0 && held.every((device) => device.parts.length);
+    this.summary.show(name, isMig ? "MIG instance" : held.length ? "GPU" : "GPU or MIG instance");
     const { life, isWaiting } = this.summary;
     const asked = [...RANGES, LIFE].includes(criteria.range) ? criteria.range : held.length ? RANGES[0] : LIFE;
     if (asked === LIFE && isWaiting) return this.timeline.showNone("Loading");
@@ -91,16 +92,17 @@ function lineName({ node, index, uuid, instance }, withNode) {
   return `${withNode ? `${plain(node ?? "")} ` : ""}${gpu}${part}`;
 }
 
-// A namespace has no slash, but an invalid name may have one.
+// Splits NAMESPACE/POD at the first slash, because an invalid pod name may contain a slash.
 function splitPath(path) {
   const at = path.indexOf("/");
   return at < 0 ? ["", path] : [path.slice(0, at), path.slice(at + 1)];
 }
 
-// `isAll`: without a summary, which has energy and busy time since the pod's start.
+// `isAll`: true if there is no summary. A summary already shows energy and busy time since the pod's start.
 function factsOf(held, isOwn, context, isAll) {
   const own = held.flatMap((device) => device.holders.filter(isOwn).map((holder) => [device, holder]));
-  const busy = sum(own, ([device, holder]) => ownUtilization(device, holder));
+  const busy = new Mean();
+  for (const [device, holder] of own) busy.add(ownUtilization(device, holder), holder.amount);
   const used = sum(own, ([device, holder]) => ownMemory(device, holder));
   const since = own.map(([, holder]) => holder.idleSince);
   const idle = since.length && since.every((at) => at !== undefined) ? Math.max(...since) : undefined;
@@ -113,7 +115,7 @@ function factsOf(held, isOwn, context, isAll) {
   return [
     first?.owner && fact("Owner", ownerLink(first)),
     fact("Holds", `${gpuText(amount)} on ${plural(new Set(held.map((device) => device.node)).size, "node")}`),
-    fact("Mean utilisation", unknown ?? percent(busy.known ? busy.total / busy.known : undefined)),
+    fact(`Use of the ${own.every(([, holder]) => holder.part) ? "MIG instance" : "GPU"} now`, unknown ?? percent(busy.value)),
     fact("Memory used", memory(used.known ? used.total : undefined)),
     power.known === held.length && fact("Power", watts(power.total)),
     isAll && known(own, "busySeconds", "Busy", duration),

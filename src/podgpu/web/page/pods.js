@@ -1,18 +1,19 @@
-// Shows who holds GPUs now, as a table by pod, owner or namespace.
+// Shows the current holders of GPUs, as a table by pod, owner or namespace.
 
 import { copyButton } from "./actions.js";
 import { nodeHash, ofCluster, podHash, wordsOf, writeHash } from "./criteria.js";
-import { h, place, setAttribute, setText } from "./dom.js";
+import { h, place, plain, setAttribute, setText } from "./dom.js";
 import { duration, memory, money, parts, percent, perHour, plural } from "./format.js";
 import { ownMemory, ownUtilization } from "./history.js";
 import { waitText } from "./rows.js";
 import { Table } from "./table.js";
-import { Sum } from "./totals.js";
+import { Mean, Sum } from "./totals.js";
 
 const KUBE_GROUPS = { pod: "Pods", owner: "Owners", namespace: "Namespaces" };
 const PLAIN_GROUPS = { pod: "Users and jobs" };
+const GPU_USE = "Use now, of the whole GPU or of the MIG instance, also if others share it. Mean of its GPUs, weighted by the part that it holds. Cost shows the use of what it holds.";
 
-// Returns the groups of holders with their titles. `isKube`: holders are pods.
+// Returns the ways to group holders, with their titles. `isKube`: holders are pods.
 export function groupsFor(isKube) {
   return isKube ? KUBE_GROUPS : PLAIN_GROUPS;
 }
@@ -29,7 +30,7 @@ export class Pods {
     this.element = h("div", { class: "pods" }, h("div", { class: "table-head" }, this.ways, this.about, this.copy), this.message, this.table.element);
   }
 
-  show(devices, criteria, isKube) {
+  show(devices, criteria, isKube, picture) {
     const groups = groupsFor(isKube);
     const by = criteria.by in groups ? criteria.by : "pod";
     if (this.ways.children.length !== Object.keys(groups).length) {
@@ -47,8 +48,10 @@ export class Pods {
     this.message.hidden = rows.length > 0;
     this.copy.hidden = this.table.element.hidden = !rows.length;
     const isFiltered = criteria.q || criteria.cluster || criteria.ns;
-    setText(this.message, isFiltered ? "Nothing matches the filter. Press Escape to clear it." : isKube ? "No pod holds a GPU now." : "Nobody uses a GPU now.");
-    setText(this.about, rows.length ? aboutText(rows, isKube ? by : "holder", this.context.prices()) : "");
+    const busy = devices.filter((device) => device.mayWork && !device.gone).length;
+    const none = busy ? busyText(busy, isKube, picture) : isKube ? "No pod holds a GPU now." : "Nobody uses a GPU now.";
+    setText(this.message, isFiltered ? "Nothing matches the filter. Press Escape to clear it." : none);
+    setText(this.about, rows.length ? aboutText(rows, isKube ? by : "holder", this.context.prices(), isFiltered ? 0 : busy) : "");
     if (rows.length) this.table.show(rows, holderColumns(by, rows, this.context, isKube), criteria.order || "gpus", (row) => row.key);
   }
 }
@@ -85,7 +88,8 @@ class HolderRow {
     this.nodes = new Set();
     this.pods = new Set();
     this.gpus = this.idleGpus = 0;
-    [this.busy, this.used, this.cost, this.wasted, this.waited] = [new Sum(), new Sum(), new Sum(), new Sum(), new Sum()];
+    this.busy = new Mean();
+    [this.used, this.cost, this.wasted, this.waited] = [new Sum(), new Sum(), new Sum(), new Sum()];
     this.idleSince = 0;
   }
 
@@ -95,7 +99,7 @@ class HolderRow {
     this.gpus += holder.amount;
     if (holder.use === "idle") this.idleGpus += holder.amount;
     const ratio = device.old ? undefined : ownUtilization(device, holder);
-    this.busy.add(ratio);
+    this.busy.add(ratio, holder.amount);
     this.used.add(ownMemory(device, holder));
     this.waited.add(holder.waited);
     const [longest] = holder.waitsFor;
@@ -113,11 +117,20 @@ function linkOf(holder, by) {
   return holder.pod ? podHash(ns, holder.pod, cluster) : undefined;
 }
 
-function aboutText(rows, by, currency) {
+// Says why GPUs are busy without a known holder: the problem of a source, or no process.
+function busyText(busy, isKube, { notes = [], nodes = [] }) {
+  const [what, who] = isKube ? ["no pod holds", "No process of a pod"] : ["it is not known who uses", "No process"];
+  const problem = [...notes, ...nodes.flatMap((node) => node.notes ?? [])].find((note) => /cannot read|usage|process/i.test(note));
+  const [are, them] = busy === 1 ? ["is", "it"] : ["are", "them"];
+  return `${plural(busy, "GPU")} ${are} busy, but ${what} ${them}. ${problem ? plain(problem) : `${who} was found on ${them}.`}`;
+}
+
+function aboutText(rows, by, currency, busy) {
   const total = (value) => rows.reduce((sum, row) => sum + value(row), 0);
   const idle = total((row) => row.idleGpus);
   const texts = [plural(rows.length, by), `${parts(total((row) => row.gpus))} GPUs`];
   if (idle) texts.push(`${parts(idle)} idle`);
+  if (busy) texts.push(`${plural(busy, "more GPU")} busy, holder unknown`);
   if (rows.some((row) => row.cost.known)) texts.push(perHour(total((row) => row.cost.total), currency));
   return texts.join(" \u00b7 ");
 }
@@ -136,7 +149,7 @@ export function holderColumns(by, rows, { now, prices }, isKube) {
     { name: "node", title: "Node", value: (row) => (row.nodes.size === 1 ? [...row.nodes][0] : plural(row.nodes.size, "node")), link: (row) => (row.nodes.size === 1 ? nodeHash([...row.nodes][0]) : undefined) },
     { name: "pods", title: "Pods", value: (row) => row.pods.size, write: parts },
     { name: "gpus", title: "GPUs", value: (row) => row.gpus, write: parts },
-    { name: "utilisation", title: "Utilisation", value: (row) => mean(row.busy), write: percent },
+    { name: "utilisation", title: "Use of the GPU", hint: GPU_USE, value: (row) => row.busy.value, write: percent },
     { name: "memory", title: "Memory", value: (row) => total(row.used), write: memory },
     { name: "idle", title: "Idle GPUs", value: (row) => row.idleGpus, write: parts, isWarm: isSome },
     { name: "idle_for", title: "Idle for", value: idleFor, write: duration, isWarm: isSome },

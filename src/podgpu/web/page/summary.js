@@ -1,8 +1,8 @@
-// Shows what a pod used from its start to its end, and what a smaller part of a GPU would do.
+// Shows what a pod used from its start to its end, and which smaller part of a GPU would be sufficient.
 
 import { Question } from "./ask.js";
 import { fact, h, place, plain, setText } from "./dom.js";
-import { amount, duration, memory, money, moment, percent, plural } from "./format.js";
+import { amount, count, duration, memory, money, moment, percent } from "./format.js";
 
 const EVERY_SECONDS = 30;
 
@@ -19,7 +19,8 @@ export class Summary {
     this.question.forget();
   }
 
-  show(path) {
+  // `whole`: what its use is a part of.
+  show(path, whole) {
     const { state, data } = this.question.want(`api/v1/summary/${path}`, EVERY_SECONDS);
     this.element.hidden = state !== "ready";
     this.isWaiting = state === "waiting";
@@ -27,19 +28,19 @@ export class Summary {
     if (state !== "ready") return;
     this.life = [data.from, data.to];
     setText(this.title, data.to === undefined ? `Since ${moment(data.from)}` : `From ${moment(data.from)} to ${moment(data.to)}`);
-    place(this.facts, factsOf(data));
+    place(this.facts, factsOf(data, whole));
     this.hint.hidden = !data.hint;
     setText(this.hint, plain(data.hint ?? ""));
   }
 }
 
-function factsOf(data) {
+function factsOf(data, whole) {
   const known = (title, value, write) => value !== undefined && fact(title, write(value));
   return [
     fact("Duration", duration(data.duration_seconds)),
     fact("GPU-hours", amount(data.gpu_hours)),
-    known("Mean use", data.mean_use, percent),
-    known(`Peak use${data.step_seconds ? `, ${duration(data.step_seconds)} mean` : ""}`, data.peak_use, percent),
+    known(`Mean use of the ${whole}`, data.mean_use, percent),
+    known(`Peak use of the ${whole}${data.step_seconds ? `, ${duration(data.step_seconds)} mean` : ""}`, data.peak_use, percent),
     known("Peak memory", data.peak_memory_bytes, memory),
     known("Idle", data.idle_hours || undefined, (hours) => `${amount(hours)}\u00a0GPU-hours`),
     known("Energy", data.energy_kwh, (energy) => `${amount(energy)}\u00a0kWh`),
@@ -47,6 +48,6 @@ function factsOf(data) {
     known("Wasted", data.wasted || undefined, (cost) => money(cost, data.currency)),
     known("Waited", data.wait_seconds || undefined, duration),
     known("Throttled", data.throttled_seconds || undefined, duration),
-    fact("Errors", data.errors ? plural(data.errors, "error") : "none"),
+    fact("Errors", data.errors ? count(data.errors) : "none"),
   ].filter(Boolean);
 }

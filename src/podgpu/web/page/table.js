@@ -4,8 +4,9 @@ import { h, place, plain, setAttribute, setClass, setText } from "./dom.js";
 import { plural, UNKNOWN } from "./format.js";
 
 const AT_ONCE = 200;
+const ONE_LINE = 18; // a text of up to this many characters is not wrapped
 
-// A column has name, title, value(row) and, except for texts, write(value). The first column is the name of the row.
+// A column has name, title, value(row) and, except for texts, write(value). `hint` is the tooltip of its title. The first column is the name of the row.
 // `link(row)` is the target of a link. `isLong`: its text may need two lines. `isWarm(value)` returns true for a coloured value.
 export class Table {
   // `onOrder` is called with the new order: the column name, prefixed with - if the smallest values come first.
@@ -32,7 +33,7 @@ export class Table {
 
   next(name) {
     const column = this.columns.find((candidate) => candidate.name === name);
-    const first = column.write ? name : `-${name}`; // largest first, and texts from A on
+    const first = column.write ? name : `-${name}`; // first click: numbers from the largest, texts from A
     return this.order === first ? (first === name ? `-${name}` : name) : first;
   }
 
@@ -43,7 +44,7 @@ export class Table {
     if (names !== this.names) {
       this.names = names;
       this.rows.clear();
-      const button = (column) => h("button", { type: "button", name: column.name }, column.title);
+      const button = (column) => h("button", { type: "button", name: column.name, title: column.hint }, column.title);
       place(this.head, columns.map((column) => h("th", { scope: "col", class: kindOf(column) }, button(column))));
     }
     this.columns = columns;
@@ -69,8 +70,11 @@ export class Table {
     this.columns.forEach((column, i) => {
       const cell = element.children[i];
       if (column.link) setAttribute(cell.firstElementChild, "href", column.link(row));
-      setText(cell.querySelector("bdi"), textOf(column, row));
-      if (i) setClass(cell, `${kindOf(column)}${column.isWarm?.(column.value(row)) ? " wasted" : ""}`.trim());
+      const text = textOf(column, row);
+      setText(cell.querySelector("bdi"), text);
+      const isShort = !column.write && text.length <= ONE_LINE;
+      const kinds = [i > 0 && kindOf(column), isShort && "is-short", i > 0 && column.isWarm?.(column.value(row)) && "wasted"];
+      setClass(cell, kinds.filter(Boolean).join(" "));
     });
     return element;
   }
@@ -98,7 +102,7 @@ function textOf(column, row) {
   return column.write ? column.write(value, row) : plain(value);
 }
 
-// Unknown values come last in both directions.
+// Sorts the rows. Unknown values come last in both directions.
 function ordered(rows, by, isUp) {
   const sign = isUp ? 1 : -1;
   const isKnown = (value) => value !== undefined && value !== "";

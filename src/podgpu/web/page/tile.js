@@ -7,6 +7,8 @@ import { celsius, count, duration, memoryOf, moment, percent, perHour, watts } f
 import { ownUtilization, Sparkline } from "./history.js";
 import { holderText, Rows, showText, TINTS } from "./rows.js";
 
+const FEWEST_VALUES = 5; // a holder's sparkline with fewer is left out
+
 export class Tile {
   // `context`: history, now(), interval(), currency(). `chosen`: in the view of a pod, that pod.
   constructor(context, chosen) {
@@ -58,28 +60,30 @@ export class Tile {
     setText(this.node, showNode ? plain(device.node) : "");
     this.updateBadge(device, now);
     this.troubles.show(device, now);
-    const isGone = device.absent || device.gone; // it has no up-to-date values
+    const isGone = device.absent || device.gone; // there are no up-to-date values
     for (const element of [this.load, this.bar, this.figures, this.gauge]) element.hidden = isGone;
     if (!isGone) this.updateFigures(device);
     this.rows.show(device, { chosen: this.chosen, now, cost: this.context.currency() });
   }
 
   updateFigures(device) {
-    const own = this.chosen && device.holders.length > 1 ? device.holders.find(this.chosen) : undefined;
+    const own = this.chosen && (device.holders.length > 1 || device.parts.length) ? device.holders.find(this.chosen) : undefined;
     setText(this.ratio, percent(own ? ownUtilization(device, own) : device.utilization));
     setAttribute(this.ratio, "title", device.parts.length && !own ? "Mean of its instances, by compute slices" : undefined);
-    showText(this.whole, own ? `of ${percent(device.utilization)} total` : "");
+    showText(this.whole, own ? wholeText(device, own.part) : "");
     place(this.bar, segments(device, own));
     this.memory.show(memoryOf(device.memoryUsed, device.memoryTotal));
     this.power.show(watts(device.power));
     this.temperature.show(celsius(device.temperature));
     const currency = this.context.currency();
-    const isInRow = device.holders.length === 1 && !device.parts.length; // in the only row
+    const isInRow = device.holders.length === 1 && !device.parts.length; // the only holder's row shows the price
     this.price.element.hidden = currency === undefined || device.price === undefined || isInRow;
     this.price.show(perHour(device.price, currency));
     this.gaugeFill.style.width = `${100 * Math.min(1, device.memoryUsed / device.memoryTotal || 0)}%`;
     const { history, interval } = this.context;
-    this.spark.draw(own ? history.ofHolder(device, own, interval()) : history.ofDevice(device, interval()));
+    const values = own ? history.ofHolder(device, own, interval()) : history.ofDevice(device, interval());
+    setAttribute(this.spark.element, "hidden", own && values.filter((value) => value !== undefined).length < FEWEST_VALUES);
+    this.spark.draw(values);
   }
 
   updateBadge(device, now) {
@@ -90,6 +94,12 @@ export class Tile {
     const idle = device.idleSince ? `Idle since ${moment(device.idleSince)}` : "Idle now";
     setAttribute(this.badge, "title", device.broken ? undefined : idle);
   }
+}
+
+// What the use of one holder is a part of.
+function wholeText(device, part) {
+  if (!part) return `of ${percent(device.utilization)} total`;
+  return part.ownHolders.length > 1 ? `of ${percent(part.utilization)} of its instance` : "of its instance";
 }
 
 function classOf(device, showNode) {
@@ -173,7 +183,7 @@ export function idleText(device, now) {
   return device.idleSince ? `idle ${duration(now - device.idleSince)}` : "idle";
 }
 
-// Created once per device and update, because there may be thousands and filters show them repeatedly.
+// Returns the label of a device. Cached per update, because there may be thousands and filters show them repeatedly.
 export function labelOf(device, now) {
   device.label ??= label(device, now);
   return device.label;

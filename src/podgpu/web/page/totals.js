@@ -1,4 +1,4 @@
-// Adds up the parts of GPUs that the server computed, for any filtered selection.
+// Adds up GPUs by state for a filtered selection. The server computes which part of a GPU is in which state.
 
 const USES = ["used", "idle", "unknown"];
 
@@ -11,16 +11,17 @@ export function amountsOf(device) {
 
 // `priced`: prices are configured.
 export function totalsOf(devices, priced) {
-  const totals = { gpus: 0, allocated: 0, used: 0, idle: 0, unknown: 0, free: 0, broken: 0, freeBroken: 0, freeBusy: 0, old: 0 };
+  const totals = { gpus: 0, allocated: 0, used: 0, idle: 0, unknown: 0, free: 0, broken: 0, gone: 0, freeBroken: 0, freeBusy: 0, freeGone: 0, old: 0 };
   const [power, cost, wasted, busy] = [new Sum(), new Sum(), new Sum(), new Sum()];
   const colours = {};
   for (const device of devices) {
     totals.gpus += 1;
     for (const use of USES) totals[use] += device.amounts[use];
     totals.broken += device.broken;
-    totals.old += device.old && !device.gone; // gone nodes are broken
-    if (device.broken) totals.freeBroken += device.amounts.free;
-    else if (device.mayWork) totals.freeBusy += 1; // not held, but something works there
+    totals.gone += device.gone;
+    totals.old += device.old && !device.gone; // GPUs of nodes that do not respond count as broken instead
+    const rest = device.gone ? "freeGone" : device.mayWork ? "freeBusy" : device.broken ? "freeBroken" : undefined;
+    if (rest) totals[rest] += device.amounts.free;
     if (!device.old) power.add(device.power);
     if (!device.old && device.utilization > 0) busy.add(device.utilization);
     for (const holder of device.holders) {
@@ -42,7 +43,8 @@ export function totalsOf(devices, priced) {
   };
 }
 
-// Rounds to hundredths of a GPU. Rounds the largest remainders up, so that the rounded parts add up.
+// Rounds the totals to hundredths of a GPU. Rounds the largest remainders up, so that the parts add up to the total. A GPU
+// without a holder is free, unless it seems to be in use (freeBusy) or its node does not respond (freeGone): then unknown.
 function written(totals) {
   const parts = USES.map((use) => totals[use] * 100);
   const whole = parts.map((part) => Math.floor(part + 1e-7));
@@ -51,7 +53,9 @@ function written(totals) {
   const missing = allocated - whole.reduce((sum, part) => sum + part, 0);
   rests.slice(0, Math.max(0, missing)).forEach((i) => (whole[i] += 1));
   const uses = Object.fromEntries(USES.map((use, i) => [use, whole[i] / 100]));
-  return { ...uses, allocated: allocated / 100, free: Math.max(0, (totals.gpus - totals.freeBusy) * 100 - allocated) / 100 };
+  const notKnown = Math.round((totals.freeBusy + totals.freeGone) * 100);
+  const free = Math.max(0, totals.gpus * 100 - notKnown - allocated);
+  return { ...uses, unknown: uses.unknown + notKnown / 100, allocated: allocated / 100, free: free / 100 };
 }
 
 export class Sum {
@@ -64,5 +68,23 @@ export class Sum {
     if (amount === undefined) return;
     this.total += amount;
     this.known += 1;
+  }
+}
+
+// A mean, weighted by the part of a GPU.
+export class Mean {
+  constructor() {
+    this.total = this.weight = 0;
+  }
+
+  // An old server does not send the part: then all weights are 1.
+  add(value, part) {
+    if (value === undefined) return;
+    this.total += value * (part || 1);
+    this.weight += part || 1;
+  }
+
+  get value() {
+    return this.weight ? this.total / this.weight : undefined;
   }
 }
