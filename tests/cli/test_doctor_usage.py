@@ -59,7 +59,7 @@ def examined() -> Iterator[Examine]:
 
 def test_what_is_possible(examined: Examine) -> None:
     ((level, text, _),) = examined(wanted="samples")
-    assert (level, "split by driver samples" in text) == (Level.OK, True)
+    assert (level, "estimated from the driver's samples" in text) == (Level.OK, True)
     ((level, text, _),) = examined("2xH200")
     assert (level, text) == (Level.OK, "GPUs 0, 1: exact: uses context switches and busy samples")
     ((level, text, _),) = examined(wanted="switches")

@@ -109,7 +109,7 @@ def _make_server(
 
 
 def _make_keda_tls(options: Mapping[str, Any], address: Address) -> Any:
-    """Returns None for a server without TLS, which is allowed only on a loopback address."""
+    """Returns the TLS credentials, or None for a server without TLS, which is allowed only on a loopback address."""
     files = [options[name] for name in ("keda_cert_file", "keda_key_file", "keda_client_ca_file")]
     if all(files):
         return load_credentials(*(Pem(file=file) for file in files))
@@ -122,7 +122,7 @@ def _make_keda_tls(options: Mapping[str, Any], address: Address) -> Any:
 
 
 def _check_api_certificate(options: Mapping[str, Any]) -> None:
-    """Raises UsageError unless the certificate is in files, or podgpu can create one for a Service."""
+    """Raises UsageError unless there are certificate files, or a Service for which podgpu can create a certificate."""
     files, service = [options[name] for name in ("api_cert_file", "api_key_file")], options["api_service"]
     if any(files) if service else not all(files):
         raise UsageError(

@@ -37,7 +37,7 @@ _SYNC_SECONDS = 10.0
 _INTERVALS_FRESH = 3
 _DROP_AFTER = 300.0
 _SCRAPE_TIMEOUT = 5.0
-_MAX_GPUS = 12_500  # with --prometheus, more GPUs are not read one by one, because that takes too long
+_MAX_GPUS = 12_500  # with --prometheus, larger clusters are not read GPU by GPU, because that takes too long
 _BACKENDS = ("prometheus", "scrape", "discover_kubernetes")
 
 
@@ -90,7 +90,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
 
 def make_settings(ctx: click.Context, options: dict[str, Any], **more: Any) -> ViewSettings:
-    """Also checks the options of the backend."""
+    """Builds the settings of the cluster view. Raises UsageError if the backend's options are wrong."""
     _check_backend(ctx, options)
     stale_after = options["stale_after"] if is_set(ctx, "stale_after") else _INTERVALS_FRESH * options["interval"]
     return check_settings(
@@ -134,10 +134,10 @@ def choose_collector(options: Mapping[str, Any], settings: ViewSettings, stack: 
     if options["prometheus"]:
         make = partial(PrometheusCollector, _prometheus_server(options), settings, owners=read_owners)
         with _naming_option("--prometheus"):
-            make()  # so that errors in the options are raised at start
+            make()  # called once now, so that errors in the options are raised at start
         return make
     access = Access.from_options(options, "exporter")
-    # With --owners auto, missing owners are not reported.
+    # Only --owners api reports on the page that owners cannot be read.
     notes = owners.notes if owners and options["owners"] == "api" else tuple
     make_scraper = partial(
         ScrapeCollector,
@@ -154,7 +154,7 @@ def choose_collector(options: Mapping[str, Any], settings: ViewSettings, stack: 
     targets = _discover(options, stack)
 
     def discover_and_make() -> Collector:
-        """Runs in the cluster loop's thread, so that probes are answered while it waits for the API server."""
+        """Waits for the API server. Runs in the cluster loop's thread, so that probes are answered meanwhile."""
         if not targets.wait_synced(_SYNC_SECONDS):
             _log.warning("%s", "; ".join(targets.notes()))
         return make_scraper(targets.urls, read_notes=lambda: (*targets.notes(), *notes()))
@@ -183,7 +183,7 @@ def _discover(options: Mapping[str, Any], stack: ExitStack) -> KubernetesTargets
 
 
 def _owners(options: Mapping[str, Any], stack: ExitStack) -> ApiOwners | None:
-    """With --owners auto, ~/.kube/config is not used, because it may belong to another cluster."""
+    """Returns the reader of owners. With --owners auto, ignores ~/.kube/config, which may belong to another cluster."""
     uses_api = options["discover_kubernetes"] or options["kubeconfig"] or "KUBERNETES_SERVICE_HOST" in os.environ
     if options["owners"] == "none" or (options["owners"] == "auto" and not uses_api):
         return None

@@ -285,10 +285,10 @@ _FAULTS = (  # node, GPU (None: all), from and to (hours ago), condition, messag
 def write_past(
     nodes: Sequence[StageNode], recorders: Mapping[str, HistoryRecorder], prices: Prices, now: float
 ) -> None:
-    """Writes a simulated day before `now`, the last hour in fine steps. `recorders`: by node, "" for the cluster."""
+    """Writes the history of the last day, its last hour in fine steps. `recorders`: by node; "" is the cluster."""
     stays = [list(_stays(number, node)) for number, node in enumerate(nodes)]
     start, fine = (int(now - length) // COARSE * COARSE for length in (DAY, HOUR))
-    # The usage of a round is stored in the 5 minutes of its time, so its usage is that of the time after it.
+    # A round at `at` is stored in the interval that begins at `at`, so it contains the usage after `at`.
     times = [(at, COARSE) for at in range(start, fine, COARSE)]
     times += [(at, FINE) for at in range(fine, int(now) - FINE, FINE)]
     for at, seconds in times:
@@ -307,15 +307,15 @@ def write_past(
 
 
 def _divide(gpu: SimulatedGpu) -> list[tuple[int | None, float]]:
-    """Returns the MIG instances with their part of the GPU, and the GPU itself with the rest."""
+    """Returns (instance id, part of the GPU) for each MIG instance, and (None, remainder) for the GPU itself."""
     instances: list[tuple[int | None, float]] = [(one.gi_id, one.profile.compute_slices / 7) for one in gpu.instances]
     return [*instances, (None, 1.0 - sum(size for _, size in instances))]
 
 
 def _stays(number: int, node: StageNode) -> Iterator[tuple[Tenant, float, float]]:
-    """Yields the pods of the demo, and the earlier jobs on the GPUs of the third node's training job.
+    """Yields each pod of the demo with its begin and end, in hours before now.
 
-    Each with its begin and end, in hours before now.
+    The GPUs of the third node's training job had earlier jobs, which are included.
     """
     jobs = [tenant for tenant in node.tenants if tenant.pod.startswith("llm-train-")] if number == 2 else []
     for tenant in node.tenants:
@@ -338,7 +338,7 @@ class _PastDevice(NamedTuple):
     tenants: list[Tenant]
 
     def sample(self, at: int, ago: float, seconds: float, prices: Prices, users: list[Tenant]) -> GpuSample:
-        """`users` are the tenants of a GPU and of its MIG instances."""
+        """`users`: tenants of the device and, for a GPU, of its MIG instances."""
         conditions = [
             (name, text)
             for node, gpu, begin, end, name, text in _FAULTS
@@ -385,7 +385,7 @@ class _PastDevice(NamedTuple):
 
 
 def _load(tenant: Tenant, at: int) -> float:
-    """Services follow the time of day, and every load varies over minutes."""
+    """Returns the simulated load. Services follow the time of day, and every load varies over minutes."""
     day = 1.0
     if tenant.namespace in ("serving", "batch"):
         day = _NIGHT + (1 - _NIGHT) * (0.5 - 0.5 * math.cos(2 * math.pi * (at % DAY) / DAY))

@@ -78,7 +78,7 @@ def examine_node(
     pause: Callable[[float], object] = time.sleep,
     dev: str = "/dev",
 ) -> list[Finding]:
-    """Examines this node with the exporter's options. Errors that would stop the exporter are findings."""
+    """Checks this node with the exporter's options. Errors that would stop the exporter become findings."""
     counters = choose_counters(options, options["dcgm_names"])[0]
     collection_of_fields(counters, options["config"].collections)
     LabelFilter(options["kubernetes_pod_label_allowlist_regex"])
@@ -144,7 +144,7 @@ def _make_sources(
         return [], [*findings, wrong("allocation", f"--allocation {options['allocation']}: {error}")]
     for source in sources:
         if isinstance(source, KubeletAllocation):
-            source.deadline = 0.8 * deadline  # the API client's own message is clearer than the worker's
+            source.deadline = 0.8 * deadline  # the source's own timeout message is clearer than the worker's
             if options["kubernetes_enable_dra"] and source.claims is None:
                 findings.append(_explain_no_claims(api))
     return sources, findings

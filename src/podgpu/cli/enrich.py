@@ -87,7 +87,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
 
 def _fetch(source: ExpositionSource, workers: Workers) -> Sequence[ParsedFamily]:
-    """Reads in a worker, so that a turn ends even if the read hangs."""
+    """Reads the metrics in a worker, so that the turn ends on time even if the read hangs."""
     read = {"exporter": lambda: parse_exposition(source.fetch(), source.shown)}
     result = workers.run(read, _DEADLINE_SECONDS)["exporter"]
     if result.value is None:
@@ -113,7 +113,7 @@ def _run_once(enricher: Enricher) -> None:
 
 
 def _run(enricher: Enricher, interval: float) -> None:
-    """Runs until SIGTERM or SIGINT. The file is not removed at the end."""
+    """Updates the file until SIGTERM or SIGINT. Does not remove the file at the end."""
     stopping = stop_on_signal()
     due = time.monotonic()
     while not stopping.is_set():

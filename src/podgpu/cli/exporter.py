@@ -133,13 +133,13 @@ class ConfigFile(NamedTuple):
     """Content of the configuration file."""
 
     options: Mapping[str, Any] = {}  # values of options; None means not set
-    counters: tuple[CounterSpec, ...] | None = None  # None if the counters are in a file of their own
-    collections: tuple[Collection, ...] = ()  # without the collection that matches all fields
+    counters: tuple[CounterSpec, ...] | None = None  # None if the file does not list counters itself
+    collections: tuple[Collection, ...] = ()  # without the one that includes ['*']
     ignored: tuple[str, ...] = ()  # warnings about entries without effect
 
 
 def merge_config_file(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """Returns the options merged with the file. Entries without a matching option are in `config`."""
+    """Returns the options, completed from the configuration file. `config` has entries that match no option."""
     path = options["config_file"]
     try:
         config = parse_config_file(read_bounded(path, _MAX_BYTES), path) if path else ConfigFile()
@@ -192,7 +192,7 @@ class _Config(_ConfigSection):
     version: Literal[2]
     metrics: _Metrics | None = None
     collections: Annotated[list[_ConfigCollection], Meta(min_length=1)] | None = None
-    sources: Any = None  # how DCGM is watched; no effect
+    sources: Any = None  # settings for watching DCGM; accepted without effect
     server: _Server | None = None
 
 
@@ -218,7 +218,7 @@ def parse_config_file(content: bytes, path: str) -> ConfigFile:
 
 
 def _read_collections(config: _Config, path: str) -> tuple[float | None, tuple[Collection, ...]]:
-    """The collection with include ['*'] sets the interval of all fields that are in no other collection."""
+    """Returns the interval of the collection that includes ['*'], and the other collections."""
     interval = None
     collections = []
     for number, row in enumerate(config.collections or ()):

@@ -40,7 +40,7 @@ _EXAMPLES = (
     ("podgpu doctor", "on a GPU node: check that podgpu can read the GPUs and find their pods"),
     ("podgpu top", "on a GPU node: show which pods use the GPUs"),
 )
-_CREDENTIALS = re.compile(r"[^\s'\"()]*:[^\s'\"()]*@")  # a misplaced URL may contain a password
+_CREDENTIALS = re.compile(r"[^\s'\"()]*:[^\s'\"()]*@")  # a URL in a message may contain a password
 
 
 class _Commands(click.Group):
@@ -73,7 +73,7 @@ class _Commands(click.Group):
 
 
 def _read_commit() -> str:
-    """Returns the commit that `make release` writes into the package."""
+    """Returns a text with the commit that `make release` writes into the package."""
     try:
         return f"commit {(resources.files('podgpu') / 'commit.txt').read_text(encoding='utf-8').strip()}"
     except FileNotFoundError:
@@ -93,12 +93,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = run(list(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:
         code = 130
-    for number in (signal.SIGINT, signal.SIGTERM):  # else a signal at exit would kill the process
+    for number in (signal.SIGINT, signal.SIGTERM):  # otherwise a second signal at exit would kill the process
         signal.signal(number, signal.SIG_IGN)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
-    os._exit(code)  # threads may still be in the driver, and Python can abort if it ends while they run
+    os._exit(code)  # skips Python's cleanup, which can abort while threads are still in driver calls
 
 
 def run(arguments: list[str]) -> int:
@@ -128,7 +128,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _explain(error: click.UsageError) -> str:
-    """Replaces click's message about a wrong value, which names the variable even if the flag is wrong."""
+    """Explains a wrong value. click's own message names the environment variable even if the flag is wrong."""
     if isinstance(error, click.BadParameter) and error.param is not None:
         return f"{max(error.param.opts, key=len)}: {error.message}{describe_origin(error.param, error.ctx)}"
     return error.format_message()

@@ -84,7 +84,7 @@ def build_exporter_agent(
             clock_window_ms=round(options["clock_events_count_window_size"] * 1000),
         ),
     )
-    pod_labels = _make_label_reader(options, api)  # opens a watch, so it must come before the allocation sources
+    pod_labels = _make_label_reader(options, api)  # opens a watch, so it must run before `make_holders`
     agent = Agent(
         telemetry,
         make_holders(options, api, telemetry),
@@ -143,7 +143,7 @@ def make_allocations(options: Options, api: ApiAccess, telemetry: Telemetry) -> 
 
 
 def make_finder(options: Options) -> ContainerFinder:
-    """Finds users and jobs only if no option chooses another source."""
+    """Creates the finder. It finds users and jobs only if no option selects a source of pods or jobs."""
     is_plain = not options["kubernetes"] and options["allocation"] == "auto"
     is_simulated = options["telemetry"].partition(":")[0] == "simulated"  # its processes are not in /proc
     return ContainerFinder(
@@ -212,7 +212,7 @@ def _open_dcgm(argument: str, options: Options) -> Telemetry:
 
 def open_exposition(place: str, options: Options) -> ExpositionSource:
     """Opens the metrics of another exporter, from a URL or a file."""
-    # Shorter than the deadline of the whole reading, because the error of a timeout is more specific.
+    # Shorter than the deadline of the whole reading, because the timeout's error message is more specific.
     timeout = min(DEFAULT_TIMEOUT, 0.8 * max(1.0, float(options.get("collect_interval", DEFAULT_TIMEOUT))))
     return open_exposition_source(place, Access.from_options(options, "exporter"), timeout=timeout)
 

@@ -34,7 +34,7 @@ GROUPS = {
     "no effect": "Options of dcgm-exporter that are accepted without effect",
 }
 FROM_FILE = "podgpu.from_file"
-"""Key in `Context.meta`. The value is a dict: parameter -> file that sets it."""
+"""Key in `Context.meta` of a dict: parameter -> configuration file that sets it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ _PLAIN_UNITS = {"duration": "s", "milliseconds": "ms"}
 
 
 class _Parsed(click.ParamType):  # type: ignore[type-arg]
-    """A type whose function raises UsageError for a wrong value."""
+    """A click type that parses with a function. The function raises UsageError for a wrong value."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name = name
@@ -168,8 +168,8 @@ def make_command(
 ) -> Callable[[Callable[..., Any]], click.Command]:
     """Returns a decorator that makes a function a command with the options of its rows, grouped help and --help-all.
 
-    `shared`: flags of the exporter that the command has too, unless its own rows override them. If `hidden` is set,
-    only --help-all shows them.
+    `shared`: flags of the exporter that the command accepts, too. Rows of the command override them. If `hidden` is
+    set, only --help-all shows them.
     """
     own = {option.flag: option for option in _OPTIONS.get(name, ())}
     exporter = {option.flag: option for option in EXPORTER_OPTIONS}

@@ -22,7 +22,7 @@ _COLUMNS = ("GPU-hours", "busy", "idle", "waiting", "use of what it holds", "ene
 
 
 _Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]
-"""Title, header and rows."""
+"""A table of the report: title, header and rows."""
 
 
 @make_command(
@@ -59,7 +59,7 @@ def _read_range(client: HttpClient, query: dict[str, str]) -> RangeAnswer:
     try:
         return find_decoder(RangeAnswer).decode(client.get_blocking("api/v1/range", query))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        text = f"{client.shown} is not a podgpu cluster: its answer to /api/v1/range is not valid: {error}"
+        text = f"{client.shown} returned no valid /api/v1/range: is it the address of podgpu cluster? ({error})"
         raise SourceError("malformed", text) from error
 
 

@@ -39,7 +39,7 @@ def wants_colour() -> bool:
 
 @contextmanager
 def quiet_logs(debug: bool = False) -> Iterator[None]:
-    """Suppresses log lines, because they would disturb the screen. With `debug` they are printed."""
+    """Suppresses log lines, because they would disturb the screen. With `debug`, they are still printed."""
     before = logging.root.manager.disable
     if debug:
         configure_logging("text", debug)
@@ -71,7 +71,7 @@ class _Formatter(logging.Formatter):
 
 
 def _is_our_error(record: logging.LogRecord) -> bool:
-    """Returns False for errors about malformed requests, because a port scanner would fill the log with tracebacks."""
+    """Returns False for errors of malformed requests. Otherwise, a port scanner would fill the log with tracebacks."""
     error = record.exc_info[1] if record.exc_info else None
     return type(error).__module__ != "aiohttp.http_exceptions"
 

@@ -76,9 +76,9 @@ def command(ctx: click.Context, /, **options: Any) -> int:
 
 
 def _reject_local_options(ctx: click.Context, options: dict[str, Any]) -> None:
-    """Rejects command-line options that apply only to the local driver.
+    """Raises UsageError if --url or --cluster is combined with flags that apply only to the local driver.
 
-    The same options set by environment variable are ignored, because they may be meant for the exporter.
+    Environment variables for such options are ignored, because they may be meant for the exporter.
     """
     if options["url"] and options["cluster"]:
         raise UsageError("--url and --cluster cannot be combined: give one of them")
@@ -114,7 +114,7 @@ def _print_once(feed: Feed, order: Order, wanted: str) -> int:
     lines = arrange(seen.lines, order, wanted)
     table = Table(lines, order, width)
     printed = [table.header(), *table.render()]
-    if width:  # scripts get no totals
+    if width:  # without a width, the output is for scripts, which need no totals
         printed.append(render_totals(seen.view.totals, seen.view.currency, width))
     if width and wants_colour():
         from podgpu.top.live import make_text, open_console  # imports rich's console, as above

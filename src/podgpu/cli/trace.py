@@ -1,8 +1,8 @@
 """`podgpu trace`: records the context switches of one GPU as a trace for ui.perfetto.dev (Trace Event Format).
 
-Each container is a process of the trace, and each of its processes a thread with the slices `run`, `run (cut)` and
-`wait`. Each GPU or MIG instance is a process with the slices `switch`, the counter `busy` and marks. Times are
-microseconds since the start of the recording.
+In the trace, each container is a process, and each of its processes is a thread with the slices `run`, `run (cut)` and
+`wait`. Each GPU or MIG instance is also a process, with the slices `switch`, the counter `busy`, and marks for XIDs.
+Times are microseconds since the start of the recording.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class Recording:
 
     def summarize(self) -> str:
         stays = sum(len(engine.stays) for engine in self._engines.values())
-        found = f"{stays:,} stays" if stays else "no context switch, because fewer than two processes used the GPU"
+        found = f"{stays:,} runs" if stays else "no context switch, because fewer than two processes used the GPU"
         if any(stay.pid == HIDDEN_PID for engine in self._engines.values() for stay in engine.stays):
             found += ", processes of other users without names (run as root)"
         return f"{self._elapsed:.1f} s, {found}"
@@ -204,7 +204,7 @@ class Recording:
         for pid in new:
             lookup = self._finder.find(pid)
             container = lookup.workload
-            with suppress(SourceError):  # the sources disagree: the container has no name, only an id
+            with suppress(SourceError):  # if the sources disagree, the container is shown by its id
                 container = identities.complete(container)
             process = f"{lookup.command or 'process'} {pid}"
             self._names[pid] = (container.text if container.uid or container.container_id else process), process
@@ -256,7 +256,7 @@ class EngineTrace:
 def make_trace(
     engines: Iterable[EngineTrace], since: int, names: Mapping[int, Track], about: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the trace as an object for JSON. `names`: by pid. `about`: members of `otherData`."""
+    """Returns the trace as a JSON object. `names`: pid -> track. `about`: members of `otherData`."""
     events = [event for engine in engines for event in engine.make_events(names, since)]
     events.sort(key=lambda event: event["ts"])
     groups: dict[str, int] = {}

@@ -103,7 +103,7 @@ def read_gpus(
 def check_gpus(
     readings: GpuReadings, telemetry: Telemetry, counters: Sequence[CounterSpec], proc: str, sysfs: str
 ) -> list[Finding]:
-    """Checks the source of GPU values. Compares only the driver's GPUs with the PCI bus."""
+    """Checks the source of GPU values. If the source is the driver, also compares its GPUs with the PCI bus."""
     if isinstance(telemetry, ExporterTelemetry):
         findings, provider = _check_exporter(telemetry.shown, readings), "that exporter's counter file"
     elif isinstance(telemetry, DcgmTelemetry) and readings.inventory is None:
@@ -272,8 +272,8 @@ def check_usage(
     mps = [note("MPS", f"GPU {few_of(under_mps)}: {_MPS}")] if under_mps else []
     if method == "samples" or telemetry.name == SIMULATED:
         text = (
-            "busy time of shared GPUs is split by driver samples, each credited to one process; --usage-from switches"
-            " or exact are more accurate"
+            "busy time of shared GPUs is estimated from the driver's samples; --usage-from switches or exact is more"
+            " accurate"
         )
         return [*mps, ok("sharing", text)]
     if not isinstance(telemetry, NvmlTelemetry):
@@ -312,7 +312,7 @@ def _check_switches(telemetry: NvmlTelemetry, gpu: Device, method: UsageMethod) 
 
 
 def read_kernel_driver(proc: str) -> str:
-    """Returns the version of the NVIDIA driver in the kernel, which containers see too. Empty if there is none."""
+    """Returns the version of the kernel's NVIDIA driver, which containers can read, too. Empty if there is none."""
     version = re.search(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)", _read(Path(proc, "driver/nvidia/version")))
     return version[1] if version else ""
 
@@ -330,7 +330,7 @@ def check_privileges(proc: str, exact_usage: bool) -> list[Finding]:
     capabilities = re.search(r"^CapEff:\s+([0-9a-f]+)$", status, re.MULTILINE)
     user = f"uid {uid[1]}" if uid else "unknown uid"
     needed = "CAP_SYS_ADMIN for --usage-from exact" if exact_usage else "none"
-    text = f"running as {user}; only the kubelet socket needs root; capabilities needed: {needed}"
+    text = f"running as {user}; root is needed only for the kubelet socket; capabilities needed: {needed}"
     findings = [ok("privileges", text)]
     if capabilities and int(capabilities[1], 16) & _SYS_ADMIN and not exact_usage:
         findings.append(
@@ -380,7 +380,7 @@ def check_host_name(no_hostname: bool) -> Finding:
 # The API server, the kubelet and other allocation sources, and the device ids that they report
 
 _WATCH_REFUSED_S = 0.5
-"""Seconds to wait for the API server, which reports a rejected watch but does not confirm an accepted one."""
+"""Seconds to wait for the rejection of a watch. The API server does not confirm watches that it accepts."""
 
 
 def check_watches(watches: Sequence[Informer[Any]], timeout: float) -> list[Finding]:
@@ -414,7 +414,7 @@ def check_holders(
     if not sources:
         return [note("kubelet", "not used, because --kubernetes (DCGM_EXPORTER_KUBERNETES) is false: no pod labels")]
     kubelet = next((source for source in sources if isinstance(source, KubeletAllocation)), None)
-    responses: list[Any] = []  # of the kubelet
+    responses: list[Any] = []  # responses of the kubelet
 
     def read(source: AllocationSource) -> Allocation:
         if not isinstance(source, KubeletAllocation):
@@ -472,7 +472,7 @@ def _check_kubelet(path: str, response: Any, allocation: Allocation, api: ApiAcc
 
 
 def _explain_no_pods(responds: str, api_pods: int) -> Finding:
-    """Explains an empty list. After a restart, a kubelet lists no pods until it has read them from the API server."""
+    """Explains an empty list of pods. After a restart, a kubelet lists none until the API server has answered."""
     advice = "run doctor again in a minute; if this persists, check the kubelet's log and the API server"
     if api_pods:
         text = f"{responds}, but lists no pods, and the API server has {plural(api_pods, 'pod')} on this node"

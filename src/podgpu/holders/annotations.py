@@ -82,7 +82,7 @@ class AnnotationsAllocation(AllocationSource):
         self._pods = pods
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
-        """Uses the last known pods while the API server is unavailable, but not after podgpu lost its permission."""
+        """Uses the last known pods while the API server is unavailable. Raises SourceError if permission is missing."""
         error = self._pods.error
         if not self._pods.synced or (error is not None and error.reason == "forbidden"):
             problem = "pods have not been read from the API server yet; if this persists, check that it is reachable"
@@ -114,11 +114,11 @@ def _workload(pod: PodRecord, container: ContainerRecord) -> Workload:
     return Workload(pod.namespace, pod.name, container.name, pod.uid, container.container_id)
 
 
-# Formats: one function per scheduler, which returns the ids that the containers of a pod hold
+# Formats: one function per scheduler. Each returns the device ids that the containers of a pod hold.
 
 
 class BadAnnotation(SourceError):
-    """A malformed annotation. The pod is mapped to no devices; other pods are not affected."""
+    """A malformed annotation. Its pod gets no devices; other pods are not affected."""
 
     def __init__(self, pod: PodRecord, key: str, error: str) -> None:
         super().__init__(
@@ -178,8 +178,8 @@ class _KoordinatorDevices(Struct):
 
 
 def koordinator_grants(pod: PodRecord) -> list[HeldId]:
-    """Splits the grants, which are for the whole pod, between the containers that request GPUs. If none does, the first
-    container holds them, as in koordinator's own proxy."""
+    """Splits the devices of the pod between the containers that request GPUs. If no container does, the first one gets
+    all devices, as in koordinator's own proxy."""
     text = pod.annotation(KOORDINATOR_DEVICES)
     gpus = find_decoder(_KoordinatorDevices).decode(text).gpu if text else None
     requesting = [container for container in _requesting(pod.all_containers) if not container.finished]
@@ -199,7 +199,7 @@ def koordinator_grants(pod: PodRecord) -> list[HeldId]:
 
 
 def _split(containers: Sequence[ContainerRecord]) -> list[float]:
-    """Splits in proportion to a GPU resource that all containers request, otherwise equally."""
+    """Returns the part of each container: in proportion to a GPU resource that all of them request, otherwise equal."""
     for resource, _ in containers[0].requests:
         amounts = [container.amount(resource) for container in containers]
         if resource.startswith(GPU_RESOURCES) and all(amounts):
@@ -271,9 +271,9 @@ def _choose_order(
 ) -> Sequence[ContainerRecord]:
     """Returns the containers in the order in which the annotation lists them.
 
-    Versions list different containers, and HAMi 2.10 omits some by mistake (HAMi#2899, HAMi#3079). In the right order,
-    exactly the containers that request a GPU get one. If no order is right, because resource names can be configured,
-    uses the order with as many containers as the annotation, or the longest one.
+    Versions list different containers, and HAMi 2.10 omits some by mistake (HAMi#2899, HAMi#3079). An order is right if
+    exactly the containers that request a GPU get one. Resource names can be configured, so there may be no right order:
+    then returns the order with as many containers as the annotation lists, or the longest order.
     """
     filled = [number for number, slot in enumerate(slots) if any(slot)]
     needed = max(filled, default=-1) + 1
@@ -301,7 +301,7 @@ def _replace_by_mig(slots: list[_ContainerSlices], mig: _HamiMigDevice) -> None:
 
 
 def gpu_manager_grants(pod: PodRecord) -> list[HeldId]:
-    """Reads one annotation per container. They are only a proposal of the scheduler until gpu-assigned is true."""
+    """Reads one annotation per container. Until gpu-assigned is true, they are only a proposal of the scheduler."""
     grants: list[HeldId] = []
     for key, text in pod.annotations if pod.annotation(GPU_MANAGER_ASSIGNED) == "true" else ():
         if not key.startswith(GPU_MANAGER_CARDS) or not text:
@@ -326,9 +326,9 @@ FORMATS: Mapping[str, Callable[[PodRecord], list[HeldId]]] = {
 """Readers by name of the annotation."""
 
 
-# Reservation pods of KAI Scheduler and Run:ai. A pod with a fraction of a GPU requests no device. The scheduler
-# reserves a whole GPU with a pod of its own, and the kubelet lists only that pod. All pods that share the GPU have the
-# name of the same group in their labels.
+# Reservation pods of KAI Scheduler and Run:ai. A pod that uses a fraction of a GPU requests no device. Instead, the
+# scheduler creates a reservation pod that requests the whole GPU, and the kubelet lists only that pod. All pods that
+# share the GPU have the same group name in their labels.
 
 _GROUP = "runai-gpu-group"
 """Label with the group. A pod on several GPUs has a label `runai-gpu-group/<group>` for each of them."""
@@ -345,9 +345,9 @@ def replace_reservations(
     devices: Sequence[Device],
     complete: Complete = lambda workload: workload,
 ) -> dict[str, Allocation]:
-    """Removes reservation pods from the readings of all sources, and adds the pods of their groups.
+    """Replaces reservation pods in the readings of all sources by the pods of their groups.
 
-    Without the API server's `pods` the groups are unknown. The GPU is then reported as unmapped (`reserved`).
+    Without `pods` from the API server, the groups are unknown. The GPU is then reported as unmapped (`reserved`).
     """
     reserved: dict[PodRecord, set[str]] = defaultdict(set)
     records = {(pod.namespace, pod.name): pod for pod in pods}
@@ -389,7 +389,7 @@ def _read_groups(pod: PodRecord) -> set[str]:
 def _find_groups(
     pods: Sequence[PodRecord], reserved: Mapping[PodRecord, set[str]], index: DeviceIndex
 ) -> dict[str, set[str]]:
-    """Returns the devices of each group, from the assignments of its reservation pod, else from its annotation."""
+    """Returns the devices of each group, from the assignments of its reservation pod or from that pod's annotation."""
     groups: dict[str, set[str]] = defaultdict(set)
     for pod in pods:
         if not _is_reservation(pod) or pod.is_finished:
@@ -419,7 +419,7 @@ def _find_members(
                 (key,) = held
                 share = _compute_share(pod, devices.get(key))
                 members.append(Assignment(key, holder, SOURCE, share=share, is_shared=True))
-            else:  # two reservation pods for one group are a fault of KAI before 0.16
+            else:  # a bug of KAI before 0.16 can create two reservation pods for one group
                 unmapped.append(Unmapped(SOURCE, "unknown_group", group, _GROUP, holder))
     return members, unmapped
 
@@ -433,7 +433,7 @@ def _find_container(pod: PodRecord) -> ContainerRecord | None:
 
 
 def _compute_share(pod: PodRecord, device: Device | None) -> float | None:
-    """Returns the fraction of each GPU that the pod holds. Computes it from memory as KAI does."""
+    """Returns the fraction of each GPU that the pod holds. A request in MiB is divided by the GPU's memory."""
     with suppress(ValueError):
         fraction = float(pod.annotation(FRACTION))
         return fraction if 0 < fraction <= 1 else None
@@ -445,6 +445,6 @@ def _compute_share(pod: PodRecord, device: Device | None) -> float | None:
 
 
 def find_reserved(allocation: Allocation) -> frozenset[str]:
-    """Returns the reserved devices of a merged allocation whose holders are unknown."""
+    """Returns the keys of devices that are reserved for unknown pods."""
     held = {assignment.device for assignment in allocation.assignments}
     return frozenset(entry.device_id for entry in allocation.unmapped if entry.reason == "reserved") - held

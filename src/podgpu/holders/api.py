@@ -21,12 +21,12 @@ T = TypeVar("T")
 _log = logging.getLogger("podgpu")
 CONFIGMAP_KEY = "metrics"  # the key that dcgm-exporter uses
 SYNC_SECONDS = 10.0
-SOON_SECONDS = 0.5  # how long the exporter's start waits for the first answer; a later answer is used when it arrives
+SOON_SECONDS = 0.5  # maximum wait for the first answer at start; a later answer is used when it arrives
 _INVALID = re.compile(r"[^a-zA-Z0-9_]")
 
 
 def open_if_api(option: str, open_feed: Callable[[], T]) -> T | None:
-    """Opens an optional feed. Without an API server, only logs a warning, so that dcgm-exporter's manifests work."""
+    """Opens a feed. Without an API server, logs a warning and returns None, so that dcgm-exporter's manifests work."""
     try:
         return open_feed()
     except NoApi as e:
@@ -49,7 +49,7 @@ class ApiAccess:
 
     @property
     def is_available(self) -> bool:
-        """True if NODE_NAME and either a service account or --kubeconfig are set. Used by `--allocation auto`."""
+        """True if NODE_NAME is set, and a service account or --kubeconfig exists. Used by `--allocation auto`."""
         in_cluster = "KUBERNETES_SERVICE_HOST" in os.environ and os.path.exists(f"{SERVICE_ACCOUNT}/token")
         return bool(os.environ.get("NODE_NAME")) and (bool(self._kubeconfig) or in_cluster)
 
@@ -125,7 +125,7 @@ class ApiHealth(AllocationSource):
 
 
 class LabelFilter:
-    """Selects pod labels whose key contains a match of any pattern, as in dcgm-exporter. No pattern selects all."""
+    """Selects pod labels whose key contains a match of any pattern, as in dcgm-exporter. No patterns: all labels."""
 
     def __init__(self, patterns: str = "") -> None:
         try:
@@ -140,7 +140,7 @@ class LabelFilter:
         return {(pod.namespace, pod.name): self._select_labels(pod) for pod in pods}
 
     def _select_labels(self, pod: PodRecord) -> tuple[tuple[str, str], ...]:
-        """Uses the first of several keys that are converted to the same name."""
+        """Returns the selected labels. If several keys are converted to the same name, the first one is used."""
         named: dict[str, str] = {}
         for key, value in sorted(pod.labels):
             if not self._patterns or any(pattern.search(key) for pattern in self._patterns):

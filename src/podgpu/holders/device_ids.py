@@ -1,4 +1,4 @@
-"""Parses device ids of all device plugins, finds the devices they name, and computes the share of each holder."""
+"""Parses the device ids of all device plugins, finds the devices, and computes the share of each holder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VCUDA_CORE = "tencent.com/vcuda-core"
 VCUDA_MEMORY = "tencent.com/vcuda-memory"
 
 SharedDevice = tuple[object, ...]
-"""A `DeviceId` without its replica: equal for all replicas of one device."""
+"""A `DeviceId` without its replica. All replicas of one shared device have the same value."""
 
 
 class DeviceId(NamedTuple):
@@ -26,7 +26,7 @@ class DeviceId(NamedTuple):
     minor: int | None = None  # N of /dev/nvidiaN. Can differ from the driver's index, which is in PCI order.
     gi_id: int | None = None
     ci_id: int | None = None
-    everything: bool = False  # all GPUs of the node: the only id on WSL (`all`) and on Tegra boards (`tegra`)
+    everything: bool = False  # True if the id names all GPUs of the node: `all` on WSL, `tegra` on Tegra boards
     replica: str = ""  # time slice, MPS client or vGPU of a shared device
 
     @property
@@ -87,7 +87,7 @@ class DeviceIndex:
         self._whole = tuple(sorted(whole, key=lambda device: -1 if device.index is None else device.index))
         self._by_uuid = {(device.uuid.lower(), device.gi_id): device for device in devices}
         self._by_mig_uuid = {uuid.lower(): device for device in devices for uuid in device.mig_uuids}
-        # If two devices have the same minor, the first one is used, because the second is a lost GPU.
+        # If two devices have the same minor, the first one is used. The second one is a GPU that was lost.
         self._uuid_by_minor: dict[int | None, str] = {
             device.minor: device.uuid for device in reversed(devices) if device.minor is not None
         }
@@ -116,8 +116,8 @@ class HeldId(NamedTuple):
 
 
 def is_gpu(held: HeldId, resource_names: frozenset[str]) -> bool:
-    """Returns True for GPU resources and for ids that identify a GPU. `all` and `tegra` identify a GPU only in a GPU
-    resource."""
+    """Returns True if the resource is a GPU resource, or if the id identifies a GPU. `all` and `tegra` count only in a
+    GPU resource."""
     if held.resource.startswith("nvidia.com/") or held.resource in resource_names:
         return True
     device_id = held.device_id
@@ -132,8 +132,8 @@ def map_held(
 ) -> Allocation:
     """Maps ids to devices, with one assignment per holder and device.
 
-    `registered` are the replicas of each shared device, from which shares are computed. If it is None, the sum of
-    `HeldId.share` is used.
+    `registered`: the replicas of each shared device. Shares are computed from them. If None, a share is the sum of
+    `HeldId.share`.
     """
     held = tuple(held)
     replicas = None if registered is None else _count_replicas(held, registered)
@@ -163,7 +163,7 @@ def map_held(
 def _compute_share(replicas: Mapping[SharedDevice, int], device: Device, held: Set[DeviceId]) -> float | None:
     """Returns the held replicas divided by all replicas, 1 for a whole device, or None if unknown."""
     if len(device.mig_uuids) > 1 and any(held_id.mig_uuid or held_id.ci_id is not None for held_id in held):
-        return None  # one of several compute instances, whose sizes are unknown
+        return None  # the device has several compute instances of unknown sizes
     counts: Counter[SharedDevice] = Counter()
     for device_id in held:
         if not device_id.replica:
@@ -175,7 +175,7 @@ def _compute_share(replicas: Mapping[SharedDevice, int], device: Device, held: S
 
 
 def sort_allocation(assignments: Iterable[Assignment], unmapped: Iterable[Unmapped]) -> Allocation:
-    """Builds a sorted Allocation, because sources report in random order."""
+    """Builds an Allocation in a fixed order, because sources report in random order."""
 
     def unmapped_key(entry: Unmapped) -> tuple[str, ...]:
         return entry.device_id, *parts_of(entry.holder), entry.resource, entry.reason
@@ -197,7 +197,7 @@ def group_replicas(registered: Iterable[str]) -> dict[SharedDevice, frozenset[st
 
 
 def _count_replicas(held: Iterable[HeldId], registered: Mapping[SharedDevice, Set[str]]) -> dict[SharedDevice, int]:
-    """Counts registered replicas, and held ones that are not registered, so that shares add up to at most 1."""
+    """Counts registered replicas, and held replicas that are not registered. So shares add up to at most 1."""
     replicas = {shared: set(numbers) for shared, numbers in registered.items() if numbers}
     for entry in held:
         if entry.device_id is not None and entry.device_id.replica and entry.device_id.shared in replicas:
@@ -205,7 +205,7 @@ def _count_replicas(held: Iterable[HeldId], registered: Mapping[SharedDevice, Se
     return {shared: len(numbers) for shared, numbers in replicas.items()}
 
 
-# gpu-manager: an id stands for a hundredth of a card or a block of 256 MiB. It does not name the card.
+# gpu-manager: an id represents a hundredth of a card or a block of 256 MiB. It does not show which card.
 
 
 def count_vcuda(held: Iterable[HeldId]) -> tuple[VcudaRequest, ...]:

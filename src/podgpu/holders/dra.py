@@ -1,8 +1,8 @@
 """Finds the GPUs held through ResourceClaims (DRA).
 
-The kubelet reports the holders of each claim. ResourceSlices map device names to GPUs. The driver's checkpoint and the
-API server supply the allocation of each claim (`adminAccess`, consumed capacity). The checkpoint also supplies the
-UUIDs of MIG devices that were created for a claim.
+The kubelet reports the holders of each claim. ResourceSlices map device names to GPUs. The allocation of each claim
+(`adminAccess`, consumed capacity) is read from the DRA driver's checkpoint and the API server. The checkpoint also has
+the UUIDs of MIG devices that were created for a claim.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class DraClaims:
         self._reader = reader
         self._pools: frozenset[str] = frozenset()
         self._offered: dict[DeviceName, SliceDevice] = {}
-        """Includes devices of removed pools, and held devices that were removed from a pool. Slices
-        disappear when the driver stops, or when the kubelet starts before the driver."""
+        """Device name -> device. Keeps devices of removed pools, and held devices that were removed from a
+        pool, because slices disappear while the driver is stopped."""
 
     def held(self, response: Any, devices: Sequence[Device]) -> Allocation:
         prepared = PreparedClaims() if self._checkpoint is None else self._checkpoint.read()
@@ -70,7 +70,7 @@ class DraClaims:
         is_synced = self._slices is not None and self._slices.synced
         if self._slices is not None and is_synced:
             self._update_offered(self._slices.items(), {claim.device for claim in claimed})
-        if self._reader is not None and is_synced:  # claims cannot be mapped before the first sync
+        if self._reader is not None and is_synced:  # before the first sync, claims cannot be mapped
             results |= self._reader.read({claim.name for claim in claimed} - results.keys())
         users = Counter((claim.name, claim.device) for claim in claimed)
         index = DeviceIndex(devices)
@@ -159,11 +159,11 @@ class SliceDevice(NamedTuple):
     name: str
     uuid: str = ""  # empty for a MIG device that is created when it is claimed (DynamicMIG)
     capacity: Pairs = ()  # quantities by name, such as `memory`
-    is_shared: bool = False  # several claims can have a part of its capacity (DRAConsumableCapacity)
+    is_shared: bool = False  # several claims can each use a part of the capacity (DRAConsumableCapacity)
 
 
 class PoolSlice(NamedTuple):
-    """A ResourceSlice: a part of one generation of a pool, possibly without devices."""
+    """A ResourceSlice: some devices of one generation of a pool. It may have no devices."""
 
     pool: str
     generation: int
@@ -171,7 +171,7 @@ class PoolSlice(NamedTuple):
 
 
 def watch_slices(api: ApiAccess) -> Informer[PoolSlice]:
-    """Watches this node's DRA devices, in an API version that the server supports. Raises NoApi."""
+    """Watches this node's ResourceSlices, in an API version that the server supports. Raises NoApi."""
     selector = {"fieldSelector": f"spec.driver={NVIDIA_DRIVER},spec.nodeName={api.node}"}
     return api.watch(f"{_GROUP}/v1/resourceslices", selector, parse_slice, _find_slices_path)
 
@@ -239,7 +239,7 @@ class ClaimedDevice(NamedTuple):
         return Unmapped(SOURCE, reason, text, f"claim {'/'.join(self.name)}", self.holder)
 
     def build_attributes(self, mig_uuid: str, profile: str) -> Pairs:
-        """Returns dcgm-exporter's labels in its order, without empty ones."""
+        """Returns the labels that dcgm-exporter adds for a claim, in its order. Empty labels are omitted."""
         labels = (
             ("dra_claim_name", self.name[1]),
             ("dra_claim_namespace", self.name[0]),
@@ -270,7 +270,7 @@ def parse_claims(response: Any) -> Iterator[ClaimedDevice]:
 
 
 class ClaimResult(Struct):
-    """A device that was allocated to a claim. A device can have several results."""
+    """One allocation of a device to a claim. A device can have several results."""
 
     driver: str = ""
     pool: str = ""
@@ -287,7 +287,7 @@ def _read_results(status: KubeObject | None) -> tuple[ClaimResult, ...]:
 
 
 class ClaimReader:
-    """Reads each claim from the API server once, because an allocation does not change while it is held."""
+    """Reads each claim from the API server once, because the allocation of a held claim does not change."""
 
     def __init__(self, config: ApiConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = config
@@ -341,7 +341,7 @@ async def _get_results(client: ApiClient, version: str, name: ClaimName) -> tupl
 class PreparedClaims(NamedTuple):
     """The claims that the driver has prepared on this node."""
 
-    uuids: Mapping[DeviceName, str] = {}  # current UUIDs of GPUs and MIG devices
+    uuids: Mapping[DeviceName, str] = {}  # UUID by device name, of GPUs and MIG devices
     results: Mapping[ClaimName, tuple[ClaimResult, ...]] = {}
 
 
@@ -359,7 +359,7 @@ class DriverCheckpoint:
             self._last, self._logged = self._file.read(self.path), ""
         except SourceError as error:
             if error.reason == "file_missing":
-                self._last = PreparedClaims()  # not mounted, or another driver
+                self._last = PreparedClaims()  # the file is not mounted, or another DRA driver is used
             elif error.reason != self._logged:
                 self._logged = error.reason
                 _log.warning("checkpoint of the DRA driver: %s; the last content is used", error)
@@ -386,6 +386,6 @@ def parse_driver_checkpoint(content: bytes, path: str = "the driver's checkpoint
 
 
 def _find_uuid(device: KubeObject) -> str:
-    """Versions of the driver store the UUID of a MIG device in different members."""
+    """Returns the UUID of a device. Its member depends on the version of the driver."""
     parts = (device.get(name) or {} for name in ("info", "created", "concrete"))
     return next((uuid for part in parts if (uuid := part.get("uuid") or part.get("migUUID"))), "")

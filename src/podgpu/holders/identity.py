@@ -1,7 +1,7 @@
 """Completes identities of workloads: namespace, pod, container, uid and container id.
 
-Each source reports only some of these parts. The missing ones are found in the names of the kubelet's log files and, if
-they are watched, in the pods of the API server. Contradictory parts are rejected.
+Each source reports only some of these parts. podgpu finds the others in the names of the kubelet's log files and, if it
+watches pods, in the API server. Contradictory parts are rejected.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Identities:
     """Known identities, used to complete workloads. Immutable."""
 
     logged: frozenset[Workload] = frozenset()
-    """Pods with uids and containers with ids, from the names of logs. A pod's name can have two uids, because the logs
-    of a replaced pod stay for a while. A container's name can have two ids after a restart."""
+    """Pods with UIDs and containers with ids, from the names of log files. A pod's name can have two UIDs, because the
+    logs of a replaced pod are kept for a while. A container's name can have two ids after a restart."""
     pods: tuple[PodRecord, ...] = ()  # pods of the API server, if it is watched
     problems: tuple[SourceError, ...] = ()  # errors while reading
     current: frozenset[Workload] = frozenset()  # pods and containers that the API server lists
@@ -55,7 +55,7 @@ class Identities:
     def __post_init__(self) -> None:
         self.current |= {workload for record in self.pods for workload in _to_workloads(record)}
         self.api_uids = {record.uid: record.api_uid for record in self.pods if record.api_uid}
-        """Uid of a static pod on the node -> its uid in the API server."""
+        """UID of a static pod on the node -> UID of its mirror pod in the API server."""
         current = [owner for owner in self.current if owner.container_id]
         current_ids = {owner.container_id for owner in current}
         logs = [log for log in self.logged if log.container_id]
@@ -84,7 +84,7 @@ class Identities:
     def is_alive(self, workload: Workload, containers: Collection[Workload]) -> bool | None:
         """Returns whether the container runs, or None if unknown.
 
-        `containers`: uids and container ids of all processes. Empty if processes are not visible.
+        `containers`: UIDs and container ids of all running processes. Empty if processes are not visible.
         """
         logs = self._find_logs(workload)
         if not self.logged.issuperset(logs):  # the kubelet removes a pod's logs some time after the pod
@@ -96,7 +96,7 @@ class Identities:
             return True
         if workload.uid and workload.uid not in uids:
             return False
-        # If the container id is known, the pod runs but this container does not: it has ended or will restart.
+        # The pod runs. If the container id is known, this container does not run: it has ended or will be restarted.
         return True if workload.uid and not workload.container_id else None
 
     def _find_logs(self, workload: Workload) -> list[Workload]:
@@ -123,7 +123,7 @@ class Identities:
         logged = self._logged_ids.get((*name, workload.container), frozenset())
         current = self._current_ids.get((*name, workload.uid, workload.container), frozenset())
         if current:
-            # If logs exist only for other container ids, the API server's state is outdated.
+            # If there are logs, but none for this container id, the state of the API server is outdated.
             return replace(workload, container_id=_only(current) if current <= logged or not logged else "")
         if not self._uids.get(name, frozenset()) <= {workload.uid}:
             return workload  # the log may belong to another pod of that name

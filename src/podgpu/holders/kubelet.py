@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 SOURCE = "kubelet"
 OPTION = "--pod-resources-kubelet-socket"
 DEADLINE = 30.0
-"""Deadline of one List call, in seconds. A turn does not wait that long: a late answer is used in a later turn."""
+"""Deadline of one List call, in seconds. A turn waits for a shorter time; a late answer is used in a later turn."""
 _ALLOCATABLE_SECONDS = 60.0
-"""Interval of GetAllocatableResources. Its answer changes only with the device plugin's configuration."""
+"""Interval of GetAllocatableResources calls. The answer changes only with the device plugin's configuration."""
 _ALLOCATABLE_DEADLINE = 1.0
 
 SocketIdentity = tuple[int, int, int]
-"""Device, inode and ctime. Changes when a restarted kubelet creates its socket again."""
+"""Device, inode and ctime of the socket. They change when a restarted kubelet creates its socket again."""
 
 
 class KubeletAllocation(AllocationSource):
@@ -67,7 +67,7 @@ class KubeletAllocation(AllocationSource):
         clock: Callable[[], float] = time.monotonic,
         claims: DraClaims | None = None,
     ) -> None:
-        """Without `claims`, DRA claims are ignored."""
+        """`claims`: maps DRA claims to devices. If None, DRA claims are ignored."""
         self.socket = os.path.abspath(socket)
         self.deadline = deadline
         self._identity: SocketIdentity | None = None
@@ -95,7 +95,7 @@ class KubeletAllocation(AllocationSource):
             if error.status == "UNAVAILABLE":
                 self._source_instance += 1
             raise _explain(error, self.socket) from error
-        self._check_identity()  # a new kubelet may have answered
+        self._check_identity()  # the kubelet may have been restarted since the check before the call
         return decode_list(answer, self.socket)
 
     def _check_identity(self) -> None:
@@ -112,7 +112,7 @@ class KubeletAllocation(AllocationSource):
         return by_id if self.claims is None else _unite(by_id, self.claims.held(response, devices))
 
     def _update_allocatable(self, response: Any) -> None:
-        """Reads the offered GPUs and the replicas of shared GPUs. Does so at once if a held replica is unknown."""
+        """Reads the offered GPUs and replicas of shared GPUs, if due, or if a container holds an unknown replica."""
         held = {
             entry.device_id.shared
             for entry in _held_ids(response)
@@ -130,8 +130,8 @@ class KubeletAllocation(AllocationSource):
             ids = tuple(text for entry in offered for text in entry.device_ids)
         parsed = map(parse_device_id, ids)
         self._offered = frozenset(device_id.gpu_uuid for device_id in parsed if device_id and device_id.gpu_uuid)
-        # The kubelet reports healthy devices only, and none while the device plugin is unavailable. Replicas of a
-        # device that is held, or was held at the last call, are therefore never removed.
+        # The kubelet reports only healthy devices, and none while the device plugin is unavailable. So the replicas of
+        # a device are kept if a container holds the device, or held it at the last call.
         registered = group_replicas(ids)
         kept = {shared: self._replicas[shared] for shared in (held | self._held_replicas) & self._replicas.keys()}
         self._replicas = kept | {shared: kept.get(shared, frozenset()) | registered[shared] for shared in registered}
@@ -148,7 +148,7 @@ def _held_ids(response: Any) -> Iterator[HeldId]:
 
 
 def _unite(by_id: Allocation, by_claim: Allocation) -> Allocation:
-    """Merges both assignments of a GPU that the kubelet lists as id and as claim (gate DRAExtendedResource)."""
+    """Merges the assignments of a GPU that the kubelet lists both by id and by claim (gate DRAExtendedResource)."""
     held = {(assignment.device, assignment.holder): assignment for assignment in by_claim.assignments}
     for assignment in by_id.assignments:
         key = assignment.device, assignment.holder
@@ -157,7 +157,7 @@ def _unite(by_id: Allocation, by_claim: Allocation) -> Allocation:
 
 
 def decode_list(answer: bytes, path: str = "its socket") -> Any:
-    """Raises SourceError if the answer cannot be decoded."""
+    """Decodes the answer of a List call. Raises SourceError if this fails."""
     try:
         return podresources_pb2.ListPodResourcesResponse.FromString(answer)
     except (DecodeError, ValueError) as error:  # ValueError: text that is not UTF-8, in pure-Python protobuf
@@ -169,7 +169,7 @@ def decode_list(answer: bytes, path: str = "its socket") -> Any:
 
 
 def _stat_socket(path: str) -> SocketIdentity:
-    """Checks the path before connecting, because file system errors are clearer than gRPC errors."""
+    """Checks the path before a connection is opened, because file system errors are clearer than gRPC errors."""
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError) as error:

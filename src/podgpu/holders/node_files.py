@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 # podlist.json, written by koordinator's hook or `podgpu hook`. It does not contain shares.
 
 DEFAULT_PATHS = ("/var/lib/kubelet/pod-resources/podlist.json", "/podlist.json")
-"""Next to the kubelet's socket, and the mount point in koordinator's manifest."""
+"""Usual paths: next to the kubelet's socket, and the mount point in koordinator's manifest."""
 _NonEmpty = Annotated[str, Meta(min_length=1)]
 
 
@@ -50,7 +50,7 @@ class PodlistEntry(Struct, frozen=True):
 
 
 class PodlistAllocation(AllocationSource):
-    """Reads the first existing file of `paths`."""
+    """Reads the first file of `paths` that exists."""
 
     name = "podlist"
 
@@ -86,8 +86,8 @@ def parse_podlist(content: bytes, path: str = "podlist.json") -> tuple[HeldId, .
     )
 
 
-# The kubelet's checkpoint. It contains pod uids and the replicas of shared GPUs, but no names. It can be outdated: a
-# finished pod stays in it until the kubelet next allocates a device. The kubelet replaces the file by rename.
+# The kubelet's checkpoint. It contains pod UIDs and the replicas of shared GPUs, but no names. It can be outdated: a
+# finished pod is removed only when the kubelet next allocates a device. The kubelet replaces the file by rename.
 
 CHECKPOINT_NAME = "device-plugins/kubelet_internal_checkpoint"
 """Relative to the kubelet's root directory."""
@@ -136,8 +136,8 @@ def parse_checkpoint(
     return held, group_replicas(registered)
 
 
-# Job files of an HPC scheduler's prolog, in dcgm-exporter's format: a file is named `<gpu>` or `<gpu>.<gpu instance>`,
-# with the driver's numbers, and contains one job per line.
+# Job files that an HPC scheduler's prolog writes, in dcgm-exporter's format. A file is named `<gpu index>` or
+# `<gpu index>.<gpu instance id>` and contains one job per line.
 
 _JOB_FILE = re.compile(r"\d+(\.\d+)?", re.ASCII)
 
@@ -183,12 +183,12 @@ def parse_jobs(content: bytes) -> list[str]:
     return list(dict.fromkeys(line for line in lines if line))
 
 
-# Processes: containers with processes on a device, for devices without a holder in other sources. Idle holders are not
-# found. Shares are known only with KAI Scheduler.
+# Processes: a container that has a process on a device counts as its holder, if no other source lists a holder. Holders
+# without a process are not found. Shares are known only with KAI Scheduler.
 
 
 class ProcessHolders(AllocationSource):
-    """`processes` lists the processes on a physical GPU and may raise SourceError."""
+    """Uses processes to find holders. `processes` lists those of a physical GPU and may raise SourceError."""
 
     name = "processes"
 
@@ -221,7 +221,7 @@ class ProcessHolders(AllocationSource):
 def _read_share(path: str) -> float | None:
     """Returns the fraction of a GPU that KAI Scheduler wrote into the environment, or None.
 
-    Only a process with CAP_SYS_PTRACE can read the environments of others.
+    Reading the environment of another process needs CAP_SYS_PTRACE.
     """
     with suppress(OSError, ValueError):
         with open(path, "rb") as file:

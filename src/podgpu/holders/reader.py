@@ -1,11 +1,11 @@
 """Reads all allocation sources, each in its own worker, merges the results, and explains unusable assignments.
 
-Sources are in order of precedence. The first source that lists a workload decides which devices it holds. Later sources
-can add identity, share and labels; assignments that contradict the first source are rejected and counted.
+Sources have an order of precedence. The first source that lists a workload decides which devices the workload holds.
+Later sources can add identity, share and labels. Assignments that contradict the first source are rejected and counted.
 
-Holders are kept while a source does not answer, or does not list all of them after a restart. A restarted kubelet lists
-no pods and reports no error, for a second or for as long as the API server is unavailable. A holder is therefore kept
-for `GRACE_SECONDS`, or for as long as its container exists on the node.
+After a restart, a kubelet lists no pods and reports no error, for a second or for as long as the API server is
+unavailable. So if a source does not answer, or has restarted and no longer lists a holder, the holder is kept for
+`GRACE_SECONDS`, or for as long as its container exists on the node.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ DEADLINE = 5.0  # seconds per reading; a slower source is not called again until
 LAST_RESORT = frozenset({"processes"})
 """Sources that report usage, not allocations. They are used only for devices without any other holder."""
 LAGGING = {"checkpoint": "kubelet"}
-"""Sources that are updated later than another one. If that one answers, they add details, but no holders or devices."""
+"""Lagging source -> source that is updated earlier. While the latter answers, the former adds only details."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ IsAlive = Callable[[Workload], bool | None]
 class CachedHolder:
     listed_at: float
     source_instance: int
-    identity: Workload  # the holder with its uid and container id, as known when it was last listed
+    identity: Workload  # the holder with the UID and container id that were known when it was last listed
     assignments: Sequence[Assignment]
     vcuda: Sequence[VcudaRequest]
 
@@ -109,8 +109,8 @@ class AllocationCache:
     def update(self, answer: Allocation | None, now: float, complete: Complete, is_alive: IsAlive) -> Allocation | None:
         """Returns the current allocation, or None if the source has not answered for too long.
 
-        `answer` is None if the source did not answer. Holders that the same source instance listed earlier and no
-        longer lists are removed at once.
+        `answer` is None if the source did not answer. A holder that is no longer listed is removed at once, unless the
+        source has restarted.
         """
         if answer is not None:
             listed = _group_by_holder(answer, now, complete)
@@ -136,7 +136,7 @@ class AllocationCache:
         return replace(sort_allocation(assignments, last.unmapped), vcuda=vcuda, offered=last.offered)
 
     def _find_missing(self, answer: Allocation, listed: Collection[Workload]) -> dict[Workload, CachedHolder]:
-        """Finds holders that only an earlier source instance listed, and whose devices have no new holder."""
+        """Returns holders that were listed only before the source restarted, and whose devices have no new holder."""
         earlier = {
             workload: holder
             for workload, holder in self._holders.items()
@@ -265,8 +265,8 @@ def merge(readings: Mapping[str, Allocation], complete: Complete = lambda worklo
 def _add_claims(
     merged: dict[WorkloadKey, _Claims], holder: Workload, claims: Sequence[Assignment], lags: bool
 ) -> Iterator[Unmapped]:
-    """Adds the claims of a holder and yields the rejected ones. Rejected claims of a lagging source are outdated, so
-    they are dropped without a report."""
+    """Adds the claims of a holder and yields the rejected ones. Rejected claims of a lagging source are not yielded,
+    because they are only outdated."""
     known = merged.get(holder.key)
     if known is None:
         if not lags:
@@ -300,7 +300,7 @@ def _combine_all(merged: Iterable[_Claims]) -> tuple[Assignment, ...]:
 
 
 def _combine(claims: Sequence[Assignment], holder: Workload, is_sole_holder: bool) -> Assignment:
-    """Returns the first claim, completed by the others."""
+    """Returns the first claim, with missing parts taken from the other claims."""
     trusted = claims[0]
     share = next((claim.share for claim in claims if claim.share is not None), None)
     replica = next((claim.replica for claim in claims if claim.replica), "")
@@ -369,7 +369,7 @@ def describe(unmapped: Unmapped) -> str:
 
 def find_lost_gpus(offered: Iterable[str], unmapped: Iterable[Unmapped], some_lost: bool) -> set[str]:
     """Returns UUIDs of GPUs that must exist: those offered by the kubelet and, if the driver lists fewer GPUs than the
-    bus, those that are held. Otherwise, a held id may belong to a GPU that was replaced."""
+    PCI bus (`some_lost`), those that are held. Otherwise, a held id may belong to a GPU that was replaced."""
     uuids = set(offered)
     if some_lost:
         ids = (

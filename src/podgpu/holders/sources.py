@@ -56,7 +56,7 @@ class SourceType:
 
 
 def _podlist_paths(settings: SourceSettings) -> tuple[str, ...]:
-    """Returns the path next to the kubelet's socket, or the usual paths for the default socket."""
+    """Returns paths of podlist.json: next to the kubelet's socket, or the usual paths if the socket is the default."""
     path = os.path.join(os.path.dirname(settings.kubelet_socket), "podlist.json")
     return DEFAULT_PATHS if os.path.normpath(path) == DEFAULT_PATHS[0] else (path,)
 
@@ -69,7 +69,7 @@ def _create_kubelet(argument: str, settings: SourceSettings) -> AllocationSource
 
 
 def _create_claims(settings: SourceSettings) -> DraClaims | None:
-    """Without an API server, uses only the DRA driver's checkpoint, if it is mounted."""
+    """Creates the mapping of DRA claims. Without an API server, it uses only the driver's checkpoint, if mounted."""
     from podgpu.holders.api import open_if_api
     from podgpu.holders.dra import DRIVER_CHECKPOINT, ClaimReader, DraClaims, DriverCheckpoint, watch_slices
 

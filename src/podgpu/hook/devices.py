@@ -1,7 +1,7 @@
 """Finds the GPUs of a sandbox's containers, and how this node numbers its GPUs.
 
-Sources, in order: koordinator's annotation, which applies to the whole pod; NVIDIA_VISIBLE_DEVICES; mounted device
-files; device nodes. Users can set variables and mounts, so these are used only if they have the form of a GPU id.
+Sources, in order: koordinator's annotation (for the whole pod), NVIDIA_VISIBLE_DEVICES, mounted device files, device
+nodes. Users can set variables and mounts to any text, so these are used only if they have the form of a GPU id.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _NVIDIA_MAJOR = 195
 _FIRST_CONTROL_MINOR = 254
 """254 is nvidia-modeset and 255 is nvidiactl. Every GPU container has them."""
 _DEFAULT_DEVICES = {(1, 3), (1, 5), (1, 8)}
-"""/dev/null, /dev/zero and /dev/random. Only privileged containers list them, together with the rest of /dev."""
+"""/dev/null, /dev/zero and /dev/random. Only privileged containers list them, because they list all of /dev."""
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,5}", re.ASCII)
 _CDI_NAME = re.compile(r"[a-z0-9.-]+/[a-z0-9-]+=(.+)", re.IGNORECASE | re.ASCII)
 _MANAGEMENT = "management.nvidia.com/"
-"""CDI names of containers that manage GPUs. They can access all GPUs and hold none."""
+"""CDI device names of containers that manage GPUs. Such containers can access all GPUs but hold none."""
 _MAX_INFORMATION_BYTES = 64 * 1024
 _PCI_NAME = re.compile(r"[0-9a-f]+:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
 _UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-f-]{36})\s*$", re.MULTILINE | re.IGNORECASE)
-"""Does not match the question marks that the driver writes for a GPU that was never opened."""
+"""A valid UUID. For a GPU that was never opened, the driver writes question marks, which do not match."""
 _MINOR = re.compile(r"^Device Minor:\s*([0-9]{1,6})\s*$", re.MULTILINE)
 _EXCLUDED = re.compile(r"^GPU Excluded:\s*Yes\s*$", re.MULTILINE | re.IGNORECASE)
 
@@ -58,11 +58,11 @@ class Cards:
     cards: tuple[Card, ...] = ()
 
     def find_by_minor(self, minor: int) -> str:
-        """Returns the UUID, or the minor if the UUID is unknown. In podlist.json, numbers are minors."""
+        """Returns the UUID, or the minor number if the UUID is unknown. Numbers in podlist.json are minors."""
         return next((card.uuid for card in self.cards if card.minor == minor and card.uuid), str(minor))
 
     def find_by_index(self, index: int) -> str:
-        """Returns the UUID, or the index if the UUID is unknown. On most nodes, index and minor are equal."""
+        """Returns the UUID, or the index if the UUID is unknown, because index and minor are equal on most nodes."""
         uuid = self.cards[index].uuid if index < len(self.cards) else ""
         return uuid or str(index)
 
@@ -95,14 +95,14 @@ def read_cards(proc: str) -> Cards:
 
 
 class Sandbox(NamedTuple):
-    """NRI's PodSandbox and Containers. Never modified, so that other threads can read them."""
+    """A sandbox (NRI's PodSandbox) and its containers. Never modified, so that other threads can read it."""
 
     pod: Any
     containers: tuple[Any, ...] = ()
 
 
 def find_gpus(sandbox: Sandbox, cards: Cards) -> list[PodlistEntry]:
-    """Returns the containers of the sandbox that have GPUs. Raises BadAnnotation if it is malformed."""
+    """Returns the sandbox's containers that have GPUs. Raises BadAnnotation if the annotation is malformed."""
     pod = sandbox.pod
     if not pod.namespace or not pod.name:  # readers reject a file with such an entry
         return []
@@ -157,7 +157,7 @@ def _mounted_name(name: str) -> str:
 def _resolve(words: Iterable[str], is_monitor: bool, cards: Cards) -> tuple[str, ...] | None:
     """Resolves ids as the container toolkit does. Returns None if no word is an id.
 
-    `is_monitor`: the container's driver capabilities allow queries only, so `all` does not make it a holder.
+    `is_monitor`: the container's driver capabilities allow only queries. Such a container with `all` is not a holder.
     """
     ids: list[str] = []
     is_known = False

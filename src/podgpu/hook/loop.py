@@ -1,7 +1,7 @@
-"""Connects to the runtime and reconnects. Writes podlist.json in a second thread, whenever its content changes.
+"""Connects to the runtime, and reconnects if the connection ends. A second thread writes podlist.json.
 
 Changes during a write or shortly after it are combined into one write. A file that was removed or overwritten is
-restored. If it cannot be written, the old file stays and the write is retried every 5 s.
+restored. If the file cannot be written, the old file stays and the write is retried every 5 s.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Hook:
         return make_families("hook", {**samples, **self._counters.samples()})
 
     def start(self, on_fatal: Callable[[], object]) -> None:
-        """Calls `on_fatal` when an inherited connection ends, because only the runtime can open a new one."""
+        """Starts the threads. `on_fatal` is called when an inherited connection ends: podgpu cannot open it again."""
         self._writer.start()
         threading.Thread(target=self._run, args=(on_fatal,), name="hook-runtime", daemon=True).start()
 
@@ -195,7 +195,7 @@ class PodlistWriter:
         self._wake.set()
 
     def stop(self) -> None:
-        """Stops the thread after the last update is written, but waits only a few seconds."""
+        """Stops the thread after it has written the last update. Waits for at most a few seconds."""
         self._stopping = True
         self._wake.set()
         if self._thread.is_alive():
@@ -203,7 +203,7 @@ class PodlistWriter:
         self._workers.close()
 
     def update_cards(self) -> None:
-        """Waits for a second at most, because the driver may hang. A late answer is used when it arrives."""
+        """Reads the GPUs again. Waits at most a second, because the driver may hang. A late answer is used later."""
         if time.monotonic() < self._next_cards_at:
             return
         result = self._workers.run({"cards": self._read_cards}, _CARDS_DEADLINE, self._wake.set)["cards"]

@@ -1,8 +1,8 @@
 """Handles one NRI connection: multiplexing, ttrpc frames, registration, and answers to the runtime's requests.
 
-Two byte streams share the connection: one for requests of the runtime, one for requests of the plugin. `Plugin` never
-waits for a disk, a driver or a lock, because the runtime waits for the answer. If it fails, the answer has no
-adjustment, because the runtime does not start a container after an error.
+Two byte streams share the connection: one for requests of the runtime, one for requests of the plugin. The runtime
+waits for each answer, so `Plugin` never waits for a disk, a driver or a lock. If `Plugin` fails, it answers without
+changing the container, because the runtime does not start a container after an error.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ MAX_MESSAGE = 4 * 1024 * 1024
 _FRAME_HEADER = struct.Struct(">II")
 _MESSAGE_HEADER = struct.Struct(">IIBB")
 _MAX_FRAME = MAX_MESSAGE + _MESSAGE_HEADER.size
-_MAX_SENT_FRAME = 4096  # Go's ttrpc reads through a buffer of this size and rejects larger frames
+_MAX_SENT_FRAME = 4096  # Go's ttrpc has a read buffer of this size and rejects larger frames
 _SEND_SECONDS = 5
-_REGISTRATION_SECONDS = 60.0  # the runtime registers plugins one after the other
+_REGISTRATION_SECONDS = 60.0  # long, because the runtime registers plugins one after the other
 _READ_BYTES = 256 * 1024
 _UNIMPLEMENTED = 12
 _METHODS = {
@@ -44,7 +44,7 @@ _METHODS = {
     10: "StopContainer",
     11: "RemoveContainer",
 }
-"""Subscribed events by number. Each one adds a request to every pod start."""
+"""Number of a subscribed event -> its method. Each event adds a request to the start of every pod."""
 EVENTS = sum(1 << number - 1 for number in _METHODS)
 _STOPPED = 4
 _log = logging.getLogger("podgpu")
@@ -58,7 +58,7 @@ class Message(NamedTuple):
 
 
 def split_messages(received: Iterable[bytes]) -> Iterator[Message]:
-    """Yields complete messages. Raises SourceError if the data is invalid. Checks lengths before buffering."""
+    """Yields complete messages. Raises SourceError if the data is invalid or a message is too long to be buffered."""
     frames, streams = bytearray(), {PLUGIN_SERVICE: bytearray(), RUNTIME_SERVICE: bytearray()}
     for piece in received:
         frames += piece
@@ -107,8 +107,8 @@ class Session:
         name: tuple[str, str],
         counters: HookCounters,
     ) -> None:
-        """`answer` returns the encoded response to a method and its payload; it may raise any exception. `name`
-        contains the name and the two-digit index of the plugin."""
+        """`answer`: returns the encoded response to a method and its payload, and may raise any exception. `name`: name
+        and two-digit index of the plugin."""
         self._connection = connection
         self._call = answer
         self._name, self._index = name
@@ -156,8 +156,8 @@ class Session:
         if answer.status.code:
             raise SourceError(
                 "refused",
-                f"the runtime rejects the plugin {self._index}-{self._name} ({answer.status.message}): it may use"
-                " another version of NRI than v1alpha1, which containerd has since 1.7 and CRI-O since 1.26",
+                f"the runtime rejects the plugin {self._index}-{self._name} ({answer.status.message}): podgpu"
+                " needs NRI version v1alpha1 (containerd 1.7 or later, CRI-O 1.26 or later); see the runtime's log",
             )
         self._registered = True
         self._connection.settimeout(None)
@@ -187,7 +187,7 @@ class Session:
 
     def _failed(self, method: str, reason: str, problem: str) -> None:
         self._counters.error(reason)
-        _log.warning("%s failed, so the container is not changed: %s", method, problem)
+        _log.warning("NRI request %s failed, so the container is not changed: %s", method, problem)
 
 
 def _serialize(message: Any) -> bytes:
@@ -215,7 +215,7 @@ class Plugin:
         self._cards = cards
         self._counters = counters
         self._sandboxes: dict[str, Sandbox] = {}
-        self._reported_pods: list[Any] = []  # parts of an unfinished Synchronize
+        self._reported_pods: list[Any] = []  # received parts of a Synchronize request that is not complete yet
         self._reported_containers: list[Any] = []
         self.is_synchronised = False
 
@@ -279,7 +279,7 @@ class Plugin:
         self._counters.add("podgpu_hook_adjustments_total")
         env = [nri_pb2.KeyValue(key=VISIBLE_DEVICES, value=value)]
         if any(variable.startswith(f"{VISIBLE_DEVICES}=".encode()) for variable in subject.container.env):
-            # Another plugin may have set the variable. Without removal, the runtime would reject the container.
+            # Another plugin may have set the variable. Unless it is removed first, the runtime rejects the container.
             env.insert(0, nri_pb2.KeyValue(key=f"-{VISIBLE_DEVICES}", value=""))
         return _serialize(nri_pb2.CreateContainerResponse(adjust=nri_pb2.ContainerAdjustment(env=env)))
 
@@ -290,7 +290,7 @@ class Plugin:
             self._sandboxes.pop(pod.id, None)
         elif method in ("StopContainer", "RemoveContainer"):
             self._remove_container(container.id)
-        elif method:  # start and update events make up for a missed creation
+        elif method:  # events after the creation also add a container whose creation was missed
             self._put_container(pod, container)
         self._publish()
 
@@ -309,7 +309,7 @@ class Plugin:
             return
         known = self._sandboxes.get(pod.id, Sandbox(pod))
         others = (other for other in known.containers if other.name != container.name)
-        # When a container ends, the runtime may send only the id of the pod.
+        # When a container ends, the runtime may send only the pod's id. The names are then taken from the known pod.
         self._sandboxes[pod.id] = Sandbox(pod if pod.name else known.pod, (*others, container))
 
     def _remove_container(self, container_id: str) -> None:

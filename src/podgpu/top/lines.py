@@ -33,7 +33,7 @@ class Line:
     kind: Kind
     row: Row
     gpu: GpuView
-    slot: SlotOfView  # GPU or MIG instance of this line, or of a line above; without figures if unreadable
+    slot: SlotOfView  # GPU or MIG instance to which this line belongs; without figures if it could not be read
     holder: Workload | None = None
     remark: str = ""  # shown if the line has no holder
     utilization: float | None = None
@@ -245,7 +245,7 @@ def _without_conditions(line: Line, names: Container[str]) -> Line:
 
 
 def _match(line: Line, wanted: str) -> Line | None:
-    """A matching line keeps all lines below it. Any other line keeps only the lines below it that match."""
+    """Returns a matching line with all lines below it. Otherwise, the line with only its matching lines, or None."""
     if not wanted or wanted in _searchable(line).casefold():
         return line
     beneath = tuple(match for inner in line.beneath if (match := _match(inner, wanted)) is not None)

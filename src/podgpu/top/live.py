@@ -97,7 +97,7 @@ def _run(feed: Feed, screen: Screen, live: Live, keyboard: int, signals: list[in
         seen, size, now = feed.seen or feed.read(), live.console.size, time.monotonic()
         if isinstance(seen.error, StartError):
             raise seen.error
-        frame = (seen.read_at, seen.error, size, int(now))  # each second, because ages are displayed
+        frame = (seen.read_at, seen.error, size, int(now))  # includes the second, because displayed ages change
         if keys or frame != drawn:
             live.update(Group(*map(make_text, screen.draw(seen, size, now))), refresh=True)
             feed.select(screen.detailed_uuid)
@@ -112,12 +112,12 @@ def _run(feed: Feed, screen: Screen, live: Live, keyboard: int, signals: list[in
             if key == _CTRL_Z:
                 return True
             screen.press(key)
-            screen.draw(seen, size, now)  # determines where the next key can move the cursor
+            screen.draw(seen, size, now)  # updates the lines within which the next key can move the cursor
     return False
 
 
 def _read_keyboard(keyboard: int) -> bytes:
-    """Waits briefly for the rest of an escape sequence, because a slow connection may split it."""
+    """Reads keys. Waits briefly for the remainder of an escape sequence, which a slow connection may split."""
     data = os.read(keyboard, 1024)
     while _PARTIAL_KEY.search(data) and select.select([keyboard], [], [], _POLL_SECONDS)[0]:
         if not (rest := os.read(keyboard, 1024)):

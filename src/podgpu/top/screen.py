@@ -59,7 +59,7 @@ _MAX_NOTES = 3
 
 
 class Screen:
-    """The state that keys change: sort order, filter, cursor, and what is open. Draws the lines of the terminal."""
+    """Draws the lines of the terminal. Holds the state that keys change: sort order, filter, cursor, open details."""
 
     def __init__(self, source: str, order: Order = "gpu", wanted: str = "") -> None:
         self.ended = False
@@ -68,7 +68,7 @@ class Screen:
         self._order: Order = order
         self._wanted = wanted  # the filter text
         self._cursor = 0
-        self._selected: Row | None = None  # set when the cursor was moved: the cursor follows this row if lines change
+        self._selected: Row | None = None  # once the cursor was moved, it follows this row when lines change
         self._scroll = 0
         self._details_scroll = 0
         self._is_detailed = False
@@ -83,7 +83,7 @@ class Screen:
     # Keys
 
     def press(self, key: str) -> None:
-        """Handles a key. The lines that were drawn last determine where the cursor can move."""
+        """Handles a key. The cursor moves within the lines that were drawn last."""
         if self._is_typing:
             self._type(key)
         elif self._is_helping:
@@ -145,7 +145,7 @@ class Screen:
     # Drawing
 
     def draw(self, seen: Seen, size: tuple[int, int], now: float) -> list[Spans]:
-        """Returns all lines of the terminal, which may be longer than it is wide. `now` is monotonic time."""
+        """Returns all lines of the terminal. A line may be longer than the terminal is wide. `now`: monotonic time."""
         (width, height), view = size, seen.view
         table = self._make_table(seen, width)
         notes = _notes(seen, width, now)
@@ -319,7 +319,7 @@ def _holder_figures(holder: HolderView, seen: Seen) -> list[str]:
 
 
 def _job(holder: Workload, fetched: FetchedDetails, width: int) -> Iterator[Spans]:
-    """Shows what the holder's pod used since it started."""
+    """Yields lines about what the holder's pod has used since it started."""
     pod = (holder.namespace, holder.pod)
     for job in fetched.jobs:
         if (job.namespace, job.pod) != pod:

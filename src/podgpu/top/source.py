@@ -30,7 +30,7 @@ from podgpu.top.lines import Line, Processes, flatten, make_lines
 
 _EXPORTER_TIMEOUT = 5.0
 _CLUSTER_TIMEOUT = 10.0  # the view of a large cluster has several megabytes
-_DETAILS_TIMEOUT = 2.0  # short, because the table waits for history and details
+_DETAILS_TIMEOUT = 2.0  # short, because the table is drawn only after history and details are read
 _POINTS = 60
 FULL, NO_DATA = 200, 255  # a utilisation point is one byte: 200 means 100 %, 255 means no data
 _DETAILS_SECONDS = 5.0  # how often history and details are read
@@ -40,7 +40,7 @@ _MAX_JOBS = 4
 @dataclass(frozen=True, slots=True)
 class Sparklines:
     points: Mapping[tuple[str, str], bytes] = field(default_factory=dict)
-    """By UUID and MIG instance. Encoded as described at `FULL`, newest last."""
+    """(UUID, MIG instance) -> points, newest last. `FULL` describes the encoding."""
     span: float = 0.0  # time covered by all points, in seconds
 
 
@@ -141,7 +141,7 @@ class ClusterSource:
             (h.namespace, h.pod) for slot in slots for h in (*slot.holders, *slot.last_holders) if h.pod
         )
         jobs = []
-        for pod in () if problem else list(pods)[:_MAX_JOBS]:  # the table waits for a failing server only once
+        for pod in () if problem else list(pods)[:_MAX_JOBS]:  # if the first request failed, the others are skipped
             with suppress(SourceError, msgspec.DecodeError):  # not every server has summaries
                 path = "/".join(quote(name, safe="") for name in pod)
                 jobs.append(find_decoder(JobSummary).decode(client.get_blocking(f"api/v1/summary/{path}")))
@@ -163,7 +163,7 @@ class ExporterSource:
         self._state: ClusterState | None = None
 
     def read(self, selected: str = "") -> Reading:
-        """Reads the view. If there is none, or it has no GPUs, reads the metrics, which may show GPUs or the cause."""
+        """Reads the view. If it is missing or has no GPUs, reads the metrics, which may show GPUs or an error."""
         if self._is_podgpu:
             with suppress(SourceError):
                 reading = self._api.read(selected)
@@ -221,7 +221,7 @@ class Feed:
         self._interval = interval
         self._wake = threading.Event()
         self._is_closed = False
-        self._points: dict[tuple[str, str], bytes] = {}  # of the readings since the start
+        self._points: dict[tuple[str, str], bytes] = {}  # by UUID and MIG instance, since the start
         self._selected = ""
         self.seen: Seen | None = None
         self.name = source.name

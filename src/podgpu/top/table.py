@@ -156,7 +156,7 @@ def _severity_style(line: Line) -> str:
 
 
 def _memory_text(line: Line) -> str:
-    """Lines below a device have blanks instead of the total, so that the figures are aligned."""
+    """Returns memory in use and the total. Lines below a device have blanks for the total, so that figures align."""
     total = f"/{format_gib(line.slot.memory_total_bytes):<4}"
     return format_gib(line.memory) + (total if line.is_slot else " " * len(total))
 
@@ -196,7 +196,7 @@ _MAX_HISTORY = 30
 
 
 def _lay_out(natural: dict[Column, int], width: int) -> dict[Column, int]:
-    """Hides columns until the holder column is readable, then distributes the remaining width."""
+    """Returns column widths. Hides columns until the holder column is readable, then distributes the spare width."""
     widths, holder = dict(natural), natural[_HOLDER]
 
     def room() -> int:

@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Address:
     host: str
-    """Empty for all interfaces."""
+    """Host name or IP address. Empty for all interfaces."""
     port: int
     scheme: str = "http"
 
@@ -80,13 +80,13 @@ class Listener:
     option: str = "-a"
     tls: MakeTlsContext | None = None
     announcement: str = ""
-    """Log message for when the listener is up; %s is replaced by its URL."""
+    """Logged when the listener is up. %s is replaced by its URL."""
     sockets: Sequence[socket.socket] = ()
     """Sockets that are already bound. If given, the address is not bound."""
 
 
 def make_listeners(main: Listener, probes: list[web.RouteDef], probe_address: Address | None) -> list[Listener]:
-    """Adds a listener for probes, without TLS and login, because a kubelet has neither certificate nor password."""
+    """Adds a listener for probes without TLS and login, because the kubelet has neither certificate nor password."""
     if probe_address is None:
         return [main]
     text = "serving only probes on %s/livez"
@@ -207,7 +207,7 @@ async def bind(address: Address, option: str) -> list[socket.socket]:
     """Listens on every IP address of the host name. Raises StartError if that fails."""
     loop = asyncio.get_running_loop()
     try:
-        # Used only to resolve and bind: LimitedServer accepts the connections.
+        # This server only resolves names and binds sockets. LimitedServer accepts the connections.
         server = await loop.create_server(
             asyncio.Protocol, address.host or None, address.port, backlog=_BACKLOG, start_serving=False
         )

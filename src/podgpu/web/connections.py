@@ -42,7 +42,7 @@ class _Connection:
 
 
 class LimitedServer:
-    """Replaces `web.SockSite`. At the connection limit, closes the connection that has been idle longest."""
+    """Replaces `web.SockSite`. If there are too many connections, closes the one that has been idle longest."""
 
     def __init__(self, app: web.Application, limits: ConnectionLimits, make_tls: MakeTlsContext | None = None) -> None:
         app.middlewares.insert(0, self._track_request)
@@ -92,7 +92,7 @@ class LimitedServer:
             )
 
     def _evict(self) -> bool:
-        """Closes the longest idle connection, preferably one without requests. Returns False if none is idle."""
+        """Closes the longest idle connection, if possible one without requests. Returns False if none is idle."""
         idle = [handler for handler, each in self._connections.items() if not each.is_answering]
         if idle:
             longest = min(idle, key=lambda handler: self._connections[handler].has_requests)

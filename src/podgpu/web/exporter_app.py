@@ -128,7 +128,7 @@ def _serve_text(
 
 
 def limit_concurrency(limit: int, handler: Handler) -> Handler:
-    """Responds with 503, in dcgm-exporter's words, if `limit` requests are already running."""
+    """Responds with 503 and dcgm-exporter's text if `limit` requests are already running."""
     running = 0
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -148,7 +148,7 @@ def limit_concurrency(limit: int, handler: Handler) -> Handler:
 
 
 def is_live(agent: Agent) -> tuple[bool, str]:
-    """Fails only if the loop is stuck: a restart does not help against a missing driver."""
+    """Fails only if the loop is stuck, because a restart does not help if the driver is missing."""
     if not agent.turns:
         return False, "podgpu no longer reads the GPUs: its loop is stuck\n"
     lines = [*describe_alerts(agent), *describe_problems(agent)]
@@ -224,7 +224,7 @@ class NodePage:
 
 
 def node_recorder(agent: Agent, directory: str = "", prices: ReadPrices = no_prices) -> HistoryRecorder:
-    """Raises UsageError if `directory` is not a directory."""
+    """Creates the recorder of this node's history. Raises UsageError if `directory` is not a directory."""
 
     def read_state() -> ClusterState | None:
         return build_state(agent, prices) if agent.is_fresh(agent.published) else None

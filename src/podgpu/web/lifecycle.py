@@ -1,7 +1,7 @@
 """POST /-/release and /-/forget, which only operators on this machine may use.
 
-A loopback address is not sufficient, because local browsers, sidecars and proxies have one too. The requests must
-therefore have the header X-Podgpu-Request, which web pages of other sites cannot make a browser send.
+Checking for a loopback address is not sufficient, because local browsers, sidecars and proxies use one, too. Requests
+must therefore have the header X-Podgpu-Request, which pages of other sites cannot make a browser send.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REQUEST_HEADER = "X-Podgpu-Request"
 DEFAULT_RELEASE_SECONDS = 60.0
 _MAX_RELEASE_SECONDS = 3600.0
 _LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
-"""Not all of 127.0.0.0/8: sidecars of service meshes forward remote requests from 127.0.0.6."""
+"""Allowed clients. Not all of 127.0.0.0/8, because service mesh sidecars forward remote requests from 127.0.0.6."""
 Forget = Callable[[str], tuple[int, str]]
 """Removes the GPU with this UUID. Returns status code and text of the response."""
 
@@ -30,7 +30,7 @@ Forget = Callable[[str], tuple[int, str]]
 def explain_refusal(request: web.Request, action: str) -> str:
     """Returns why the request is rejected, or an empty string if it is allowed.
 
-    It must come from this machine, not through a proxy, and with the header that confirms `action`.
+    A request is allowed if it comes from this machine, without a proxy, and its header confirms `action`.
     """
     is_proxied = any(name in request.headers for name in ("Forwarded", "X-Forwarded-For", "Via"))
     if request.remote not in _LOOPBACK or is_proxied:
@@ -60,7 +60,7 @@ def _operator_route(
 
 
 def release_route(agent: Agent, allowed: bool) -> web.RouteDef:
-    """Closes the driver library for some time, so that the driver can be unloaded."""
+    """POST /-/release: closes podgpu's driver handles for some time, so that the driver can be unloaded."""
 
     def release(request: web.Request) -> tuple[int, str]:
         text = request.query.get("seconds", str(DEFAULT_RELEASE_SECONDS))
@@ -78,7 +78,7 @@ def release_route(agent: Agent, allowed: bool) -> web.RouteDef:
 
 
 def forget_route(forget: Forget, allowed: bool) -> web.RouteDef:
-    """Removes a GPU that no longer exists from the list of expected GPUs."""
+    """POST /-/forget: removes a lost GPU, or clears the XIDs of a present one."""
 
     def handle(request: web.Request) -> tuple[int, str]:
         uuid = request.query.get("gpu", "")

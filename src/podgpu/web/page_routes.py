@@ -25,7 +25,7 @@ from podgpu.web.responses import JSON_HEADERS, PAGE_HEADERS, Handler, body_respo
 
 JsonObject = dict[str, Any]
 Complete = Callable[[GpuResponse], Awaitable[GpuResponse]]
-"""Adds the details of a GPU that only its exporter provides."""
+"""Adds details to the answer about a GPU. Only the GPU's exporter has these details."""
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
 _FOLDER = Path(__file__).parent / "page"
 

@@ -22,7 +22,7 @@ from podgpu.web.web_config import CURVES, LastValid, TlsConfig, parse_web_config
 
 _MAX_CONFIG_BYTES = 256 * 1024
 _MAX_BCRYPT_BYTES = 72
-"""Longer passwords are truncated, as in Go. Python's bcrypt rejects them."""
+"""Longer passwords are truncated, as in Go, because Python's bcrypt rejects them."""
 
 
 class Protection:
@@ -42,7 +42,7 @@ class Protection:
         rate = config.rate_limit
         self._bucket = TokenBucket(rate.seconds, rate.burst or 0, clock) if rate and rate.seconds else None
         self.make_tls: MakeTlsContext | None = None
-        """None for plain HTTP. Turning TLS on or off requires a restart."""
+        """Returns the TLS context; None for plain HTTP. Turning TLS on or off requires a restart."""
         if config.tls is not None:
             self.make_tls = LastValid(self._load_context, "the previous certificate stays in effect").get
 
@@ -107,7 +107,7 @@ class LoginChecker:
 
     async def is_valid(self, users: Mapping[str, str], user: str, password: bytes) -> bool:
         hashed = users.get(user)
-        # For unknown users, compare with a dummy hash: equal timing does not reveal which users exist.
+        # Unknown users are compared with a dummy hash, so that the timing does not reveal which users exist.
         against = (hashed or f"$2b${max(value[4:6] for value in users.values())}${'.' * 53}").encode()
         # The cache key contains the hash, so that a changed password takes effect immediately.
         login = hashlib.blake2b(repr((user, against, password)).encode(), key=self._salt).digest()
@@ -130,7 +130,7 @@ class LoginChecker:
 
 
 def make_server_context(material: tuple[TlsConfig, str, bytes, bytes, bytes]) -> ssl.SSLContext:
-    """`material`: settings, their file, certificate, key and client CAs. Raises UsageError or SourceError."""
+    """`material`: settings, path of their file, certificate, key, client CAs. Raises UsageError or SourceError."""
     config, path, certificate, key, authorities = material
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
@@ -159,7 +159,7 @@ def _client_names(request: web.Request) -> frozenset[str]:
 
 
 def subject_names(certificate: dict[str, Any]) -> frozenset[str]:
-    """Returns the alternative names, with IP addresses as in Go: OpenSSL writes ::1 as 0:0:0:0:0:0:0:1."""
+    """Returns the alternative names. IP addresses are written as in Go, while OpenSSL writes ::1 as 0:0:0:0:0:0:0:1."""
     return frozenset(
         str(ipaddress.ip_address(value.strip())) if kind == "IP Address" else value
         for kind, value in certificate.get("subjectAltName", ())

@@ -45,7 +45,7 @@ def metrics_response(request: web.Request, body: Body) -> web.Response:
 
 
 def body_response(request: web.Request, body: Body, headers: Mapping[str, str]) -> web.Response:
-    """`headers` must contain the Content-Type. If they contain an ETag that the client has, responds with 304."""
+    """`headers` must contain the Content-Type. If the client already has the ETag in `headers`, the status is 304."""
     sent = {**headers, "Vary": "Accept-Encoding"}
     known = request.headers.get("If-None-Match", "")
     if "ETag" in sent and sent["ETag"].removeprefix("W/") in known:
@@ -61,12 +61,12 @@ def json_error(status: int, message: str, **headers: str) -> web.Response:
 
 
 def accepts_gzip(header: str) -> bool:
-    """As in Prometheus' Go client, weights are ignored."""
+    """Returns True if the Accept-Encoding header lists gzip. Ignores weights, as Prometheus' Go client does."""
     return any(part.partition(";")[0].strip().lower() == "gzip" for part in header.split(","))
 
 
 async def send_response(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
-    """Returns when the response is fully written, so that the count of running scrapes includes slow clients."""
+    """Sends the response. Returns when it is fully written, so that slow clients count as running scrapes."""
     with suppress(ConnectionError):  # the client has closed the connection
         await response.prepare(request)
         await response.write_eof()

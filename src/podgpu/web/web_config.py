@@ -1,6 +1,6 @@
 """Parses and validates the web config file, in the format of Prometheus' exporter-toolkit.
 
-Settings that podgpu does not support are errors, except http2, which makes no difference to clients.
+Settings that podgpu does not support are errors. The exception is http2, which is accepted and ignored.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ CLIENT_AUTH = {
     "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
-"""Go's other two policies accept unverified certificates and are not supported."""
+"""Supported policies for client certificates. Go's other two accept unverified certificates."""
 VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 TLS13_CIPHERS = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
-"""Accepted but ignored: with TLS 1.3, neither Go nor Python can select ciphers."""
+"""Names of TLS 1.3 ciphers. They are accepted but ignored, because TLS 1.3 ciphers cannot be selected."""
 CIPHERS = {
     "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256": "ECDHE-ECDSA-AES128-GCM-SHA256",
     "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384": "ECDHE-ECDSA-AES256-GCM-SHA384",
@@ -72,7 +72,7 @@ class TlsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     max_version: str | None = None
     cipher_suites: list[str] | None = None
     prefer_server_cipher_suites: bool | None = None
-    curve_preferences: list[str] | None = None  # applied only if there is one, because Python can set one curve
+    curve_preferences: list[str] | None = None  # used only if it has one entry: Python can set one curve
 
     def __post_init__(self) -> None:
         _check_name("client_auth_type", self.client_auth_type, CLIENT_AUTH)
@@ -179,7 +179,7 @@ def _check_name(key: str, name: str | None, supported: Iterable[str]) -> None:
 
 
 def parse_web_config(content: bytes, file: str) -> WebConfig:
-    """Raises UsageError with the file name and the key."""
+    """Parses the file. Raises UsageError with the file name and the invalid key."""
     return decode_yaml(content, file, WebConfig)
 
 

@@ -354,6 +354,8 @@ class DevicePlan:
         self._fields = fields
         self._values: dict[int, Value] = {}
         self._once: dict[int, Value] = {}
+        self._groups: dict[object, list[tuple[Field, Any]]] = {}  # fields by call, without those that need none
+        self._grouped: tuple[int, int] | None = None  # numbers of unsupported and constant fields in `_groups`
         self._totals: dict[int, tuple[float, float]] = {}
         """Field id -> time and value of the last reading, for rates."""
         self.guard = CallGuard(wanted.id for wanted in fields if wanted.recipe is None)
@@ -362,13 +364,14 @@ class DevicePlan:
         """Returns values by field id. Raises DeviceLost or DriverGone; other errors affect only their fields."""
         self.guard.begin()
         self._values = dict(self._once)
-        groups: dict[object, list[tuple[Field, Any]]] = {}
-        for wanted in self._fields:
-            if wanted.id not in self.guard.unsupported and wanted.id not in self._once:
-                recipe = wanted.recipe
-                group = (recipe.function, recipe.arguments) if isinstance(recipe, NvmlCall) else type(recipe)
-                groups.setdefault(group, []).append((wanted, recipe))
-        for users in groups.values():
+        if self._grouped != (len(self.guard.unsupported), len(self._once)):
+            self._grouped, self._groups = (len(self.guard.unsupported), len(self._once)), {}
+            for wanted in self._fields:
+                if wanted.id not in self.guard.unsupported and wanted.id not in self._once:
+                    recipe = wanted.recipe
+                    group = (recipe.function, recipe.arguments) if isinstance(recipe, NvmlCall) else type(recipe)
+                    self._groups.setdefault(group, []).append((wanted, recipe))
+        for users in self._groups.values():
             with self.guard.catch(*(wanted.id for wanted, _ in users)):
                 match users[0][1]:
                     case NvmlCall():

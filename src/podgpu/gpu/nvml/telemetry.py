@@ -39,6 +39,7 @@ from podgpu.metrics.fields import Field, detail_fields
 from podgpu.model import Device, ProcessUsage, Reading, Value, device_key
 
 _log = logging.getLogger(__name__)
+_ENERGY_FIELD = 156  # in fields.csv
 _MAX_WAIT_SECONDS = 4.5
 """Maximum wait until all GPUs are open. Shorter than the usual deadline of an inventory."""
 _QUIET_SECONDS = 0.5
@@ -322,6 +323,8 @@ class NvmlGpu:
         self._follow_layout()
         plans = {one.device: self._find_plan(one, fields) for one in self.layout}
         readings = tuple(Reading(device, plan.read(now)) for device, plan in plans.items())
+        if isinstance(energy := readings[0].values.get(_ENERGY_FIELD), int):
+            self.usage_reader.shared_energy = now, energy
         if fields:
             self._read_details(now)
         guards = {device.key: plan.guard for device, plan in plans.items()}

@@ -52,6 +52,7 @@ _GRAPHICS_UTIL = 1
 _MAX_GPM_PERCENT = 101.0  # GPM slightly exceeds 100 % at full load
 _ENERGY_SECONDS = 5.0
 """Interval of energy readings while processes stay the same. A reading costs 4.5 ms of CPU (H200)."""
+_SHARED_SECONDS = 1.0  # telemetry's reading of the counter is used if it is younger
 _EARLY_SECONDS = 0.5  # tolerance: a turn may read the counter this much before the interval ends
 _MAX_WATTS = 5000
 _MAX_COUNTER_MJ = 1 << 62  # a larger value is NVML's sentinel
@@ -89,6 +90,7 @@ class UsageReader:
         """Device key of an instance -> its sampler."""
         self._window_start: tuple[int, float] | None = None
         """Start of the next window: the driver's timestamp, and a monotonic time that is not later."""
+        self.shared_energy: tuple[float, int] | None = None  # time and value of telemetry's last reading
         self._energy_at: tuple[float, int] | None = None
         """Time and value of the last reading of the energy counter."""
         self._energy_is_known = False
@@ -296,7 +298,12 @@ class UsageReader:
         is_due = before is None or now - before[0] >= _ENERGY_SECONDS - _EARLY_SECONDS
         if not (is_due or changed or power is None) and self._energy_is_known:
             return None
-        counter = self._read(_ENERGY, lambda: self._driver.call(_ENERGY, self._handle))
+        counter: int | None
+        shared = self.shared_energy
+        if shared and now - _SHARED_SECONDS < shared[0] and (before is None or before[0] < shared[0]):
+            now, counter = shared
+        else:
+            counter = self._read(_ENERGY, lambda: self._driver.call(_ENERGY, self._handle))
         if counter is None or self._check(_ENERGY, counter, _MAX_COUNTER_MJ) is None:
             return None
         self._energy_at, self._energy_is_known = (now, counter), False

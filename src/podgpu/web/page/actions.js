@@ -1,10 +1,10 @@
-// Commands that solve a problem, with a button that copies them, and the button that forgets a removed GPU.
+// Commands that solve a problem, with a button that copies them. Also the button that removes a lost GPU from the page.
 
 import { h, place, plain } from "./dom.js";
 
 const SAFE = /^[\w.:@%+=/-]+$/;
 
-// Returns [where, command] for each step of what to do about a GPU. The server's advice decides which steps apply.
+// Returns [where to run it, command] for each step that repairs a GPU. The server's advice decides which steps apply.
 export function commandsFor(device, hasPods) {
   if (device.gone) return nodeCommands(device.node, [device], hasPods);
   const advice = adviceOf([device]);
@@ -23,7 +23,7 @@ export function commandsFor(device, hasPods) {
   ].filter(Boolean);
 }
 
-// Returns [where, command] for a node that does not respond, or that has broken GPUs.
+// Returns [where to run it, command] for a node that does not respond, or that has broken GPUs.
 export function nodeCommands(name, devices, hasPods) {
   const node = quoted(name);
   if (!hasPods) return devices.some((device) => device.gone) ? [["here", `ping -c 3 ${node}`]] : [];
@@ -42,7 +42,7 @@ function drain(node) {
   return ["kubectl", `kubectl drain ${quoted(node)} --ignore-daemonsets --delete-emptydir-data`];
 }
 
-// A name from the cluster may contain anything, and the command is pasted into a shell.
+// Quotes a name for the shell, because names from the cluster may contain any character.
 function quoted(text) {
   return SAFE.test(text) ? text : `'${plain(text).replaceAll("'", "'\\''")}'`;
 }
@@ -70,10 +70,10 @@ export function copyButton(name, text) {
   return reportingButton(name, async () => ((await copied(text())) ? "Copied" : "Could not copy"));
 }
 
-// Asks the server to forget GPUs that were removed. The server refuses requests from other machines and through a proxy:
-// then the commands are shown that do the same on the node.
+// Sends the server a request to forget removed GPUs. The server rejects requests from other machines or through a proxy.
+// In that case, shows the commands that do the same on the node.
 export class ForgetButton {
-  // `target()` returns uuids and node.
+  // `target()` returns the UUIDs of the GPUs, and their node.
   constructor(name, target) {
     this.about = h("p", { role: "status" });
     this.commands = new Commands();
@@ -108,7 +108,7 @@ export class ForgetButton {
   }
 }
 
-// Shows what `act` returns for a moment.
+// Makes a button that calls `act` and shows the returned text for a moment.
 function reportingButton(name, act) {
   const button = h("button", { type: "button", class: "quiet", "aria-live": "polite" }, name);
   button.addEventListener("click", async () => {

@@ -1,4 +1,4 @@
-// Shows alerts: problems open and in colour, notes folded below them.
+// Shows alerts: problems in colour, and notes below them in a section that is folded at first.
 
 import { conditionTitle, goneText } from "./conditions.js";
 import { gpuHash, nodeHash } from "./criteria.js";
@@ -74,7 +74,7 @@ class Line {
   }
 }
 
-// Uses the server's alerts. Older servers send none: then collects the conditions of the GPUs.
+// Returns the server's alerts. Older servers send none; for these, collects the conditions of the GPUs.
 function alertsOf(picture, devices) {
   if (!Array.isArray(picture.alerts)) return gathered(picture, devices);
   const worded = picture.alerts.filter((alert) => typeof alert?.text === "string");
@@ -108,12 +108,12 @@ function notesOf(picture, alerts) {
   ];
 }
 
-// "node node-3" becomes "node-3".
+// Shortens "node node-3" to "node-3".
 function withoutDouble(text) {
   return text.replace(/\bnode (?=node\b)/gi, "");
 }
 
-// Notes unfold if the page shows nothing else, and fold again otherwise.
+// The notes, which are unfolded only while the page shows nothing else.
 class Notes {
   constructor() {
     this.element = byId("notes");

@@ -1,4 +1,4 @@
-// Assembles the page: the feed delivers the state, the address determines what is shown.
+// Assembles the page. The feed delivers the state, and the page's address determines what is shown.
 
 import { answerOf } from "./ask.js";
 import { Card } from "./card.js";
@@ -24,7 +24,7 @@ import { totalsOf } from "./totals.js";
 
 const MOST_TILES = 400; // more GPUs are shown as a heat map
 const WRITE_AFTER_MS = 150;
-const AWAY_STEPS = 2; // if the page was hidden for longer, in steps of a sparkline, the gap is filled from the server
+const AWAY_STEPS = 2; // if the page was hidden for more sparkline steps than this, the gap is filled from the server
 const YOUNG_SECONDS = 600;
 const TABLES = ["pods", "nodes", "cost", "events"];
 
@@ -35,7 +35,7 @@ class Page {
     this.criteria = readHash(location.hash);
     this.list = { ...this.criteria, pod: "", gpu: "", view: "" }; // the last state of the list of GPUs
     this.listTop = 0;
-    this.trail = []; // addresses that led to the view that is shown, for Escape
+    this.trail = []; // addresses of the previous views, to which Escape returns
     this.devices = [];
     const prices = () => this.feed.picture.currency ?? "";
     const context = {
@@ -75,7 +75,7 @@ class Page {
     setInterval(() => this.overview.showState(this.feed), 1000);
   }
 
-  // If the server has a history, sparklines are complete from the start.
+  // Fills the sparklines from the server's history, if it has one.
   async fillHistory() {
     this.filledAt = this.feed.now();
     const { state, data } = await answerOf("api/v1/history", AbortSignal.timeout(20_000));
@@ -260,7 +260,7 @@ class Page {
   }
 }
 
-// The heat map is always ordered by node. Sorted lists are shown as tiles, which have names.
+// Returns whether to show the heat map. It is always ordered by node, so sorted lists are shown as tiles.
 function isMap(found, criteria) {
   if (criteria.sort) return false;
   return criteria.show ? criteria.show === "map" : found.length > MOST_TILES;

@@ -50,14 +50,14 @@ export class Card {
     if (!this.pinned) this.element.hidden = true;
   }
 
-  // Returns true if a tile was visible.
+  // Hides the tile. Returns true if it was visible.
   hide() {
     const shown = !this.element.hidden;
     const inside = this.element.contains(document.activeElement);
     this.element.hidden = true;
     this.pinned = false;
     if (inside) this.square?.focus({ preventScroll: true });
-    this.element.hidden = true; // focusing the square shows it again
+    this.element.hidden = true; // after the focus has moved, because focusing the square shows the tile again
     return shown;
   }
 }

@@ -1,11 +1,11 @@
-// A chart of one metric over time: lines with a scale, stretched to the available width.
+// A chart of one metric over time. It has one line per device, a scale, and the available width.
 
 import { h, place, setText, svg } from "./dom.js";
 import { UNKNOWN } from "./format.js";
 
 const WIDTH = 1000;
 const HEIGHT = 100;
-const MOST_TINTED = 4; // more lines than that are one colour, with their mean
+const MOST_TINTED = 4; // if there are more lines, all have one colour, and their mean is added
 
 export class Chart {
   // `write` formats a value. `most(values)` returns the value of the top edge.
@@ -85,7 +85,7 @@ function meanOf(lines) {
   });
 }
 
-// The line breaks where values are unknown. A single value is a short dash.
+// Returns the path of a line. It is interrupted where values are unknown. A single value becomes a short dash.
 function path(values, axis, x, most, kind, isArea = false) {
   const step = x(axis.from + axis.step);
   let shape = "";

@@ -1,5 +1,5 @@
-// Titles for conditions of a GPU or its node. The names are those of podgpu_device_health. An unknown condition of a
-// newer server is shown by its name.
+// Titles for conditions of a GPU or its node. The names are the label values of podgpu_device_health. If a newer server
+// reports an unknown condition, its name is shown.
 
 import { duration, plural } from "./format.js";
 
@@ -18,7 +18,7 @@ const TITLES = {
   unallocated_use: "Used without an allocation",
   idle: "Idle",
 };
-const OF_WORKLOADS = new Set(["unallocated_use"]); // the GPU itself is well
+const OF_WORKLOADS = new Set(["unallocated_use"]); // problems of workloads: the GPU itself is healthy
 const GRAVE = new Set(["lost", "unreadable", "xid", "row_remap_failure", "ecc", "nvlink", "driver_away", "node_gone"]);
 
 const NOTHING = []; // shared, because nearly every GPU has no conditions
@@ -31,7 +31,7 @@ export function isBroken(conditions) {
   return conditions.some((condition) => !OF_WORKLOADS.has(condition.name));
 }
 
-// "broken" is red, "warning" is amber, "" has no colour.
+// Returns the highest severity: "broken" (red), "warning" (amber) or "" (no colour).
 export function severityOf(conditions) {
   if (!conditions.length) return "";
   return conditions.some((condition) => GRAVE.has(condition.name)) ? "broken" : "warning";

@@ -10,7 +10,7 @@ import { Table } from "./table.js";
 
 const EVERY_SECONDS = 60;
 const LOW_USE = 0.2; // a pod with a lower mean use is under-used
-const MOST_LABELS = 4; // others are chosen in the field
+const MOST_LABELS = 4; // further labels can be typed into the field
 const MOST_UNDER_USED = 8;
 const RANGES = ["1h", "24h", "7d", "30d"];
 const MONTH = "This month";
@@ -63,7 +63,7 @@ export class Cost {
     this.question.forget();
   }
 
-  // `isKube`: holders are pods. `now`: by the server's clock. `isCluster`: not the page of a node.
+  // `isKube`: holders are pods. `now`: time by the server's clock. `isCluster`: false on the page of a single node.
   show(criteria, isKube, now, isCluster) {
     const groups = groupsFor(isKube);
     const isLabel = criteria.by.startsWith("label:") && criteria.by !== "label:";
@@ -82,7 +82,7 @@ export class Cost {
     const { state, data, message } = isBackwards ? BACKWARDS : this.question.want(url, EVERY_SECONDS);
     this.showWays(groups, by, isKube ? data?.labels : []);
     this.labelField.hidden = !isKube;
-    if (document.activeElement !== this.label) this.label.value = ""; // a chosen label is one of the tabs
+    if (document.activeElement !== this.label) this.label.value = ""; // a chosen label is shown as a tab
     setAttribute(this.csv, "href", `${url}&format=csv`);
     const wanted = isLabel ? { ...criteria, ns: "" } : criteria; // a label has pods of several namespaces
     const isFiltered = Boolean(q || cluster || wanted.ns);
@@ -115,7 +115,7 @@ export class Cost {
     }
   }
 
-  // The labels come from the answer, so they stay until the next one.
+  // `labels` come from the answer. Until the next answer, the previous labels are shown.
   showWays(groups, by, labels = this.labels ?? []) {
     this.labels = labels;
     const label = (name) => `label:${name}`;
@@ -132,7 +132,7 @@ export class Cost {
   }
 }
 
-// The pods that held GPUs and hardly used them, the most expensive first.
+// Lists pods that held GPUs and hardly used them, the most expensive first.
 class UnderUsed {
   constructor() {
     this.about = h("p", { class: "about" });
@@ -141,7 +141,7 @@ class UnderUsed {
   }
 
   show(rows, by, data) {
-    const shortest = Math.min(1, (data?.to - data?.from) / 36_000); // GPU-hours; a shorter time says little
+    const shortest = Math.min(1, (data?.to - data?.from) / 36_000); // GPU-hours; less is not significant
     const low = rows.filter((row) => row.mean_use < LOW_USE && row.allocated_hours >= shortest);
     const unused = (row) => (row.cost ?? row.allocated_hours) * (1 - row.mean_use);
     low.sort((a, b) => unused(b) - unused(a));
@@ -176,7 +176,7 @@ function unixOf(field) {
   return unix > 0 ? String(unix) : "";
 }
 
-// Local time as the field needs it: 2026-11-17T10:40.
+// Formats local time for the input field: 2026-11-17T10:40.
 function localText(unix) {
   const at = new Date(unix * 1000);
   if (!unix || Number.isNaN(at.getTime())) return "";

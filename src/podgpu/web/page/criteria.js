@@ -59,7 +59,7 @@ export function nodeHash(name) {
   return writeHash({ view: "nodes", node: name });
 }
 
-// Identifies what is shown, without the filters.
+// Returns a text that identifies the current view, without its filters.
 export function placeOf({ view, pod, gpu, node, cluster }) {
   return writeHash({ view, pod, gpu, node: view === "nodes" ? node : "", cluster: pod ? cluster : "" });
 }
@@ -81,7 +81,7 @@ export function wordsOf(text) {
   return text.toLowerCase().split(/\s+/).filter(Boolean);
 }
 
-// If there is only one cluster, its devices do not have its name.
+// Returns the devices of a cluster. If there is only one cluster, devices have no cluster name.
 export function ofCluster(devices, cluster) {
   const isOne = !cluster || !devices.some((device) => device.cluster);
   return isOne ? devices : devices.filter((device) => device.cluster === cluster);
@@ -129,7 +129,7 @@ export function groupedByNode(devices) {
   return groups;
 }
 
-// Without `cluster`, prefers the cluster that has no name.
+// Returns the devices of a pod. Without `cluster`, prefers the cluster that has no name.
 export function podDevices(devices, namespace, pod, cluster) {
   const held = ofCluster(devices, cluster).filter((device) => device.holders.some((h) => h.pod === pod && h.namespace === namespace));
   const unnamed = held.filter((device) => !device.cluster);

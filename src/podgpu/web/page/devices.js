@@ -4,7 +4,7 @@ import { conditionsOf, gathered, isBroken, severityOf } from "./conditions.js";
 import { amountsOf } from "./totals.js";
 
 const BUCKETS = 5;
-const LEAST_WORK = 256 * 1024 ** 2; // bytes: less than a CUDA context takes, more than a driver keeps for itself
+const LEAST_WORK = 256 * 1024 ** 2; // bytes; less than a CUDA context needs, but more than the driver itself uses
 
 export function devicesOf(picture, now) {
   const devices = (picture.nodes ?? []).flatMap((node) => (node.gpus ?? []).map((gpu) => deviceOf(gpu, node, picture, now)));
@@ -60,7 +60,7 @@ function deviceOf(gpu, node, picture, now) {
   device.amounts = amountsOf(device);
   device.held = holders.length > 0;
   device.used = device.amounts.used > 0;
-  device.isIdle = device.held && holders.every((holder) => holder.use === "idle"); // all that is held of it
+  device.isIdle = device.held && holders.every((holder) => holder.use === "idle"); // true if all its holders are idle
   device.idle = device.amounts.idle > 0;
   device.idleSince = device.isIdle ? idleSince(holders) : undefined;
   device.isMuted = device.isIdle && isFresh(device.idleSince, picture, now);
@@ -82,8 +82,8 @@ function partOf(instance) {
   const part = {
     id: instance.id,
     profile: instance.profile ?? "",
-    weight: instance.slices ?? 1, // in the mean of its GPU's instances
-    amount: instance.part ?? 0, // of the GPU
+    weight: instance.slices ?? 1, // weight in the mean over the GPU's instances
+    amount: instance.part ?? 0, // fraction of the GPU
     absent: instance.absent === true,
     ownConditions: conditionsOf(instance),
     utilization: instance.utilization_ratio,
@@ -115,14 +115,14 @@ function holdersOf(of, part) {
     waited: holder.wait_ratio,
     waitsFor: (holder.waits_for ?? []).map((part) => ({ ratio: part.ratio, name: part.pod || part.job || part.uid ? nameOf(part) : "processes outside pods" })),
     cost: holder.cost_per_hour,
-    amount: holder.part ?? 0, // of the physical GPU
+    amount: holder.part ?? 0, // fraction of the physical GPU
     use: holder.use ?? "unknown",
     unknownBecause: holder.unknown_because,
     part,
   }));
 }
 
-// Rounds the utilisation of several holders to whole per cents that together do not exceed the rounded whole.
+// Rounds the utilisation of several holders to whole per cents. Their sum does not exceed the rounded `whole`.
 function roundWithin(holders, whole) {
   const shown = holders.filter((holder) => holder.utilization >= 0.01); // less is shown as "<1 %"
   if (shown.length < 2 || whole === undefined) return;
@@ -154,18 +154,18 @@ function nameOf(holder) {
   return holder.user ? `user ${holder.user}` : "unknown holder";
 }
 
-// The programs of a holder on a node without Kubernetes.
+// Returns the names of a holder's programs, on a node without Kubernetes.
 export function commandsOf(holder) {
   return [...new Set(holder.running.map((process) => process.command))].filter(Boolean).join(", ");
 }
 
-// Returns undefined if the start is unknown.
+// Returns since when all holders are idle; undefined if unknown.
 function idleSince(holders) {
   const since = holders.map((holder) => holder.idleSince);
   return since.includes(undefined) ? undefined : since.reduce((latest, at) => Math.max(latest, at), 0);
 }
 
-// Idle for less than --idle-after, so not highlighted yet.
+// Returns true if the GPU has been idle for less than --idle-after. It is not highlighted yet.
 function isFresh(since, picture, now) {
   const after = picture.idle_after_seconds;
   return after !== undefined && (since === undefined || now - since < after);
@@ -193,7 +193,7 @@ function colourOf(device) {
   return `u${Math.min(BUCKETS - 1, Math.floor(device.utilization * BUCKETS))}`;
 }
 
-// Text for the search, created on the first search, because there may be thousands of GPUs.
+// Returns the text that the search matches. Created on the first search, because there may be thousands of GPUs.
 export function textOf(device) {
   device.text ??= haystack(device);
   return device.text;

@@ -65,7 +65,7 @@ export class OwnEvents {
     this.question.forget();
   }
 
-  // `selector`: gpu, pod or node as a query.
+  // `selector`: query that selects a GPU, pod or node, such as gpu=UUID.
   show(selector, range) {
     const { state, data, message } = this.question.want(`api/v1/events?range=${range}&${selector}`, EVERY_SECONDS);
     const events = data?.events ?? [];
@@ -97,7 +97,7 @@ class EventRows {
   }
 }
 
-// The text of a recovery is that of the problem: "GPU 3 of node-1: it fell off the bus".
+// A recovery has the text of the problem, such as "GPU 3 of node-1: it fell off the bus".
 function textOf({ text = "", kind, seconds }) {
   if (seconds === undefined) return plain(text);
   return `${plain(text)} (${kind === "recovered" ? "recovered " : ""}after ${duration(seconds)})`;

@@ -1,4 +1,4 @@
-// Polls the view: only while the page is visible, only changes, and also after failures.
+// Polls the view while the page is visible. Transfers it only if it has changed, and retries after failures.
 
 const FLOOR_SECONDS = 2;
 const MOST_SECONDS = 5; // requests are cheap if the view was not modified
@@ -14,7 +14,7 @@ export class Feed {
     this.picture = undefined;
     this.failure = "";
     this.lostAt = undefined;
-    this.fault = ""; // an exception while the picture was shown
+    this.fault = ""; // message of an exception that occurred while the page was drawn
     this.etag = "";
     this.offset = undefined; // server clock minus browser clock, in seconds
     this.timer = undefined;
@@ -86,8 +86,8 @@ export class Feed {
     this.fault = `Page error (${error.message}): not all figures are shown, reload the page`;
   }
 
-  // Ages are computed with the server's clock. A Date header has whole seconds and arrives late, so the largest
-  // difference is the most accurate. If a difference is far off, a clock was set.
+  // Estimates the difference of the clocks, to compute ages by the server's clock. A Date header has whole seconds and
+  // arrives late, so the largest difference is the most accurate. A very different one means that a clock was set.
   compareClocks(date) {
     const theirs = Date.parse(date ?? "") / 1000;
     if (Number.isNaN(theirs)) return;
@@ -100,7 +100,7 @@ export class Feed {
     return Date.now() / 1000 + (this.offset ?? 0);
   }
 
-  // Time of the newest figures, undefined if there are none yet. All figures of a new view may be old.
+  // Time of the newest figures; undefined if there are none yet. Figures can be older than the view that has them.
   get figuresAt() {
     const { taken_at: taken, nodes } = this.picture ?? {};
     if (!taken || !this.isAllOld) return taken || undefined;

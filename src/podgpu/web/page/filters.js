@@ -65,7 +65,7 @@ export class Filters {
       if (field.value !== criteria[name]) field.value = criteria[name];
     }
     this.form.elements.cost.checked = Boolean(criteria.cost);
-    this.form.dataset.view = view || "list"; // only some apply to a table
+    this.form.dataset.view = view || "list"; // the stylesheet hides filters that do not apply to the view
     byId("clear").hidden = !isFiltered(criteria);
   }
 }

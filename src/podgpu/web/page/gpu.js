@@ -61,7 +61,7 @@ export class GpuView {
     this.drawn = null;
   }
 
-  // `back` is the target of "All GPUs". `hasPods`: kubectl can be used.
+  // `back`: target of the link "All GPUs". `hasPods`: true if kubectl can be used.
   show(devices, criteria, back, hasPods) {
     setAttribute(this.back, "href", back);
     const [uuid, instance] = splitGpu(criteria.gpu);
@@ -133,7 +133,7 @@ export class GpuView {
   showHistory(device, uuid, instance, criteria) {
     const range = RANGES.includes(criteria.range) ? criteria.range : RANGES[0];
     this.timeline.showRange(range, criteria);
-    this.timeline.cluster = device?.cluster; // of the links to pods
+    this.timeline.cluster = device?.cluster; // used in the links to pods
     this.events.show(`gpu=${encodeURIComponent(uuid)}`, range);
     const part = instance ? `&instance=${encodeURIComponent(instance)}` : "";
     const { state, data, message } = this.past.want(`api/v1/history/gpus/${encodeURIComponent(uuid)}?range=${range}${part}`, EVERY_SECONDS);
@@ -155,7 +155,7 @@ export class GpuView {
   }
 }
 
-// A UUID has no slash; the instance follows after a slash.
+// Splits UUID/INSTANCE. A UUID contains no slash.
 function splitGpu(path) {
   const at = path.indexOf("/");
   return at < 0 ? [path, ""] : [path.slice(0, at), path.slice(at + 1)];
@@ -165,7 +165,7 @@ function nameOf(gpu) {
   return gpu?.index === undefined ? "GPU" : `GPU ${gpu.index}`;
 }
 
-// The processes on a node without Kubernetes.
+// Returns a row for each process, on a node without Kubernetes.
 function processRows(device) {
   return device.holders.flatMap((holder) => holder.running.map((process) => {
     const figures = [percent(process.utilization_ratio), memory(process.memory_used_bytes)].filter(Boolean);

@@ -66,8 +66,8 @@ export class HeatMap {
     return { perLine, columns, square, height: NAME_HEIGHT + lines * (square + SQUARE_GAP) + GAP };
   }
 
-  // After scrolling, nodes keep their cells, and only newly visible ones are drawn. `anew`: assigns cells to nodes
-  // again in order, because moving elements costs more than filling them.
+  // Draws the visible nodes. After scrolling, nodes keep their cells, and only newly visible nodes are drawn. `anew`:
+  // assigns the cells to the nodes in order, because filling elements costs less than moving them.
   render({ width, top: from } = this.measure(), anew = false) {
     const { perLine, columns, square, height } = this.layout(width);
     const rows = Math.ceil(this.groups.length / columns);

@@ -4,7 +4,7 @@
 import { svg } from "./dom.js";
 
 const NONE = 255;
-const SCALE = 200; // as the server writes it: a byte is round(ratio * 200)
+const SCALE = 200; // encoding of the server: a byte is round(ratio * 200)
 const OWN_SLOTS = 120;
 const OWN_STEP = 5;
 const MOST_SLOTS = 1000;
@@ -26,10 +26,10 @@ export class History {
     this.step = step;
     this.rings = new Map();
     this.number = undefined;
-    this.first = undefined; // the oldest step of which anything is known
+    this.first = undefined; // the oldest step with a value
   }
 
-  // Starts again with `kept`, the answer of api/v1/history. Returns false if it has almost no values.
+  // Discards all values and starts with `kept`, the answer of api/v1/history. Returns false if it has almost no values.
   seed(kept) {
     const step = Number(kept.step_seconds);
     const slots = Number(kept.points);
@@ -57,10 +57,10 @@ export class History {
     }
   }
 
-  // Steps without readings are empty. If the clock was set back, starts again.
+  // Moves to step `number` and clears the steps that were skipped. If the clock was set back, discards all values.
   turnTo(number) {
     const passed = this.number === undefined ? 0 : number - this.number;
-    if (passed < 0) this.start(this.slots, this.step); // seeds keep their own time
+    if (passed < 0) this.start(this.slots, this.step); // the server's values have their own times, so they are kept
     if (passed > 0 && this.rings.size) {
       const empty = Math.min(passed, this.slots);
       for (const ring of this.rings.values()) {
@@ -99,7 +99,7 @@ export class History {
     return this.drawn(this.rings.get(holderKey(device, holder)), interval, isSole ? this.kept(`${device.uuid}/${holder.part.id}`) : undefined);
   }
 
-  // Steps that this tab has not seen are taken from the server.
+  // Returns the values to draw. Steps that this tab did not record are taken from the server's history.
   drawn(ring, interval, kept) {
     if (!ring && !kept) return [];
     const longest = Math.ceil((2 * interval) / this.step);
@@ -116,7 +116,7 @@ export class History {
     });
   }
 
-  // Decoded only for devices that are drawn, because there may be thousands.
+  // Returns the server's values of a device. Decoded only when drawn, because there may be thousands of devices.
   kept(key) {
     return bytesOf(this.seeds.get(key));
   }

@@ -45,7 +45,7 @@ export class Overview {
   }
 
   show(picture, counted, devices) {
-    const totals = picture.taken_at === undefined ? { colours: {} } : counted; // of nothing, no number is known
+    const totals = picture.taken_at === undefined ? { colours: {} } : counted; // no reading yet: totals are unknown
     byId("overview").hidden = false;
     setText(byId("scope"), scopeText(picture));
     setAttribute(byId("scope"), "title", scopeText(picture));
@@ -92,7 +92,7 @@ export class Overview {
     byId("prices-try").hidden = priced;
   }
 
-  // `shows`: the list of GPUs, a table, or one GPU, pod or node, which needs the room itself.
+  // `shows`: what the page shows: the list of GPUs, a table, or a single GPU, pod or node (then the totals are hidden).
   showChosen(criteria, shows) {
     document.body.dataset.shows = shows;
     for (const total of this.buttons) total.press(shows === "list" && criteria.state === total.state);
@@ -194,7 +194,7 @@ function scopeText(picture) {
   return `Cluster, ${plural(nodes.length, "node")}`;
 }
 
-// `avg_GPU_utilization` is the mean of a field that can be chosen, so it may differ from the mean below "Used".
+// `avg_GPU_utilization` is the mean of the field in --used-field, so it may differ from the mean below "Used".
 function meanText({ used_field: field, used_utilization_ratio: ratio }) {
   if (!field) return undefined;
   return `The mean shown here is of the GPU utilisation. The metric avg_GPU_utilization is ${percent(ratio)}: it is the mean of the field ${plain(field)} (option --used-field) over the GPUs in use.`;

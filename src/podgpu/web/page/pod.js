@@ -92,13 +92,13 @@ function lineName({ node, index, uuid, instance }, withNode) {
   return `${withNode ? `${plain(node ?? "")} ` : ""}${gpu}${part}`;
 }
 
-// A namespace has no slash, but an invalid name may have one.
+// Splits NAMESPACE/POD at the first slash, because an invalid pod name may contain a slash.
 function splitPath(path) {
   const at = path.indexOf("/");
   return at < 0 ? ["", path] : [path.slice(0, at), path.slice(at + 1)];
 }
 
-// `isAll`: without a summary, which has energy and busy time since the pod's start.
+// `isAll`: true if there is no summary. A summary already shows energy and busy time since the pod's start.
 function factsOf(held, isOwn, context, isAll) {
   const own = held.flatMap((device) => device.holders.filter(isOwn).map((holder) => [device, holder]));
   const busy = new Mean();

@@ -1,4 +1,4 @@
-// Shows who holds GPUs now, as a table by pod, owner or namespace.
+// Shows the current holders of GPUs, as a table by pod, owner or namespace.
 
 import { copyButton } from "./actions.js";
 import { nodeHash, ofCluster, podHash, wordsOf, writeHash } from "./criteria.js";
@@ -13,7 +13,7 @@ const KUBE_GROUPS = { pod: "Pods", owner: "Owners", namespace: "Namespaces" };
 const PLAIN_GROUPS = { pod: "Users and jobs" };
 const GPU_USE = "Use now, of the whole GPU or of the MIG instance, also if others share it. Mean of its GPUs, weighted by the part that it holds. Cost shows the use of what it holds.";
 
-// Returns the groups of holders with their titles. `isKube`: holders are pods.
+// Returns the ways to group holders, with their titles. `isKube`: holders are pods.
 export function groupsFor(isKube) {
   return isKube ? KUBE_GROUPS : PLAIN_GROUPS;
 }

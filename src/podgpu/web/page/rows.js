@@ -16,7 +16,7 @@ export class Rows {
   }
 
   // `chosen`: in the view of a pod, that pod. `cost`: the currency, if costs are shown.
-  // `isFull`: shows the use of a sole holder as well, which the tile shows above its row.
+  // `isFull`: also shows the utilisation of a sole holder, which a tile already shows above the row.
   show(device, { chosen, now, cost, isFull }) {
     const rows = rowsOf(device, chosen);
     while (this.list.length < rows.length) this.list.push(new Row());
@@ -105,7 +105,7 @@ class Row {
   }
 }
 
-// `longest`: the holder for which it waited longest.
+// Returns a text about waiting. `longest`: the holder that caused the longest wait.
 export function waitText(waited, longest) {
   if (!longest) return percent(waited);
   const part = percent(longest.ratio);

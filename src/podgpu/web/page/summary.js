@@ -1,4 +1,4 @@
-// Shows what a pod used from its start to its end, and what a smaller part of a GPU would do.
+// Shows what a pod used from its start to its end, and which smaller part of a GPU would be sufficient.
 
 import { Question } from "./ask.js";
 import { fact, h, place, plain, setText } from "./dom.js";

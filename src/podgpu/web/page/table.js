@@ -33,7 +33,7 @@ export class Table {
 
   next(name) {
     const column = this.columns.find((candidate) => candidate.name === name);
-    const first = column.write ? name : `-${name}`; // largest first, and texts from A on
+    const first = column.write ? name : `-${name}`; // first click: numbers from the largest, texts from A
     return this.order === first ? (first === name ? `-${name}` : name) : first;
   }
 
@@ -102,7 +102,7 @@ function textOf(column, row) {
   return column.write ? column.write(value, row) : plain(value);
 }
 
-// Unknown values come last in both directions.
+// Sorts the rows. Unknown values come last in both directions.
 function ordered(rows, by, isUp) {
   const sign = isUp ? 1 : -1;
   const isKnown = (value) => value !== undefined && value !== "";

@@ -60,7 +60,7 @@ export class Tile {
     setText(this.node, showNode ? plain(device.node) : "");
     this.updateBadge(device, now);
     this.troubles.show(device, now);
-    const isGone = device.absent || device.gone; // it has no up-to-date values
+    const isGone = device.absent || device.gone; // there are no up-to-date values
     for (const element of [this.load, this.bar, this.figures, this.gauge]) element.hidden = isGone;
     if (!isGone) this.updateFigures(device);
     this.rows.show(device, { chosen: this.chosen, now, cost: this.context.currency() });
@@ -76,7 +76,7 @@ export class Tile {
     this.power.show(watts(device.power));
     this.temperature.show(celsius(device.temperature));
     const currency = this.context.currency();
-    const isInRow = device.holders.length === 1 && !device.parts.length; // in the only row
+    const isInRow = device.holders.length === 1 && !device.parts.length; // the only holder's row shows the price
     this.price.element.hidden = currency === undefined || device.price === undefined || isInRow;
     this.price.show(perHour(device.price, currency));
     this.gaugeFill.style.width = `${100 * Math.min(1, device.memoryUsed / device.memoryTotal || 0)}%`;
@@ -183,7 +183,7 @@ export function idleText(device, now) {
   return device.idleSince ? `idle ${duration(now - device.idleSince)}` : "idle";
 }
 
-// Created once per device and update, because there may be thousands and filters show them repeatedly.
+// Returns the label of a device. Cached per update, because there may be thousands and filters show them repeatedly.
 export function labelOf(device, now) {
   device.label ??= label(device, now);
   return device.label;

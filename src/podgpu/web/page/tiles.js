@@ -93,7 +93,7 @@ class NodeSection {
     this.element = h("section", { class: "node" }, this.head, this.notes, this.pods, this.grid);
   }
 
-  // A node that is gone is one row with its pods, because its GPUs have no figures.
+  // A node that does not respond is shown as one row with its pods, because its GPUs have no figures.
   show(node, members) {
     this.head.hidden = !node;
     this.isGone = Boolean(node?.gone);

@@ -22,7 +22,7 @@ const KINDS = {
 };
 
 export class Timeline {
-  // `hashOf(criteria)` returns the address for a range. `ranges` can be chosen.
+  // `hashOf(criteria)` returns the address for a range. `ranges`: the ranges that the user can choose.
   constructor(hashOf, ranges = RANGES) {
     this.hashOf = hashOf;
     this.ranges = ranges;
@@ -62,7 +62,7 @@ export class Timeline {
     this.answer = undefined;
   }
 
-  // `answer`: from, to, step_seconds, marks and maybe holders. `answered`: name and series of each device.
+  // `answer`: from, to, step_seconds, marks and optionally holders. `answered`: name and series of each device.
   // `memoryTotal`: total memory, if there is only one GPU. `life`: [from, to], if only that part is shown.
   show(answer, answered, memoryTotal, life) {
     const written = JSON.stringify(life);
@@ -159,7 +159,7 @@ export class Timeline {
   }
 }
 
-// If a server has just started, most of the range is empty: shows only the part with data.
+// Returns the part of the range that has data, because a server that has just started has little.
 function trimmed(answer, devices) {
   const all = devices.flatMap(({ series }) => Object.values(series ?? {}).filter(Array.isArray));
   const steps = largest(all.map((values) => values.length));

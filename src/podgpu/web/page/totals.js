@@ -1,4 +1,4 @@
-// Adds up the parts of GPUs that the server computed, for any filtered selection.
+// Adds up GPUs by state for a filtered selection. The server computes which part of a GPU is in which state.
 
 const USES = ["used", "idle", "unknown"];
 
@@ -19,7 +19,7 @@ export function totalsOf(devices, priced) {
     for (const use of USES) totals[use] += device.amounts[use];
     totals.broken += device.broken;
     totals.gone += device.gone;
-    totals.old += device.old && !device.gone; // gone nodes are broken
+    totals.old += device.old && !device.gone; // GPUs of nodes that do not respond count as broken instead
     const rest = device.gone ? "freeGone" : device.mayWork ? "freeBusy" : device.broken ? "freeBroken" : undefined;
     if (rest) totals[rest] += device.amounts.free;
     if (!device.old) power.add(device.power);
@@ -43,8 +43,8 @@ export function totalsOf(devices, priced) {
   };
 }
 
-// Rounds to hundredths of a GPU. Rounds the largest remainders up, so that the rounded parts add up. What is not held is
-// free, or not known: if something works there (freeBusy), or if its node does not answer (freeGone).
+// Rounds the totals to hundredths of a GPU. Rounds the largest remainders up, so that the parts add up to the total. A GPU
+// without a holder is free, unless it seems to be in use (freeBusy) or its node does not respond (freeGone): then unknown.
 function written(totals) {
   const parts = USES.map((use) => totals[use] * 100);
   const whole = parts.map((part) => Math.floor(part + 1e-7));
