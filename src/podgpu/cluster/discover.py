@@ -79,7 +79,7 @@ class KubernetesTargets:
         )
         self._labelled = self._watch_slices(selector.labels)
         self._unlabelled: Informer[EndpointSliceRecord] | None = None
-        """EndpointSlices without the selector's labels, of Services that have these labels."""
+        """Watches EndpointSlices that lack the selector's labels although their Services have them."""
         self._unlabelled_names: tuple[str, ...] = ()
 
     def _watch_slices(self, selector: str) -> Informer[EndpointSliceRecord]:

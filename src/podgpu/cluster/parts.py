@@ -97,7 +97,7 @@ def holders_of(gpu: DeviceState, slot: Slot) -> Sequence[Holder]:
 
 
 def divide(wanted: Sequence[float | None], whole: float) -> list[float]:
-    """Divides `whole`. Scales the wanted amounts down if they exceed it. Entries of None share the remainder."""
+    """Returns the wanted amounts, scaled down if their sum exceeds `whole`. Entries of None share the remainder."""
     total = sum(part for part in wanted if part is not None)
     scale = whole / total if total > whole else 1.0
     unspecified = wanted.count(None)
@@ -145,7 +145,7 @@ def measure_use(slot: Slot, holder: Holder) -> Use:
 
 
 def classify_use(slot: Slot, holder: Holder, idle_since: float | None, is_tracked: bool) -> Use:
-    """Classifies a holder's part of a readable GPU. `is_tracked`: `idle_since` is tracked across rounds."""
+    """Classifies a holder's part of a readable GPU. `is_tracked`: whether idle times are tracked across rounds."""
     if idle_since is not None:
         return "idle"
     use = measure_use(slot, holder)

@@ -326,7 +326,7 @@ class PrometheusCollector:
         return failures
 
     async def _count_fleet(self, now: float) -> FleetCounts | None:
-        """Returns the recording rule's totals, or None without the rule. Then, too many GPUs raise SourceError."""
+        """Returns totals from the recording rule, or None without it. Raises SourceError if too many GPUs need it."""
         series = f"last_over_time({select((USAGE_RULE,), self._match)}[10m])"
         keys = by("kind", "modelName", "GPU_I_PROFILE")
         query = f"sum {keys} (max {by(self._cluster_label, *RULE_LABELS)} ({series})) / 300"

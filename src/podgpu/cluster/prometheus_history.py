@@ -231,7 +231,7 @@ class _HistoryReader:
         return self._over_steps("max", self._while_held(f"max {by(*_KEYS, 'condition')} ({series})", pod))
 
     def _field(self, number: int, uuids: Sequence[str]) -> str:
-        """Returns a query in the unit of dcgm-exporter 4.8. If MIG instances repeat a GPU's value, it is merged."""
+        """Returns a query in the unit of dcgm-exporter 4.8. Values that MIG instances repeat are counted once."""
         labels = by(*_KEYS) if fields()[number].per_instance else by(*UUID_LABELS)
         old_names, new_names = generations(number)
         query = f"max {labels} (({self._select(old_names, uuids)}) < {_DCGM_BLANK})"

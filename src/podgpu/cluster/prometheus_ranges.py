@@ -153,7 +153,7 @@ class _RangeReader:
     # Queries
 
     async def _read_methods(self, start: float, end: float) -> list[str]:
-        """Reads how the use of each GPU was measured. Recording rules do not store this; then reads current methods."""
+        """Reads how GPU use was measured. With a recording rule, which does not store this, reads current methods."""
         series, keys = select(("podgpu_device_usage_method",), self.server.match), ["method"]
         if not self.rule:
             series = f"last_over_time({series}[{round(end - start)}s])"

@@ -266,7 +266,7 @@ def name_row(one: UsageSum, query: RangeQuery) -> RowName:
 
 
 def add_up(usage: Sequence[UsageSum], currency: str) -> dict[str, Any]:
-    """Sums the usage as members of `RangeFigures`, by name. Costs include only usage with a price in `currency`."""
+    """Returns the sums of the usage as members of `RangeFigures`. Costs include only usage priced in `currency`."""
     everything = _sum_amounts(usage)
     held = _sum_amounts([one for one in usage if one.account != UNALLOCATED])
     priced = [one for one in usage if currency and one.currency == currency]
@@ -296,7 +296,7 @@ def _hours(seconds: float) -> float:
 
 
 def _add_up_now(held: Sequence[HeldPart]) -> dict[str, Any]:
-    """Sums the parts as members of `RangeRow` for current values, by name."""
+    """Returns the sums of the held parts as members of `RangeRow`."""
     now = sum_held(held).rounded()
     since = [part.idle_since for part in held if part.idle_since is not None]
     return {

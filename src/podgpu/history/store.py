@@ -221,7 +221,7 @@ class HistoryRound(NamedTuple):
 
 
 class HistoryStore:
-    """Writes history to a file, which no other process may write, or to memory if `path` is None.
+    """Writes history to a file, or to memory if `path` is None. No other process may write to the file.
 
     Call `append` from one thread. `reader` may be called from any thread.
     """

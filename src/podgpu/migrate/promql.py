@@ -380,7 +380,7 @@ class _Rewriter:
         self._expect(end)
 
     def _rename_labels(self, part: _Part, words: Iterable[_Word], operands: Iterable[_Part]) -> None:
-        """Renames labels. If an operand reads another exporter's metrics, the label may not be ours, so this fails."""
+        """Renames labels. If an operand may read another exporter's metrics, reports that a label may belong to it."""
         for word in words:
             label = word.unquote()
             if new := renamed_labels().get(label.text):

@@ -77,7 +77,7 @@ class SimulatedKubelet:
         return bytes(answer.SerializeToString())
 
     def list_devices(self) -> bytes:
-        """Lists only devices that pods hold; free devices are omitted."""
+        """Lists the devices that pods hold. Free devices are omitted."""
         containers = [resources for pod in self.pods for resources in pod.containers.values()]
         devices = [device for resources in containers for device in encode_devices(resources)]
         return bytes(podresources_pb2.AllocatableResourcesResponse(devices=devices).SerializeToString())
