@@ -290,7 +290,7 @@ class DeviceState(Slot, frozen=True, kw_only=True):
     power_mw: Amount | None = None
     temperature_celsius: int | float | None = None
     throttled_ns: dict[Name, Amount] = {}  # reason -> time, as the driver counts it
-    conditions: Annotated[tuple[Condition, ...], Meta(max_length=64)] = ()  # a `lost` GPU has no values
+    conditions: Annotated[tuple[Condition, ...], Meta(max_length=64)] = ()  # a GPU that is `lost` has no values
     healthy: tuple[Name, ...] = ()  # conditions that were checked and are absent
     last_holders: Annotated[tuple[Workload, ...], Meta(max_length=4096)] = ()  # set only for a lost GPU
     instances: Annotated[tuple[MigInstance, ...], Meta(max_length=64)] = ()

@@ -74,8 +74,6 @@ def test_every_gpu_is_a_tile_with_its_holders(tab: Tab, page: str) -> None:
     first, *_ = tiles = tab.texts(".tile[data-key]")
     assert first.startswith("GPU 0 H100")
     assert first.endswith("research/ llm-train-0"), "the container only if its pod has several"
-    assert "GiB" in first
-    assert "W" in first
     assert tab.texts(".total-value")[0] == "9"
     rows = "[...document.querySelectorAll('.tile[data-key]')].map(t => t.querySelectorAll('.row').length)"
     assert tab.evaluate(rows) == [1, 1, 1, 1, 2, 1, 1, 1, 7], "shared GPUs and MIG instances are parts of the tile"

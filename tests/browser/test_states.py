@@ -77,9 +77,11 @@ def test_what_nobody_measured_is_neither_used_nor_free(tab: Tab, url: str, shown
     for state, number in (("unknown", 3), ("free", 1)):
         tab.choose("state", state)
         tab.wait_for(f"document.querySelectorAll('.tile[data-key]').length === {number}", state)
-    shown.picture = replace(picture(node("n1", [gpu(0, "n1", utilization=0.9)])), scope="node")
-    opened(tab, url, "#view=pods")
-    assert tab.text(".pods .message") == "1 GPU is busy, but it is not known who uses it. No process was found on it."
+    for notes in ([], ["podgpu cannot read usage: see its log"]):
+        shown.picture = replace(picture(node("n1", [gpu(0, "n1", utilization=0.9)]), notes=notes), scope="node")
+        opened(tab, url, "#view=pods")
+        why = "".join(notes) or "No process was found on it."
+        assert tab.text(".pods .message") == f"1 GPU is busy, but it is not known who uses it. {why}"
 
 
 def test_use_is_of_the_gpu_or_instance_and_weighted_by_what_is_held(tab: Tab, url: str, shown: Showing) -> None:

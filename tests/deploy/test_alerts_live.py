@@ -200,7 +200,7 @@ FAULTS = {
         _forget_the_strange_gpu,
         "unknown_device",
     ),
-    "lost GPU": Fault((("PodgpuGpuLost", "node-1", "", ""),), _lose_gpu, _bring_gpu_back, "any more: gpu1"),
+    "lost GPU": Fault((("PodgpuGpuLost", "node-1", "", ""),), _lose_gpu, _bring_gpu_back, "do not answer: gpu1"),
     "driver away": Fault(
         (("PodgpuExporterStale", "node-2", "", ""),),
         lambda fleet: fleet.nodes[1].driver.faults.unload_driver(),

@@ -90,7 +90,7 @@ def _parse(text: str, origin: str, names: NameSet) -> CounterSpecs:
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """Fields that are read at their own interval."""
+    """A collection of dcgm-exporter's configuration: fields that are read at an interval of their own."""
 
     name: str
     every: float

@@ -1,7 +1,7 @@
 """Computes the values of workloads and pods for autoscalers, and whether a workload is active.
 
 A pod's value is the mean over the window. A workload's value aggregates the values of its running pods with a GPU. If
-a pod should have a GPU but has no values, the request fails, unless it skips such pods (`missing: leave-out`).
+a pod should have a GPU but has no values, the request fails, or skips the pod if it has `missing: leave-out`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from podgpu.cluster.parts import MPS_REASON
 from podgpu.errors import few_of
 
 MIN_VALUE = 0.001
-"""Returned instead of 0 if a pod may be active, because at 0 an HPA with minReplicas 0 scales to zero."""
+"""Returned instead of 0 if a pod may be active. At 0, an HPA with minReplicas 0 would scale the workload to zero."""
 
 
 class MetricValue(NamedTuple):
@@ -39,8 +39,8 @@ def _compute_mean(
 ) -> MetricValue | None:
     """Returns the mean over the rounds (readings of all nodes) in the window. Only USED supports several keys.
 
-    Returns None if the last round or more than half of the rounds have no value. One more round may be missing, because
-    the first round after a start has no rates.
+    Returns None if the last round has no value, or if less than half of the rounds have values. One round is not
+    counted, because the first round after a start has no rates.
     """
     values: list[float] = []
     has_value = False
@@ -58,7 +58,7 @@ def _compute_mean(
 
 
 def _compute_pod(snapshot: MetricsSnapshot, pod: PodSeen, metric: ScalingMetric, window: float) -> MetricValue | None:
-    """Ignores samples from before the pod's start, because they belong to an earlier pod of the same name."""
+    """Returns the pod's mean. Ignores samples from before its start: they belong to an earlier pod of the same name."""
     return _compute_mean(snapshot, [pod.key], metric, min(window, snapshot.age(pod)))
 
 
@@ -103,7 +103,7 @@ def aggregate_values(aggregate: str, values: Sequence[float]) -> float:
 
 
 def compute_pod_values(snapshot: MetricsSnapshot, request: MetricRequest) -> dict[str, MetricValue]:
-    """Returns the values by pod, without pods that do not have the metric. The HPA handles missing pods itself.
+    """Returns the values by pod. Omits pods that do not have the metric, because the HPA handles missing pods itself.
 
     A pod's value is 0 only if the pod is known to have been idle for `request.idle_for` seconds. Raises Refusal if no
     pod has a value.
@@ -135,7 +135,7 @@ def _is_idle(snapshot: MetricsSnapshot, pod: PodSeen, idle_for: float) -> bool:
 def is_active(snapshot: MetricsSnapshot, request: MetricRequest) -> bool:
     """Returns False only if every pod with a GPU has been idle for `request.idle_for` seconds.
 
-    Raises Refusal if values are missing, or if there is no pod, because podgpu then cannot tell whether one is needed.
+    Raises Refusal if values are missing. Also if there is no pod: podgpu cannot know whether a pod is needed.
     """
     selected = select_pods(snapshot, request.pods)
     pods = [pod for pod in selected if snapshot.needs_gpu(pod)]

@@ -35,14 +35,14 @@ _MAX_CALLS = 4000
 _OPTIONS = (
     ("grpc.max_receive_message_length", 64 * 1024),
     ("grpc.so_reuseport", 0),  # so that a second podgpu on the same address fails to start
-    # KEDA opens one connection per replica. The rest allows for clients that never finish the handshake.
+    # KEDA opens one connection per replica. The other connections allow for clients that never finish the handshake.
     ("grpc.max_allowed_incoming_connections", 1024),
     ("grpc.server_handshake_timeout_ms", 3_000),  # gRPC's default is two minutes
-    ("grpc.max_concurrent_streams", 10),  # further calls wait; an oversized header of one stream costs 0.5 MB
+    ("grpc.max_concurrent_streams", 10),  # more calls wait; each stream may use 0.5 MB for a header
     ("grpc.max_metadata_size", 4096),  # protects against decompression bombs in headers
     ("grpc.absolute_max_metadata_size", 8192),
     ("grpc.max_connection_idle_ms", 600_000),
-    ("grpc.max_connection_age_ms", 3_600_000),  # then clients must reconnect and present their certificate again
+    ("grpc.max_connection_age_ms", 3_600_000),  # forces clients to present their certificate again
     ("grpc.max_connection_age_grace_ms", 10_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
@@ -113,7 +113,7 @@ class ExternalScaler:
         )
 
     def _check_client(self, context: Any) -> None:
-        """Raises Refusal if the client's verified certificate has none of the accepted names."""
+        """Raises Refusal if the client's verified certificate contains none of the accepted names."""
         values = context.auth_context()
         names = (*values.get("x509_common_name", ()), *values.get("x509_subject_alternative_name", ()))
         texts = {name.decode("utf-8", "replace") for name in names}
@@ -131,7 +131,7 @@ class ExternalScaler:
         return pb.IsActiveResponse(result=is_active(self._store.snapshot(), query))
 
     def _get_metric_spec(self, scaled: Any) -> Any:
-        """Works without samples, because KEDA calls this before there are any, to create its HPA."""
+        """Returns the metric's name and target. Needs no samples, because KEDA may call this before the first round."""
         query, target = self._parse_trigger(scaled)
         spec = pb.MetricSpec(metricName=query.metric.name, targetSize=_round_up(target), targetSizeFloat=target)
         return pb.GetMetricSpecResponse(metricSpecs=[spec])
@@ -151,9 +151,9 @@ def _round_up(value: float) -> int:
 
 
 def load_credentials(certificate: Pem, key: Pem, client_ca: Pem) -> Any:
-    """Returns gRPC credentials that require a client certificate of the CA. Raises UsageError if a file is invalid.
+    """Returns gRPC credentials that require a client certificate signed by the CA. Raises UsageError for invalid files.
 
-    The files are read at every handshake. If they become invalid, the last valid ones are used.
+    The files are read again at every handshake. If they become invalid, the last valid content is used.
     """
 
     def read() -> tuple[bytes, bytes, bytes]:
@@ -167,7 +167,7 @@ def load_credentials(certificate: Pem, key: Pem, client_ca: Pem) -> Any:
     used: tuple[bytes, ...] = ()
 
     def configure() -> Any:
-        """gRPC calls this at every handshake, in its own thread. None keeps the current configuration."""
+        """Called by gRPC at every handshake, in gRPC's thread. Returns None to keep the current configuration."""
         nonlocal used
         if (content := valid.get()) == used:
             return None

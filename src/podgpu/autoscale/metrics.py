@@ -1,7 +1,7 @@
 """The metrics for scaling workloads (docs/autoscaling.md).
 
-A pod's value is computed over the devices it holds: utilisation and activity are means, memory is used over total,
-power is the sum. If one device does not report a value, the pod has no value.
+A pod's value is computed over the devices it holds. Utilisation and activity are means, memory is the used fraction of
+the total, power is the sum. If one device does not report a value, the pod has no value.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 class ScalingMetric(NamedTuple):
     name: str
     column: int  # index in a row of samples
-    needs: str  # advice for messages if a pod does not have the metric
+    needs: str  # what the metric requires; for messages if a pod does not have it
     field: str = ""  # DCGM field of the metric
 
 
@@ -36,8 +36,8 @@ DRAM = _profiling_metric("gpu_dram_activity", 6, "DCGM_FI_PROF_DRAM_ACTIVE")
 USED = ScalingMetric(
     "avg_GPU_utilization", 7, "the exporter must export --used-field, which GPUs in MIG mode may not have"
 )
-USED_COUNT = 8  # column with the number of devices in use; the sum of their values is in `USED.column`
-IDLE = 9  # column with the idle seconds of the pod up to now; NaN if busy or unknown
+USED_COUNT = 8  # column with the number of devices in use; `USED.column` has the sum of their values
+IDLE = 9  # column with the seconds for which the pod has been idle; NaN if busy or unknown
 WAIT = ScalingMetric(
     "gpu_wait",
     10,

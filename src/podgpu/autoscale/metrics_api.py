@@ -1,7 +1,7 @@
 """Serves the custom metrics API (HTTPS): discovery, values, and errors in Kubernetes' format.
 
-Only the API server can connect, with its front proxy's certificate. It authenticates and authorizes every request
-before it forwards the request, so podgpu does not authenticate users itself.
+Only the API server can connect, with its front proxy's certificate. The API server authenticates and authorizes every
+request before it forwards the request, so podgpu does not authenticate users itself.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from podgpu.tls import ContextCache, MakeTlsContext, Pem, load_authorities, load
 from podgpu.web.web_config import LastValid
 
 API_OPTION = "--api-address"
-_LIFETIME = timedelta(days=3650)  # longer than any process runs
+_LIFETIME = timedelta(days=3650)  # longer than a process runs, so that podgpu never renews the certificate
 _CLOCK_SKEW = timedelta(hours=1)
 _MAX_NAME = 40  # a common name has at most 64 characters
 MAX_CERTIFICATES = 32
@@ -62,7 +62,7 @@ _log = logging.getLogger(__name__)
 
 
 class FrontProxy(NamedTuple):
-    """How the API server identifies itself, from the ConfigMap extension-apiserver-authentication."""
+    """How the API server identifies itself. Read from the ConfigMap extension-apiserver-authentication."""
 
     ca: str = ""  # PEM; if empty, every connection is rejected
     allowed_names: tuple[str, ...] = ()  # common names; empty to allow every certificate of the CA
@@ -89,7 +89,7 @@ def _make_api_tls(certificate: Pem, key: Pem, find_proxy: Callable[[], FrontProx
         context.num_tickets = 0  # a resumed session would not be verified against a new CA
         context.options |= ssl.OP_NO_TICKET
         context.verify_mode = ssl.CERT_REQUIRED
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as in Go, an intermediate CA is sufficient
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # like Go, accepts an intermediate CA as a root
         load_pair(context, certificate_pem, key_pem, names)
         if ca:
             load_authorities(context, ca.encode(), "requestheader-client-ca-file")
@@ -266,7 +266,7 @@ def _to_pem(certificate: x509.Certificate) -> str:
 
 
 def parse_bundle(bundle: str) -> list[x509.Certificate]:
-    """Returns the certificates in a PEM text, or none if it is malformed."""
+    """Returns the certificates in a PEM text, or an empty list if the text is malformed."""
     try:
         return x509.load_pem_x509_certificates(bundle.encode())
     except ValueError:
@@ -274,14 +274,14 @@ def parse_bundle(bundle: str) -> list[x509.Certificate]:
 
 
 def merge_bundle(bundle: str, own: x509.Certificate) -> str:
-    """Adds `own`. Removes the earlier certificate of this replica, and the oldest ones if there are too many."""
+    """Adds `own`. Removes this replica's earlier certificate, and the oldest certificates if there are too many."""
     others = [certificate for certificate in parse_bundle(bundle) if certificate.subject != own.subject]
     others.sort(key=lambda certificate: certificate.not_valid_before_utc, reverse=True)
     return "".join(map(_to_pem, (own, *others[: MAX_CERTIFICATES - 1])))
 
 
 class CaBundleUpdater:
-    """Keeps our certificate in the caBundle of our APIServices. Does not change APIServices of other Services."""
+    """Keeps podgpu's certificate in the caBundle of its APIServices. Does not change APIServices of other Services."""
 
     def __init__(
         self, client: ApiClient, certificate: x509.Certificate, api_services: Sequence[str], service: str
@@ -293,7 +293,7 @@ class CaBundleUpdater:
         self._service = service
         self._faults: FaultLog[str] = FaultLog(time.monotonic, _LOG_AGAIN_SECONDS)
         self.ready = False
-        """True after all our APIServices have contained our certificate at least once."""
+        """True once every APIService of podgpu has contained podgpu's certificate."""
 
     async def run(self) -> None:
         while True:
@@ -305,7 +305,7 @@ class CaBundleUpdater:
         self.ready = self.ready or all(results)
 
     async def _update_one(self, name: str) -> bool:
-        """Returns False if the update must be retried."""
+        """Updates one APIService. Returns False if the update must be retried."""
         try:
             await self._merge_into(name)
         except SourceError as error:
@@ -320,7 +320,7 @@ class CaBundleUpdater:
     async def _merge_into(self, name: str) -> None:
         api_service = await self.client.get(f"{_API_SERVICES}{name}")
         spec = api_service["spec"]
-        service = spec.get("service") or {}  # empty if the API server itself serves the API
+        service = spec.get("service") or {}  # null if the API server itself serves the API
         owner = f"{service.get('namespace')}/{service.get('name')}"
         if owner != self._service:
             raise SourceError(

@@ -1,7 +1,7 @@
 """Watches the running pods.
 
-Exporters report only the pods that hold their GPUs. The API server also lists pods that request a GPU but are missing
-in the metrics, for example because their node cannot be reached.
+Exporters report only pods that hold GPUs. The API server also lists pods that request a GPU but are missing in the
+metrics, for example because their node cannot be reached.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def parse_running_pod(body: KubeObject) -> PodSeen | None:
 
 class RunningPods(NamedTuple):
     by_key: Mapping[tuple[str, str], PodSeen] = {}  # (namespace, name)
-    trouble: str = ""  # why the pods are not available; empty if they are
+    trouble: str = ""  # why the list of pods is not available; otherwise empty
 
 
 class PodWatcher:
@@ -75,7 +75,7 @@ class PodWatcher:
         )
 
     def current(self) -> RunningPods:
-        """Returns no pods and a reason if the API server has been unavailable for a minute. Not thread-safe."""
+        """Returns the pods, or only a reason if the API server has been unavailable for a minute. Not thread-safe."""
         error, now = self.informer.error, self._clock.monotonic()
         if not self.informer.synced:
             reason = error or "the first list is being read"

@@ -1,4 +1,4 @@
-"""Parses KEDA triggers and custom metrics API paths. Both name a metric, the pods and a window.
+"""Parses KEDA triggers and paths of the custom metrics API. Both specify a metric, the pods and a window.
 
 Unknown keys are errors, so that a misspelt key does not scale a workload by the wrong value.
 """
@@ -40,7 +40,7 @@ no_data = partial(Refusal, 503)  # values are missing now, but may be available 
 
 
 def quote(text: str) -> str:
-    """Quotes user input for messages, truncated and without control characters."""
+    """Quotes user input for messages. Truncates it and escapes control characters."""
     return repr(text[:_MAX_QUOTED])
 
 
@@ -132,7 +132,7 @@ class MetricRequest:
     skip_missing: bool = False  # skip pods without values instead of failing
     idle_for: float = DEFAULT_IDLE
     resource: str = ""  # in the custom metrics API: pods, namespaces, or one of WORKLOADS
-    metric_labels: Mapping[str, str] = field(default_factory=dict)  # the metric's selector, repeated in responses
+    metric_labels: Mapping[str, str] = field(default_factory=dict)  # the metric's selector, which responses repeat
 
 
 _AGGREGATE = re.compile(r"mean|max|sum|p(\d{1,2}|100)", re.ASCII)
@@ -203,7 +203,7 @@ def _check_key(key: str, known: tuple[str, ...], where: str) -> None:
 
 
 def _parse_trigger_pods(namespace: str, values: Mapping[str, str]) -> PodSelector:
-    if not namespace:  # it would select pods of all namespaces
+    if not namespace:  # an empty namespace would select the pods of all namespaces
         raise bad_request("the request has no namespace: KEDA must send the ScaledObject's namespace")
     keys = [key for key in ("owner", "selector", "scope") if values.get(key)]
     if len(keys) != 1:

@@ -1,7 +1,7 @@
-"""Stores the samples of each round: one row for each pod with a GPU, for each namespace, and for the cluster.
+"""Stores the samples of each round: one row for each pod with a GPU, one for each namespace, and one for the cluster.
 
 A round is one reading of all nodes. A pod on a shared GPU has values only if the exporter reports usage per
-pod. Stale nodes have no samples.
+pod. Pods on stale nodes have no samples.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from podgpu.model import NS, HolderUsage, Slot, WorkloadKey
 
 _log = logging.getLogger(__name__)
 SampleKey = tuple[str, str]
-"""Namespace and name of a pod. The name is empty for a namespace, and both are empty for the cluster."""
-_MAX_BUSY = 1.5  # maximum plausible busy ratio; above 1, because counters may be read late
+"""Namespace and name of a pod. For a namespace, the name is empty. For the cluster, both are empty."""
+_MAX_BUSY = 1.5  # maximum plausible busy ratio; it can exceed 1 if counters are read late
 _MAX_RATIO = 1.01
 _MAX_WATTS = 5000.0  # maximum plausible power of one GPU
 _STARTING_SECONDS = 30.0
@@ -43,7 +43,7 @@ class RoundSamples(NamedTuple):
 
     at: float  # monotonic time
     rows: dict[SampleKey, Sequence[float]]  # for pods with a GPU, namespaces and the cluster
-    ignored: dict[SampleKey, str]  # nodes whose exporters report a pod that does not run there
+    ignored: dict[SampleKey, str]  # pod -> nodes that report it although it does not run there
     mps: set[SampleKey]  # pods whose use is not known under MPS
 
 
@@ -69,13 +69,13 @@ class UsageRates:
         self._now: dict[tuple[str, SlotKey, WorkloadKey], _UsageRate] = {}
 
     def next_round(self) -> None:
-        """Starts the next round. Removes holders that were not in the previous round."""
+        """Starts the next round. Removes the holders that did not occur in the previous round."""
         self._before, self._now = self._now, {}
 
     def update(self, node: NodeEntry, part: HeldPart) -> _UsageRate:
         key = node.name, part.slot_key, part.holder.key
         usage = part.holder.usage or HolderUsage()
-        if usage.utilization_ratio is None:  # it is not measured now, so the counters stand still
+        if usage.utilization_ratio is None:  # the use is not measured now, so the counters do not grow
             usage = structs.replace(usage, busy_ns=None, idle_ns=None)
         rate = _UsageRate(node.state.usage_at or node.read_at, node.read_at, node.state.exporter_id, usage)
         before = self._before.pop(key, None)
@@ -95,11 +95,11 @@ class UsageRates:
         return rate
 
     def _has_gap(self, before: _UsageRate, rate: _UsageRate) -> bool:
-        """Returns True if the exporter's clock was changed, or if the exporter stopped counting for some time."""
+        """Returns True if the exporter's clock was set, or if the exporter did not count for some time."""
         return abs((rate.at - before.at) - (rate.read_at - before.read_at)) > self._stale_after
 
     def _count_idle(self, before: _UsageRate, rate: _UsageRate) -> float | None:
-        """Returns the idle time from counters, because a utilisation gauge would miss work between scrapes."""
+        """Computes the idle time from counters, because a utilisation gauge would miss work between scrapes."""
         busy = _growth(before.usage.busy_ns, rate.usage.busy_ns, NS)
         idle = _growth(before.usage.idle_ns, rate.usage.idle_ns, NS)
         if busy is None or idle is None:
@@ -121,7 +121,7 @@ def _count_first_idle(rate: _UsageRate) -> float | None:
 
 
 def _growth(before: int | None, now: int | None, scale: float, most: float = inf) -> float | None:
-    """Returns None if a value is unknown, the counter was reset, or the growth is above `most`."""
+    """Returns a counter's growth. None if a value is unknown, the counter was reset, or the growth exceeds `most`."""
     if before is None or now is None or now < before:
         return None
     growth = (now - before) / scale
@@ -129,7 +129,7 @@ def _growth(before: int | None, now: int | None, scale: float, most: float = inf
 
 
 _PodDevice = tuple[Sequence[tuple[HeldPart, _UsageRate]], bool]
-"""The pod's containers on one device, and whether no other pod holds the device."""
+"""A pod's containers on one device, and True if no other pod holds the device."""
 
 
 def sample_round(state: ClusterState, rates: UsageRates, pods: RunningPods, at: float) -> RoundSamples:
@@ -167,9 +167,9 @@ def sample_round(state: ClusterState, rates: UsageRates, pods: RunningPods, at: 
 
 
 def _find_node(pod: PodSeen | None, reporting: Collection[str], node_names: Collection[str]) -> str | None:
-    """Chooses the node whose values are used for the pod. A former node may still report the pod for some time.
+    """Chooses the node whose values are used for the pod. A node may report a pod for some time after the pod left it.
 
-    An exporter may use a node name that differs from Kubernetes'. Its values are used if no other node reports the pod.
+    An exporter may use another node name than Kubernetes. Its values are used if no other node reports the pod.
     """
     if pod is not None and pod.node in reporting:
         return pod.node
@@ -243,10 +243,10 @@ def _sum(values: Iterable[float | None]) -> float | None:
 class MetricsSnapshot:
     """The complete state after one round."""
 
-    rounds: tuple[RoundSamples, ...]  # the rounds of the longest window, oldest first
+    rounds: tuple[RoundSamples, ...]  # all rounds within the longest allowed window, oldest first
     ends_at: float  # end of the last round and of all windows, as Unix time
     interval: float
-    held_before: frozenset[SampleKey]  # running pods that have held a GPU and may still hold it
+    held_before: frozenset[SampleKey]  # running pods that held a GPU in an earlier round and may still hold it
     pods: RunningPods
     stale_nodes: Mapping[str, float]  # seconds since the last reading, by node
     notes: tuple[str, ...]
@@ -256,7 +256,7 @@ class MetricsSnapshot:
         return self.rounds[-1]
 
     def rounds_in(self, window: float) -> Sequence[RoundSamples]:
-        # Half an interval of tolerance, because rounds do not end exactly after an interval.
+        # Allows half an interval of tolerance, because rounds do not end at exact intervals.
         first = self.last.at - window + self.interval / 2
         return self.rounds[bisect_right(self.rounds, first, key=attrgetter("at")) :]
 
@@ -298,7 +298,7 @@ class SampleStore:
         held_before = before.held_before if before else frozenset()
         if not pods.trouble:
             held_before = frozenset(key for key in (*held_before, *samples.rows) if key in pods.by_key)
-        keys = {key: key for key in rounds[-1].rows} if rounds else {}  # shared by all rounds, to save memory
+        keys = {key: key for key in rounds[-1].rows} if rounds else {}  # all rounds share key objects, to save memory
         rows = {keys.get(key, key): row for key, row in samples.rows.items()}
         self._snapshot = MetricsSnapshot(
             (*rounds, samples._replace(rows=rows)),

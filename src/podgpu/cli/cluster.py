@@ -37,7 +37,7 @@ _SYNC_SECONDS = 10.0
 _INTERVALS_FRESH = 3
 _DROP_AFTER = 300.0
 _SCRAPE_TIMEOUT = 5.0
-_MAX_GPUS = 12_500  # with --prometheus, more GPUs are not read one by one, because that takes too long
+_MAX_GPUS = 12_500  # with --prometheus, larger clusters are not read GPU by GPU, because that takes too long
 _BACKENDS = ("prometheus", "scrape", "discover_kubernetes")
 
 

@@ -170,7 +170,7 @@ def _open_nvml(argument: str, options: Options) -> Telemetry:
 
 
 def _make_switch_logs(options: Options, **parts: Any) -> SwitchLogFactory | None:
-    """Returns None if context switches are not read. `parts`: arguments of the factory."""
+    """Returns the factory, or None if --usage-from needs no context switches. `parts`: arguments of the factory."""
     wanted = options.get("usage_from", "samples")
     return None if wanted in ("none", "samples") else SwitchLogFactory(wanted, **parts)
 

@@ -1,1 +1,1 @@
-"""The cluster view. Collectors read the nodes, `state` merges the readings, and `view` and `metrics` render them."""
+"""The cluster view. Collectors read the nodes, `state` merges the readings, `view` and `metrics` render the result."""

@@ -1,4 +1,4 @@
-"""Settings of the cluster view, and the interface between it and the collectors (`scrape`, `prometheus`)."""
+"""Settings of the cluster view, and the interface that its collectors (`scrape`, `prometheus`) implement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from podgpu.metrics.fields import nearest_names
 from podgpu.metrics.names import meaning
 from podgpu.model import NodeState, WorkloadOwner
 
-MAX_ROUNDS = 1000  # in one window, because each scope keeps one value per round
+MAX_ROUNDS = 1000  # in one --window; each scope stores one value per round
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1))
 
 
@@ -23,7 +23,7 @@ class ViewSettings:
     """All times are in seconds."""
 
     interval: float = 15.0
-    stale_after: float = 45.0  # a node with an older last reading is stale: means and counts do not include it
+    stale_after: float = 45.0  # a node whose last reading is older is stale: means and counts exclude it
     drop_after: float = 300.0  # a node whose last reading is older than this is dropped
     used_field: str = "DCGM_FI_DEV_MEM_COPY_UTIL"
     extra_fields: tuple[str, ...] = ()  # fields that autoscale needs
@@ -39,12 +39,12 @@ class ViewSettings:
 
     @cached_property
     def keep_fields(self) -> frozenset[str]:
-        """Names of the fields that collectors keep."""
+        """Names of the DCGM fields that collectors store."""
         return frozenset({self.used_field_name, *self.extra_fields})
 
     @cached_property
     def used_field_name(self) -> str:
-        """Name of --used-field in `NodeState`."""
+        """Key of --used-field in `Slot.fields`."""
         spec = meaning(self.used_field)
         return spec.field.name if spec else self.used_field
 
@@ -61,7 +61,7 @@ def check_settings(settings: ViewSettings) -> ViewSettings:
 
 
 def full_scale(field: str) -> float:
-    """Returns the value of a fully busy device. Raises UsageError for a field that is not a utilisation."""
+    """Returns the field's value on a fully busy device. Raises UsageError if the field is not a utilisation."""
     spec = meaning(field)
     if spec is None:
         near = nearest_names(field)
@@ -91,7 +91,7 @@ Owners = Mapping[PodName, WorkloadOwner]
 
 @dataclass(frozen=True, slots=True)
 class NodeReading:
-    """The last state read from one target. Several targets may report the same node; the view merges them.
+    """The last state read from one target. If several targets report the same node, the cluster view uses one of them.
 
     If the target reports no node name, `state.node` is the target's address and `named` is False.
     """
@@ -100,10 +100,10 @@ class NodeReading:
     state: NodeState
     read_at: float = 0.0  # monotonic time of the scrape, or of the newest sample in Prometheus
     skew_seconds: float | None = None  # node's clock minus ours; None if the node reports no time
-    listed: bool | None = None  # target is in the list of exporters; None for Prometheus, which has no list
+    listed: bool | None = None  # the list of exporters contains the target; None with Prometheus, which has no list
     named: bool = True
-    cluster: str = ""  # only with Prometheus, if it has several clusters
-    owners: Owners = field(default_factory=dict)  # of the pods in the node's cluster; only with Prometheus
+    cluster: str = ""  # empty unless Prometheus has the metrics of several clusters
+    owners: Owners = field(default_factory=dict)  # owners of the cluster's pods; empty without Prometheus
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class TargetOutcome:
 
 
 class FleetCounts(NamedTuple):
-    """Totals that Prometheus computed, for a cluster whose GPUs are too many to be read one by one."""
+    """Totals computed by Prometheus, for a cluster with too many GPUs to read each of them."""
 
     gpus: int
     broken: int
@@ -133,7 +133,7 @@ class FleetCounts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClusterReading:
-    """The last state of every target, including targets that fail now."""
+    """The last state of every target, including targets that currently fail."""
 
     nodes: tuple[NodeReading, ...] = ()
     outcomes: tuple[TargetOutcome, ...] = ()
@@ -146,7 +146,7 @@ class ClusterReading:
 
 class Collector(Protocol):
     async def run_round(self) -> None:
-        """Reads all targets once, within deadlines. `reading()` contains failures; only a bug raises an exception."""
+        """Reads all targets once, within deadlines. Failed requests raise no exception; `reading()` lists them."""
 
     def reading(self) -> ClusterReading:
         """Returns the results of the last round."""

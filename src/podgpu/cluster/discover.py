@@ -34,8 +34,8 @@ class ServiceSelector(NamedTuple):
     def parse(cls, text: str) -> ServiceSelector:
         """Parses `[NAMESPACE/]SELECTOR`. Raises UsageError.
 
-        The text before the first slash is a namespace if it has no dot, because label names may also contain a
-        slash. A leading slash means all namespaces.
+        Label names may also contain a slash. So the text before the first slash is a namespace only if it has no dot.
+        A leading slash means all namespaces.
         """
         before, slash, after = text.strip().partition("/")
         is_namespace = bool(slash) and (not before or _NAMESPACE.fullmatch(before) is not None)
@@ -51,9 +51,9 @@ class ServiceSelector(NamedTuple):
 
 
 class KubernetesTargets:
-    """The exporters of --discover-kubernetes. While the API server is unavailable, the last list is used.
+    """Lists the exporters that --discover-kubernetes selects. While the API server is unavailable, uses the last list.
 
-    The list includes endpoints that are not ready, because a failing exporter must not disappear.
+    The list includes endpoints that are not ready, so that a failing exporter stays visible.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class KubernetesTargets:
         https: bool = False,
         settings: ReflectorSettings | None = None,
     ) -> None:
-        """`https`: use TLS for all ports, not only for those declared as https."""
+        """`https`: if True, TLS is used for all ports, not only for ports declared as https."""
         self._config = config
         self._selector = selector
         self._https = https
@@ -79,7 +79,7 @@ class KubernetesTargets:
         )
         self._labelled = self._watch_slices(selector.labels)
         self._unlabelled: Informer[EndpointSliceRecord] | None = None
-        """Slices of Services that have no slice with the labels of the selector."""
+        """Watches EndpointSlices that lack the selector's labels although their Services have them."""
         self._unlabelled_names: tuple[str, ...] = ()
 
     def _watch_slices(self, selector: str) -> Informer[EndpointSliceRecord]:
@@ -129,7 +129,7 @@ class KubernetesTargets:
 
 
 class ApiOwners:
-    """Owners of all pods, for clusters without kube-state-metrics or Prometheus."""
+    """Reads the owners of all pods from the API server, for clusters without kube-state-metrics or Prometheus."""
 
     def __init__(self, config: ApiConfig, settings: ReflectorSettings | None = None) -> None:
         self._pods: Informer[tuple[tuple[str, str], WorkloadOwner]] = Informer(

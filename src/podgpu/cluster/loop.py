@@ -35,13 +35,13 @@ _CLOSE_SECONDS = 3.0
 _REPEAT_SECONDS = 600.0
 _log = logging.getLogger(__name__)
 MakeCollector = Callable[[], Collector]
-"""Called in the thread of the rounds, because an HTTP session belongs to an event loop."""
+"""Creates the collector. Called in the thread of the rounds, because an HTTP session belongs to an event loop."""
 GpuPresence = Literal["unknown", "present", "missing"]
 
 
 @dataclass
 class PublishedState:
-    """The results of a round. Texts are rendered on the first request and cached."""
+    """The results of a round. Metrics and JSON are rendered on the first request and then cached."""
 
     state: ClusterState
     rolling: Mapping[Scope, float] = field(default_factory=dict)
@@ -52,12 +52,12 @@ class PublishedState:
 
     @cached_property
     def nodes(self) -> Body:
-        """`/metrics/nodes`."""
+        """The body of `/metrics/nodes`."""
         return Body(encode(node_families(self.state)))
 
     @cached_property
     def stale(self) -> Body:
-        """The metrics of podgpu itself, without GPU values. Served while rounds are overdue."""
+        """Metrics about podgpu itself, without GPU values. Served while rounds are overdue."""
         return Body(encode(self_families(self.state)))
 
     @cached_property
@@ -66,13 +66,13 @@ class PublishedState:
 
     @cached_property
     def view_json(self) -> tuple[Body, str]:
-        """`/api/v1/view`, with its ETag."""
+        """The body of `/api/v1/view` and its ETag."""
         plain = msgspec.json.encode(self.view)
         return Body(plain), etag_of(plain)
 
 
 class RollingAverage:
-    """Mean over the rounds in the window."""
+    """Computes the mean utilisation of each scope over the rounds in --window."""
 
     def __init__(self) -> None:
         self._rounds: deque[tuple[float, dict[Scope, float]]] = deque()  # monotonic time, ratios
@@ -97,7 +97,7 @@ class Cluster:
         clock: Clock | None = None,
         on_round: Callable[[ClusterState], None] | None = None,
     ) -> None:
-        """If `on_round` is set, it receives the state of every round, and metrics and JSON are not rendered."""
+        """`on_round` is called with the state of every round. If it is set, no rolling means are computed."""
         self.settings = settings
         self.clock = clock or Clock()
         self.fatal: StartError | None = None
@@ -193,7 +193,7 @@ class Cluster:
         self._thread.start()
 
     def _run(self, on_fatal: Callable[[], object]) -> None:
-        """Runs the loop. A bug in it ends the process, because podgpu would otherwise serve old values forever."""
+        """Runs the loop. A bug in the loop ends the process; otherwise podgpu would serve old values forever."""
         try:
             asyncio.run(self._rounds())
         except asyncio.CancelledError:

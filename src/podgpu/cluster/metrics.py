@@ -1,4 +1,4 @@
-"""Builds the metric families of `podgpu cluster`: pod map, GPUs in use, idle holders, counts, costs, own state."""
+"""Builds the metric families of `podgpu cluster`: pod map, GPUs in use, idle holders, counts, costs, podgpu itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PLACE_LABELS = ("node", "gpu", "gpu_id", "model")
 
 
 def cluster_families(state: ClusterState, rolling: Mapping[Scope, float]) -> list[Family]:
-    """`/metrics`."""
+    """Builds the families of `/metrics`."""
     rows = map_rows(state)
     return [
         *make_families("seed", {"pod_and_gpu_map_info": _map_samples(rows, 1.0)}),
@@ -37,9 +37,9 @@ def cluster_families(state: ClusterState, rolling: Mapping[Scope, float]) -> lis
 
 
 def node_families(state: ClusterState) -> list[Family]:
-    """Builds `/metrics/nodes`: one family per node, with the rows of the pod map.
+    """Builds the families of `/metrics/nodes`: one per node, with the node's rows of the pod map.
 
-    Nodes whose names become the same metric name share a family.
+    Nodes for which `metric_name` returns the same name share a family.
     """
     spec = families_in("seed")["<node>_info"]
     rows = group_by_key((metric_name(row.node), row) for row in map_rows(state))
@@ -47,7 +47,7 @@ def node_families(state: ClusterState) -> list[Family]:
 
 
 def self_families(state: ClusterState) -> list[Family]:
-    """Builds the families that remain valid when the values of GPUs are too old to be served."""
+    """Builds the families about podgpu itself. They are also served when the GPU values are too old."""
     taken_at = state.taken_at or 0.0
     versions = Labels([("version", __version__), ("python_version", "{}.{}.{}".format(*sys.version_info))])
     targets = [(Labels([("target", outcome.target)]), outcome) for outcome in state.outcomes]
@@ -67,7 +67,7 @@ def self_families(state: ClusterState) -> list[Family]:
 
 
 def _labels(names: Iterable[str], values: Iterable[str]) -> Labels:
-    """Omits an empty cluster: there is only one."""
+    """Creates labels. Omits the label `cluster` if it is empty, because there is then only one cluster."""
     return Labels((name, value) for name, value in zip(names, values, strict=True) if value or name != "cluster")
 
 
@@ -75,9 +75,9 @@ def _labels(names: Iterable[str], values: Iterable[str]) -> Labels:
 
 
 class MapRow(NamedTuple):
-    """One row of the pod map. The fields are in the order of the labels."""
+    """One row of the pod map. The fields are the labels, in the order of the output."""
 
-    gpu_id: str  # the physical GPU, also for a MIG instance
+    gpu_id: str  # the physical GPU, even if the pod holds a MIG instance
     gpu_model: str
     namespace: str
     node: str
@@ -100,7 +100,7 @@ def _map_samples(rows: Iterable[MapRow], value: float) -> list[Sample]:
 
 
 def _legacy_map_families(rows: Iterable[MapRow]) -> list[Family]:
-    """Builds one family per row."""
+    """Builds the families POD_GPU_MAP_INFO_0, POD_GPU_MAP_INFO_1 and so on, one per row."""
     spec = families_in("seed")["POD_GPU_MAP_INFO_<n>"]
     return [
         Family(f"POD_GPU_MAP_INFO_{number}", spec.type, spec.help, tuple(_map_samples((row,), 0.0)))
@@ -111,8 +111,8 @@ def _legacy_map_families(rows: Iterable[MapRow]) -> list[Family]:
 def metric_name(node: str) -> str:
     """Converts a node name to a metric name: `gpu-1.lab` becomes `gpu_1:lab_info`.
 
-    Node names in Kubernetes are DNS names. In other names, each further character becomes `::<hex>:`. A leading digit
-    is prefixed with `_`.
+    `-` becomes `_` and `.` becomes `:`. Other special characters, which Kubernetes does not allow in node names, become
+    `::<hex>:`. A name that begins with a digit gets the prefix `_`.
     """
     known = {"-": "_", ".": ":"}
     name = re.sub(r"[^a-zA-Z0-9]", lambda match: known.get(match[0], f"::{ord(match[0]):x}:"), node)
@@ -174,11 +174,11 @@ def _holder_labels(holder: Workload) -> Iterator[tuple[str, str]]:
     return ((name, text) for name, text in holder_names(holder).items() if text or holder.pod)
 
 
-# Counts. In MIG mode the instances are counted instead of the GPU. They have their own model names.
+# Counts. In MIG mode, the instances are counted instead of the GPU, and `model` contains the MIG profile.
 
 
 def _count_families(state: ClusterState) -> list[Family]:
-    """Counts devices. A device is in use if its utilisation is above 0, as on the page."""
+    """Counts devices. As on the web page, a device is in use if its utilisation is above 0."""
     nodes = list(_fresh(state))
     devices = [
         (
@@ -240,7 +240,7 @@ def _cost_families(state: ClusterState) -> list[Family]:
 
 
 def _health_samples(state: ClusterState) -> list[Sample]:
-    """Returns the condition `node_gone` of every GPU. All other conditions are reported by the exporters."""
+    """Returns one sample of the condition `node_gone` per GPU. The exporters report all other conditions."""
     return [
         Sample(_labels((*_PLACE_LABELS, "condition"), (*_place(node, gpu, None), NODE_GONE)), int(node.gone))
         for node in state.nodes

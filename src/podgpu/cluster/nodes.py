@@ -15,14 +15,14 @@ from podgpu.errors import few_of
 from podgpu.metrics.conditions import DRIVER_AWAY, LOST, NODE_GONE, UNREADABLE, conditions, words_for
 from podgpu.model import Condition, DeviceState, MigInstance, NodeState, Workload, group_by_key, parts_of
 
-CLOCK_AHEAD, _CLOCK_BEHIND = 5.0, 60.0  # tolerated clock skew; old values look like a clock that is behind
+CLOCK_AHEAD, _CLOCK_BEHIND = 5.0, 60.0  # tolerated skew in seconds; delayed values also look like a slow clock
 MAX_ALERTS = 200
 _NOT_ANSWERING = {LOST, UNREADABLE, DRIVER_AWAY}
 _DRIVER_SOURCES = {"nvml", "dcgm", "exporter", "simulated", "usage", "switches"}
 
 
 class NodeEntry(msgspec.Struct, frozen=True, gc=False):
-    """One node: its last reading, and its state with data added by the cluster."""
+    """One node: its last reading, and the state that the cluster view derives from the reading."""
 
     name: str
     reading: NodeReading
@@ -39,7 +39,7 @@ class NodeEntry(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def gpus(self) -> Iterator[DeviceState]:
-        """Yields the GPUs that are shown."""
+        """Yields the GPUs for which `is_shown` is True."""
         return (gpu for gpu in self.state.devices if is_shown(gpu))
 
     def held_by_slot(self) -> dict[SlotKey, list[HeldPart]]:
@@ -47,7 +47,7 @@ class NodeEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 class Alert(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A problem in plain text, and the node and GPU that have it."""
+    """A problem, described in plain text, and the node and GPU that it concerns."""
 
     severity: str  # broken or warning
     text: str
@@ -62,10 +62,10 @@ def choose_nodes(
     settings: ViewSettings,
     now: float,
 ) -> tuple[list[NodeEntry], list[Alert]]:
-    """Returns one entry per node (`held` is not set), and alerts about exporters that report the same GPUs.
+    """Returns one entry per node, without `held`, and alerts about exporters that report the same node or GPU.
 
-    If several exporters report a node or a GPU, prefers a current one that names holders, then the one of the last
-    round. A node that no exporter reports any more keeps its last reading for a while.
+    If several exporters report a node or a GPU, prefers one with current values, then one that reports holders, then
+    the one chosen in the last round. If no exporter reports a node any more, its last reading is kept for a while.
     """
 
     def is_stale(reading: NodeReading) -> bool:
@@ -78,7 +78,7 @@ def choose_nodes(
         return is_other and reading.listed is not False and not is_stale(reading)
 
     def rank(reading: NodeReading, uuid: str = "") -> tuple[object, ...]:
-        """Returns a sort key for readings, or for readings that have the GPU. The smallest key is preferred."""
+        """Returns a sort key; the smallest is preferred. With `uuid`, ranks the readings that contain this GPU."""
         state, stale = reading.state, is_stale(reading)
         shown = before.get(state.node)
         was_used = shown is not None and shown.reading.target == reading.target
@@ -106,7 +106,7 @@ def choose_nodes(
             by_name[reading.state.node].append(reading)
     chosen = {name: min(by_name[name], key=rank) for name in sorted(by_name)}
     alerts = []
-    nodes_of: dict[str, set[str]] = defaultdict(set)  # by UUID
+    nodes_of: dict[str, set[str]] = defaultdict(set)  # UUID -> names of the nodes that report it
     for name, reading in chosen.items():
         others = {copy.target for copy in by_name[name] if is_rival(copy, reading)}
         if others:
@@ -151,9 +151,9 @@ def _describe_reading(
             yield outcomes[target].text
     skew = reading.skew_seconds or 0.0
     if reading.listed is False:
-        yield f"{reading.target} no longer reports this node: check that its exporter runs and is read"
+        yield f"{reading.target} no longer reports this node: check that the exporter runs and that podgpu reads it"
     if reading.state.stale:
-        yield "its exporter does not serve its figures, because they are too old"
+        yield "the exporter serves no GPU values, because its last readings are too old"
     if skew > CLOCK_AHEAD:
         yield f"its clock is {skew:.0f} s ahead"
     elif skew < -_CLOCK_BEHIND:
@@ -189,7 +189,7 @@ def _remove_gpus(state: NodeState, uuids: Collection[str]) -> NodeState:
 
 
 def add_lost_gpus(state: NodeState, earlier: NodeState, reported: Collection[str], wall: float) -> NodeState:
-    """Adds GPUs that no node reports any more as lost, because dcgm-exporter silently omits lost GPUs."""
+    """Adds the GPUs of `earlier` that no node reports any more, marked as lost. dcgm-exporter omits lost GPUs."""
     lost = [_make_lost(gpu, wall) for gpu in earlier.devices if gpu.uuid and gpu.uuid not in reported]
     if not lost:
         return state
@@ -270,7 +270,7 @@ def describe_node(name: str, state: NodeState, gone: bool = False) -> Iterator[A
         source.name
         for source in state.sources
         if source.up is False
-        and not source.name.removeprefix("gpu").isdecimal()  # the worker of a GPU, which has a condition
+        and not source.name.removeprefix("gpu").isdecimal()  # gpu0, gpu1…: already reported as a condition
         and not (without_driver and source.name in _DRIVER_SOURCES)
     ]
     if failing and not gone:
@@ -283,5 +283,5 @@ def count_gpus(number: int) -> str:
 
 
 def describe_condition(condition: Condition) -> tuple[str, str]:
-    """Returns the problem and the advice. For an unknown condition of a newer exporter, returns only its name."""
+    """Returns the problem and the advice. For a condition that only a newer podgpu knows, returns its name."""
     return words_for(condition.name, condition.detail) if condition.name in conditions() else (condition.name, "")

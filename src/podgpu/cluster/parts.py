@@ -22,7 +22,7 @@ _NO_USAGE = HolderUsage()
 
 
 class HeldPart(msgspec.Struct, frozen=True, gc=False):
-    """One holder's part of one GPU. Totals, waste, cost and counts are sums of these."""
+    """One holder's part of one GPU. Totals, waste, cost and counts are sums over these parts."""
 
     gpu: DeviceState
     instance: MigInstance | None
@@ -37,12 +37,12 @@ class HeldPart(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def idle_since(self) -> float | None:
-        """Unix time. None if busy or unknown."""
+        """Unix time when the holder became idle. None if it is busy or its use is unknown."""
         return self.last_idle_since if self.use == "idle" else None
 
     @property
     def unknown_because(self) -> str:
-        """The reason why `use` is unknown. Empty if it is known, or if there is no known reason."""
+        """The reason why `use` is unknown. Empty if `use` is known, or if podgpu does not know the reason."""
         return MPS_REASON if self.use == "unknown" and is_mps_client(self.slot, self.holder) else ""
 
     @property
@@ -55,7 +55,7 @@ class HeldPart(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def model(self) -> str:
-        """The billed model: `<model>`, or `<model> MIG <profile>`."""
+        """The model name for prices and bills: `<model>`, or `<model> MIG <profile>`."""
         return slot_model(self.gpu, self.instance)
 
 
@@ -81,9 +81,9 @@ def is_shown(gpu: DeviceState) -> bool:
 
 
 def holders_of(gpu: DeviceState, slot: Slot) -> Sequence[Holder]:
-    """Returns the unique holders. For a lost GPU, only those that an allocation source reports.
+    """Returns the holders without duplicates. For a lost GPU, returns only holders that an allocation source reports.
 
-    Holders without identity are omitted, unless a scheduler reserved the device for them.
+    Omits unidentified holders, except if a scheduler reserved the device for them.
     """
     holders = slot.holders
     if not holders or (len(holders) == 1 and holders[0].key and not gpu.conditions):
@@ -97,7 +97,7 @@ def holders_of(gpu: DeviceState, slot: Slot) -> Sequence[Holder]:
 
 
 def divide(wanted: Sequence[float | None], whole: float) -> list[float]:
-    """Divides `whole` into the wanted amounts, scaled down if needed. Each None gets an equal part of the rest."""
+    """Returns the wanted amounts, scaled down if their sum exceeds `whole`. Entries of None share the remainder."""
     total = sum(part for part in wanted if part is not None)
     scale = whole / total if total > whole else 1.0
     unspecified = wanted.count(None)
@@ -106,7 +106,7 @@ def divide(wanted: Sequence[float | None], whole: float) -> list[float]:
 
 
 def divide_gpu(gpu: DeviceState) -> list[tuple[MigInstance | None, float]]:
-    """Returns the shown MIG instances with their fraction of the GPU, and the GPU itself with the rest."""
+    """Returns each shown MIG instance with its fraction of the GPU, then None (the GPU itself) with the remainder."""
     if not gpu.instances:
         return [] if gpu.hidden else [(None, 1.0)]
     instances = [instance for instance in gpu.instances if not instance.hidden]
@@ -123,7 +123,7 @@ def divide_slot(holders: Sequence[Holder]) -> list[float]:
 
 
 def is_mps_client(slot: Slot, holder: Holder) -> bool:
-    """Returns True if the holder's use is not known, because the driver reports only the MPS server."""
+    """Returns True if the holder's use is unknown, because under MPS the driver reports only the MPS server's use."""
     is_unmeasured = holder.usage is not None and holder.usage.utilization_ratio is None
     return is_unmeasured and slot.usage is not None and slot.usage.method == "mps"
 
@@ -137,7 +137,7 @@ def measure_use(slot: Slot, holder: Holder) -> Use:
     if is_mps_client(slot, holder):
         return "unknown"
     if own == 0 and usage.processes and device:
-        return "unknown"  # driver samples count only for the busiest process, so 0 does not mean idle
+        return "unknown"  # the driver attributes a sample to the busiest process, so 0 does not mean idle
     ratio = device if own is None else own
     if ratio is None:
         return "idle" if usage.processes == 0 else "unknown"
@@ -145,13 +145,13 @@ def measure_use(slot: Slot, holder: Holder) -> Use:
 
 
 def classify_use(slot: Slot, holder: Holder, idle_since: float | None, is_tracked: bool) -> Use:
-    """Classifies a holder's part of a readable GPU. `is_tracked`: the holder was also seen in earlier rounds."""
+    """Classifies a holder's part of a readable GPU. `is_tracked`: whether idle times are tracked across rounds."""
     if idle_since is not None:
         return "idle"
     use = measure_use(slot, holder)
     own = (holder.usage or _NO_USAGE).utilization_ratio
     if use == "idle" and is_tracked and not (own is None and slot.utilization_ratio is None):
-        return "used"  # the holder worked since the last reading
+        return "used"  # the holder was busy for some time since the last reading
     return use
 
 
@@ -166,9 +166,9 @@ def slot_memory(slot: Slot) -> int | None:
 
 
 def _whole(latest: N | None, window: N | None, of_holders: Sequence[N | None]) -> N | None:
-    """Returns the device's value for the time window of its holders' values, so that the parts add up to it.
+    """Returns the device's value for the same time window as its holders' values, so that these add up to it.
 
-    Without a value for that window, as in metrics text, returns the latest value, but at least the holders' sum.
+    Metrics text has no value for that window. Then the result is the latest value, but at least the holders' sum.
     """
     parts = [part for part in of_holders if part is not None]
     if not parts:
@@ -178,7 +178,7 @@ def _whole(latest: N | None, window: N | None, of_holders: Sequence[N | None]) -
 
 
 def gpu_utilization(gpu: DeviceState) -> float | None:
-    """Returns the utilisation. In MIG mode, it is the mean over the instances, weighted by size."""
+    """Returns the GPU's utilisation. In MIG mode, this is the mean over its instances, weighted by size."""
     weighted = [
         (ratio, slices_of_profile(instance.profile) or 1)
         for instance in gpu.instances
@@ -193,7 +193,7 @@ def gpu_utilization(gpu: DeviceState) -> float | None:
 
 
 class HeldSums(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """Sums in GPUs. `allocated` = `used` + `idle` + `unknown`. Costs are None if no part has a price."""
+    """Sums over parts, in GPUs. `allocated` = `used` + `idle` + `unknown`. Costs are None if no part has a price."""
 
     allocated: float
     used: float
@@ -223,7 +223,7 @@ class Totals(HeldSums, kw_only=True):
 def sum_held(parts: Iterable[HeldPart], currency: str = "", by_device: bool = False) -> HeldSums:
     """Sums the parts in physical GPUs. With `by_device`, a MIG instance counts as one GPU.
 
-    If there are no parts, the costs are 0 with a currency, otherwise None.
+    If there are no parts, the costs are 0 if `currency` is set, otherwise None.
     """
     uses: dict[Use, float] = {"used": 0.0, "idle": 0.0, "unknown": 0.0}
     costs, wasted = [], []

@@ -4,7 +4,7 @@ currency: EUR
 models:
   "NVIDIA H100 80GB HBM3": {gpu_hour: 2.50, kwh: 0.30}
   "*": {gpu_hour: 1.00, kwh: 0.30}
-changes:  # optional: prices from a date on (UTC), of the models that change
+changes:  # optional: new prices of some models, from a date on (UTC)
   - from: 2026-12-01
     models: {"NVIDIA H100 80GB HBM3": {gpu_hour: 2.00, kwh: 0.28}}
 """
@@ -35,7 +35,7 @@ _Money = Annotated[float, Meta(ge=0, le=1e12)]  # the upper limit excludes infin
 
 
 class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The prices of one model. None if not in the file."""
+    """The prices of one model. A price that is not in the file is None."""
 
     gpu_hour: _Money | None = None
     kwh: _Money | None = None
@@ -71,11 +71,11 @@ class Prices:
         self.of: Callable[[str], Price] = cache(self._find)
         """Returns the price of `<model>` or `<model> MIG <profile>`. A dash in a name matches a space.
 
-        A MIG instance without its own price costs its share of the GPU's compute slices.
+        If a MIG instance has no price, its price is the GPU's price times its fraction of the compute slices.
         """
 
     def periods(self, start: float, end: float) -> Iterator[tuple[float, float, Prices]]:
-        """Yields start, end and prices of each part of the range with its own prices."""
+        """Splits the range where prices change. Yields start, end and prices of each period."""
         starts = [(-math.inf, self), *self.changes]
         for (first, prices), (last, _) in zip(starts, [*starts[1:], (math.inf, self)], strict=True):
             if first < end and last > start:
@@ -117,7 +117,7 @@ def describe_unpriced(models: Iterable[str], prices: Prices) -> tuple[str, ...]:
 
 
 def parse_prices(content: bytes, file: str, source: PriceSource = "file") -> Prices:
-    """Parses the file. Raises UsageError that names the file and the invalid entry."""
+    """Parses the file. Raises UsageError, with the file and the invalid entry in the message."""
     from podgpu.decode import decode_yaml  # an exporter without prices does not load YAML
 
     parsed = decode_yaml(content, file, _PriceFile)

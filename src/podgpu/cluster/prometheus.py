@@ -1,6 +1,6 @@
 """Client for Prometheus and compatible servers, and the collector that reads the nodes with instant queries.
 
-Idle times and pod owners also come from the server, so a restart of podgpu loses no data.
+Idle times and pod owners are also read from the server, so a restart of podgpu loses no data.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from podgpu.model import NodeState, WorkloadOwner
 
 UTIL, GR_ENGINE, TEMPERATURE, POWER = 203, 1001, 150, 155
 FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED = 250, 251, 252, 253
-_OWNER_SECONDS = 60.0  # kube-state-metrics may report a new pod later than the exporter
+_OWNER_SECONDS = 60.0  # until unknown owners are queried again; kube-state-metrics may report a pod late
 _PODS_PER_QUERY = 500
-_IDLE_CHECKS = 30  # samples must exist at this many times in the idle window
+_IDLE_CHECKS = 30  # number of times in the idle window at which samples must exist
 
 MAX_ANSWER_BYTES = 32 * 1024 * 1024  # twice the response for 8,000 GPUs
 MAX_NOTES = 5
@@ -91,7 +91,7 @@ class PrometheusServer:
 
     url: str
     access: Access = field(default_factory=Access)
-    match: str = ""  # label matchers for every selector
+    match: str = ""  # label matchers that are added to every selector
     node_labels: tuple[str, ...] = NODE_LABELS
     cluster_label: str = "cluster"
     timeout: float = 10.0  # seconds for one query
@@ -305,7 +305,7 @@ class PrometheusCollector:
                 failures.append(("owners of pods", error))
             owners[cluster] = {**others, **self._owners[cluster].known}
         idle, window = [], self._settings.idle_after
-        if window and not self._reading.nodes:  # after a start of podgpu; later rounds observe the idle times
+        if window and not self._reading.nodes:  # only in the first round; later rounds observe the idle times
             idle = await query("idle GPUs", idle_query(self._match, window))
         notes = [*self._client.notes, *(f"{name}: {why}" for name, why in sorted(errors.items())[:3])]
         if failures:
@@ -326,7 +326,7 @@ class PrometheusCollector:
         return failures
 
     async def _count_fleet(self, now: float) -> FleetCounts | None:
-        """Reads totals from the recording rule. Without it, raises SourceError if there are too many GPUs."""
+        """Returns totals from the recording rule, or None without it. Raises SourceError if too many GPUs need it."""
         series = f"last_over_time({select((USAGE_RULE,), self._match)}[10m])"
         keys = by("kind", "modelName", "GPU_I_PROFILE")
         query = f"sum {keys} (max {by(self._cluster_label, *RULE_LABELS)} ({series})) / 300"
@@ -382,13 +382,13 @@ def _billed_model(labels: Mapping[str, str]) -> str:
 class SeriesQuery(NamedTuple):
     what: str
     text: str
-    required: bool = False  # without these, GPUs would seem free, or the exporter's pod would seem to hold GPUs
+    required: bool = False  # without the result, GPUs would seem free, or held by the exporter's pod
 
 
 def series_queries(
     match: str, node_labels: Sequence[str], keep_fields: Iterable[str] = (), cluster_label: str = "cluster"
 ) -> list[SeriesQuery]:
-    """Returns the queries for `nodes_from_vectors`. `max by` drops all other labels, to keep the responses small."""
+    """Returns queries for the input of `nodes_from_vectors`. `max by` drops unused labels, to keep responses small."""
     kept = [spec.field.id for name in sorted(keep_fields) if (spec := meaning(name))]
     identity = (*IDENTITY, *node_labels)
     target_labels = (cluster_label, *TARGET_LABELS, *REPLICA_LABELS)
@@ -471,7 +471,7 @@ def idle_query(match: str, window: float) -> str:
 
 
 class PodOwners:
-    """Reads `kube_pod_owner` and `kube_replicaset_owner` of one cluster. A pod's owner never changes."""
+    """Reads pod owners of one cluster from kube-state-metrics. Caches them, because a pod's owner never changes."""
 
     def __init__(self, client: PrometheusClient, match: str, cluster_label: str, cluster: str) -> None:
         """`cluster`: empty if the series of GPUs have no `cluster_label`."""
@@ -494,7 +494,7 @@ class PodOwners:
     async def read(
         self, pods: Sequence[PodName], window: str = "", at: float | None = None
     ) -> dict[PodName, WorkloadOwner]:
-        """Returns the current owners, or with `window` (such as 3600s) those before `at`. Raises SourceError."""
+        """Returns the current owners, or the last ones in `window` (such as 3600s) before `at`. Raises SourceError."""
         owners: dict[PodName, WorkloadOwner] = {}
         for first in range(0, len(pods), _PODS_PER_QUERY):
             owners |= await self._query_owners(pods[first : first + _PODS_PER_QUERY], window, at)
@@ -529,7 +529,7 @@ def _read_owners(samples: Iterable[ParsedSample], label: str) -> dict[PodName, W
     for labels in (sample.labels for sample in samples):
         name = labels.get(f"exported_{label}") or labels.get(label, "")
         owner = WorkloadOwner(labels.get("owner_kind", ""), labels.get("owner_name", ""))
-        is_owned = {owner.kind, owner.name}.isdisjoint({"", "<none>"})  # older kube-state-metrics: <none>
+        is_owned = {owner.kind, owner.name}.isdisjoint({"", "<none>"})  # <none>: written by older kube-state-metrics
         if name and is_owned:
             key = labels.get("exported_namespace") or labels.get("namespace", ""), name
             owners[key] = min(owner, owners.get(key, owner))

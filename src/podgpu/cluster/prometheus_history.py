@@ -174,7 +174,7 @@ class _HistoryReader:
             **self.figures(uuids, pod),
         }
         results = dict(zip(queries, await asyncio.gather(*map(self.read, queries.values())), strict=True))
-        own_pods: dict[tuple[str, str], set[PodName]] = defaultdict(set)  # Prometheus may add their names to series
+        own_pods: dict[tuple[str, str], set[PodName]] = defaultdict(set)  # Prometheus may add these to series
         for labels in (line.labels for line in results.pop("own_pods") if line.labels.get("pod")):
             own_pods[_read_target(labels)].add((labels.get("namespace", ""), labels["pod"]))
         devices: dict[Device, _DeviceLines] = {}
@@ -231,7 +231,7 @@ class _HistoryReader:
         return self._over_steps("max", self._while_held(f"max {by(*_KEYS, 'condition')} ({series})", pod))
 
     def _field(self, number: int, uuids: Sequence[str]) -> str:
-        """Returns a query in the unit of dcgm-exporter 4.8. GPU fields that MIG instances repeat belong to the GPU."""
+        """Returns a query in the unit of dcgm-exporter 4.8. Values that MIG instances repeat are counted once."""
         labels = by(*_KEYS) if fields()[number].per_instance else by(*UUID_LABELS)
         old_names, new_names = generations(number)
         query = f"max {labels} (({self._select(old_names, uuids)}) < {_DCGM_BLANK})"
@@ -290,9 +290,9 @@ class _DeviceLines:
             self.holder_figures[holder, figure] = values
 
     def history_of_pod(self, pod: PodName) -> GpuHistory | None:
-        """Returns the values from the time when the pod held the device. None if it never did.
+        """Returns the values from the time when the pod held the device. None if the pod never held it.
 
-        Uses the pod's own values, or the device's values if no other pod held it.
+        Uses the pod's own values, or the device's values if no other pod held the device.
         """
         own = {holder: steps for holder, steps in self.holders.items() if (holder.namespace, holder.pod) == pod}
         held = {step for steps in own.values() for step in steps}

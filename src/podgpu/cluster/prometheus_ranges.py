@@ -1,6 +1,6 @@
 """Answers `/api/v1/range` and `/api/v1/waste` with queries to Prometheus or a compatible server.
 
-Hours of owners and namespaces are read from podgpu's recording rules if they cover the range, otherwise from the
+Hours of owners and namespaces are read from podgpu's recording rules if the rules cover the range, otherwise from the
 exporters' counters. Nothing is stored in the process.
 """
 
@@ -61,7 +61,7 @@ _COUNTERS = {
     "unattributed_energy": "podgpu_device_unattributed_energy_joules_total",
 }
 _RULES = {"podgpu:usage:sum1h": HOUR, USAGE_RULE: COARSE}  # the coarsest first
-_MIN_SAMPLES = 200  # the first and last sample of a rule may be partly outside the range
+_MIN_SAMPLES = 200  # shorter ranges use the counters, because a rule's first and last sample may be partly outside
 _GPU_NAMES = (
     *(name for field in (TEMPERATURE, UTIL, GR_ENGINE) for name in names_of(field)),
     "podgpu_device_energy_joules_total",
@@ -72,7 +72,7 @@ Vectors = Mapping[str, Sequence[ParsedSample]]  # by kind of usage
 
 
 class _Part(NamedTuple):
-    """A holder's part of a GPU or MIG instance. In a recording rule, the sum over all GPUs of a model."""
+    """A holder's part of a GPU or MIG instance. With a recording rule, all parts of GPUs of one model."""
 
     cluster: str
     gpu: str
@@ -85,7 +85,7 @@ class PrometheusRanges:
     """Implements `UsageAnswers`."""
 
     def __init__(self, server: PrometheusServer, prices: ReadPrices, read_state: Callable[[], ClusterState]) -> None:
-        """`read_state`: returns the state, which has the owners that kube-state-metrics does not report."""
+        """`read_state`: returns the cluster state. Its owners are used if kube-state-metrics does not report a pod."""
         self._server = replace(server, timeout=_TIMEOUT)
         self._prices = prices
         self._read_state = read_state
@@ -113,7 +113,7 @@ class _RangeReader:
     methods: dict[tuple[str, ...], set[str]] = field(default_factory=lambda: defaultdict(set))  # by `_Part[:3]`
 
     async def read(self, start: float, end: float, step: int, now: float) -> RangeAnswer:
-        """Adds a note for each failed query. Raises SourceError if there are no allocated hours."""
+        """Adds a note for each failed query. Raises SourceError if the allocated hours cannot be read."""
         rule = self.rule = await self._find_rule(start, end)
         methods = await self._read_methods(start, end)
         usage: list[UsageSum] = []
@@ -153,7 +153,7 @@ class _RangeReader:
     # Queries
 
     async def _read_methods(self, start: float, end: float) -> list[str]:
-        """Reads the methods of each GPU in the range. The recording rules do not have them: then only those now."""
+        """Reads how GPU use was measured. With a recording rule, which does not store this, reads current methods."""
         series, keys = select(("podgpu_device_usage_method",), self.server.match), ["method"]
         if not self.rule:
             series = f"last_over_time({series}[{round(end - start)}s])"
@@ -165,7 +165,7 @@ class _RangeReader:
         return sorted({sample.labels.get("method", "") for sample in found} - {""})
 
     async def _find_rule(self, start: float, end: float) -> str:
-        """Returns the name of the coarsest recording rule that covers the range, or as much of it as the counters."""
+        """Returns the coarsest recording rule that covers as much of the range as the counters, or an empty text."""
         if self.query.by not in ("owner", "namespace"):
             return ""
         for name, seconds in _RULES.items():
@@ -190,7 +190,7 @@ class _RangeReader:
             return True
 
     async def _read_rule(self, name: str, function: str, end: float) -> Vectors:
-        """`function` contains `{}` in the place of the series."""
+        """`function`: PromQL in which `{}` is replaced by the series."""
         series = function.format(select((name,), self.server.match))
         samples = await self.client.query(f"max {by(self.server.cluster_label, *RULE_LABELS)} ({series})", end)
         return group_by_key((sample.labels.get("kind", ""), sample) for sample in samples)
@@ -211,7 +211,7 @@ class _RangeReader:
         return dict(zip(queries, results, strict=True))
 
     def _increase(self, name: str, seconds: float) -> str:
-        """Counts the copies of an HA pair of Prometheus servers once. Adds up the series of an exporter that moved."""
+        """Queries a counter's growth. `max` merges copies of an HA pair; `sum` adds the series of a moved exporter."""
         grown = f"increase({select((name,), self.server.match)}[{round(seconds)}s])"
         keys = (self.server.cluster_label, *_HOLDER_KEYS)
         return f"sum {by(*keys)} (max {by(*keys, 'job', 'instance')} ({grown}))"
@@ -241,7 +241,7 @@ class _RangeReader:
         }
 
     async def _read_allocation(self, at: float) -> Vectors:
-        """Returns 5 minutes of the current allocation, with the same ratio of idle time as in the last 5 minutes."""
+        """Returns the current allocation as if it lasted 5 minutes, with the idle ratio of the last 5 minutes."""
         names = {"holders": "podgpu_allocation_info", "shares": "podgpu_allocation_share_ratio"}
         labels_of = by(self.server.cluster_label, *_HOLDER_KEYS)
         queries = {
@@ -269,7 +269,7 @@ class _RangeReader:
     async def _read_accounts(
         self, parts: Iterable[_Part], start: float, end: float
     ) -> dict[tuple[str, PodName], UsageAccount]:
-        """Returns owner and label of the pods of each cluster."""
+        """Returns an account with the owner and the label of each pod, by cluster and pod."""
         window = f"{round(end - start)}s"
         pods: dict[str, set[PodName]] = defaultdict(set)
         for part in parts:
@@ -277,7 +277,7 @@ class _RangeReader:
                 pods[part.cluster].add((part.workload.namespace, part.workload.pod))
         label, accounts = self.query.label, {}
         labels = await self._read_labels(label, window, end) if label else {}
-        others = {} if self.rule else self.state.owners  # the rules do not have these
+        others = {} if self.rule else self.state.owners  # recording rules do not contain these owners
         for cluster, names in pods.items():
             owners: Mapping[PodName, WorkloadOwner] = {}
             if not label and self.query.by != "namespace":
@@ -294,7 +294,7 @@ class _RangeReader:
         return accounts
 
     async def _read_labels(self, name: str, window: str, end: float) -> dict[tuple[str, PodName], str]:
-        """Returns each pod's label as JSON, from kube-state-metrics, else from the exporters' series."""
+        """Returns each pod's label as a JSON object, from kube-state-metrics, else from the exporters' series."""
         found: dict[tuple[str, PodName], str] = {}
         for names, label in ((_GPU_NAMES, name), (("kube_pod_labels",), f"label_{name}")):
             matcher = f'{label}!=""'
@@ -375,7 +375,7 @@ def _read_model(labels: LabelMap) -> str:
 
 
 def _make_amounts(sums: Sequence[float | None], name: str, price: float) -> Amounts:
-    """`sums`: by kind, in the order of `_COUNTERS`, and the share. `name`: the billed model."""
+    """`sums`: one sum per counter, in the order of `_COUNTERS`, then the share. `name`: the billed model."""
     seconds, busy, least, most, idle, waited, energy, _, share = sums
     size = parent_and_fraction(name)[1] or 0.0
     allocated = seconds or 0.0

@@ -41,14 +41,14 @@ _LABEL = "label:"
 _DIGITS = 4
 _JOULES_PER_KWH = 3_600_000
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "|", "%")
-_LONGEST = 8 * DAY  # how long values are stored
+_LONGEST = 8 * DAY  # the history stores values for this time
 _SHORTEST = 900.0  # seconds: a hint needs at least this much history
 _THROTTLING = ("thermal", "power_brake")
-_MIG_PARTS = ((1, 1), (2, 2), (3, 4), (4, 4))  # sevenths of compute and eighths of memory in each MIG profile
+_MIG_PARTS = ((1, 1), (2, 2), (3, 4), (4, 4))  # each MIG profile: sevenths of compute, eighths of memory
 _MIG_MODELS = ("A100", "H100", "H200", "GH200", "B200")
-_MAX_SHARE = 0.6  # a pod that needs more than this gets no hint
+_MAX_SHARE = 0.6  # a pod that needs more than this part of a GPU gets no hint
 _GIB = 1024**3
-# While a node does not answer, its pods have not ended.
+# If a span ended because its node stopped answering, it is extended until the node answers again.
 _SPANS = """
 SELECT span.started, iif(gone.gpu IS NULL, span.ended, gone.ended), owner_kind, owner_name
 FROM span JOIN account ON account.id = span.account
@@ -78,13 +78,13 @@ class RangeFigures(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Sums over a range. Unknown members are omitted from the JSON."""
 
     gpu_hours: float = 0.0
-    allocated_hours: float = 0.0  # without unallocated GPUs
+    allocated_hours: float = 0.0  # excludes unallocated GPUs
     used_hours: float = 0.0
     used_hours_min: float = 0.0
     used_hours_max: float = 0.0
     idle_hours: float = 0.0
-    unknown_hours: float = 0.0  # part of `allocated_hours` without known use
-    waited_hours: float | None = None  # waiting for another workload on a shared GPU; None if it is 0 or not known
+    unknown_hours: float = 0.0  # the part of `allocated_hours` for which the use is unknown
+    waited_hours: float | None = None  # waiting for other workloads on a shared GPU; None if 0 or unknown
     mean_use: float | None = None  # mean over the time for which the use is known
     energy_kwh: float | None = None
     cost: float | None = None
@@ -92,7 +92,7 @@ class RangeFigures(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class RangeRow(RangeFigures, kw_only=True):
-    """A row. The last members are current values; they are set only if the range ends now."""
+    """A row. The members from `gpus` on are current values, set only if the range ends now."""
 
     unallocated: bool = False
     cluster: str = ""
@@ -103,12 +103,12 @@ class RangeRow(RangeFigures, kw_only=True):
     container_id: str = ""
     owner: WorkloadOwner | None = None
     label: str = ""
-    methods: list[str] = []  # how its use was measured; empty if not known
+    methods: list[str] = []  # how the use of the GPUs was measured; empty if unknown
     gpus: float | None = None
     idle_gpus: float | None = None
     cost_per_hour: float | None = None
     idle_since: int | None = None
-    unknown_because: str = ""  # reason why the idle time of some of its GPUs is not known
+    unknown_because: str = ""  # reason why the idle time of some GPUs is unknown
 
 
 class RangeTotals(RangeFigures, kw_only=True):
@@ -122,11 +122,11 @@ class RangeAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     by: str
     currency: str = ""
     prices: str = ""
-    source: str = ""  # with Prometheus: the recording rule that was used, or counters
+    source: str = ""  # with Prometheus: name of the recording rule, or `counters`
     simulated: bool = False
     methods: list[str] = []  # how the use is measured
     labels: list[str] = []  # names of the pod labels in the range
-    notes: list[str] = []  # what is missing
+    notes: list[str] = []  # messages about missing data
     totals: RangeTotals
     rows: list[RangeRow]
 
@@ -164,7 +164,7 @@ def _parse_time(query: Mapping[str, str], name: str) -> float | None:
 
 
 RowName = tuple[tuple[str, Any], ...]
-"""The members of `RangeRow` that name a row."""
+"""The members of `RangeRow` that identify a row."""
 
 
 def make_range(
@@ -178,7 +178,7 @@ def make_range(
     now: Mapping[RowName, Mapping[str, Any]] | None = None,
     source: str = "",
 ) -> RangeAnswer:
-    """Adds up the usage in rows. `now`: the current values of rows."""
+    """Groups the usage into rows and sums it. `now`: current values by row."""
     groups = group_by_key((name_row(one, query), one) for one in usage)
     rows = [
         RangeRow(
@@ -223,7 +223,7 @@ def make_range(
 
 
 def group_now(state: ClusterState, usage: Iterable[UsageSum], query: RangeQuery) -> dict[RowName, dict[str, Any]]:
-    """Returns the current values of the rows, by row. A pod that ended has 0 GPUs."""
+    """Maps each row to its current values. A pod that has ended has 0 GPUs."""
     known = {one.account[:5]: one for one in usage}
     groups: dict[RowName, list[HeldPart]] = {name_row(one, query): [] for one in usage if one.account != UNALLOCATED}
     for part in (part for node in state.nodes for part in node.held):
@@ -266,7 +266,7 @@ def name_row(one: UsageSum, query: RangeQuery) -> RowName:
 
 
 def add_up(usage: Sequence[UsageSum], currency: str) -> dict[str, Any]:
-    """Returns the members of `RangeFigures`."""
+    """Returns the sums of the usage as members of `RangeFigures`. Costs include only usage priced in `currency`."""
     everything = _sum_amounts(usage)
     held = _sum_amounts([one for one in usage if one.account != UNALLOCATED])
     priced = [one for one in usage if currency and one.currency == currency]
@@ -296,7 +296,7 @@ def _hours(seconds: float) -> float:
 
 
 def _add_up_now(held: Sequence[HeldPart]) -> dict[str, Any]:
-    """Returns the current values of a row."""
+    """Returns the sums of the held parts as members of `RangeRow`."""
     now = sum_held(held).rounded()
     since = [part.idle_since for part in held if part.idle_since is not None]
     return {
@@ -392,7 +392,7 @@ def _make_cells(answer: RangeAnswer, row: RangeRow) -> dict[str, Any]:
 
 
 class JobSummary(RangeFigures, kw_only=True):
-    """Unknown members are omitted from the JSON. Peaks are maxima of means over `step_seconds`."""
+    """Unknown members are omitted from the JSON. Each peak is the maximum of the means over `step_seconds`."""
 
     api: str = msgspec.field(default_factory=lambda: "podgpu/v1")
     namespace: str
@@ -487,7 +487,7 @@ def _add_history(summary: JobSummary, history: PodHistory, end: float, state: Cl
     summary.nodes = tuple(sorted({device.node for device in history.devices}))
     known = [value for values in use for value in values]
     summary.peak_use = max(known, default=None)
-    # Mean and peak are parts of the GPU or MIG instance; /api/v1/range has the mean of the pod's share of it.
+    # Mean and peak are relative to the whole GPU or MIG instance; in /api/v1/range, to the pod's share of it.
     summary.mean_use = round(sum(known) / len(known), 4) if known else summary.mean_use
     summary.p95_use = max((_p95(values) for values in use if values), default=None)
     summary.peak_memory_bytes = max(memory, default=None)
@@ -519,7 +519,7 @@ def _overlap(mark: Mark, history: PodHistory, end: float) -> float:
 
 
 def _hint(summary: JobSummary, p95: list[float], gpus: list[DeviceState]) -> str:
-    """Names a smaller part of a GPU that is enough for the peak memory and 95 % of the use. Empty if there is none."""
+    """Suggests a smaller part of a GPU that fits the peak memory and the use in 95 % of the time. May be empty."""
     peak, total = summary.peak_memory_bytes, min((gpu.memory_total_bytes or 0 for gpu in gpus), default=0)
     if not p95 or peak is None or not total:
         return ""

@@ -24,7 +24,7 @@ from podgpu.history.recorder import HistoryRecorder
 from podgpu.history.store import Amounts, Figures, GpuSample, HistoryRound, HolderSample
 from podgpu.model import MJ, NS, DeviceState, HolderUsage, MigInstance, WorkloadKey
 
-_OWN_DIFFERENCE = 0.05  # a sole holder's own values are stored if its utilisation differs by more
+_OWN_DIFFERENCE = 0.05  # a sole holder's values are stored if its utilisation differs from the GPU's by more
 MAX_GPUS = 8000  # supported by the SQLite history; time and size were measured with 1,000 nodes of 8 GPUs
 LONGEST_GAP = 60.0  # seconds; a longer time between two rounds is not charged
 _PartKey = tuple[SlotKey, WorkloadKey]
@@ -33,7 +33,7 @@ _PartKey = tuple[SlotKey, WorkloadKey]
 class _Read(NamedTuple):
     read_at: float  # monotonic
     exporter_id: str
-    counters: Sequence[int | None]  # None if the exporter does not count it
+    counters: Sequence[int | None]  # None if the exporter does not have the counter
 
 
 @dataclass
@@ -54,9 +54,9 @@ class RoundReader:
         return HistoryRound(self.wall(), [sample for node in state.nodes for sample in self._read_node(node, state)])
 
     def _read_node(self, node: NodeEntry, state: ClusterState) -> Iterator[GpuSample]:
-        """Skips GPUs without a UUID, because GPUs of other nodes may look the same.
+        """Skips GPUs without a UUID, because they cannot be told apart from GPUs of other nodes.
 
-        A node that is gone has no holders.
+        While a node is gone, its GPUs have no holders.
         """
         held = {} if node.gone else node.held_by_slot()
         for gpu in node.gpus:
@@ -136,7 +136,7 @@ class RoundReader:
     ) -> Amounts:
         """Returns the time and the energy of a GPU or MIG instance that are not charged to a holder.
 
-        The exporter's unattributed energy includes `users_joules`, which are charged to users.
+        `users_joules` are subtracted from the exporter's unattributed energy, because they are charged to users.
         """
         counted = None if instance is not None or gpu.usage is None else gpu.usage.unattributed_energy_mj
         key = (gpu.uuid, None if instance is None else instance.id), ()
@@ -150,9 +150,9 @@ class RoundReader:
         return Amounts(rest, cost=(price or 0.0) * charged / 3600, energy_joules=max(0.0, joules - users_joules))
 
     def _grow(self, key: _PartKey, node: NodeEntry, counters: Sequence[int | None]) -> tuple[float, list[int | None]]:
-        """Returns the seconds and the growth of the counters since the last round.
+        """Returns the seconds and the growth of the counters since the last round; after a long gap, 0 and None.
 
-        After a restart of the exporter, its counters start again at 0.
+        If the exporter restarted since the last round, its counters started again at 0.
         """
         before = self._before.get(key)
         now = self._now[key] = _Read(node.read_at, node.state.exporter_id, counters)
@@ -200,8 +200,8 @@ def _describe_limit(state: ClusterState) -> Iterator[str]:
     gpus = sum(len(node.state.devices) for node in state.nodes)
     if gpus > MAX_GPUS:
         yield (
-            f"history, waste and cost of {gpus:,} GPUs are stored in SQLite, which is made for {MAX_GPUS:,}:"
-            " read them from a Prometheus server with --prometheus"
+            f"history, waste and cost of {gpus:,} GPUs are stored in SQLite, which supports {MAX_GPUS:,}:"
+            " for larger clusters, use a Prometheus server (--prometheus)"
         )
 
 

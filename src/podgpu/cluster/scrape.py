@@ -1,6 +1,6 @@
 """Collector that reads the exporters directly: `GET /api/v1/node` from podgpu, metrics text from other exporters.
 
-A failing exporter affects only its own node. The last reading of a target that left the list is kept for a while.
+A failing exporter affects only its own node. The last reading of a target that is no longer listed is kept for a while.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from podgpu.metrics.adapter import NODE_LABELS, keep_known_fields, node_from_sam
 from podgpu.metrics.parse import BadExposition
 from podgpu.model import DeviceState, MigInstance, NodeState, decode_node
 
-_CONCURRENCY = 256  # more targets than usually fail together, because each of these waits for its timeout
+_CONCURRENCY = 256  # more than usually fail together, because a failing target blocks a slot until its timeout
 _MAX_FILES = 65_536
 S = TypeVar("S", DeviceState, MigInstance)
 _log = logging.getLogger(__name__)
 
 
 def unique_targets(urls: Iterable[str], access: Access | None = None) -> tuple[str, ...]:
-    """Returns the URLs of --scrape, each once. Raises UsageError."""
+    """Returns the URLs of --scrape without duplicates. Raises UsageError if there is none."""
     by_name: dict[str, str] = {}
     for url in filter(None, (url.strip() for url in urls)):
         by_name.setdefault(HttpClient(url, access, default_path="/metrics").shown, url)
@@ -123,7 +123,7 @@ class ScrapeCollector:
     timeout: float = 5.0
     node_labels: Sequence[str] = NODE_LABELS
     read_owners: Callable[[], Owners] = dict
-    read_notes: Callable[[], Iterable[str]] = tuple  # problems in reading the list and the owners
+    read_notes: Callable[[], Iterable[str]] = tuple  # problems with the list of exporters and the owners
     clock: Clock = field(default_factory=Clock)
     _targets: dict[str, ScrapeTarget] = field(default_factory=dict)  # by URL
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_CONCURRENCY))

@@ -1,7 +1,7 @@
 """Builds the `ClusterState` of each round from the collector's readings, or from one exporter for its own page.
 
-A state depends only on the readings of its round and on the previous state. The previous state has the idle times for
-exporters other than podgpu's, the GPUs that disappeared, and the exporter chosen for each node.
+A state depends only on the readings of its round and on the previous state. The previous state is needed for the GPUs
+that disappeared, the exporter chosen for each node, and the idle times of holders if the exporter is not podgpu's.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from podgpu.model import (
 )
 
 AVERAGED = frozenset({"cluster", "namespace", "node", "model"})
-_MAX_RATIO = 1.01  # a counter that is read slightly late can exceed 1
+_MAX_RATIO = 1.01  # a ratio can exceed 1 if its counter is read slightly late
 MAX_NOTES = 12
 _CLOCK_STEP = 2.0  # smaller changes of the wall clock, in seconds, are ignored
 _SAME_READING = 1e-6
@@ -71,7 +71,7 @@ CLUSTER = Scope("cluster")
 
 
 class UsedMean(NamedTuple):
-    """`mean` is in the field's own unit."""
+    """The number of devices in use, and the mean of --used-field over them, in the field's own unit."""
 
     devices: int
     mean: float
@@ -168,7 +168,7 @@ def build_single_node_state(
     prices: Prices = NO_PRICES,
     notes: Sequence[str] = (),
 ) -> ClusterState:
-    """Builds the state of an exporter's own page. Omits outdated values; the first note is then an alert."""
+    """Builds the state of an exporter's own page. If not `fresh`, omits the GPUs and shows the first note as alert."""
     prices = prices.at(wall)
     shown = state if fresh else replace(state, devices=())
     node = _complete(
@@ -207,7 +207,7 @@ def _complete(
     offset: float,
     owners: Owners | None = None,
 ) -> NodeEntry:
-    """Adds the held parts, and the condition of a node that is gone."""
+    """Adds `held`. If the node is gone, adds the condition `node_gone` to its GPUs."""
     if node.gone:
         condition = Condition(NODE_GONE, round(node.read_at + offset, 3))
         gpus = tuple(replace(gpu, conditions=(*gpu.conditions, condition)) for gpu in node.state.devices)
@@ -294,7 +294,7 @@ class _IdleTimes:
         return earlier.read_at + self.offset if before_since is None else before_since
 
     def _known_idle(self, gpu: DeviceState, instance: MigInstance | None, usage: HolderUsage) -> float:
-        """Returns the idle seconds before the first reading, so that a restart of podgpu does not reset them to 0."""
+        """Returns the holder's idle seconds before the first reading. Keeps idle times across a restart of podgpu."""
         counted = None if usage.idle_ns is None else usage.idle_ns / NS
         if counted is not None and usage.busy_ns == 0:
             return counted
@@ -333,7 +333,7 @@ def mean_by_scope(nodes: Iterable[NodeEntry], owners: Owners, settings: ViewSett
 def measured_devices(
     node: NodeEntry, settings: ViewSettings
 ) -> Iterator[tuple[DeviceState, MigInstance | None, float]]:
-    """Yields devices that have --used-field. Skips a GPU if its MIG instances have the field."""
+    """Yields the devices that report --used-field, with its value. Skips a GPU if its MIG instances report it."""
     for gpu in node.gpus:
         instances = [(instance, used_value(instance, settings)) for instance in gpu.instances if not instance.hidden]
         measured = [(instance, value) for instance, value in instances if value is not None]
@@ -350,7 +350,7 @@ def used_value(slot: Slot, settings: ViewSettings) -> float | None:
 
 
 def _all_holders(gpu: DeviceState, instance: MigInstance | None) -> Sequence[Holder]:
-    """Returns the holders. For a GPU in MIG mode, these are the holders of its instances."""
+    """Returns the holders. For a GPU in MIG mode, includes the holders of its instances."""
     if instance is not None or not gpu.instances:
         return holders_of(gpu, instance or gpu)
     return [holder for slot in (gpu, *gpu.instances) for holder in holders_of(gpu, slot)]

@@ -1,7 +1,7 @@
 """The JSON of `/api/v1/view`, `/api/v1/pods/…` and `/api/v1/gpus/UUID` (docs/api.md) as structs.
 
-The server encodes them and `top` decodes them. New versions may add members but never change existing ones. Members
-without a known value are omitted.
+The server encodes the structs and `top` decodes them. New versions may add members but never change existing ones.
+Members without a known value are omitted.
 """
 
 from __future__ import annotations
@@ -443,7 +443,7 @@ def _part_held_by(gpu: GpuView, namespace: str, pod: str) -> GpuView | None:
 
 
 def make_gpu_answer(view: View, uuid: str) -> GpuResponse | None:
-    """Returns the GPU in the format of the view."""
+    """Returns the GPU as it is in the view. None if the view has no such GPU."""
     for node in view.nodes:
         for gpu in node.gpus:
             if gpu.uuid == uuid:
@@ -456,9 +456,9 @@ def add_details(answer: GpuResponse, details: GpuDetails) -> GpuResponse:
 
 
 def make_details(state: NodeState, uuid: str, more: Mapping[int, Value], links_up: int | None) -> GpuDetails:
-    """Builds the details of a GPU. `more` contains fields that are read only for this response, by number."""
+    """Builds the details of a GPU. `more`: DCGM fields that are read only for this response, by id."""
     gpu = next((gpu for gpu in state.devices if gpu_id(gpu) == uuid), DeviceState())
-    values: dict[str, Value] = {"DCGM_FI_DEV_PCI_BUSID": gpu.pci_bus_id} if gpu.pci_bus_id else {}  # of a lost GPU too
+    values: dict[str, Value] = {"DCGM_FI_DEV_PCI_BUSID": gpu.pci_bus_id} if gpu.pci_bus_id else {}  # even if lost
     values |= {fields()[number].name: value for number, value in more.items()} | (gpu.fields or {})
     source = next((status.name for status in state.sources if status.up is not None), "")
     xids = (count for slot in (gpu, *gpu.instances) for count in slot.xids)

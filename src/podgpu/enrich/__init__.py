@@ -1,4 +1,4 @@
-"""Reads metrics text, adds the pod labels, and writes a file."""
+"""Reads another exporter's metrics text, adds pod labels, and writes the result to a file."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _LOG_AGAIN_SECONDS = 60.0
 def relabel(
     exposition: Iterable[ParsedFamily], assignments: Iterable[Assignment], policy: Policy
 ) -> tuple[list[ParsedFamily], int]:
-    """Adds pod labels to series of devices with exactly one holder. Existing pod labels are removed.
+    """Replaces existing pod labels. Only series of devices with exactly one holder get new ones.
 
-    If a series has copies for several holders, they are merged, or dropped if their values differ. podgpu's own
-    families stay unchanged. Also returns the number of dropped series.
+    If a series has copies for several holders, the copies are merged, or dropped if their values differ. podgpu's own
+    families stay unchanged. The second result is the number of dropped series.
     """
     holders = _find_sole_holders(assignments)
     families: list[ParsedFamily] = []
@@ -64,10 +64,10 @@ def relabel(
 
 
 def _select_copy(copies: Sequence[ParsedSample]) -> ParsedSample | None:
-    """Returns the copy without pod labels if there is one, else the first. Returns None if their values differ."""
+    """Returns the copy without pod labels if there is one, else the first copy. Returns None if the values differ."""
     without_holder = [sample for sample in copies if HOLDER_LABELS.isdisjoint(sample.labels)]
     chosen = without_holder or copies
-    return chosen[0] if len({str(sample.value) for sample in chosen}) == 1 else None  # as text, because of NaN
+    return chosen[0] if len({str(sample.value) for sample in chosen}) == 1 else None  # as text, because NaN != NaN
 
 
 def _find_sole_holders(assignments: Iterable[Assignment]) -> dict[str, Assignment]:

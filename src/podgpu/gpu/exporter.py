@@ -143,7 +143,7 @@ class ExporterTelemetry:
         device_name_ids: bool = False,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`device_name_ids`: see `find_devices`."""
+        """`device_name_ids`: True if the kubelet's GPU ids are nvidia<N>."""
         self.expected: int | None = None
         self.shown = source.shown
         """Name of the source in messages."""

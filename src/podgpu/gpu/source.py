@@ -54,7 +54,7 @@ class GpuAnswer:
 
 @dataclass(frozen=True, slots=True)
 class SwitchStatus:
-    """State of the context-switch log, which is used while a GPU is shared."""
+    """State of the context-switch log. The log is used only while a GPU is shared."""
 
     errors: tuple[str, ...] = ()
     """Reason words of errors in this turn."""

@@ -1,4 +1,4 @@
-"""JSON of `/api/v1/history`, shared by the SQLite store and Prometheus, and the functions that read it from SQLite.
+"""The JSON of `/api/v1/history`, from SQLite or Prometheus, and the functions that read history from SQLite.
 
 Each `read_` function takes a connection from `HistoryStore.reader` and a range of Unix times.
 """
@@ -20,7 +20,7 @@ from podgpu.history.store import AMOUNT_UNITS, COARSE, DAY, FINE, HOUR, Amounts,
 MAX_POINTS = 500
 SPARKLINE_STEP, SPARKLINE_POINTS = 60, 60
 NO_DATA = 255
-"""Byte of a sparkline point without data."""
+"""The byte that stands for a sparkline point without data."""
 _UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 JSON = dict[str, Any]
 Values = Sequence[float | None]  # one per step; None if there is no data
@@ -28,7 +28,7 @@ _DIGITS = {"utilization_ratio": 4, "memory_used_bytes": None, "power_watts": 1, 
 
 
 class HolderSpan(msgspec.Struct, omit_defaults=True):
-    """The time when a container held a GPU. `to` is None if the container still holds it."""
+    """The time when a container held a GPU. `to` is None if the container still holds the GPU."""
 
     from_: float = msgspec.field(name="from")
     to: float | None = None
@@ -41,7 +41,7 @@ class HolderSpan(msgspec.Struct, omit_defaults=True):
 
 
 class Mark(msgspec.Struct, omit_defaults=True):
-    """The time when a GPU had a condition. `until` is None if the GPU still has it."""
+    """The time when a GPU had a condition. `until` is None if the condition is still present."""
 
     at: float
     until: float | None = None
@@ -52,7 +52,7 @@ class Mark(msgspec.Struct, omit_defaults=True):
 
 
 class DeviceHistory(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """One GPU or MIG instance. `series` has mean values over equal time steps, by name."""
+    """One GPU or MIG instance. `series` maps names to mean values over equal time steps."""
 
     uuid: str
     instance: str = ""
@@ -90,7 +90,7 @@ class HistorySource(Protocol):
         """Returns None if the GPU is unknown."""
 
     async def pod(self, namespace: str, pod: str, seconds: int, cluster: str | None = None) -> PodHistory | None:
-        """Returns None if the pod held no GPU in that time. `cluster`: None for any; SQLite has only one."""
+        """Returns None if the pod held no GPU in that time. `cluster`: None for all clusters; SQLite ignores it."""
 
 
 def parse_range(text: str) -> int:
@@ -130,7 +130,7 @@ def round_series(series: Mapping[str, Values]) -> dict[str, Values]:
 
 
 def make_pod_history(namespace: str, pod: str, gpus: Iterable[GpuHistory]) -> PodHistory | None:
-    """Combines the histories of the pod's GPUs. Includes only conditions from the time when the pod held the GPU."""
+    """Combines the histories of the pod's GPUs. Omits conditions that a GPU had while the pod did not hold it."""
     devices: list[DeviceHistory] = []
     marks: list[Mark] = []
     for gpu in gpus:
@@ -163,13 +163,13 @@ def _overlaps(mark: Mark, span: HolderSpan) -> bool:
 
 # Reading from SQLite
 
-# Rounds of the chosen resolution, and the newest fine rounds, which have not been rolled up yet.
+# Selects the rounds of the chosen resolution, and the newest fine rounds, which have not been rolled up yet.
 _ROUNDS = """
 WITH rounds AS (
     SELECT * FROM round WHERE resolution = :resolution AND time >= :start AND time < :end
     UNION ALL SELECT * FROM round WHERE resolution = :fine AND time >= max(:start, :rolled_up) AND time < :end)"""
-# Account 0 selects the values of the GPU. Another account (a pod or job) selects its own values while it held the GPU,
-# or the values of the GPU if it has none. CROSS JOIN makes SQLite look up one sample per round instead of scanning all.
+# Account 0 selects the GPU's values. Any other account (a pod or job) selects its own values while it held the
+# GPU, or the GPU's values if it has none. CROSS JOIN makes SQLite look up one sample per round instead of scanning all.
 _FIGURES = f"""{_ROUNDS}
 SELECT (time - :start) / :step AS point,
     avg(utilization) / 1e4, avg(memory) * 1048576, avg(power) / 10, avg(temperature)
@@ -196,7 +196,7 @@ _SPARKLINES = """
 SELECT iif(instance = '', uuid, uuid || '/' || instance), avg(utilization) / 1e4
 FROM sample JOIN gpu ON gpu.id = sample.gpu
 WHERE resolution = ? AND time >= ? AND time < ? AND account = 0 GROUP BY gpu"""
-# Each account is summed before the join, because that is faster.
+# Sums each account before the join, which is faster.
 _RANGE = f"""
 SELECT namespace, pod, job, uid, container_id, owner_kind, owner_name, labels, currency,
     {", ".join(f"{name} / {unit}" for name, unit in AMOUNT_UNITS.items())}
@@ -214,7 +214,7 @@ class UsageSum(NamedTuple):
     currency: str
     amounts: Amounts
     cluster: str = ""  # only with Prometheus
-    methods: tuple[str, ...] = ()  # how the use of its GPUs was measured, as far as known
+    methods: tuple[str, ...] = ()  # how the use of the GPUs was measured; empty if unknown
 
 
 def read_gpu(db: sqlite3.Connection, uuid: str, start: float, end: float, instance: str = "") -> GpuHistory | None:
@@ -225,7 +225,7 @@ def read_gpu(db: sqlite3.Connection, uuid: str, start: float, end: float, instan
 
 
 def read_pod(db: sqlite3.Connection, namespace: str, pod: str, start: float, end: float) -> list[GpuHistory]:
-    """Returns the GPUs that a running or ended pod held. On shared GPUs, the values are the pod's own."""
+    """Returns the history of each GPU that a running or ended pod held. On shared GPUs, values are the pod's own."""
     window = _choose_window(db, start, end)
     return [_read_history(db, row, window) for row in db.execute(_GPUS_OF_POD, (namespace, pod, end, start)).fetchall()]
 
@@ -236,7 +236,7 @@ def read_utilization(db: sqlite3.Connection, start: int, end: int) -> Mapping[st
 
 
 def read_range(db: sqlite3.Connection, start: float, end: float) -> tuple[int, int, list[UsageSum]]:
-    """Extends the range to whole stored steps (5 minutes, hours or days). Returns its start, its end and the usage."""
+    """Extends the range to whole stored steps (5 minutes, hours or days). Returns the new range and its usage."""
     times = {
         resolution: db.execute("SELECT min(time), max(time) FROM usage WHERE resolution = ?", (resolution,)).fetchone()
         for resolution in (COARSE, HOUR, DAY)
@@ -245,14 +245,14 @@ def read_range(db: sqlite3.Connection, start: float, end: float) -> tuple[int, i
     rolled_up = {resolution: 0 if last is None else last + resolution for resolution, (_, last) in times.items()}
 
     def step(time: float) -> int:
-        """Returns the finest resolution that reaches back to this time, or as far back as the next coarser one."""
+        """Returns the finest resolution whose rows reach back to this time, or as far back as those of the next one."""
         for finer, coarser in ((COARSE, HOUR), (HOUR, DAY)):
             if time >= oldest[finer] or not oldest[finer] // coarser * coarser > oldest[coarser]:
                 return finer
         return DAY
 
     first, last = _floor(start, step(start)), _ceil(end, step(end))
-    # Whole days are read from daily rows, the hours before and after them from hourly rows, the rest from steps.
+    # Reads whole days from daily rows, whole hours before and after them from hourly rows, the remainder from steps.
     first_hour = min(_ceil(first, HOUR), last)
     last_hour = max(min(_floor(last, HOUR), rolled_up[HOUR]), first_hour)
     first_day = min(_ceil(first_hour, DAY), last_hour)
@@ -270,7 +270,7 @@ def read_range(db: sqlite3.Connection, start: float, end: float) -> tuple[int, i
 
 
 def read_usage_start(db: sqlite3.Connection) -> int | None:
-    """Returns the Unix time of the oldest stored usage, rounded down to a day if there are no samples of that time."""
+    """Returns the Unix time of the oldest usage. It is the start of a day if samples of that time have been deleted."""
     sql = "SELECT (SELECT min(time) FROM usage WHERE resolution = 86400), (SELECT min(time) FROM round)"
     first_day, first_round = db.execute(sql).fetchone()
     start: int | None = first_round if first_day is None or first_round < first_day + DAY else first_day
@@ -286,7 +286,7 @@ def _ceil(time: float, step: int) -> int:
 
 
 def _choose_window(db: sqlite3.Connection, start: float, end: float) -> dict[str, int]:
-    """Chooses resolution and step. Returns them and the range as parameters for the queries."""
+    """Chooses resolution and step. Returns these and the range as parameters for the queries."""
     sql = "SELECT resolution FROM round WHERE time + resolution > ? AND time < ? ORDER BY time + resolution LIMIT 1"
     oldest = db.execute(sql, (start, end)).fetchone()
     newest_coarse = db.execute("SELECT max(time) FROM round WHERE resolution = ?", (COARSE,)).fetchone()[0]

@@ -18,7 +18,7 @@ IDLE = "idle"
 MOST_EVENTS = 1000
 _MAX_SPANS = 20_000
 _NODE_WIDE = ("node_gone", "driver_away")
-# All spans of a pod that has an event in the range, because its run may have begun before the range.
+# Selects all spans of a pod that has an event in the range, because the pod may have started before the range.
 _SPANS = f"""
 SELECT started, ended, name, message, uuid, instance, gpu.node, gpu_index, ifnull(account.id, 0),
     ifnull(namespace, ''), ifnull(pod, ''),
@@ -26,7 +26,7 @@ SELECT started, ended, name, message, uuid, instance, gpu.node, gpu_index, ifnul
 FROM span JOIN gpu ON gpu.id = span.gpu LEFT JOIN account ON account.id = span.account
 WHERE (name = 'node_gone' OR span.account IN (SELECT account FROM span WHERE started >= :start OR ended >= :start))
 {{where}} ORDER BY max(started, ifnull(ended, 0)) DESC LIMIT {_MAX_SPANS}"""
-# The events of a pod: its own spans, and the conditions of its GPUs while it held them.
+# Selects the events of a pod: its own spans, and the conditions of its GPUs from the time when it held them.
 _OF_POD = """
 AND (namespace || '/' || pod = :pod OR span.account = 0 AND EXISTS (
     SELECT * FROM span AS own JOIN account ON account.id = own.account
@@ -36,7 +36,7 @@ _WHERE = {"gpu": "AND uuid = :gpu", "node": "AND gpu.node = :node", "pod": _OF_P
 
 
 class EventQuery(NamedTuple):
-    """Selects events of the last `seconds` of all GPUs, or of one GPU, node or pod (`NAMESPACE/POD`)."""
+    """Selects the events of the last `seconds`: of all GPUs, or of one GPU, node or pod (`NAMESPACE/POD`)."""
 
     seconds: int
     selector: str = ""
@@ -49,7 +49,7 @@ class Event(msgspec.Struct, omit_defaults=True, kw_only=True):
     at: float
     kind: str
     text: str
-    seconds: float | None = None  # duration of the condition or stay that ended
+    seconds: float | None = None  # how long the condition lasted, or the pod ran
     node: str = ""
     uuid: str = ""  # empty if the event concerns several GPUs
     namespace: str = ""
@@ -62,7 +62,7 @@ class EventsAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     api: str = msgspec.field(default_factory=lambda: "podgpu/v1")
     from_: float = msgspec.field(name="from")
     to: float
-    truncated: bool = False  # there are older events in the range
+    truncated: bool = False  # older events in the range were omitted
     events: list[Event]
 
 
@@ -98,7 +98,7 @@ def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> Events
     sql = _SPANS.format(where=_WHERE.get(query.selector, ""))
     parameters = {"start": start, query.selector: query.value} if query.selector else {"start": start}
     spans = [_Span(*row) for row in db.execute(sql, parameters)]
-    # Pods of the first round did not start at that time.
+    # Pods in the first round had already been running, so they have no start event.
     [(began,)] = db.execute("SELECT min(time + resolution) FROM round").fetchall()
     conditions = [span for span in spans if not span.account]
     events = [_condition_event(at, group) for at, group in _group(conditions, lambda span: span.started)]
@@ -120,9 +120,9 @@ def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> Events
 
 
 def _find_runs(spans: list[_Span]) -> Iterator[tuple[list[_Span], float]]:
-    """Yields the spans from a pod's start on a node to its end, and the end.
+    """Yields each run of a pod on a node, as the run's spans and its end.
 
-    While a node does not answer, its pods have not ended, and they do not start again with the node.
+    A run continues while its node does not answer. It neither ends nor starts again with the node.
     """
     back = {(s.node, s.started): math.inf if s.ended is None else s.ended for s in spans if s.name == "node_gone"}
     pods = sorted((span for span in spans if span.account), key=lambda span: (span.account, span.node, span.started))
@@ -140,7 +140,7 @@ def _find_runs(spans: list[_Span]) -> Iterator[tuple[list[_Span], float]]:
 
 
 def _group(spans: Iterable[_Span], time_of: Callable[[_Span], int | None]) -> Iterator[tuple[int, list[_Span]]]:
-    """Yields the spans of a condition that began or ended together, with that time."""
+    """Groups the spans of a condition that began (or ended) together on a node. Yields the time and the spans."""
 
     def key(span: _Span) -> tuple[Any, ...]:
         what = (span.name, span.message) if span.name in _NODE_WIDE else (span.uuid, span.name)

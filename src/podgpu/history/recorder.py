@@ -30,7 +30,7 @@ from podgpu.history.store import FINE, HistoryError, HistoryRound, HistoryStore
 
 FILE_NAME = "history.db"
 _REOPEN_SECONDS = 60.0
-_EMPTY_RETRY_SECONDS = 2.0  # interval until the first values are available
+_EMPTY_RETRY_SECONDS = 2.0  # between attempts until the first values are available
 _STOP_SECONDS = 2.0
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class HistoryRecorder:
         self._clock = clock or Clock()
         self._path = Path(directory) / FILE_NAME if directory else None
         self._problem = ""
-        self._points: dict[int, Mapping[str, float | None]] = {}  # by the start of the minute
+        self._points: dict[int, Mapping[str, float | None]] = {}  # start of the minute -> utilisation by device
         self._store = HistoryStore()
         self._reopen_at = self._clock.monotonic() if self._path else float("inf")
         self._reopen()
@@ -69,7 +69,7 @@ class HistoryRecorder:
         try:
             self._store.append(round_)
         except HistoryError as error:
-            self._report(f"{error}; figures are not stored until this is solved; check that the disk has free space")
+            self._report(f"{error}; values are not stored until this is solved; check that the disk has free space")
         else:
             if self._path is not None and self._reopen_at == float("inf"):
                 self._report("")
@@ -79,7 +79,7 @@ class HistoryRecorder:
         return (self._problem,) if self._problem else ()
 
     def _reopen(self) -> None:
-        """Opens the file. After a failure, retries every minute and keeps history in memory until then."""
+        """Opens the file. After a failure, retries every minute and meanwhile keeps history in memory."""
         if self._path is None or self._clock.monotonic() < self._reopen_at:
             return
         try:
@@ -152,7 +152,7 @@ class HistoryRecorder:
         )
 
     def _read_sparklines(self, db: Connection, now: float) -> JSON:
-        """Caches points of the past, because every open page requests them repeatedly."""
+        """Reads sparklines. Points of past minutes are cached, because every open page requests them repeatedly."""
         start = sparkline_start(now)
         cached, points = self._points, {}  # a request in another thread may replace self._points
         for at in range(start, start + SPARKLINE_POINTS * SPARKLINE_STEP, SPARKLINE_STEP):

@@ -37,7 +37,7 @@ _SETTINGS = (
     "journal_mode = WAL",
     "synchronous = NORMAL",  # a power failure may lose the last rounds, but does not damage the file
     "temp_store = MEMORY",  # a container may have no writable /tmp
-    "wal_autocheckpoint = 4000",  # 16 MB; rounds update the same pages, so rare checkpoints save disk writes
+    "wal_autocheckpoint = 4000",  # pages (16 MB); rounds update the same pages, so rare checkpoints save disk writes
 )
 _SCHEMA = f"""
 BEGIN;
@@ -82,7 +82,7 @@ CREATE TABLE usage (             -- usage of one account in 5 minutes, an hour o
     currency TEXT,                    -- empty if the GPU has no price
     allocated INTEGER, idle INTEGER,  -- GPU milliseconds
     cost INTEGER, idle_cost INTEGER,  -- 1/1,000,000,000 of the currency
-    measured INTEGER, busy INTEGER,   -- GPU milliseconds; busy is known for the measured part of the allocated time
+    measured INTEGER, busy INTEGER,   -- GPU milliseconds; measured is the allocated time for which busy is known
     busy_min INTEGER, busy_max INTEGER,  -- GPU milliseconds
     energy INTEGER,                   -- millijoules
     waited INTEGER,                   -- GPU milliseconds
@@ -114,14 +114,14 @@ AMOUNT_UNITS = {
 _ADD_USAGE = f"""
 INSERT INTO usage VALUES (?, ?, ?, ?, {", ".join(f"round(? * {unit})" for unit in AMOUNT_UNITS.values())})
 ON CONFLICT DO UPDATE SET {", ".join(f"{name} = {name} + excluded.{name}" for name in AMOUNT_UNITS)}"""
-# Replaces rows, so that it can be repeated after a failure.
+# Replaces rows, so that the statement can be repeated after a failure.
 _ROLL_UP_USAGE = f"""
 INSERT OR REPLACE INTO usage SELECT :resolution, time / :resolution * :resolution AS start, account, currency,
     {", ".join(f"sum({name})" for name in AMOUNT_UNITS)}
 FROM usage WHERE resolution = :finer AND time >= :since AND time < :until GROUP BY start, account, currency"""
 _FIGURE_MEANS = "round(avg(utilization)), round(avg(memory)), round(avg(power)), round(avg(temperature))"
-# If a pod held a GPU for only a part of the window, stores the GPU's mean over the rounds when the pod held it.
-# Otherwise the values after the pod's end would be part of its mean.
+# If a pod held a GPU for only a part of the window, stores the GPU's mean over the rounds when the pod held the GPU.
+# Otherwise the pod's mean would include values from before its start or after its end.
 _ROLL_UP_ENDED = f"""
 WITH changed AS MATERIALIZED (
     SELECT * FROM span WHERE account > 0 AND (started > :since OR ended BETWEEN :since AND :until))
@@ -160,20 +160,20 @@ class Amounts(NamedTuple):
     allocated_seconds: float = 0.0
     idle_seconds: float = 0.0
     cost: float = 0.0
-    idle_cost: float = 0.0  # the part of the cost that was spent while idle
+    idle_cost: float = 0.0  # the part of the cost for idle time
     measured_seconds: float = 0.0  # the part of the allocated time for which the busy time is known
     busy_seconds: float = 0.0
     busy_min_seconds: float = 0.0
     busy_max_seconds: float = 0.0
     energy_joules: float = 0.0
-    waited_seconds: float = 0.0  # time when another workload had the GPU
+    waited_seconds: float = 0.0  # time spent waiting while another workload used the GPU
 
     def plus(self, other: Amounts) -> Amounts:
         return Amounts(*map(add, self, other))
 
 
 class UsageAccount(NamedTuple):
-    """A pod or job. Owner and labels are not part of the key, because they may become known later."""
+    """A pod or job. Owner and labels are not part of its identity, because they may become known later."""
 
     namespace: str = ""
     pod: str = ""
@@ -186,7 +186,7 @@ class UsageAccount(NamedTuple):
 
 
 UNALLOCATED = UsageAccount()
-"""Usage of GPUs, and of parts of GPUs, that no pod or job held."""
+"""The account for GPUs, and parts of GPUs, that no pod or job held."""
 
 
 class HolderSample(NamedTuple):
@@ -195,7 +195,7 @@ class HolderSample(NamedTuple):
     account: UsageAccount
     container: str = ""
     amounts: Amounts = Amounts()  # since the previous round
-    figures: Figures | None = None  # the holder's own values on a shared GPU; None if the GPU's values apply
+    figures: Figures | None = None  # the holder's own values on a shared GPU; None to use the GPU's values
     currency: str = ""  # currency of `amounts`; empty if the GPU has no price
 
 
@@ -214,16 +214,16 @@ class GpuSample(NamedTuple):
 
 
 class HistoryRound(NamedTuple):
-    """State of all GPUs at one Unix time. If a GPU is missing, its holders and conditions end."""
+    """State of all GPUs at one Unix time. If a GPU is missing, the spans of its holders and conditions end."""
 
     time: float
     gpus: Sequence[GpuSample]
 
 
 class HistoryStore:
-    """The only writer of a history file, or a history in memory if `path` is None.
+    """Writes history to a file, or to memory if `path` is None. No other process may write to the file.
 
-    Call `append` from one thread; `reader` works in any thread.
+    Call `append` from one thread. `reader` may be called from any thread.
     """
 
     def __init__(self, path: Path | None = None, max_bytes: int = MAX_BYTES) -> None:
@@ -241,7 +241,7 @@ class HistoryStore:
             self._lock = lock.pop_all()
 
     def append(self, round_: HistoryRound) -> None:
-        """Stores a round in one transaction. A later round within the same 15 s replaces its values.
+        """Stores a round in one transaction. A later round within the same 15 s replaces the values of this round.
 
         Raises HistoryError if the file cannot be written. Then the values of this round are lost, but its usage is
         kept in memory and written with the next round.
@@ -260,7 +260,7 @@ class HistoryStore:
 
     @contextmanager
     def reader(self) -> Iterator[sqlite3.Connection]:
-        """Opens a read-only connection for the functions in `queries`. Raises HistoryError if this fails."""
+        """Opens a read-only connection for the functions in `answers`. Raises HistoryError if this fails."""
         with self._translate_errors("read"):
             if self._path is None:
                 with self._in_memory:
@@ -322,7 +322,7 @@ class HistoryStore:
         self._open()
 
     def _reset_caches(self) -> None:
-        """Reads the open spans. Clears cached ids, because a rollback may have removed their rows."""
+        """Reads the spans that have not ended. Clears cached row ids, because a rollback may have removed the rows."""
         self._ids: dict[tuple[object, ...], int] = {}
         self._ids_hour = self._window = -1
         self._last_round = self._fetch_value("SELECT ifnull(max(time), 0) FROM round WHERE resolution = ?", FINE)
@@ -339,9 +339,9 @@ class HistoryStore:
 
     def _write_round(self, round_: HistoryRound) -> None:
         time = int(round_.time) // FINE * FINE
-        self._last_round = min(self._last_round, time)  # the clock was set back, so the last round may be in the future
+        self._last_round = min(self._last_round, time)  # if the clock was set back, the last round may be in the future
         rolled_up_until = self._last_round
-        if self._ids_hour != time // HOUR * HOUR:  # clearing the ids makes the upserts update last_seen
+        if self._ids_hour != time // HOUR * HOUR:  # without cached ids, the upserts update last_seen
             self._ids_hour = time // HOUR * HOUR
             self._ids.clear()
         samples: list[tuple[float | None, ...]] = []
@@ -357,7 +357,7 @@ class HistoryStore:
                     samples.append((FINE, time, gpu_id, account_id, *holder.figures))
             for name, message in gpu.conditions:
                 spans.add((gpu_id, 0, name, message))
-        usage = (  # not a list, so that the garbage collector has less to do
+        usage = (  # a generator, to save work of the garbage collector
             (COARSE, step, self._row_id(_UPSERT_ACCOUNT, account), currency, *total)
             for (step, currency), totals in self._pending_usage.items()
             for account, total in totals.items()
@@ -366,7 +366,7 @@ class HistoryStore:
         self._db.executemany(_INSERT_SAMPLE, samples)
         self._db.executemany(_ADD_USAGE, usage)
         self._db.executemany(_START_SPAN, [(*span, time) for span in spans - self._open_spans])
-        # If podgpu was not running, spans that ended in the meantime end with the last round before the gap.
+        # If podgpu was not running for some time, spans that ended in that time end at the last round before it.
         ended = time if time - self._last_round <= COARSE else self._last_round + FINE
         self._db.executemany(_END_SPAN, [(ended, *span) for span in self._open_spans - spans])
         self._open_spans, self._last_round = spans, time
@@ -392,7 +392,7 @@ class HistoryStore:
                 self._db.execute(_ROLL_UP_USAGE, window)
 
     def _roll_up_and_expire(self, time: int) -> None:
-        """Aggregates all windows that ended since the last roll-up, then deletes expired rows."""
+        """Aggregates fine samples of all windows that ended since the last roll-up, then deletes expired rows."""
         keep, until = self._retention, time // COARSE * COARSE
         newest = "SELECT ifnull(max(time) + ?, 0) FROM round WHERE resolution = ? AND time < ?"
         window = {

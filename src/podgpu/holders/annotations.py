@@ -335,7 +335,7 @@ _GROUP = "runai-gpu-group"
 _NAME_PREFIXES = ("gpu-reservation-", "runai-reservation-gpu-")
 _CONTAINERS = ("resource-reservation", "runai-reservation")
 _SCALING_NAMESPACES = ("kai-scale-adjust", "runai-scale-adjust")
-"""Pods in these namespaces request whole GPUs only to make an autoscaler add nodes."""
+"""Namespaces of pods that request whole GPUs only to make an autoscaler add nodes."""
 _MEMORY_MIB = re.compile(r"[1-9][0-9]{0,9}")
 
 

@@ -163,7 +163,7 @@ class SliceDevice(NamedTuple):
 
 
 class PoolSlice(NamedTuple):
-    """A ResourceSlice: a part of one generation of a pool, possibly without devices."""
+    """A ResourceSlice: some devices of one generation of a pool. It may have no devices."""
 
     pool: str
     generation: int
@@ -171,7 +171,7 @@ class PoolSlice(NamedTuple):
 
 
 def watch_slices(api: ApiAccess) -> Informer[PoolSlice]:
-    """Watches this node's DRA devices, in an API version that the server supports. Raises NoApi."""
+    """Watches this node's ResourceSlices, in an API version that the server supports. Raises NoApi."""
     selector = {"fieldSelector": f"spec.driver={NVIDIA_DRIVER},spec.nodeName={api.node}"}
     return api.watch(f"{_GROUP}/v1/resourceslices", selector, parse_slice, _find_slices_path)
 

@@ -31,9 +31,9 @@ from podgpu.kube.objects import KubeObject
 from podgpu.tls import ContextCache, load_pair, make_client_context
 
 _log = logging.getLogger(__name__)
-_MAX_BYTES = 32 * 1024 * 1024  # a page of 500 large pods
+_MAX_BYTES = 32 * 1024 * 1024  # enough for a page of 500 large pods
 _MAX_OBJECT_BYTES = 4 * 1024 * 1024
-"""Maximum size of one line of a watch. etcd stores objects of at most 1.5 MiB; as JSON they are larger."""
+"""Maximum size of one line of a watch. etcd stores objects of at most 1.5 MiB, which are larger as JSON."""
 _CONNECT_SECONDS = 10.0
 _FAILURES = {"tls": "tls", "timeout": "timeout", "not_http": "bad_answer"}
 """Reason of a failed request -> reason of the SourceError. Other failures are `unreachable`."""
@@ -44,7 +44,7 @@ class ApiClient:
     """Client of one API server. Must be used and closed in one event loop."""
 
     def __init__(self, config: ApiConfig, deadline: float = 30.0, metadata_only: bool = False) -> None:
-        """`metadata_only` requests objects without spec and status, which makes a pod ten times smaller."""
+        """`metadata_only`: requests objects without spec and status. A pod is then ten times smaller."""
         self.config = config
         self._deadline = deadline
         self._credentials = Credentials(config)
@@ -113,7 +113,7 @@ class ApiClient:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Sends a request and yields a successful response. Raises SourceError for any other result."""
         token, tls = await self._credentials.current()
-        # A server may buffer a compressed event until the next one.
+        # Requests no compression, because a server may buffer a compressed event until the next event.
         headers = {"Accept": "application/json", "Accept-Encoding": "identity", **headers}
         if token:
             headers["Authorization"] = f"Bearer {token}"
@@ -160,7 +160,7 @@ class ApiClient:
 
 
 def explain_status(status: int, body: bytes, path: str, origin: str) -> SourceError:
-    """Explains a response other than 200, or an error event. The message of a 403 names the missing permission."""
+    """Explains a response with an error status, or an error event. For 403, names the missing permission."""
     reason = _STATUSES.get(status, "server_error" if status >= 429 else "bad_answer")
     try:
         message = str(find_decoder(KubeObject).decode(body).get("message"))
@@ -230,7 +230,7 @@ class Credentials:
         except SourceError as error:
             if self._current is None:
                 raise
-            # Not fatal: the files may be in the middle of a rotation.
+            # Keeps the old credentials, because the files may be in the middle of a rotation.
             _log.warning("%s; the previous credentials are still used", error)
         self._renew_at = renew_at
 
@@ -269,7 +269,7 @@ class Credentials:
 
 
 def _check_token(token: str, where: str, reason: str = "no_token") -> str:
-    """Returns the token if it can be sent as a header line. Raises SourceError otherwise."""
+    """Returns the token. Raises SourceError if it cannot be sent in a header."""
     if token and token.isascii() and token.isprintable() and " " not in token:
         return token
     raise SourceError(reason, f"there is no usable token in {where}: it is empty or contains spaces")

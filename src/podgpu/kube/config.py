@@ -1,6 +1,6 @@
 """Finds the API server: the pod's service account, else $KUBECONFIG, else ~/.kube/config.
 
-Kubeconfig files are merged as in kubectl. Messages never quote a field's value, because it may be a secret.
+Kubeconfig files are merged as in kubectl. Error messages never quote a field's value, because it may be a secret.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def load_config(
 ) -> ApiConfig:
     """Returns the API server to use. A given kubeconfig overrides the service account.
 
-    Raises NoApi if none is configured, or if its configuration cannot be used.
+    Raises NoApi if no API server is configured, or if the configuration cannot be used.
     """
     config = _find_config(kubeconfig, environ, service_account)
     if not config.verify:
@@ -144,7 +144,7 @@ class _Kubeconfig(msgspec.Struct, rename="kebab"):
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """The members of an entry and its location, for messages and relative paths."""
+    """An entry's members, and its location for messages and relative paths."""
 
     file: str
     where: str
@@ -165,7 +165,7 @@ class _Entry:
         return os.path.join(os.path.dirname(os.path.abspath(self.file)), name) if name else ""
 
     def pem(self, name: str) -> Pem:
-        """Returns the content of `NAME-data` or else the file in NAME, as kubectl does."""
+        """Returns the content of the field `NAME-data`, else the file that the field NAME names, as kubectl does."""
         data = self.text(f"{name}-data")
         if not data:
             return Pem(file=self.path(self.text(name)))
@@ -177,11 +177,11 @@ class _Entry:
 
 
 def _read_kubeconfig(paths: Sequence[str]) -> ApiConfig:
-    """Merges the files and uses the first `current-context`."""
+    """Merges the files. Uses the first `current-context` that is set."""
     files: dict[str, _Kubeconfig] = {}
     for path in paths:
         try:
-            files[path] = decode_yaml(Path(path).read_bytes(), path, _Kubeconfig)  # may be a pipe, as with kubectl
+            files[path] = decode_yaml(Path(path).read_bytes(), path, _Kubeconfig)  # like kubectl, accepts a pipe
         except OSError as error:
             raise NoApi(f"cannot read the kubeconfig {path}: {error.strerror}") from error
         except UsageError as error:

@@ -1,7 +1,7 @@
 """Reduces Pods and EndpointSlices to small frozen records, because a store may hold 100,000 of them.
 
-The API server validates its objects. For malformed objects, parsers raise errors such as KeyError; the reflector skips
-them.
+The API server validates objects, so parsers do not. For malformed objects they raise errors such as KeyError, and the
+reflector skips these objects.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Pairs = tuple[tuple[str, str], ...]
 
 PODS_PATH = "/api/v1/pods"
 _MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
-"""Contains the uid that a static pod has in cgroups, logs and checkpoints. The API server assigns another uid."""
+"""Annotation with the uid of a static pod in cgroups, logs and checkpoints. The API server assigns another uid."""
 _HASH_LABEL = "pod-template-hash"
 
 
@@ -143,7 +143,7 @@ def parse_quantity(text: str) -> Fraction:
 SERVICE_LABEL = "kubernetes.io/service-name"
 """Label of an EndpointSlice. Slices made by Kubernetes have all labels of their Service, others may have only this."""
 METRICS_PORT = "metrics"
-"""Name of the metrics port. If a Service has only one port, the port may have any name."""
+"""Name of the port to scrape. If a Service has only one port, the port may have any name."""
 
 
 class EndpointSliceRecord(NamedTuple):
@@ -151,7 +151,7 @@ class EndpointSliceRecord(NamedTuple):
 
     service: tuple[str, str]  # namespace and name
     urls: tuple[tuple[str, str], ...] = ()  # the pod's uid (may be empty) and the URL
-    problem: str = ""  # message if the Service has no such port
+    problem: str = ""  # message if the Service has no port for metrics
 
 
 def services_path(namespace: str = "") -> str:
@@ -164,7 +164,7 @@ def endpoint_slices_path(namespace: str = "") -> str:
 
 
 def parse_endpoint_slice(body: KubeObject, https: bool = False) -> EndpointSliceRecord:
-    """`https` enables TLS for all ports, not only for those declared as https."""
+    """`https`: if True, TLS is used for all ports, not only for ports declared as https."""
     metadata = body["metadata"]
     service = metadata["namespace"], (metadata.get("labels") or {}).get(SERVICE_LABEL) or metadata["name"]
     ports = [port for port in body.get("ports") or () if port.get("port") and port.get("protocol") in (None, "TCP")]
@@ -184,7 +184,7 @@ def parse_endpoint_slice(body: KubeObject, https: bool = False) -> EndpointSlice
 
 
 def merge_urls(slices: Iterable[EndpointSliceRecord]) -> tuple[str, ...]:
-    """Returns one URL per pod, sorted, IPv4 first. A pod with IPv4 and IPv6 is in two slices, but is scraped once."""
+    """Returns one URL per pod, sorted. A pod with IPv4 and IPv6 is in two slices; its IPv4 address is used."""
     urls: dict[str, str] = {}
     every = [each for record in slices for each in record.urls]
     for uid, url in sorted(every, key=lambda each: ("[" in each[1], each[1])):

@@ -1,4 +1,4 @@
-"""Maintains a local copy of one collection of the API server: lists it, watches it, and recovers from failures.
+"""Keeps a local copy of one collection of objects: lists the collection, watches it, and recovers from failures.
 
 The names of the classes come from client-go.
 """
@@ -26,10 +26,10 @@ from podgpu.kube.objects import KubeObject
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 REFUSALS = frozenset({"forbidden", "unauthorized", "not_found", "no_token"})
-"""Reasons of errors that persist until somebody changes the cluster or the configuration."""
+"""Errors with these reasons persist until somebody changes the cluster or the configuration."""
 _CLOSE_SECONDS = 2.0
 FindPath = Callable[[ApiClient], Awaitable[str]]
-"""Returns the path of a collection. Used if the path depends on the versions that the server supports."""
+"""Finds the path of a collection. Needed if the path depends on the API versions that the server supports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class ReflectorSettings:
     first_delay: float = 0.5
     max_delay: float = 8.0  # while the API server is unreachable; recovery is detected after 4 s on average
     max_refused_delay: float = 60.0
-    # Lists again if a watch delivers no data for this long. Servers send a bookmark every minute.
+    # If a watch delivers no data for this long, the collection is listed again. Servers send a bookmark every minute.
     silence_seconds: float = 150.0
     watch_seconds: tuple[int, int] = (300, 600)  # range of a random lifetime, so that clients do not renew together
     request_seconds: float = 30.0  # timeout of one page of a list, and of the start of a watch
@@ -58,9 +58,9 @@ def _key(item: KubeObject) -> str:
 
 
 class Informer(Generic[T]):
-    """Converted objects by namespace and name, which a thread keeps up to date. They may be read from any thread.
+    """Stores converted objects of a collection, which a thread keeps up to date. Any thread may read them.
 
-    The objects stay while the API server is unreachable.
+    While the API server is unreachable, the last objects are kept.
     """
 
     def __init__(
@@ -75,16 +75,16 @@ class Informer(Generic[T]):
         find_path: FindPath | None = None,
         page_size: int = 0,
     ) -> None:
-        """`params` may contain fieldSelector and labelSelector. An agent selects only the objects of its node.
+        """`params` may contain fieldSelector and labelSelector, for example to select only the objects of one node.
 
         `convert` returns the value to store, or None to skip the object. With `page_size` 0, the list is not paged.
         """
         self._lock = threading.Lock()
         self._objects: dict[str, T] = {}
         self.synced = False  # True after the whole collection has been read once
-        self._answered = threading.Event()  # set once synced or rejected, when waiting longer is pointless
+        self._answered = threading.Event()  # set when the collection was read, or access was rejected
         self.error: SourceError | None = None
-        """The last error, if objects may be stale. None while the watch works, and before the first answer."""
+        """The last error, if the objects may be stale. None while the watch works, and before the first response."""
         self._config = config
         self._path = path
         self._params = dict(params)
@@ -94,7 +94,7 @@ class Informer(Generic[T]):
         self._find_path = find_path
         self._page_size = page_size
         self._retries: Counter[str] = Counter()
-        """Retries since the last event, by reason, because a starting server fails with several reasons in a row."""
+        """Retries since the last event, by reason. A server that is starting fails for several reasons in a row."""
         self._resume_version = ""  # the watch resumes after this version; if empty, the collection is listed first
         self._reads_etcd = False  # True if the next list must come from etcd, not from the API server's cache
         self._loop = asyncio.new_event_loop()
@@ -107,14 +107,14 @@ class Informer(Generic[T]):
         """Closes the connection and ends the thread. The objects stay readable. Can be called twice."""
         with suppress(RuntimeError):  # the loop is already closed
             self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(_CLOSE_SECONDS)  # a DNS lookup cannot be cancelled; the daemon thread then stays
+        self._thread.join(_CLOSE_SECONDS)  # a DNS lookup cannot be cancelled, so the daemon thread may outlive this
 
     def items(self) -> tuple[T, ...]:
         with self._lock:
             return tuple(self._objects.values())
 
     def wait_synced(self, timeout: float) -> bool:
-        """Waits until the collection is read or access is rejected. Returns True if it was read."""
+        """Waits until the collection is read or access is rejected. Returns True if the collection was read."""
         self._answered.wait(timeout)
         return self.synced
 
@@ -149,7 +149,7 @@ class Informer(Generic[T]):
         if error.reason in ("gone", "not_found", "bad_answer"):
             self._resume_version = ""
         if self.error is None or self.error.reason != error.reason:
-            # After a long outage the server always answers "gone", so it is not a warning.
+            # After a long outage the server always responds with "gone", so this is not a warning.
             _log.log(logging.INFO if error.reason == "gone" else logging.WARNING, "watch of %s: %s", self._path, error)
         self.error = error
         if error.reason in REFUSALS:
@@ -227,7 +227,7 @@ class Informer(Generic[T]):
         self._retries.clear()
 
     def _reduce(self, item: KubeObject) -> T | None:
-        """Converts one object. An object that fails is skipped, so that the others stay usable."""
+        """Converts one object. If that fails, returns None to skip only this object."""
         try:
             return self._convert(item)
         except Exception:  # noqa: BLE001

@@ -1,6 +1,6 @@
 """Builds `NodeState` documents from metrics of dcgm-exporter or podgpu, as text or as results of Prometheus queries.
 
-Metrics without a rule are ignored. DCGM fields are stored with the name and unit of dcgm-exporter 4.8.
+Unknown metrics are ignored. DCGM fields are stored with the name and unit of dcgm-exporter 4.8.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ PodName = tuple[str, str]  # namespace, name
 
 @cache
 def rules_for(keep_fields: frozenset[str] | None) -> dict[str, FamilySpec | Meaning]:
-    """Returns the member of the document for each metric. `keep_fields` lists the DCGM fields to store; None means all.
+    """Maps each known metric to the rule for storing it: `FamilySpec` for podgpu's metrics, `Meaning` for DCGM fields.
 
-    A `FamilySpec` describes a metric of podgpu, a `Meaning` a DCGM field.
+    `keep_fields`: the DCGM fields to store; None for all.
     """
     needed = {*KEY_FIELDS, *_CONDITION_FIELDS, XID_NAME, *(keep_fields or ())}
     rules: dict[str, FamilySpec | Meaning] = {name: spec for name, spec in families_in("exporter").items() if spec.part}
@@ -69,7 +69,7 @@ def rules_for(keep_fields: frozenset[str] | None) -> dict[str, FamilySpec | Mean
 
 
 def keep_known_fields(values: Mapping[str, Any], keep_fields: frozenset[str]) -> dict[str, Any]:
-    """Selects fields of a document and converts 4.9's names and units to 4.8's."""
+    """Returns the values of `keep_fields`, converted from dcgm-exporter 4.9's names and units to 4.8's."""
     rules, kept = rules_for(keep_fields), {}
     for name, value in values.items():
         rule = rules.get(name)
@@ -78,15 +78,15 @@ def keep_known_fields(values: Mapping[str, Any], keep_fields: frozenset[str]) ->
     return kept
 
 
-# Builders, filled sample by sample. Dicts have the members of the document.
+# Builders, which collect the samples of a document. Their dicts contain members of the document by name.
 
 
 @dataclass(slots=True)
 class _SlotBuilder:
-    """A GPU or a MIG instance."""
+    """Collects the samples of a GPU or a MIG instance."""
 
     identity: dict[str, str] = field(default_factory=dict)
-    values: dict[str, dict[WorkloadKey, float]] = field(default_factory=dict)  # field -> holder or () -> value
+    values: dict[str, dict[WorkloadKey, float]] = field(default_factory=dict)  # field -> holder, () for none -> value
     texts: dict[str, str] = field(default_factory=dict)  # label-type fields
     usage: dict[str, Any] = field(default_factory=dict)
     holders: dict[WorkloadKey, dict[str, Any]] = field(default_factory=dict)
@@ -94,9 +94,9 @@ class _SlotBuilder:
     instances: dict[int, _SlotBuilder] = field(default_factory=dict)
 
     def resolve_values(self, is_podgpu: bool) -> dict[str, float]:
-        """Returns one value per field. With virtual GPUs, a field has one series per holder.
+        """Returns one value per field. With virtual GPUs, a field may have one series per holder.
 
-        dcgm-exporter repeats the value of the whole device for each holder. If the values differ, the field is dropped.
+        dcgm-exporter repeats the device's value in each of these series. If its series differ, the field is omitted.
         """
         values: dict[str, float] = {}
         for name, by_holder in self.values.items():
@@ -184,7 +184,7 @@ class _NodeBuilder:
             members[member] = round(value) if spec.factor else value
 
     def _find_members(self, part: str, labels: LabelMap) -> dict[str, Any] | None:
-        """Returns the dict to store a sample in, or None if the labels do not identify one."""
+        """Returns the dict in which to store a sample, or None if the sample's labels are insufficient."""
         if part in ("node", "sources"):
             return self._members if part == "node" else self._sources
         if part == "namespaces":
@@ -228,7 +228,7 @@ class _NodeBuilder:
         return gpu, slot, workload
 
     def build(self, name: str, keep_fields: frozenset[str] | None, scraped_at: float | None) -> NodeState:
-        """Raises msgspec.ValidationError if the document exceeds a limit of the model."""
+        """Builds the document. Raises msgspec.ValidationError if a value exceeds a limit of `NodeState`."""
         is_podgpu = "version" in self._members
         devices = [gpu.build_gpu(is_podgpu, keep_fields) for gpu in self._gpus.values()]
         workers = {f"gpu{gpu['index']}": gpu.get("uuid", "") for gpu in devices}  # sources that read a single GPU
@@ -304,9 +304,9 @@ def node_from_samples(
     keep_fields: frozenset[str] | None = None,
     node_labels: Sequence[str] = NODE_LABELS,
 ) -> list[NodeState]:
-    """Returns one document per node in the samples of a target. Without a node label, `address` is the node's name.
+    """Returns one document per node in a target's samples. If no sample has a node label, `address` is the node's name.
 
-    Raises msgspec.ValidationError if a document exceeds a limit of the model.
+    Raises msgspec.ValidationError if a value exceeds a limit of `NodeState`.
     """
     rules = rules_for(keep_fields)
     relevant = [sample for sample in samples if sample.name in rules]
@@ -326,7 +326,7 @@ def node_from_samples(
 def _split_by_node(
     samples: list[ParsedSample], node_labels: Sequence[str], address: str
 ) -> dict[str, list[ParsedSample]]:
-    """Groups samples by node. Without a node label, uses the node of the GPU or else the most frequent node."""
+    """Groups samples by node. A sample without a node label belongs to its GPU's node, else to the most common node."""
     label = next((name for name in node_labels if any(name in sample.labels for sample in samples)), "")
     node_of_gpu = {read_gpu_id(s.labels): name for s in samples if (name := s.labels.get(label))}
     usual = Counter(node_of_gpu.values()).most_common(1)[0][0] if node_of_gpu else address
@@ -338,7 +338,7 @@ def _split_by_node(
 
 
 def samples_in(text: str) -> Iterator[ParsedSample]:
-    """Parses a text. Raises BadExposition if it is malformed."""
+    """Yields the samples in metrics text. Raises BadExposition if the text is malformed."""
     return (sample for family in parse_text(text, MAX_LINES) for sample in family.samples)
 
 
@@ -358,12 +358,12 @@ def nodes_from_vectors(
     node_labels: Sequence[str] = NODE_LABELS,
     cluster_label: str = "cluster",
 ) -> tuple[list[TargetState], dict[str, str]]:
-    """Builds the documents of all targets from results of instant queries. For an HA pair, the newest copy is used.
+    """Builds the documents of all targets from the results of instant queries. Also returns errors, by instance.
 
-    The second result maps instances to the reason why no document could be built.
+    If an HA pair of Prometheus servers provides two copies of a target, the newest copy is used.
     Samples of `up` identify the exporters' own pods. Samples without a name are results of `timestamp()` by target.
     """
-    # By job and instance, because `up` may lack the label of the cluster.
+    # Own pods are stored by job and instance, because `up` may lack the label of the cluster.
     target_labels = (cluster_label, *TARGET_LABELS)
     own_pods: dict[tuple[str, str], set[PodName]] = defaultdict(set)
     copies: dict[tuple[tuple[str, ...], tuple[str, ...]], list[ParsedSample]] = defaultdict(list)

@@ -1,6 +1,6 @@
 """Describes GPU conditions (conditions.csv), XID errors (xids.csv) and DCGM's health codes (health_codes.csv).
 
-Documents and metrics contain only the name and the detail of a condition. This module adds the descriptions.
+Documents and metrics contain only the name and the detail of a condition. This module provides the descriptions.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class XidSpec(NamedTuple):
 
     @property
     def needs_action(self) -> bool:
-        """True if the XID means that the GPU is broken. False for XIDs that are caused by applications."""
+        """True if the XID means that the GPU is broken. False if an application caused it."""
         return self.action != "none"
 
 
@@ -122,5 +122,5 @@ def _health_codes() -> Mapping[int, HealthCode]:
 
 
 def health_code(number: int) -> HealthCode:
-    """Returns the description of a health code. Codes that DCGM 4 renamed (10, 12, 43) keep dcgm-exporter's names."""
+    """Describes a health code. DCGM 4 renamed the codes 10, 12 and 43; podgpu uses dcgm-exporter's older names."""
     return _health_codes().get(number) or HealthCode(f"DCGM_FR_UNKNOWN({number})", "UNKNOWN", "UNKNOWN")

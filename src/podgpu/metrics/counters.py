@@ -41,11 +41,11 @@ class CounterSpec:
 
 
 def parse_counters(text: str, origin: str, names: NameSet = "4.8") -> tuple[CounterSpec, ...]:
-    """Returns the counters in the order of a user's file. `origin` is its name in messages. Raises UsageError if it is
-    invalid.
+    """Returns the counters of a user's file in the order of its rows. Raises UsageError if the file is invalid.
 
-    If several rows have the same field, the first one is used. Rows of type `histogram` and `summary`, which
-    dcgm-exporter accepts, become gauges. A copy of a shipped file is treated as that file.
+    `origin`: name of the file in messages. If several rows have the same field, the first row is used. The types
+    `histogram` and `summary`, which dcgm-exporter accepts, become gauges. An unchanged copy of a shipped file is
+    treated like the shipped file.
     """
     counters = _parse_rows(text, origin)
     file_name = origin.rpartition("/")[2]
@@ -107,7 +107,7 @@ def shipped_counters(short: str, names: NameSet = "4.8") -> tuple[CounterSpec, .
     if file_name not in SHIPPED.values():
         return None
     counters = _parse_rows(table_text("counters", file_name), file_name)
-    if names == "4.8" or file_name == SHIPPED["1.x"]:  # the names of 1.x belong to neither generation
+    if names == "4.8" or file_name == SHIPPED["1.x"]:  # names of 1.x are neither 4.8's nor 4.9's
         return counters
     renamed = map(_rename, counters) if names == "4.9" else add_other_names(counters, names)
     return _unique((*renamed, make_counter(*_ADDED_IN_4_9)))
@@ -117,7 +117,7 @@ def shipped_counters(short: str, names: NameSet = "4.8") -> tuple[CounterSpec, .
 
 
 def add_other_names(counters: tuple[CounterSpec, ...], names: NameSet) -> tuple[CounterSpec, ...]:
-    """With `both`, adds each counter's name in the other generation. Otherwise, rows of the user keep their names."""
+    """If `names` is `both`, also adds each renamed field under its name in the other version of dcgm-exporter."""
     if names != "both":
         return counters
     written = {counter.name for counter in counters}
@@ -138,7 +138,7 @@ def _unique(counters: Iterable[CounterSpec]) -> tuple[CounterSpec, ...]:
 
 
 def _rename(counter: CounterSpec, *, back: bool = False) -> CounterSpec:
-    """Returns the counter with 4.9's name. With `back`, a counter that has 4.9's name gets the old one."""
+    """Returns the counter with 4.9's name. With `back`, a counter that already has 4.9's name gets 4.8's name."""
     rename = rename_of(counter.name)
     is_new = rename is not None and counter.name == rename.new_name
     if rename is None or (is_new and not back):

@@ -32,7 +32,7 @@ FB_USED, FB_USED_BYTES = "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_USED_BYTES"
 TOTAL_ENERGY, ENERGY_JOULES = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL"
 POWER_USAGE = "DCGM_FI_DEV_POWER_USAGE"
 ATTRIBUTED = frozenset({GPU_UTIL, FB_USED, POWER_USAGE, TOTAL_ENERGY, GPU_UTIL_RATIO, FB_USED_BYTES, ENERGY_JOULES})
-"""Fields that have a separate value for each holder."""
+"""Fields for which each holder on a virtual GPU has its own value."""
 _ALSO_OF_DEVICE = frozenset({GPU_UTIL, FB_USED, GPU_UTIL_RATIO, FB_USED_BYTES})
 """With virtual GPUs, these fields also have a series for the whole device, as in dcgm-exporter."""
 GR_ENGINE_ACTIVE = "DCGM_FI_PROF_GR_ENGINE_ACTIVE"
@@ -53,8 +53,8 @@ class _LabelledSlot(NamedTuple):
     slot: Slot
     labels: Labels
     values: Values
-    has_details: bool = True  # details such as health checks, which exist once per device
-    has_events: bool = True  # XIDs and clock events
+    has_details: bool = True  # include details such as health checks; they exist once per device
+    has_events: bool = True  # include XIDs and clock events
 
 
 def render_dcgm(state: NodeState, policy: Policy) -> list[Family]:
@@ -102,7 +102,7 @@ def _held_labels(names: dict[str, str], texts: LabelPairs, holder: Holder, state
 
 
 def _label_values(counters: Iterable[CounterSpec], values: Values, parent: Values) -> LabelPairs:
-    """Returns label-type fields as labels. A MIG instance without a value has the value of its GPU."""
+    """Returns label-type fields as labels. If a MIG instance has no value, its GPU's value is used."""
     labels = ((c.name, values.get(c.field.name, parent.get(c.field.name))) for c in counters)
     return tuple((name, str(value)) for name, value in labels if value is not None)
 
@@ -133,7 +133,7 @@ def _samples(
 
 
 def _entity_labels(entity: EntityState, policy: Policy) -> Labels:
-    """Returns the labels of a switch, link or CPU, which has no holders."""
+    """Returns the labels of a switch, link or CPU. These entities have no holders."""
     pairs = [(n, policy.model_name(text) if n == "model_name" else text) for n, text in entity.labels.items()]
     label_counters = (c for c in policy.counters if c.is_label and c.field.level == entity.kind)
     return make_labels((*pairs, *policy.host, *sorted(_label_values(label_counters, entity.fields, {}))))
@@ -188,9 +188,9 @@ _COLLECTORS: dict[int, Callable[[Slot, Policy], Counted]] = {
 
 
 def _attributed_values(device: Values, usage: HolderUsage | None) -> dict[str, Value]:
-    """Replaces the values of the fields in `ATTRIBUTED` by the holder's own use. Values that are unknown are absent.
+    """Replaces the device's values of `ATTRIBUTED` fields by the holder's own use. Omits fields with unknown use.
 
-    dcgm-exporter instead copies the device's values to every holder.
+    dcgm-exporter instead repeats the device's values for every holder.
     """
     values = {name: value for name, value in device.items() if name not in ATTRIBUTED}
     own = {} if usage is None else _own_values(device, usage)
@@ -198,9 +198,9 @@ def _attributed_values(device: Values, usage: HolderUsage | None) -> dict[str, V
 
 
 def _divided_activity(values: Values, device: Values, usage: HolderUsage | None) -> dict[str, Value]:
-    """Removes the activity of a shared device, except the holder's own GR_ENGINE_ACTIVE, and DEC_UTIL while it is 0.
+    """Removes a shared device's activity fields. Keeps DEC_UTIL if it is 0, and adds the holder's own GR_ENGINE_ACTIVE.
 
-    OpenCost reads a container's usage from GR_ENGINE_ACTIVE and its device from DEC_UTIL.
+    OpenCost needs both: it reads a container's usage from GR_ENGINE_ACTIVE, and finds the device by DEC_UTIL.
     """
     kept = {
         name: value

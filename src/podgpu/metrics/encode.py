@@ -1,6 +1,6 @@
 """Metric families: podgpu's definitions (families.csv), and the Prometheus text format 0.0.4.
 
-The reference is generated from families.csv. The text of labels and headers is cached.
+The metrics reference in docs is generated from families.csv. The text of labels and headers is cached.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class FamilySpec:
     help: str
     labels: tuple[str, ...]
     part: str = ""
-    """Part of the document that contains the value, if each sample is one member of that part."""
+    """Part of the document, such as `node`, if each sample is one member of that part. Otherwise empty."""
     member: str = ""
     """Name of the member. `{label}` in the name stands for the text of that label."""
     factor: int = 0
-    """If not 0, the sample times this factor is the member, an integer. If 0, both are the same float."""
+    """Not 0: the member is an integer, the sample's value times this factor. 0: the member is the sample's value."""
     is_text: bool = False
-    """True if the member is the text of the label with the same name, not the value."""
+    """True if the member is the text of the label that has the member's name, not the sample's value."""
 
     def of(self, samples: Iterable[Sample]) -> Family:
         return Family(self.name, self.type, self.help, tuple(samples))
@@ -94,7 +94,7 @@ def families_in(group: str) -> Mapping[str, FamilySpec]:
 
 
 def make_families(group: str, samples: Mapping[str, Iterable[Sample]]) -> list[Family]:
-    """Creates families of the group from their samples by name."""
+    """Creates families of a group of families.csv. `samples`: the samples of each family, by its name."""
     specs = families_in(group)
     return [specs[name].of(found) for name, found in samples.items()]
 

@@ -105,13 +105,13 @@ class Field:
     convert: str
     """Key of `CONVERSIONS`."""
     once: bool
-    """True for a value that is constant while the topology is unchanged. It is read once, not in every turn."""
+    """True for a value that changes only with the topology. Such a value is read once, not in every turn."""
     legacy: int | None = None
     """Id of the field with the same value in DCGM's older unit."""
     factor: float = 1.0
     """The value of the legacy field times this factor is the value of this field."""
     seen: str = ""
-    """Origin of the newest name, for names of DCGM 4.6.1 and later. `inferred` if no document contains it."""
+    """Where the name of DCGM 4.6.1 or later was found. `inferred` if no document contains the name."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -189,7 +189,7 @@ def _by_name() -> Mapping[str, Field]:
 
 
 def field_named(name: str) -> Field | None:
-    """Returns the field with exactly this name: of DCGM before 4.6, DCGM 4.6, dcgm-exporter 1.x, or an alias."""
+    """Returns the field with exactly this name in DCGM (any version), in dcgm-exporter 1.x, or as an alias."""
     return _by_name().get(name)
 
 
@@ -301,7 +301,7 @@ CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
     "bit_error_ratio": _bit_error_ratio,
 }
 
-# NVML sets all bits for "not available". DCGM uses 16 codes at the top of each signed range.
+# Codes for "no value". NVML sets all bits. DCGM uses the 16 largest values of signed 32-bit and 64-bit integers.
 _BLANKS = frozenset(
     {0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF, *range(0x7FFFFFF0, 0x80000000), *range(0x7FFFFFFFFFFFFFF0, 0x8000000000000000)}
 )
@@ -314,7 +314,7 @@ _TOO_MUCH_FOR_64_BITS = 2.0**63
 
 
 def value_of(field: Field, raw: Any, is_converted: bool = False) -> Value:
-    """Converts and checks a value of NVML. Values of DCGM are only checked. Raises Blank if the value is invalid."""
+    """Converts a value from NVML and checks it. DCGM's values are only checked. Raises Blank if a value is invalid."""
     if field.type != "text" and isinstance(raw, bytes) and len(raw) == 1:
         raw = raw[0]  # pynvml returns single-byte numbers as bytes
     try:
@@ -334,7 +334,7 @@ def value_of(field: Field, raw: Any, is_converted: bool = False) -> Value:
 def value_printed(field: Field, number: float) -> int | float:
     """Checks a number that an exporter printed. Raises Blank if it is invalid.
 
-    dcgm-exporter 2.x prints DCGM's blanks. The 64-bit ones are parsed as 2**63.
+    dcgm-exporter 2.x prints DCGM's codes for "no value". As floats, the 64-bit codes are 2**63.
     """
     if not math.isfinite(number) or number >= _TOO_MUCH_FOR_64_BITS:
         raise Blank(str(number))

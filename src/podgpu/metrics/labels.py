@@ -16,7 +16,7 @@ POD_LABELS = ("namespace", "pod", "container")
 OLD_POD_LABELS = ("pod_namespace", "pod_name", "container_name")
 """Pod labels of dcgm-exporter 1.x, used with `-o`."""
 EXPORTED = tuple(f"exported_{name}" for name in POD_LABELS)
-"""Names that Prometheus gives to pod labels if the scrape target has the same ones (honor_labels: false)."""
+"""New names of pod labels if the scrape target also has pod labels. Prometheus renames them (honor_labels: false)."""
 JOB_LABEL = "hpc_job"
 NAMELESS_LABELS = ("pod_uid", "container_id")
 """Labels that identify a holder whose pod name is unknown."""
@@ -32,7 +32,7 @@ _RESERVED = HOLDER_LABELS | {
     *("health_watch", "health_error_code", "health_error_severity", "health_error_category"),
     *("peer_gpu", "link_status"),
 }
-"""Label names of dcgm-exporter's and podgpu's families. A pod label with one of these names is renamed."""
+"""Label names in dcgm-exporter's and podgpu's families. A Kubernetes pod label with one of these names is renamed."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Policy:
     virtual_gpus: bool = False  # one series per holder of a shared device
     copy_parent_values: bool = False  # repeat the GPU's values on its MIG instances, as dcgm-exporter does
     gpu_manager: bool = False
-    wait_pairs: int = 0  # lowest percentage of waiting for which a pair of containers has a series; 0: no series
+    wait_pairs: int = 0  # pairs of containers have a series if one waits for the other for this % of the time; 0: none
     process_metrics: bool = False  # the process_* families
     xid_window_ms: int = 300_000
     clock_window_ms: int = 300_000
@@ -63,7 +63,7 @@ class Policy:
 
 
 make_labels = lru_cache(maxsize=2048)(Labels)
-"""Takes a tuple of pairs. The text of labels is cached, because most labels are the same in every turn."""
+"""Creates `Labels` from a tuple of pairs. Results are cached, because most labels are the same in every turn."""
 
 
 def all_slots(state: NodeState) -> Iterator[tuple[DeviceState, Slot]]:
@@ -78,7 +78,7 @@ def visible_slots(state: NodeState) -> list[tuple[DeviceState, Slot]]:
 
 
 def assigned_holders(slot: Slot) -> list[Holder]:
-    """Returns the holders to which a source assigned the device, without workloads that only use it."""
+    """Returns the holders to which a source assigned the device. Omits workloads that use it without an assignment."""
     return [holder for holder in slot.holders if holder.source]
 
 
@@ -106,9 +106,9 @@ def holder_pairs(holder: Workload, policy: Policy) -> list[tuple[str, str]]:
 
 
 def holder_names(holder: Workload, pod_labels: tuple[str, ...] = POD_LABELS) -> dict[str, str]:
-    """Returns the holder's labels for podgpu's allocation families. They do not depend on the policy.
+    """Returns the holder's labels for podgpu's allocation families. These labels do not depend on the policy.
 
-    Empty labels are kept, because Prometheus (honor_labels: true) would add the exporter's own pod instead.
+    Empty labels are kept. Without them, Prometheus (honor_labels: true) would add the labels of the exporter's own pod.
     """
     if holder.job:
         return {JOB_LABEL: holder.job}
@@ -134,7 +134,7 @@ def dcgm_labels(
 
 
 def _rename_pod_labels(taken: frozenset[str], pod_labels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Renames pod labels whose name is taken to `pod_label_<name>`, as dcgm-exporter does since 4.8.3."""
+    """Renames pod labels whose name is in `taken` to `pod_label_<name>`, as dcgm-exporter does since 4.8.3."""
     free = {name: text for name, text in pod_labels.items() if name not in taken}
     yield from free.items()
     for name, text in pod_labels.items():
@@ -146,6 +146,6 @@ def _rename_pod_labels(taken: frozenset[str], pod_labels: Mapping[str, str]) -> 
 
 
 def with_attributes(labels: Labels, *more: tuple[str, str]) -> Labels:
-    """Adds labels such as err_code in dcgm-exporter's order: sorted together with the pod labels."""
+    """Adds labels such as err_code. As in dcgm-exporter, they are sorted together with the pod labels."""
     cut = next((i for i, (name, _) in enumerate(labels.pairs) if name in HOLDER_LABELS), len(labels.pairs))
     return make_labels((*labels.pairs[:cut], *sorted((*labels.pairs[cut:], *more))))

@@ -15,13 +15,13 @@ _SLICES = {"A30": 4, "RTX PRO 6000": 4, "RTX PRO 5000": 2, "RTX PRO 4500": 2}  #
 
 
 def billed_name(model: str, profile: str) -> str:
-    """Returns NVML's name of the instance. Bills list instances separately from whole GPUs."""
+    """Returns NVML's name of a MIG instance, used for prices and bills."""
     return f"{model}{_BILLED}{profile}".rstrip()
 
 
 @lru_cache(maxsize=1024)
 def parent_and_fraction(billed: str) -> tuple[str, float | None]:
-    """Returns the GPU model and the fraction of that GPU. The fraction is None if the profile has no size."""
+    """Returns the GPU model in a billed name and the fraction of that GPU. It is None if the profile has no size."""
     model, mig, profile = billed.rpartition(_BILLED)
     return (model, fraction_of_gpu(model, profile)) if mig else (billed, 1.0)
 

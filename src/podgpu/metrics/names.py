@@ -20,8 +20,8 @@ HOST_LABELS: Mapping[NameSet, tuple[str, ...]] = {
     "4.9": ("hostname",),
     "both": ("Hostname", "hostname"),
 }
-_DECIMALS = 9  # precision of converted numbers: higher than dcgm-exporter's, low enough to hide floating-point errors
-_CLOSE = 1e-6  # a smaller distance to a whole number is a rounding error
+_DECIMALS = 9  # of converted numbers: more than dcgm-exporter prints, but few enough to hide floating-point errors
+_CLOSE = 1e-6  # a number this close to a whole number is rounded to it
 
 
 class Rename(NamedTuple):
@@ -53,7 +53,7 @@ def renames() -> tuple[Rename, ...]:
 
 @cache
 def successors() -> Mapping[int, Field]:
-    """Maps ids of fields in older units to the fields with the same value in a base unit (DCGM 4.6.1 and later)."""
+    """Maps the id of a field in an older unit to the field with the same value in a base unit (since DCGM 4.6.1)."""
     return {field.legacy: field for field in fields().values() if field.legacy is not None}
 
 
@@ -68,7 +68,7 @@ def _renames_by_name() -> Mapping[str, Rename]:
 
 
 class Meaning(NamedTuple):
-    """The field that a metric name stands for. If the value exists in two units, the field with the older unit."""
+    """The field that a metric name stands for. If two fields have the value in different units, the older field."""
 
     field: Field
     factor: float  # divide a printed value by this factor to convert it to the field's unit
@@ -79,7 +79,7 @@ class Meaning(NamedTuple):
 
 @cache
 def meaning(name: str) -> Meaning | None:
-    """Returns the meaning of a metric name of any generation, or None if no field has this name."""
+    """Returns the meaning of a metric name of any dcgm-exporter version, or None if no field has this name."""
     field = field_named(name)
     if field is None:
         return None
@@ -89,7 +89,7 @@ def meaning(name: str) -> Meaning | None:
 
 
 def factor_1x(field: Field) -> float:
-    """Returns the factor by which dcgm-exporter 1.x multiplied a field's value. It printed durations in µs."""
+    """Returns the factor by which dcgm-exporter 1.x multiplied a field's value. For example, it printed times in µs."""
     return 1e-3 if field.unit == "ns" else 1.0
 
 
@@ -102,7 +102,7 @@ def converted(field: Field, number: int | float, factor: float) -> int | float:
 
 
 def in_legacy_units(values: Mapping[int, float]) -> dict[int, float]:
-    """Adds the field in the older unit for every value that is present only in a base unit."""
+    """If a value is present only in a base unit, adds it in the older unit, under the id of the older field."""
     completed = dict(values)
     for number, value in values.items():
         legacy = fields()[number].legacy
@@ -133,7 +133,7 @@ UTIL, ENGINE, POWER, TEMPERATURE, FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED = KEY_
     fields()[number].name for number in (203, 1001, 155, 150, 250, 251, 252, 253)
 )
 XID_NAME = fields()[XID_FIELD].name
-_MAX_RATIO = 1.01  # a counter that is read slightly late results in slightly more than 1
+_MAX_RATIO = 1.01  # a ratio can exceed 1 if its counter is read slightly late
 
 
 def gpu_figures(values: Mapping[str, float]) -> dict[str, float | None]:

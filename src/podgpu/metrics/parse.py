@@ -47,7 +47,7 @@ class BadExposition(SourceError):
 class ParsedSample(NamedTuple):  # a tuple is four times as fast to create as a frozen dataclass
     name: str
     labels: Mapping[str, str]
-    """Read-only, because samples with the same label text share it."""
+    """Read-only, because samples with the same label text share one mapping."""
     value: float
 
 
@@ -109,7 +109,7 @@ class _Parser:
         return labels
 
     def read_line(self, line: str) -> None:
-        """Reads any line. Raises ValueError."""
+        """Reads one line of any kind. Raises ValueError if the line is malformed."""
         if comment := _COMMENT.match(line):
             self._add_comment(comment[1], comment[2], comment[3].rstrip(" \t"))
         elif sample := _SAMPLE.fullmatch(line):
@@ -174,7 +174,7 @@ def _shorten(text: str) -> str:
 
 
 def encode_parsed(families: Iterable[ParsedFamily]) -> bytes:
-    """Writes parsed families without timestamps, because node_exporter's textfile collector rejects them."""
+    """Encodes parsed families. Omits timestamps, because node_exporter's textfile collector rejects them."""
     texts: dict[int, str] = {}
     lines: list[str] = []
     for family in families:

@@ -29,7 +29,7 @@ _BLOCK_MIB = 256
 _DECIMALS = 6  # rounds 56.99999999999999 to 57
 Number = int | float | None
 Row = tuple[str, Mapping[str, str], int | float]
-"""Family, labels, value. The sample has those labels that families.csv lists for the family."""
+"""Family, labels, value. Labels that families.csv does not list for the family are dropped."""
 
 
 def render_own(state: NodeState, policy: Policy) -> list[Family]:
@@ -107,7 +107,7 @@ def _usage(state: NodeState, policy: Policy) -> list[Family]:
 
 
 def _waits(state: NodeState, policy: Policy) -> Iterator[Row]:
-    """Renders the pairs of pods of which one waits for the other at least `policy.wait_pairs` percent of the time."""
+    """Renders a row for each container that waits for another for at least `policy.wait_pairs` percent of the time."""
     for gpu, slot in visible_slots(state) if policy.wait_pairs else ():
         names = device_names(gpu, slot, policy)
         waiters = [(holder, holder.usage) for holder in slot.holders if holder.usage is not None and holder.pod]
@@ -120,7 +120,7 @@ def _waits(state: NodeState, policy: Policy) -> Iterator[Row]:
 
 
 def _figures(part: str, rows: Iterable[tuple[Labels, Document]]) -> Iterator[Family]:
-    """Renders the families whose samples are members of this part of the document."""
+    """Renders the families of one part of the document (`FamilySpec.part`). `rows`: labels and content of each part."""
     for spec in families_in("exporter").values():
         if spec.part == part:
             members = [(labels, getattr(row, spec.member)) for labels, row in rows]
@@ -159,7 +159,7 @@ def _devices(state: NodeState, policy: Policy) -> Iterator[Row]:
     for gpu, slot in visible_slots(state):
         names = device_names(gpu, slot, policy)
         if slot is gpu:
-            # 0 before the first event, so that increase() includes that event.
+            # The value is 0 before the first event, so that increase() includes that event.
             xids = sum(xid.total for each in (gpu, *gpu.instances) for xid in each.xids)
             yield "podgpu_device_xid_errors_total", names, xids
             for reason, ns in gpu.throttled_ns.items():
@@ -201,7 +201,7 @@ class _HeldSlot(NamedTuple):
 
 
 def render_gpu_manager(state: NodeState, policy: Policy) -> list[Family]:
-    """Renders the containers that hold, use or requested a device. HPC jobs are omitted, because they have no pod."""
+    """Renders all containers that hold, use or requested a device. Omits HPC jobs, because they have no pod."""
     held: dict[tuple[str, ...], list[_HeldSlot]] = defaultdict(list)
     for gpu, slot in all_slots(state):
         for holder in slot.holders:

@@ -1,6 +1,6 @@
-"""Rewrites the queries in Grafana dashboards (JSON) and Prometheus rules (YAML). Keeps comments, order and layout.
+"""Rewrites the queries in Grafana dashboards (JSON) and Prometheus rules (YAML).
 
-Only the strings that change are written again.
+Replaces only the strings that change, so that comments, order and layout of the file stay the same.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class FileChange:
 
 
 def _report_old_names(text: str, problem: str) -> RewriteResult | None:
-    """Reports old names in a text that cannot be rewritten. Returns None if there are none."""
+    """Reports old metric names in a text that cannot be rewritten. Returns None if the text has no old name."""
     names = find_old_names(text)
     return RewriteResult(text, (f"{', '.join(names)}: {problem}",)) if names else None
 
@@ -54,7 +54,7 @@ def _apply_changes(text: str, changes: Iterable[FileChange]) -> RewriteResult:
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+"|[{}\[\],]')
 _PROSE = frozenset({"title", "description", "content", "text", "label", "name", "displayName", "uid", "tags"})
 _VARIABLE_KEYS = frozenset({"repeat", "scopedVars"})
-"""Keys whose values are names of dashboard variables, which may equal the name of a label."""
+"""Keys whose values are names of dashboard variables. These are not rewritten, even if they equal a label name."""
 _LEGENDS = frozenset({"legendFormat", "titleFormat", "textFormat"})
 _PRINTED_LABEL = re.compile(r"\b[A-Za-z_]\w*(?==)")
 _TEMPLATE = re.compile(r"\{\{\s*(\w+)\s*\}\}|\$\{__(?:field\.labels|data\.fields)\.(\w+)\b")
@@ -91,7 +91,7 @@ def migrate_dashboard(text: str, origin: str) -> RewriteResult:
         raise UsageError(f"{origin}: not a dashboard, which must be a JSON object")
     texts = _find_strings(text)
     rewritten = {string: result for string in texts if (result := _rewrite_string(string)) is not None}
-    # Legends, columns and patterns of these panels and variables refer to the exporter's labels.
+    # In panels and variables that read the exporter's series, legends, columns and patterns may contain its labels.
     to_rewrite = {_owner_of(string) for string, result in rewritten.items() if result.is_exporter}
     for string in texts:
         if _owner_of(string) in to_rewrite and string not in rewritten:
@@ -115,7 +115,7 @@ def _change_string(string: _JsonString, rewritten: RewriteResult, text: str) -> 
 
 
 def _rewrite_string(string: _JsonString) -> RewriteResult | None:
-    """Rewrites a query. Reports metric names in any other string, except in texts for people."""
+    """Rewrites a query. In other strings, reports old metric names. Ignores titles and descriptions."""
     is_variable = string.path[:1] == ("templating",)
     if not string.is_key and (string.key == "expr" or (is_variable and string.key in ("query", "definition"))):
         return _rewrite_promql(string.value, rewrite_expression if string.key == "expr" else rewrite_query)
@@ -127,7 +127,7 @@ def _rewrite_string(string: _JsonString) -> RewriteResult | None:
 def _rewrite_promql(text: str, rewrite: Callable[[str], RewriteResult]) -> RewriteResult | None:
     try:
         return rewrite(text)
-    except PromqlError as error:  # the value of a variable may also be a list or a data source
+    except PromqlError as error:  # a variable's value may be a list or a data source instead of PromQL
         return _report_old_names(text, f"cannot be parsed as PromQL: {error}")
 
 
@@ -177,17 +177,17 @@ def _find_strings(text: str) -> list[_JsonString]:
 _BLOCKS = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 _LABELS = re.compile(r"((?:\$labels|\.Labels)\.|index\s+\$labels\s+\")(\w+)")
 _PROPERTIES = re.compile(r"(?:[&!]\S*[ \t]+)+")
-"""Matches anchors and tags before a value."""
+"""Matches YAML anchors and tags before a value."""
 _USES = {"expr": "expr", "record": "record", "annotations": "template", "labels": "template"}
-"""Member of a rule -> how it is rewritten."""
+"""Member of a rule -> `_Scalar.use`, which tells how the member is rewritten."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Scalar:
     node: yaml.ScalarNode
     path: str
-    use: str  # "expr", "template", "record" or empty
-    rule: str = ""  # the rule that contains it
+    use: str  # "expr", "template", "record", or empty outside of rules
+    rule: str = ""  # position of the rule that contains the scalar
 
     @property
     def value(self) -> str:
@@ -199,14 +199,14 @@ def migrate_rules(text: str, origin: str) -> RewriteResult:
     scalars = _find_scalars(text, origin)
     if not any(scalar.use == "expr" for scalar in scalars):
         raise UsageError(f"{origin}: has no rules, which are entries with expr and alert or record")
-    recorded: frozenset[str] | None = None  # metrics with the exporter's labels, computed by rules from its own
+    recorded: frozenset[str] | None = None  # metrics that rules of this file record from the exporter's series
     found: frozenset[str] = frozenset()
-    while found != recorded:  # rules may read the metrics of other rules
+    while found != recorded:  # repeated, because rules may read the metrics of other rules
         recorded = found
         results = {scalar: result for scalar in scalars if (result := _rewrite_value(scalar, recorded)) is not None}
         of_exporter = {scalar.rule for scalar, result in results.items() if result.is_exporter}
         found = frozenset(s.value for s in scalars if s.use == "record" and s.rule in of_exporter)
-    # Templates of other rules are left alone, because their labels are not the exporter's.
+    # Templates of rules that do not read the exporter's series stay unchanged, because they do not have its labels.
     results = {s: result for s, result in results.items() if s.use != "template" or s.rule in of_exporter}
     intended = [results[scalar].text if scalar in results else scalar.value for scalar in scalars]
     for write in (_write_in_style, _write_quoted):

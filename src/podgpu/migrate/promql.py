@@ -1,9 +1,9 @@
-"""Converts a PromQL expression from the names of dcgm-exporter 4.8 to those of 4.9. Its result stays the same.
+"""Converts a PromQL expression from the names of dcgm-exporter 4.8 to those of 4.9, without changing its result.
 
-The expression may contain Grafana variables. It is parsed, and each change is an edit at a position, so that the rest
-of the text stays as it is. A metric whose unit changed is converted where it is read: `X` becomes `(Y * 100)`. A range
-vector cannot be multiplied, so the result of its function is multiplied. If a part cannot be rewritten, the whole
-expression stays unchanged.
+The expression may contain Grafana variables. The parser records each change as an edit at a position; all other text
+stays unchanged. If the unit of a metric changed, the metric is converted where it is read: `X` becomes `(Y * 100)`. A
+range vector cannot be multiplied, so the result of the range function is multiplied. If a part of the expression cannot
+be rewritten, the whole expression stays unchanged.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _PRECEDENCE = {
 }
 """Precedence of binary operators. All are parsed as left-associative, because only the positions of operands matter."""
 _EXPORTER_METRICS = re.compile(r"(?:DCGM_|dcgm_|podgpu[_:]|ALERTS(?:_FOR_STATE)?$)")
-"""Metrics with the exporter's labels: its own metrics, and the results of podgpu's rules."""
+"""Matches metrics that have the exporter's labels: the exporter's own metrics, and the results of podgpu's rules."""
 _WORDS = re.compile(r"[A-Za-z_:][\w:]*")
 _PERCENT = Fraction(100)
 _LINEAR = frozenset(
@@ -69,7 +69,7 @@ _LABEL_ARGUMENTS = {
     **{"label_replace": slice(1, 4, 2), "label_join": slice(1, None)},
     **dict.fromkeys(("sort_by_label", "sort_by_label_desc"), slice(1, None)),
 }
-"""Arguments that are names of labels. label_replace and label_join set the first one."""
+"""Function -> arguments that are label names. label_replace and label_join set the first of these labels."""
 
 
 class PromqlError(PodgpuError):
@@ -118,7 +118,7 @@ class RewriteResult:
     text: str  # unchanged if a part could not be rewritten
     left: tuple[str, ...] = ()  # messages about parts that could not be rewritten
     notes: tuple[str, ...] = ()
-    is_exporter: bool = False  # the expression reads the exporter's series, so legends use its labels
+    is_exporter: bool = False  # the expression reads the exporter's series, so legends may contain its labels
     changed: int = 0  # number of rewritten parts of a file
 
 
@@ -131,7 +131,7 @@ def rewrite_query(text: str) -> RewriteResult:
 
 
 def rewrite_expression(text: str, recorded: frozenset[str] = frozenset()) -> RewriteResult:
-    """Rewrites an expression. `recorded` are recorded metrics with the exporter's labels. May raise PromqlError."""
+    """Rewrites an expression. Treats metrics in `recorded` like the exporter's own metrics. May raise PromqlError."""
     rewriter = _Rewriter(text, recorded, _tokenize(text))
     try:
         is_exporter = rewriter.parse()
@@ -176,9 +176,9 @@ class _Part:
     start: int
     end: int
     word: _Word | None = None  # the string, or the name before the braces of a selector
-    metrics: tuple[str, ...] = ()  # names in its selectors
+    metrics: tuple[str, ...] = ()  # metric names in the part's selectors
     set_labels: tuple[str, ...] = ()  # labels that label_replace and label_join set
-    factor: Fraction = Fraction(1)  # conversion of its value that is not written yet
+    factor: Fraction = Fraction(1)  # conversion of the part's value, if no edit does it yet
     is_range: bool = False
 
 
@@ -201,11 +201,11 @@ class _Rewriter:
     edits: list[tuple[int, int, str]] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    conversions: list[tuple[_Part, bool]] = field(default_factory=list)  # True if the value is compared
-    patterns: list[tuple[_Part, str]] = field(default_factory=list)  # selectors with a pattern of names
+    conversions: list[tuple[_Part, bool]] = field(default_factory=list)  # part, whether its value is compared
+    patterns: list[tuple[_Part, str]] = field(default_factory=list)  # selector, pattern of metric names
 
     def parse(self) -> bool:
-        """Returns True if the expression reads the exporter's series."""
+        """Parses the expression and collects the edits. Returns True if the expression reads the exporter's series."""
         whole = self._parse_binary(0)
         self._write_conversion(whole)
         if self.next.kind != "end":
@@ -305,7 +305,7 @@ class _Rewriter:
             part.end = self._last_end
 
     def _parse_range(self) -> bool:
-        """Returns True for a subquery."""
+        """Parses a range after the opening bracket. Returns True if it is a subquery."""
         is_subquery = False
         while self.next.kind in ("duration", "number", "variable") or self._is_next(":", "+", "-", "*", "/"):
             is_subquery |= self._take().text == ":"
@@ -380,7 +380,7 @@ class _Rewriter:
         self._expect(end)
 
     def _rename_labels(self, part: _Part, words: Iterable[_Word], operands: Iterable[_Part]) -> None:
-        """Renames labels. Fails if a label may belong to another exporter, whose metrics an operand reads."""
+        """Renames labels. If an operand may read another exporter's metrics, reports that a label may belong to it."""
         for word in words:
             label = word.unquote()
             if new := renamed_labels().get(label.text):
@@ -418,7 +418,7 @@ class _Rewriter:
         part = _Part(first.start, end, first, (name.text if name else "",))
         text = part.metrics[0]
         is_number = _VARIABLE.fullmatch(text) and not labels and not self._is_next("[")
-        if _VARIABLE.search(text) and not is_number:  # a variable without other text may be a number
+        if _VARIABLE.search(text) and not is_number:  # a variable that is the whole text may stand for a number
             self._fail(part, "the metric's name is a dashboard variable, in whole or in part")
         self.patterns += [(part, pattern) for pattern in patterns]
         if name and (renamed := renamed_metrics().get(text)):
@@ -441,7 +441,7 @@ class _Rewriter:
             self.conversions.append((part, False))
 
     def _convert(self, part: _Part, is_compared: bool) -> None:
-        """Multiplies or divides a value. In comparisons a percentage is rounded, because 0.55 * 100 exceeds 55."""
+        """Adds edits that convert the value. Rounds percentages in comparisons, because 0.55 * 100 exceeds 55."""
         operator, number = ("*", part.factor) if part.factor > 1 else ("/", 1 / part.factor)
         conversion = f" {operator} {number.numerator if number.denominator == 1 else f'{float(number):.17g}'}"
         rounds = is_compared and part.factor == _PERCENT

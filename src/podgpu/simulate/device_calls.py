@@ -1,6 +1,6 @@
 """Implements the NVML functions of simulated devices: functions, field values and GPM samples.
 
-A function that is missing in the tables is not supported. Results have the types of pynvml.
+Calling a function that is not in the tables raises "not supported". Results have the types of pynvml.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PROCESS_KINDS = {"Compute": "compute", "Graphics": "graphics", "MPSCompute": "m
 
 
 def pointer_to(address: int, pointer_type: Any) -> Any:
-    """Makes a handle: a pointer of pynvml's type with a number that is never dereferenced."""
+    """Creates a handle: a pointer of pynvml's type. Its address is a number that is never dereferenced."""
     return ctypes.cast(ctypes.c_void_p(address), pointer_type)
 
 
@@ -45,7 +45,7 @@ def address_in(handle: Any) -> int:
 
 
 def raise_error(code: int) -> NoReturn:
-    """Raises NVMLError. Lambdas can call a function, but cannot raise."""
+    """Raises NVMLError. A function, because a lambda cannot contain a raise statement."""
     raise pynvml.NVMLError(code)
 
 
@@ -87,7 +87,7 @@ def _utilisation(gpu: SimulatedGpu) -> Any:
 
 
 def _clock(clocks: tuple[int, int, int], kind: int) -> int:
-    """Returns a clock by NVML's number of its kind. Graphics and SM clock are the same."""
+    """Returns the clock of a kind (an NVML constant). Graphics and SM clock are the same."""
     return (clocks[0], *clocks)[kind]
 
 
@@ -97,7 +97,7 @@ def _threshold(gpu: SimulatedGpu, which: int) -> Any:
 
 
 def list_processes(loads: Iterable[SimulatedLoad], function: str) -> list[Any]:
-    """Lists the processes of one kind. `function`: nvmlDeviceGet<kind>RunningProcesses, with or without a version."""
+    """Lists the processes of one kind. `function`: nvmlDeviceGet<kind>RunningProcesses, with or without `_v<n>`."""
     kind = function.removeprefix("nvmlDeviceGet").partition("RunningProcesses")[0]
     return [
         pynvml.nvmlFriendlyObject(
@@ -114,7 +114,7 @@ def list_processes(loads: Iterable[SimulatedLoad], function: str) -> list[Any]:
 
 
 def _samples(gpu: SimulatedGpu, kind: int, since_us: int) -> Any:
-    """Returns utilization samples. Other kinds of samples are not simulated."""
+    """Implements nvmlDeviceGetSamples for utilisation. Other kinds of samples are not simulated."""
     if kind != pynvml.NVML_GPU_UTILIZATION_SAMPLES:
         _not_supported()
     samples = []
@@ -126,7 +126,7 @@ def _samples(gpu: SimulatedGpu, kind: int, since_us: int) -> Any:
 
 
 def _process_utilisation(kind: type[Any], gpu: SimulatedGpu, since_us: int) -> Any:
-    """Implements the old and the new function, which differ only in the structure (`kind`) that they return."""
+    """Implements both NVML functions for process utilisation. They return different structures (`kind`)."""
     means = gpu.process_means(since_us)
     entries = [fill(kind(), pid=m.pid, timeStamp=m.last_ran_us, smUtil=round(100 * m.sm)) for m in means]
     return entries or raise_error(pynvml.NVML_ERROR_NOT_FOUND)
@@ -208,7 +208,7 @@ MIG_CALLS: dict[str, Callable[..., Any]] = {
 
 # Field values
 
-Reader = Callable[[SimulatedGpu, int], int | None]  # returns the value for a GPU and scope, None if not supported
+Reader = Callable[[SimulatedGpu, int], int | None]  # (GPU, scope) -> value, or None if not supported
 
 
 def read_field_values(gpu: SimulatedGpu, fields: Iterable[Any]) -> Any:
@@ -260,7 +260,7 @@ _PERCENT: dict[int, tuple[float, float, float]] = {
     12: (0.2, -0.2, 0.0),  # FP32: only while the tensor cores are idle
     13: (0.05, -0.05, 0.0),  # FP16
 }
-"""Metric -> weights of busy, tensor and memory time. The metric is the weighted sum of these times."""
+"""GPM metric -> weights of busy, tensor and memory time. The metric's value is the weighted sum of these times."""
 
 
 class GpmSample(NamedTuple):

@@ -1,6 +1,6 @@
 """A simulated driver: an object with the functions, constants and structures of the pynvml module.
 
-Functions that are not simulated return "not supported". The real driver is never called. One lock protects all state.
+Functions that are not simulated raise "not supported". The real driver is never called. One lock protects all state.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from podgpu.simulate.gpu import SimulatedGpu, SimulatedInstance, SimulatedLoad
 from podgpu.simulate.models import MigProfile, parse_spec
 
 _MAX_WAIT_SECONDS = 0.025
-"""Maximum wait for events, in real time, because an injected clock may not advance. Short, because closing the driver
-waits for the end of this wait."""
-_SLICE_NS, _SWITCH_NS = 2_200_000, 84_000  # as measured on an H200
+"""Maximum wait for events, in seconds of real time, because an injected clock may not advance. It is short, because
+shutting down the driver waits until it has passed."""
+_SLICE_NS, _SWITCH_NS = 2_200_000, 84_000  # time slice and context switch, measured on an H200
 
 
 @dataclass(slots=True)
@@ -267,7 +267,7 @@ class SimulatedNvml:
         return self._find_handle(gpu if instance else None, instance)
 
     def _cut(self, gpu: SimulatedGpu, profiles: Sequence[MigProfile]) -> None:
-        """Makes instances with the driver's ids: the whole GPU is 0, halves start at 1, quarters at 3, eighths at 7."""
+        """Creates MIG instances with the driver's ids: whole GPU 0, halves from 1, quarters from 3, eighths from 7."""
         layout = next(self._layouts)
         instances: dict[int, SimulatedInstance] = {}
         for slot, profile in enumerate(profiles):
@@ -300,7 +300,7 @@ class SimulatedNvml:
         self._changed.notify_all()
 
     def _wait(self, pointer: Any, timeout_ms: int) -> Any:
-        """Returns the next event. May time out early."""
+        """Returns the next event. May time out before `timeout_ms`."""
         if not self._find(self._event_sets, pointer).waiting:
             self._changed.wait(min(timeout_ms / 1000, _MAX_WAIT_SECONDS))
         self._check_session()
@@ -326,9 +326,9 @@ def _check_present(gpu: SimulatedGpu) -> None:
 
 
 class TurnLog:
-    """The context-switch log of a GPU without MIG. While several loads have work, they take turns of one time slice.
+    """The context-switch log of a GPU without MIG. While several loads have work, each runs for one time slice in turn.
 
-    Computes the switches when they are read.
+    The switches are computed when the log is read.
     """
 
     def __init__(self, driver: SimulatedNvml, uuid: str) -> None:
@@ -342,7 +342,7 @@ class TurnLog:
         self._next: dict[int, int] = {}
         """Pid -> start of the next period."""
         self._records: list[tuple[int, int, int]] = []
-        """Time, tag and pid of switches that were not read yet."""
+        """Time, tag and pid of the switches that have not been read yet."""
         self._number = 0
 
     def now(self) -> int:

@@ -1,7 +1,7 @@
 """One simulated GPU, independent of NVML: identity, MIG layout, loads, and the resulting power, heat and counters.
 
-The activity is a function of loads and time, and is constant within a second. So counters are exact sums, do not
-depend on when they are read, and can be computed again for times in the past.
+The activity is a function of loads and time, and is constant within a second. Therefore counters are exact sums. They
+do not depend on when they are read, and can be computed again for times in the past.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Literal, NamedTuple
 
 from podgpu.simulate.models import GpuModel, MigProfile
 
-LONG_GAP = 600.0  # seconds; longer time is computed in one step
+LONG_GAP = 600.0  # seconds; a longer time between two reads is computed in one step
 THERMAL_LAG = 15.0  # time constant in seconds
 IDLE_CELSIUS, FULL_CELSIUS = 32.0, 72.0
-DRAM = 0.3  # use of the memory bandwidth while busy
+DRAM = 0.3  # fraction of the memory bandwidth in use while busy
 PCIE_TX_BYTES, PCIE_RX_BYTES, NVLINK_BYTES = 6_000_000, 20_000_000, 400_000_000
 """Bytes per busy second. NVLINK_BYTES is per link and direction."""
 SAMPLES_PER_SECOND = 5
@@ -28,7 +28,7 @@ SAMPLE_BUFFER = 20.0  # seconds for which the driver keeps utilisation samples
 
 @dataclass(frozen=True, slots=True)
 class SimulatedLoad:
-    """One process on one GPU: busy for `duty` of every `period`, idle for the rest."""
+    """One process on one GPU. In every `period`, it is busy for the fraction `duty` and then idle."""
 
     gpu: int  # number of the GPU (`SimulatedGpu.number`)
     pid: int
@@ -39,24 +39,24 @@ class SimulatedLoad:
     tensor: float = 0.5  # share of the busy time in which the tensor cores are busy
     phase: float = 0.0  # seconds by which the period is shifted
     kind: Literal["compute", "graphics", "mps"] = "compute"
-    sway: float = 0.0  # relative variation of the duty
+    sway: float = 0.0  # relative amplitude of the variation of `duty`
     sway_period: float = 60.0  # seconds
 
     def demand(self, start: float) -> float:
-        """Returns the duty in the second that begins at `start`. It varies like a sine."""
+        """Returns the duty in the second that begins at `start`. With `sway`, the duty varies like a sine."""
         swing = math.sin(math.tau * (start + self.phase) / self.sway_period)
         return min(1.0, max(0.0, self.duty * (1 + self.sway * swing)))
 
 
 class Share(NamedTuple):
-    """Activity of a GPU or instance, relative to its own capacity, or seconds of work since the last reset."""
+    """Activity of a GPU or instance: a fraction of its capacity, or the seconds of work since the last reset."""
 
     busy: float = 0.0
     tensor: float = 0.0
     dram: float = 0.0
 
     def plus(self, other: Share, compute: float, memory: float) -> Share:
-        """Adds another share. `compute` and `memory`: its weights, such as an instance's fraction of the GPU."""
+        """Adds a weighted share. `compute` and `memory`: the weights, such as an instance's fraction of the GPU."""
         return Share(
             self.busy + compute * other.busy,
             self.tensor + compute * other.tensor,
@@ -65,7 +65,7 @@ class Share(NamedTuple):
 
 
 def split_busy(loads: Sequence[SimulatedLoad], start: float) -> list[float]:
-    """Returns the busy share of each load on one GPU or instance in a second, scaled down if the sum exceeds 1."""
+    """Returns the busy fraction of each load on one GPU or instance in a second. Scales down if the sum exceeds 1."""
     wanted = [load.demand(start) for load in loads]
     total = sum(wanted)
     return [part / total for part in wanted] if total > 1 else wanted
@@ -126,7 +126,7 @@ class SimulatedGpu:
     instances: tuple[SimulatedInstance, ...] = ()
     nvlinks: int = 0  # number of links; 0 on a node with a single GPU
     lost: bool = False
-    loads: list[Residence] = field(default_factory=list)  # also those that ended less than `SAMPLE_BUFFER` ago
+    loads: list[Residence] = field(default_factory=list)  # includes loads that ended less than `SAMPLE_BUFFER` ago
     energy: float = 0.0  # joules
     celsius: float = IDLE_CELSIUS
     idle_seconds: float = 0.0
@@ -215,7 +215,7 @@ class SimulatedGpu:
         self._end_loads()
 
     def reset(self) -> None:
-        """Ends all loads and resets the counters. Keeps MIG layout and identity, as `nvidia-smi --gpu-reset` does."""
+        """Ends all loads and resets the counters. Like `nvidia-smi --gpu-reset`, keeps MIG layout and identity."""
         self.energy = self.idle_seconds = 0.0
         self.meter = Share()
         self._end_loads()
@@ -234,7 +234,7 @@ class SimulatedGpu:
         return [sample for sample in samples if sample.wall_us > since_us]
 
     def process_means(self, since_us: int) -> list[ProcessMean]:
-        """Returns means over the samples after `since_us`. Leaves out idle and ended processes, as the driver does."""
+        """Returns means over the samples after `since_us`. Like the driver, omits idle and ended processes."""
         samples = self.samples(since_us)
         means: list[ProcessMean] = []
         for pid in dict.fromkeys(load.pid for load in self.running()):

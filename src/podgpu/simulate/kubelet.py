@@ -43,8 +43,8 @@ class SimulatedKubelet:
         import grpc  # optional dependency
 
         self._server = grpc.server(ThreadPoolExecutor(4, "simulated-kubelet"), handlers=(self,))
-        # Some time after stopping, gRPC removes the path that it bound. A new server may use the path by then. So the
-        # server binds another name, and the socket is renamed.
+        # Some time after a server stops, gRPC deletes the path that it bound. A new server may use that path by then.
+        # So the server binds a temporary name, and the socket is renamed.
         bound = self.socket + ".new"
         self._server.add_insecure_port("unix://" + quote(os.fsencode(os.path.abspath(bound))))
         self._server.start()
@@ -77,7 +77,7 @@ class SimulatedKubelet:
         return bytes(answer.SerializeToString())
 
     def list_devices(self) -> bytes:
-        """Lists the devices that pods hold, but no free devices."""
+        """Lists the devices that pods hold. Free devices are omitted."""
         containers = [resources for pod in self.pods for resources in pod.containers.values()]
         devices = [device for resources in containers for device in encode_devices(resources)]
         return bytes(podresources_pb2.AllocatableResourcesResponse(devices=devices).SerializeToString())

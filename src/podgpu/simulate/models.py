@@ -1,7 +1,7 @@
 """Defines the GPU models that can be simulated, and parses specs such as `8xH100` or `1xA100/2x1g.5gb+1x3g.20gb,L4`.
 
-The figures of the H200 in models.csv are measured, except its MIG sizes. The figures of other models are plausible, and
-their features are correct: a T4 has no MIG, an L40S no memory temperature and an A100 no GPM.
+The values of the H200 in models.csv are measured, except its MIG sizes. The values of other models are estimates. The
+features of all models are correct: a T4 has no MIG, an L40S no memory temperature and an A100 no GPM.
 """
 
 from __future__ import annotations

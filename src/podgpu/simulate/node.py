@@ -34,7 +34,7 @@ _HOST_PID_NAMESPACE = "pid:[4026531836]"
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """One container on one device: its allocation (kubelet) and its load (driver)."""
+    """One container on one device: the allocation that the kubelet lists, and the load on the driver."""
 
     namespace: str
     pod: str
@@ -50,14 +50,14 @@ class Tenant:
 def tenants(driver: SimulatedNvml, first: int = 0) -> list[Tenant]:
     """Returns the tenants of a node.
 
-    `first`: position of the first GPU in the pattern. Nodes with different multiples of 8 have different pod names.
+    `first`: position of the first GPU in the pattern. Different multiples of 8 result in different pod names.
     """
     result: list[Tenant] = []
     whole = [g for g in driver.gpus if not g.instances]
     for position, gpu in enumerate(whole, first):
         result += _on_gpu(position, gpu.number, gpu.uuid)
     for gpu in driver.gpus:
-        for slot, instance in enumerate(gpu.instances[:5]):  # the remaining instances stay free
+        for slot, instance in enumerate(gpu.instances[:5]):  # further instances have no pod
             pod = f"jupyter-{first + gpu.number}-{slot}"
             resource = f"nvidia.com/mig-{instance.profile.name.replace('+', '.')}"
             place = instance.uuid, gpu.number, instance.gi_id
@@ -156,7 +156,7 @@ def pods(of: Iterable[Tenant]) -> list[SimulatedPod]:
 
 
 class SimulatedProc:
-    """A directory like /proc, read by a process in the host's PID namespace."""
+    """A directory like /proc, as a process in the host's PID namespace sees it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -181,7 +181,7 @@ class SimulatedProc:
 # A whole node
 
 _SWAY = {"research": 0.08, "serving": 0.7, "batch": 0.9, "notebooks": 0.8}
-"""Namespace -> relative variation of its loads. Training is steady, services vary."""
+"""Namespace -> relative variation (`sway`) of its loads. Training is steady, services vary."""
 
 
 class StageNode:

@@ -145,7 +145,7 @@ class Screen:
     # Drawing
 
     def draw(self, seen: Seen, size: tuple[int, int], now: float) -> list[Spans]:
-        """Returns all lines of the terminal, which may be longer than it is wide. `now` is monotonic time."""
+        """Returns all lines of the terminal. A line may be longer than the terminal is wide. `now`: monotonic time."""
         (width, height), view = size, seen.view
         table = self._make_table(seen, width)
         notes = _notes(seen, width, now)

@@ -249,7 +249,7 @@ class Table:
         return spans[:-1]
 
     def render(self, start: int = 0, end: int | None = None) -> list[Spans]:
-        """Renders only these rows, because a screen shows few of possibly thousands."""
+        """Renders the rows from `start` to `end`. A screen shows only a few of possibly thousands."""
         return [self._render_row(depth, line) for depth, line in self.lines[start:end]]
 
     def _render_row(self, depth: int, line: Line) -> Spans:

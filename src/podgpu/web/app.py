@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Address:
     host: str
-    """Empty for all interfaces."""
+    """Host name or IP address. Empty for all interfaces."""
     port: int
     scheme: str = "http"
 

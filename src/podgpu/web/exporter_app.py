@@ -94,7 +94,7 @@ def application(
 
 
 def gpu_manager_application(agent: Agent, protection: Protection | None = None) -> web.Application:
-    """Serves gpu-manager's metrics on its own path and on Prometheus' default path."""
+    """Serves gpu-manager's metrics on /metric, which gpu-manager uses, and on /metrics, Prometheus' default."""
     return make_application(
         [web.get(path, _serve_text(agent, "gpu_manager", None)) for path in ("/metric", "/metrics")], protection
     )

@@ -130,7 +130,7 @@ class LoginChecker:
 
 
 def make_server_context(material: tuple[TlsConfig, str, bytes, bytes, bytes]) -> ssl.SSLContext:
-    """`material`: settings, their file, certificate, key and client CAs. Raises UsageError or SourceError."""
+    """`material`: settings, path of their file, certificate, key, client CAs. Raises UsageError or SourceError."""
     config, path, certificate, key, authorities = material
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])

@@ -158,7 +158,7 @@ class DcgmConnection:
 
     @property
     def version(self) -> Version:
-        """The version of the library or of the engine, whichever is older. Empty if one of them is unknown."""
+        """The older of the versions of library and engine. Empty if one of them is unknown."""
         return min(self.library_version, self.engine_version)
 
     def open(self) -> None:

@@ -97,7 +97,7 @@ class SwitchListener:
             threading.Thread(target=self._run, name="switches", daemon=True).start()
 
     def take_window(self, until: float, instance: int | None = None) -> tuple[Residency, list[BusySample]]:
-        """Returns residency and samples of that instance from its last window up to `until` (Unix time)."""
+        """Returns residency and samples of an instance, from the end of its last window to `until` (Unix time)."""
         with self._lock:
             if self._error is not None:
                 raise self._error

@@ -81,7 +81,7 @@ class _Waits:
     most: int = 0
     count: int = 0
     parts: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
-    """Pid of the process that ran -> part of the waiting time."""
+    """Pid of the process that ran meanwhile -> part of the waiting time."""
     divided: int = 0
     """Sum of `parts`. Less than the estimate if not every wait was divided."""
 

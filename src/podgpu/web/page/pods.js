@@ -120,7 +120,7 @@ function linkOf(holder, by) {
 // Says why GPUs are busy without a known holder: the problem of a source, or no process.
 function busyText(busy, isKube, { notes = [], nodes = [] }) {
   const [what, who] = isKube ? ["no pod holds", "No process of a pod"] : ["it is not known who uses", "No process"];
-  const problem = [...notes, ...nodes.flatMap((node) => node.notes ?? [])].find((note) => /cannot read|usage|process/i.test(note));
+  const problem = [...notes, ...nodes.flatMap((node) => node.notes ?? [])].find((note) => /\b(usage|process(es)?|kubelet)\b/.test(note));
   const [are, them] = busy === 1 ? ["is", "it"] : ["are", "them"];
   return `${plural(busy, "GPU")} ${are} busy, but ${what} ${them}. ${problem ? plain(problem) : `${who} was found on ${them}.`}`;
 }
