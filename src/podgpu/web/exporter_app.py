@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -110,12 +111,18 @@ def _probe_routes(agent: Agent) -> list[web.RouteDef]:
 def _serve_text(
     agent: Agent, fresh: RenderedText, stale: RenderedText | None, headers: Mapping[str, str] = METRICS_HEADERS
 ) -> Handler:
-    """Renders on the first request. This takes milliseconds, so it needs no thread."""
+    """Renders in a thread, once for all concurrent requests, so that probes do not wait."""
 
     async def handle(request: web.Request) -> web.Response:
         published = agent.published
         text = fresh if agent.is_fresh(published) else stale
-        return body_response(request, NO_METRICS if text is None else published.render(text), headers)
+        if text is None:
+            body = NO_METRICS
+        elif text in published.rendered:
+            body = published.rendered[text]
+        else:
+            body = await asyncio.to_thread(published.render, text)
+        return body_response(request, body, headers)
 
     return handle
 
