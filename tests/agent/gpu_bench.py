@@ -96,6 +96,11 @@ class GpuBench(SimulatedNode):
             self._check_device(number)
         return self.scraped
 
+    def turns(self, seconds: int, *well: int) -> None:
+        """Takes a turn every 5 s."""
+        for _ in range(seconds // 5):
+            self.turn(*well, seconds=5.0)
+
     def scrape(self) -> str:
         self.scraped = self.client.ask("/metrics").text
         return self.scraped

@@ -71,8 +71,7 @@ def test_a_scrape_waits_for_no_driver(tmp_path: Path) -> None:
 )
 def test_a_gpu_that_hangs_at_the_start(tmp_path: Path, function: str) -> None:
     with bench_of(tmp_path, "3xH100", 0, 2, before=lambda faults: faults.hang(function, 1)) as bench:
-        for _ in range(MINUTE // 5):
-            bench.turn(0, 2, seconds=5.0)
+        bench.turns(MINUTE, 0, 2)
         assert "gpu1: hung: GPU 1 does not answer" in bench.client.ask("/health").text
         assert 'podgpu_device_count{state="lost",Hostname="h"} 1' in bench.scraped
         bench.faults.release_all()
@@ -110,17 +109,14 @@ def test_a_gpu_that_was_lost_when_the_driver_was_loaded(tmp_path: Path) -> None:
     with bench_of(tmp_path, "3xH100", 0, 1, 2) as bench:
         bench.faults.lose(1, enumerated=False)
         bench.faults.reload_driver()
-        for _ in range(MINUTE // 5):
-            bench.turn(seconds=5.0)
+        bench.turns(MINUTE)
         assert bench.shown(0)
         assert not bench.shown(1)
         bench.faults.recover(1)
-        for _ in range(2 * MINUTE // 5):
-            bench.turn(seconds=5.0)
+        bench.turns(2 * MINUTE)
         assert bench.shown(1), "the bus showed three all the time, so nothing changed there"
         begun = bench.driver.calls["nvmlInit"]
-        for _ in range(2 * MINUTE // 5):
-            bench.turn(seconds=5.0)
+        bench.turns(2 * MINUTE)
         assert bench.driver.calls["nvmlInit"] == begun, "all are there: it is left alone"
 
 
@@ -132,12 +128,10 @@ def test_a_lost_gpu_beside_a_hung_one(tmp_path: Path) -> None:
     with bench_of(tmp_path, "4xH100", 0, 1, 2, 3) as bench:
         bench.faults.lose(1)
         bench.faults.hang("nvmlDeviceGetFieldValues", 2)
-        for _ in range(2 * MINUTE // 5):
-            bench.turn(0, 3, seconds=5.0)
+        bench.turns(2 * MINUTE, 0, 3)
         assert not any(reason == "released" for _, reason in errors_of(bench.agent.published.state))
         bench.expected = 5  # a GPU was plugged in: the driver should be taken up anew, and cannot be
-        for _ in range(2 * MINUTE // 5):
-            bench.turn(0, 3, seconds=5.0)
+        bench.turns(2 * MINUTE, 0, 3)
         bench.faults.release_all()
         bench.faults.recover(1)
         wait_until(lambda: bench.turn() and bench.shown(1) and bench.shown(2), "both are back")
@@ -153,12 +147,10 @@ def test_a_repaired_gpu_is_listed_soon_after_a_call_that_hung(tmp_path: Path) ->
     with bench_of(tmp_path, "3xH100", 0, 1, 2) as bench:
         bench.faults.lose(1, enumerated=False)
         bench.faults.reload_driver()
-        for _ in range(MINUTE // 5):
-            bench.turn(seconds=5.0)
+        bench.turns(MINUTE)
         bench.faults.recover(1)
         bench.faults.hang("nvmlDeviceGetPowerUsage", 2)
-        for _ in range(90 // 5):  # the driver would be reopened 2 minutes after the reload
-            bench.turn(seconds=5.0)
+        bench.turns(90)
         bench.faults.release_all()
         for _ in range(12):
             bench.turn()
