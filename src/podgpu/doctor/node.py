@@ -312,7 +312,7 @@ def _check_switches(telemetry: NvmlTelemetry, gpu: Device, method: UsageMethod) 
 
 
 def read_kernel_driver(proc: str) -> str:
-    """Returns the version of the kernel's NVIDIA driver, which containers can read, too. Empty if there is none."""
+    """Returns the version of the kernel's NVIDIA driver, which is readable in containers. Empty if there is none."""
     version = re.search(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)", _read(Path(proc, "driver/nvidia/version")))
     return version[1] if version else ""
 
