@@ -168,14 +168,14 @@ class DriverLock:
         self._idle = threading.Condition()
         self._calls = 0
         self._closers = 0
-        self.is_open = False
+        self.is_open = self._was_open = False
 
     def open(self, start: Callable[[], None]) -> None:
         """Calls `start` unless the library is open. If `start` fails, the library stays closed."""
         with self._opening:
             if not self.is_open:
                 start()
-                self.is_open = True
+                self.is_open = self._was_open = True
 
     def close(self, wait: float, stop: Callable[[], None]) -> bool:
         """Waits until no call is in flight, then calls `stop`. Returns False and stays open after `wait` seconds.
@@ -207,6 +207,8 @@ class DriverLock:
         with self._idle:
             if gives_way:
                 self._idle.wait_for(lambda: not self._closers)
+            if not self._was_open:
+                raise DriverGone(f"{self._name} is not loaded")
             if not self.is_open:
                 raise DriverGone(f"podgpu has released {self._name}", "released")
             self._calls += 1

@@ -337,7 +337,7 @@ def check_privileges(proc: str, exact_usage: bool) -> list[Finding]:
             note(
                 "privileges",
                 "this process has CAP_SYS_ADMIN, which podgpu does not need",
-                "set securityContext: {privileged: false, capabilities: {drop: [ALL]}} in its pod",
+                "in a pod, set securityContext: {privileged: false, capabilities: {drop: [ALL]}}",
             )
         )
     return findings
