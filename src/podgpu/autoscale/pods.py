@@ -75,7 +75,7 @@ class PodWatcher:
         )
 
     def current(self) -> RunningPods:
-        """Returns the pods, or only a reason if the API server has been unavailable for a minute. Not thread-safe."""
+        """Returns the pods, or the reason if the API server has been unavailable for a minute. Not thread-safe."""
         error, now = self.informer.error, self._clock.monotonic()
         if not self.informer.synced:
             reason = error or "the first list is being read"

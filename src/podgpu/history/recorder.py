@@ -1,4 +1,4 @@
-"""Stores the state of all GPUs (a *round*) every 15 s in a thread, and reads `/api/v1/history` from SQLite."""
+"""Stores the state of all GPUs (called a round) every 15 s in a thread, and reads `/api/v1/history` from SQLite."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Cards:
     cards: tuple[Card, ...] = ()
 
     def find_by_minor(self, minor: int) -> str:
-        """Returns the UUID, or the minor number if the UUID is unknown. Numbers in podlist.json are minors."""
+        """Returns the UUID, or the minor number if the UUID is unknown. podlist.json also uses minor numbers."""
         return next((card.uuid for card in self.cards if card.minor == minor and card.uuid), str(minor))
 
     def find_by_index(self, index: int) -> str:

@@ -1,9 +1,8 @@
 """Converts a PromQL expression from the names of dcgm-exporter 4.8 to those of 4.9, without changing its result.
 
-The expression may contain Grafana variables. The parser records each change as an edit at a position; all other text
-stays unchanged. If the unit of a metric changed, the metric is converted where it is read: `X` becomes `(Y * 100)`. A
-range vector cannot be multiplied, so the result of the range function is multiplied. If a part of the expression cannot
-be rewritten, the whole expression stays unchanged.
+The expression may contain Grafana variables. If the unit of a metric changed, `X` becomes `(Y * 100)`. A range vector
+cannot be multiplied, so the result of the range function is multiplied instead. Only the changed text is replaced. If
+something cannot be rewritten, the whole expression stays unchanged.
 """
 
 from __future__ import annotations
