@@ -78,7 +78,7 @@ class FaultLog(Generic[K]):
 
 
 class RepeatFilter(logging.Filter):
-    """Passes each log message at most once a minute. Lines that differ only in their arguments are the same message."""
+    """Passes each log message at most once a minute. Lines that differ only in arguments count as the same message."""
 
     def __init__(self) -> None:
         super().__init__()

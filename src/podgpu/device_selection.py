@@ -35,7 +35,7 @@ class Selection:
         return frozenset(d.key for d in (*whole, *shown)) | frozenset(d.uuid for d in shown)
 
     def without_numbered_instances(self) -> Selection:
-        """Returns the selection for GPUs that disappeared. It has no instance numbers, because they may change."""
+        """Returns the selection for GPUs that disappeared: without instance numbers, because these may change."""
         return replace(self, instances=None) if self.instances else self
 
     def check(self, devices: Sequence[Device]) -> None:

@@ -20,7 +20,7 @@ T = TypeVar("T")
 NS = 1_000_000_000  # nanoseconds per second
 MJ = 1000  # millijoules per joule
 MIB = 1024 * 1024
-SCHEMA = 1  # incremented when a member changes its meaning, but not for new members, which decoders ignore
+SCHEMA = 1  # incremented when a JSON key changes its meaning, but not for new keys, which decoders ignore
 Name = Annotated[str, Meta(max_length=256)]
 Text = Annotated[str, Meta(max_length=1024)]
 Amount = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -32,8 +32,8 @@ WorkloadKey = tuple[str, ...]
 PodLabels = Mapping[tuple[str, str], tuple[tuple[str, str], ...]]  # (namespace, pod) -> selected labels
 Detail = tuple[int, tuple[tuple[str, str], ...], int | float]  # field id, labels, value
 UsageMethod = Literal["samples", "switches", "exact", "mps"]
-"""How busy time is divided among processes. `samples`: by the driver's samples. `switches`: by context switches.
-`exact`: by context switches and busy samples. `mps`: not divided, because the driver reports only the MPS server."""
+"""How busy time is split among processes. `samples`: according to the driver's samples. `switches`: context switches.
+`exact`: context switches and busy samples. `mps`: not split, because the driver reports only the MPS server."""
 _SHORT_ID = 12  # length of a container id in the output of crictl
 
 
@@ -92,11 +92,11 @@ def group_by_key(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
 
 
 class Document(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Base of all parts of a `NodeState`. `gc=False` is safe: documents are trees without reference cycles."""
+    """Base class of `NodeState` and of the objects in it. `gc=False` is safe, because there are no reference cycles."""
 
 
 class Workload(Document, frozen=True):
-    """A container, a job of an HPC scheduler, or the processes of a user. No source reports all members."""
+    """A container, a job of an HPC scheduler, or the processes of a user. No source reports all of these fields."""
 
     namespace: Name = ""
     pod: Name = ""
@@ -179,10 +179,10 @@ class HolderUsage(Document, frozen=True):
     wait_min_ns: Amount | None = None
     wait_max_ns: Amount | None = None
     wait_ratio: Ratio | None = None  # fraction of the last usage window spent waiting
-    waits_for: tuple[WaitPart, ...] = ()  # parts of `wait_ratio`, largest first
+    waits_for: tuple[WaitPart, ...] = ()  # `wait_ratio`, split by the workload that ran meanwhile; largest first
     energy_mj: Amount | None = None
-    power_ratio: Ratio | None = None  # the workload's part of the device's energy in the last usage window
-    idle_since: float | None = None  # None if the workload is busy, or if that is unknown
+    power_ratio: Ratio | None = None  # the workload's share of the device's energy in the last usage window
+    idle_since: float | None = None  # None if the workload is busy or may be busy
     unallocated_since: float | None = None  # set if the workload uses the device without an allocation
 
 
@@ -190,7 +190,7 @@ class RunningProcess(Document, frozen=True):
     pid: Amount
     memory_used_bytes: Amount | None = None
     utilization_ratio: Ratio | None = None
-    owner: Workload | None = None  # not set in documents, which list processes under their holder
+    owner: Workload | None = None  # not set in documents, where processes are listed under their holder
     command: Name = ""  # the program's name without arguments; set only on a node without Kubernetes
 
 
@@ -238,7 +238,7 @@ class XidCount(Document, frozen=True):
 class SlotUsage(Document, frozen=True):
     """Total usage of a device. Each value is the sum over its holders plus the unattributed remainder.
 
-    The usage of users without a job or pod has no series of its own. It is part of the unattributed remainder.
+    The usage of users without a job or pod has no series of its own. It is included in the unattributed remainder.
     """
 
     utilization_ratio: Ratio | None = None  # over the same time window as the holders' ratios
@@ -249,11 +249,11 @@ class SlotUsage(Document, frozen=True):
     unattributed_busy_ns: Amount | None = None
     unattributed_energy_mj: Amount | None = None
     method: Name = ""  # samples, switches, exact or mps
-    pressure_ratio: Ratio | None = None  # part of the last usage window in which at least one workload waited
+    pressure_ratio: Ratio | None = None  # fraction of the last usage window in which at least one workload waited
 
 
 class Slot(Document, frozen=True):
-    """Members that GPUs and MIG instances have in common."""
+    """Fields that `DeviceState` (a GPU) and `MigInstance` have in common."""
 
     hidden: bool = False  # excluded by --devices; has only identity, holders and health
     utilization_ratio: Ratio | None = None
@@ -261,7 +261,7 @@ class Slot(Document, frozen=True):
     memory_total_bytes: Amount | None = None
     usage: SlotUsage | None = None  # measured at `usage_at`; the values above at `taken_at`
     holders: Annotated[tuple[Holder, ...], Meta(max_length=4096)] = ()
-    fields: Fields | None = None  # None if the device could not be read in the last turn
+    fields: Fields | None = None  # None if the last reading of the device failed
     details: Annotated[
         tuple[tuple[Name, LabelTexts, int | float], ...], Meta(max_length=1024)
     ] = ()  # field, labels, value
@@ -300,7 +300,7 @@ class SourceStatus(Document, frozen=True):
     """The result of the last reading of one source, and its number of failures since the start."""
 
     name: Name
-    up: bool | None = None  # None if it was not read in the last turn; only the counters are set then
+    up: bool | None = None  # None if the source was not read this time; then only the error counters are set
     seconds: float | None = None
     error: Name = ""
     message: Text = ""
@@ -353,7 +353,7 @@ class NodeState(Document, frozen=True, kw_only=True):
 
 
 def has_readings(state: NodeState) -> bool:
-    """Returns True if any GPU or instance was read in the last turn."""
+    """Returns True if the last reading of at least one GPU or MIG instance succeeded."""
     return any(slot.fields is not None for gpu in state.devices for slot in (gpu, *gpu.instances))
 
 
@@ -380,9 +380,9 @@ class Assignment:
     holder: Workload
     source: str
     replica: str = ""  # number of the time slice or vGPU, if the device id names one
-    share: float | None = None  # part of the device, if known
+    share: float | None = None  # fraction of the device, if known
     attributes: tuple[tuple[str, str], ...] = ()  # additional labels for the device's series, such as dra_claim_name
-    is_shared: bool = False  # others may get the remainder, so an unknown share of a sole holder is not assumed to be 1
+    is_shared: bool = False  # if True, an unknown share is not assumed to be 1, even for a sole holder
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,7 +440,7 @@ class ProcessWaits:
     """How long processes waited for one device in one window. A process waits or is resident, never both at once."""
 
     processes: Mapping[int, tuple[int, int, int]]  # pid -> nanoseconds: estimate, minimum, maximum
-    pairs: Mapping[tuple[int, int], int]  # (waiting pid, running pid) -> part of the waiting process's estimate
+    pairs: Mapping[tuple[int, int], int]  # (waiting pid, running pid) -> nanoseconds of the estimate
     pressure_ns: int  # time in which at least one process waited
 
 
@@ -451,14 +451,14 @@ class DeviceUsage:
     device: Device
     window_ns: int  # length of the time window, by the driver's clock; 0 if the driver did not answer
     busy_ns: int | None = None
-    energy_mj: int | None = None  # since the previous reading of the counter; None if it was not read in this turn
+    energy_mj: int | None = None  # since the previous reading of the counter; None if it was not read this time
     memory_used: int | None = None
     processes: tuple[ProcessUsage, ...] | None = None  # None if not visible (other PID namespace)
     process_busy_ns: Mapping[int, int | None] | None = None  # by pid; None if the driver does not report it
     method: UsageMethod = "samples"  # how `process_busy_ns` was measured
     resident_ns: Mapping[int, int] | None = None  # by pid: time for which its context was on the engine, busy or not
     switching_ns: int = 0  # busy time spent on context switches; attributed to no process
-    saving_ns: Mapping[int, int] = field(default_factory=dict)  # by pid: residency possibly spent on saving
+    saving_ns: Mapping[int, int] = field(default_factory=dict)  # by pid: maximum time for saving its context
     waits: ProcessWaits | None = None  # None if context switches are not read
     bounded: bool = False  # True if lower and upper bounds of the busy time are computed
     power_mw: int | None = None  # at the end of the window; used to estimate energy between readings of the counter

@@ -73,17 +73,17 @@ class Workers:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._calls: dict[str, _Call[Any]] = {}  # the last call of each name
-        self._inboxes: dict[str, SimpleQueue[_Call[Any] | None]] = {}  # of the thread of each name
+        self._inboxes: dict[str, SimpleQueue[_Call[Any] | None]] = {}  # queue of each thread, by name
         self._lock = threading.Lock()
         self._closed = False
 
     def run(
         self, jobs: Mapping[str, Callable[[], T]], deadline: float, late: Callable[[], object] | None = None
     ) -> dict[str, Result[T]]:
-        """Starts all calls and waits for them until the deadline. Later results are discarded unless `late` is given.
+        """Starts all calls and waits for them until the deadline. Without `late`, later results are discarded.
 
-        With `late`, a late result is kept. `late` is then called in the thread of the call, and the next run returns
-        the kept result instead of starting a new call.
+        With `late`, a later result is kept, and `late` is called in the thread of the call. The next run returns the
+        kept result instead of starting a new call.
         """
         with self._lock:
             if self._closed:
@@ -101,7 +101,7 @@ class Workers:
                 inbox.put(None)
 
     def _start(self, name: str, job: Callable[[], T], wants_late: bool) -> tuple[_Call[T], bool]:
-        """Starts a call and returns it with True. If the earlier call is pending, returns that one with False."""
+        """Starts a call and returns (call, True), or returns (earlier call, False) if the earlier call is pending."""
         earlier = self._calls.get(name)
         if earlier is not None and not (earlier.is_read if wants_late else earlier.done.is_set()):
             return earlier, False
@@ -121,7 +121,7 @@ class Workers:
             if late is None and not is_new:
                 message = f"{name}: a call that began {seconds:.0f} s ago has not returned; skipped until it does"
                 return Result(None, SourceError("hung", message), 0.0)
-            if not call.done.is_set():  # it may have returned after the wait
+            if not call.done.is_set():  # the call may have returned after the wait ended
                 return Result(None, SourceError("deadline", f"{name}: no answer within {seconds:.1f} s"), seconds)
         call.is_read = True
         return call.result
@@ -168,14 +168,14 @@ class DriverLock:
         self._idle = threading.Condition()
         self._calls = 0
         self._closers = 0
-        self.is_open = False
+        self.is_open = self._was_open = False
 
     def open(self, start: Callable[[], None]) -> None:
         """Calls `start` unless the library is open. If `start` fails, the library stays closed."""
         with self._opening:
             if not self.is_open:
                 start()
-                self.is_open = True
+                self.is_open = self._was_open = True
 
     def close(self, wait: float, stop: Callable[[], None]) -> bool:
         """Waits until no call is in flight, then calls `stop`. Returns False and stays open after `wait` seconds.
@@ -207,6 +207,8 @@ class DriverLock:
         with self._idle:
             if gives_way:
                 self._idle.wait_for(lambda: not self._closers)
+            if not self._was_open:
+                raise DriverGone(f"{self._name} is not loaded")
             if not self.is_open:
                 raise DriverGone(f"podgpu has released {self._name}", "released")
             self._calls += 1

@@ -27,7 +27,7 @@ _COUNTERS_DIRECTORY = "/etc/dcgm-exporter"
 _MAX_BYTES = 1 << 20
 ALWAYS_READ = (203, 155, 150, 250, 252)  # utilisation, power, temperature, memory
 _THROTTLE_INTERVAL = 5.0  # shortest interval for the throttling counters; one reading costs 1.5 ms of CPU (H200)
-_TOGETHER_SECONDS = 0.02  # lanes that are due within this time are read together
+_TOGETHER_SECONDS = 0.02  # lanes (see above) that are due within this time are read together
 WARM_UP_SECONDS = 1.0  # maximum interval between the first two readings, which are needed for rates
 CounterSpecs = tuple[CounterSpec, ...]
 ReadCounters = Callable[[], CounterSpecs]
@@ -35,7 +35,7 @@ ReadCounters = Callable[[], CounterSpecs]
 
 
 def read_counters(chosen: str, names: NameSet = "4.8") -> tuple[CounterSpecs, ReadCounters | None]:
-    """Returns the counters, and a function that reads them again if they are in a file. `chosen`: the value of `-f`."""
+    """Returns the counters and, if they are in a file, a function that re-reads them. `chosen`: the value of `-f`."""
     if chosen == "none":
         return (), None
     if not chosen:
@@ -57,7 +57,7 @@ def read_counters(chosen: str, names: NameSet = "4.8") -> tuple[CounterSpecs, Re
 
 
 def counters_in_file(path: str, names: NameSet = "4.8") -> ReadCounters:
-    """Returns a function that returns the counters of a CSV file. The file is parsed again only when it changes."""
+    """Returns a function that returns the counters of a CSV file. The file is parsed only when it has changed."""
     file = ReadOnChange(lambda content, origin: _parse(content.decode("utf-8", "replace"), origin, names), _MAX_BYTES)
     return lambda: file.read(path)
 
@@ -90,7 +90,7 @@ def _parse(text: str, origin: str, names: NameSet) -> CounterSpecs:
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """A collection of dcgm-exporter's configuration: fields that are read at an interval of their own."""
+    """An entry of `collections` in dcgm-exporter's configuration file: fields that are read at the same interval."""
 
     name: str
     every: float
@@ -142,8 +142,8 @@ def make_lanes(
 ) -> tuple[Lane, ...]:
     """Makes one lane for each collection and one for all other fields, including the fields of podgpu's own metrics.
 
-    Throttling counters that are not in the counter file get a slower lane. Raises UsageError for an empty collection,
-    unless `skip_empty` is set.
+    Throttling counters that are not in the counter file are read less often, in a lane of their own. Raises UsageError
+    for an empty collection, unless `skip_empty` is set.
     """
     collection_of = collection_of_fields(counters, collections, skip_empty)
     configured = {counter.field.id: counter.field for counter in counters}
@@ -162,7 +162,7 @@ def make_lanes(
 
 
 class Schedule:
-    """Decides when each lane is read next. Not thread-safe."""
+    """Decides when each lane (fields with the same interval) is read next. Not thread-safe."""
 
     def __init__(self, lanes: Sequence[Lane]) -> None:
         self.lanes = tuple(lanes)
@@ -175,7 +175,7 @@ class Schedule:
     def take_due(self, now: float) -> tuple[Lane, ...]:
         """Returns the lanes to read now, and schedules their next reading.
 
-        Lanes are due at multiples of their interval, so that they are read together. A late lane starts again from now.
+        Lanes are due at multiples of their interval, to be read together. A missed reading restarts the interval.
         """
         due = tuple(lane for lane in self.lanes if self._next.get(lane, now) <= now + _TOGETHER_SECONDS)
         for lane in due:

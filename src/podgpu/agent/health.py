@@ -76,7 +76,7 @@ class Throttling:
 
 @dataclass(slots=True)
 class _Gpu:
-    """State of one GPU between turns. Times are monotonic."""
+    """State of one GPU that is kept between two checks. Times are monotonic."""
 
     details: dict[str, str | None] | None = None  # condition -> detail in the last check; None if the GPU is not shown
     since: dict[str, float] = field(default_factory=dict)  # start time by condition
@@ -103,7 +103,7 @@ class HealthWatch:
         self._clock_masks: dict[str, int] = {}
 
     def update(self, result: TelemetryResult) -> None:
-        """Checks the GPUs after a telemetry turn."""
+        """Checks the GPUs. Called after each reading of them."""
         now = self._clock()
         is_due = any(f.id == CLOCK_EVENTS_FIELD for lane in result.lanes for f in lane.fields)
         for reading in result.readings if is_due else ():
@@ -150,7 +150,7 @@ class HealthWatch:
         self._gpus.pop(uuid, None)
 
     def report(self, assignments: Sequence[Assignment], absent: Collection[str]) -> dict[str, dict[str, Any]]:
-        """Returns members of `DeviceState` and `Slot` by device key.
+        """Returns device key -> {name of a field of `DeviceState` or `MigInstance`: value}.
 
         GPUs that are lost or disappeared (`absent`, by UUID) keep their last holders.
         """

@@ -1,4 +1,4 @@
-"""The agent reads telemetry, allocations and usage in three threads. Each turn of a loop publishes a new document."""
+"""The agent: reads telemetry, allocations and usage in three loops. Each turn of a loop publishes a new document."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from podgpu.workers import ErrorCounts, Workers
 
 _log = logging.getLogger(__name__)
 _SERIAL = 53  # DCGM_FI_DEV_SERIAL
-Forgotten = Literal["gpu", "xids", "nothing"]  # what `podgpu forget` removed
+Forgotten = Literal["gpu", "xids", "nothing"]  # what `podgpu forget` has removed: a lost GPU, XIDs, or nothing
 _UNALLOCATED_READINGS = 12  # use without an allocation is reported after this many readings of the allocation
 
 
@@ -49,7 +49,7 @@ class Settings:
 
     @property
     def stale_after(self) -> float:
-        """Maximum age of values that are served. Allows one turn to wait for a source that hangs."""
+        """Maximum age of values that are served. Long enough for one turn that waits for a source that hangs."""
         return max(3 * self.interval, self.interval + self.deadline)
 
 
@@ -133,7 +133,7 @@ class Agent:
 
     def read_allocation(self, *, counters_first: bool = False) -> None:
         """Reads the allocation sources once and publishes the result."""
-        self._allocate_now.clear()  # cleared first, so that a request during this turn causes another turn
+        self._allocate_now.clear()  # cleared first, so that a request during this turn starts another turn
         if counters_first:
             self.read_counters()
         telemetry = self._telemetry_result
@@ -151,7 +151,7 @@ class Agent:
         self._publish()
 
     def read_counters(self) -> None:
-        """Reads the counters again if they can change. Invalid counters are ignored and reported."""
+        """Re-reads the counters if they can change. Invalid counters are ignored and reported."""
         if self._read_counters is None:
             return
         result = self._workers.run({COUNTERS: self._read_counters}, self.settings.deadline)[COUNTERS]

@@ -59,7 +59,7 @@ _STARTED_AT = time.time()
 _IDENTITY = ("uuid", "index", "model", "pci_bus_id", "minor", "maker", "mig_enabled")
 _NO_FIGURES = (*_IDENTITY, "hidden", "conditions", "last_holders")
 _FAULT_SECONDS = 60.0  # minimum interval between two log lines about the same fault of a source
-_SAME_FAULT = {"hung": "deadline"}  # a slow call is reported as `deadline` in its own turn and as `hung` in later turns
+_SAME_FAULT = {"hung": "deadline"}  # a slow call is reported as `deadline` at first and as `hung` later
 
 
 # -- the document --------------------------------------------------------------------------------------------------
@@ -76,8 +76,8 @@ def build_node_state(
 ) -> NodeState:
     """Builds the document from the latest results of the three loops.
 
-    `health`: device key -> members of `DeviceState` from `HealthWatch.report`. `configured`: ids of the fields in the
-    counter file. `members`: other members of the document.
+    `health`: result of `HealthWatch.report`. `configured`: ids of the fields in the counter file. `members`: values of
+    the fields of `NodeState` that are not set here.
     """
     names = fields()
     return NodeState(

@@ -1,6 +1,6 @@
-"""One turn of the telemetry loop: reads the list of GPUs, then each GPU in its own worker, with a deadline.
+"""One turn (pass) of the telemetry loop: reads the list of GPUs, then each GPU in its own worker, with a deadline.
 
-Fields that are not due keep their last value while the device answers. After a failure all fields are read again.
+Fields that are not due keep their last value while the device answers. After a failure, all fields are due.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TelemetryResult:
     gpus_visible: int = 0
     gpus_lost: int = 0
     dropped: Mapping[int, int] = field(default_factory=dict)  # number of rejected values since start, by field id
-    lanes: tuple[Lane, ...] = ()  # lanes read in this turn; values of other lanes are older
+    lanes: tuple[Lane, ...] = ()  # lanes (fields with the same interval) read in this turn; other values are older
     absent: frozenset[str] = frozenset()  # UUIDs of `devices` that the driver does not list
     at: float | None = None  # Unix time of the last turn with readings
 
@@ -148,7 +148,7 @@ class TelemetryTurn:
         self._most_seen = max(self._most_seen, len(inventory.gpus) + len(inventory.unreachable))
 
     def _find_devices(self, gpu: Device) -> tuple[Device, ...]:
-        """Returns the GPU and its instances as last read. A GPU that is back has its old instances until it is read."""
+        """Returns the GPU and its instances as last read. If a GPU reappears, these are its old instances."""
         last = self._known.get(gpu.uuid) or self._absent.get(gpu.uuid) or (gpu,)
         return tuple(replace(device, index=gpu.index) for device in last) if last[0].model else (gpu,)
 
@@ -165,7 +165,7 @@ class TelemetryTurn:
         self._absent |= {uuid: (Device(None, uuid, "", ""),) for uuid in sorted(uuids) if uuid.lower() not in known}
 
     def forget(self, result: TelemetryResult, uuid: str, lost: bool) -> TelemetryResult | None:
-        """Returns `result` without a GPU that disappeared, or that the driver lists but is `lost`. Else returns None.
+        """Returns `result` without this GPU if the GPU disappeared or is `lost`, otherwise None.
 
         The GPU stays removed until it answers, even if an allocation source lists it.
         """
@@ -229,7 +229,7 @@ def _read_lanes(read: _Read, lanes: Sequence[Lane]) -> dict[Lane, GpuAnswer]:
 
 
 def merge_answers(newest: Sequence[GpuAnswer], every: Iterable[GpuAnswer]) -> GpuAnswer:
-    """Merges the values of `every` answer, for the devices in the last of them. Errors are taken only from `newest`."""
+    """Merges the values of `every` answer, for the devices in the last one. Errors are taken only from `newest`."""
     answers = list(every)
     if len(answers) == 1:
         return answers[0]

@@ -1,4 +1,4 @@
-"""One turn of the usage loop: reads the activity of processes on each GPU and attributes it to containers."""
+"""One turn (pass) of the usage loop: reads the activity of processes on each GPU and attributes it to containers."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class UsageTurn:
 def make_turns(
     devices: Iterable[Device], usages: Iterable[DeviceUsage], assignments: Iterable[Assignment], owners: OwnersByPid
 ) -> list[GpuTurn]:
-    """Combines the figures of the driver with the holders and the owners of processes.
+    """Combines the driver's values with the holders of the devices and the owners of the processes.
 
     `devices`: all devices, including those that did not answer, because they can have holders.
     """
@@ -144,7 +144,7 @@ def make_turns(
         gpu = known.get(uuid) or Device(None, uuid, "", "")
         device = known.get(key) or replace(gpu, gi_id=int(instance) if instance else None)
         is_whole_mig_gpu = gpu.mig_enabled and not instance
-        is_unlisted = uuid in answers and key not in answers  # an instance that no longer exists
+        is_unlisted = uuid in answers and key not in answers  # a MIG instance that no longer exists
         own = turns[uuid]
         if key in held or not (is_whole_mig_gpu or is_unlisted):
             usage = None if is_whole_mig_gpu else answers.get(key)

@@ -70,7 +70,7 @@ CYCLE_SECONDS = 150.0
 _XID = 48  # a double-bit memory error, after which the GPU must be reset
 _LOST_GPU = 3
 _JOB = "llm-train"
-_FIRST_JOB = 2  # number of the job that runs on the third node at the start
+_FIRST_JOB = 2  # number in the name of the job that runs on the third node at the start
 _OWNERS = {
     _JOB: "Job",
     "finetune": "Job",
@@ -285,10 +285,10 @@ _FAULTS = (  # node, GPU (None: all), from and to (hours ago), condition, messag
 def write_past(
     nodes: Sequence[StageNode], recorders: Mapping[str, HistoryRecorder], prices: Prices, now: float
 ) -> None:
-    """Writes the history of the last day, its last hour in fine steps. `recorders`: by node; "" is the cluster."""
+    """Writes the history of the last day, its last hour in fine steps. `recorders`: by node; key "" is the cluster."""
     stays = [list(_stays(number, node)) for number, node in enumerate(nodes)]
     start, fine = (int(now - length) // COARSE * COARSE for length in (DAY, HOUR))
-    # A round at `at` is stored in the interval that begins at `at`, so it contains the usage after `at`.
+    # Samples with the time `at` are stored in the interval that begins at `at`, so they contain the usage after `at`.
     times = [(at, COARSE) for at in range(start, fine, COARSE)]
     times += [(at, FINE) for at in range(fine, int(now) - FINE, FINE)]
     for at, seconds in times:
@@ -307,7 +307,7 @@ def write_past(
 
 
 def _divide(gpu: SimulatedGpu) -> list[tuple[int | None, float]]:
-    """Returns (instance id, part of the GPU) for each MIG instance, and (None, remainder) for the GPU itself."""
+    """Returns (instance id, fraction of the GPU) for each MIG instance, and (None, remainder) for the GPU itself."""
     instances: list[tuple[int | None, float]] = [(one.gi_id, one.profile.compute_slices / 7) for one in gpu.instances]
     return [*instances, (None, 1.0 - sum(size for _, size in instances))]
 
@@ -334,7 +334,7 @@ class _PastDevice(NamedTuple):
     node: str
     gpu: SimulatedGpu
     instance: int | None
-    size: float  # part of the GPU
+    size: float  # fraction of the GPU
     tenants: list[Tenant]
 
     def sample(self, at: int, ago: float, seconds: float, prices: Prices, users: list[Tenant]) -> GpuSample:

@@ -87,7 +87,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
 
 def _fetch(source: ExpositionSource, workers: Workers) -> Sequence[ParsedFamily]:
-    """Reads the metrics in a worker, so that the turn ends on time even if the read hangs."""
+    """Reads the metrics in a worker with a deadline, because a read can hang."""
     read = {"exporter": lambda: parse_exposition(source.fetch(), source.shown)}
     result = workers.run(read, _DEADLINE_SECONDS)["exporter"]
     if result.value is None:
@@ -117,7 +117,7 @@ def _run(enricher: Enricher, interval: float) -> None:
     stopping = stop_on_signal()
     due = time.monotonic()
     while not stopping.is_set():
-        with suppress(SourceError, OutputError):  # already logged; retried in the next turn
+        with suppress(SourceError, OutputError):  # already logged; retried after the interval
             enricher.turn()
         due = max(due + interval, time.monotonic())
         stopping.wait(due - time.monotonic())

@@ -30,7 +30,7 @@ _YAML = (".yaml", ".yml", ".rules")
 )
 @click.argument("files", nargs=-1, metavar="[FILE|-]...")
 def command(files: tuple[str, ...], **options: Any) -> int:
-    """Convert a Grafana dashboard (JSON), Prometheus rules (YAML) or a query to dcgm-exporter 4.9's names.
+    """Convert a Grafana dashboard (JSON), Prometheus rules (YAML) or a query to the names in dcgm-exporter 4.9.
 
     If the unit of a metric changed, the query converts the value, so panels and thresholds stay correct. Queries
     that cannot be converted are listed. Then nothing is written (except with --force), and the exit code is 1.

@@ -1,4 +1,4 @@
-"""Builds the parts of the commands for one node from the options: telemetry, allocation sources and the agent.
+"""Creates from the options what commands for one node need: telemetry, allocation sources and the agent.
 
 DCGM and the simulated driver are imported when they are selected, because few nodes need them.
 """
@@ -102,7 +102,7 @@ def build_exporter_agent(
 def choose_counters(options: Options, names: NameSet) -> tuple[CounterSpecs, ReadCounters | None]:
     """Returns the counters of the configuration file, else of `-f`.
 
-    The second value is a function that reads them again, or None if they cannot change.
+    The second value is a function that re-reads them, or None if they cannot change.
     """
     if (counters := options["config"].counters) is not None:
         return add_other_names(counters, names), None
@@ -170,7 +170,7 @@ def _open_nvml(argument: str, options: Options) -> Telemetry:
 
 
 def _make_switch_logs(options: Options, **parts: Any) -> SwitchLogFactory | None:
-    """Returns the factory, or None if --usage-from needs no context switches. `parts`: arguments of the factory."""
+    """Returns the factory, or None if --usage-from needs no context switches. `parts`: its other arguments."""
     wanted = options.get("usage_from", "samples")
     return None if wanted in ("none", "samples") else SwitchLogFactory(wanted, **parts)
 

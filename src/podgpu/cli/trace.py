@@ -1,8 +1,8 @@
 """`podgpu trace`: records the context switches of one GPU as a trace for ui.perfetto.dev (Trace Event Format).
 
 In the trace, each container is a process, and each of its processes is a thread with the slices `run`, `run (cut)` and
-`wait`. Each GPU or MIG instance is also a process, with the slices `switch`, the counter `busy`, and marks for XIDs.
-Times are microseconds since the start of the recording.
+`wait`. Each GPU or MIG instance is also a process, with the slices `switch`, the counter `busy`, and instant events for
+XIDs. Times are microseconds since the start of the recording.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class EngineTrace:
     estimator: WaitEstimator = field(default_factory=WaitEstimator)
 
     def add(self, residency: Residency, samples: Iterable[BusySample], busy_share: float) -> None:
-        """Adds a window. `busy_share`: part of the window for which the device was busy."""
+        """Adds a window. `busy_share`: fraction of the window in which the device was busy."""
         self.samples += samples
         stays = list(residency.stays)
         if self.stays and stays and self.stays[-1][:2] == stays[0][:2]:  # continues from the last window
@@ -256,7 +256,7 @@ class EngineTrace:
 def make_trace(
     engines: Iterable[EngineTrace], since: int, names: Mapping[int, Track], about: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the trace as a JSON object. `names`: pid -> track. `about`: members of `otherData`."""
+    """Returns the trace as a JSON object. `names`: pid -> track. `about`: content of the object `otherData`."""
     events = [event for engine in engines for event in engine.make_events(names, since)]
     events.sort(key=lambda event: event["ts"])
     groups: dict[str, int] = {}

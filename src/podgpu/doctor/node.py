@@ -312,7 +312,7 @@ def _check_switches(telemetry: NvmlTelemetry, gpu: Device, method: UsageMethod) 
 
 
 def read_kernel_driver(proc: str) -> str:
-    """Returns the version of the kernel's NVIDIA driver, which containers can read, too. Empty if there is none."""
+    """Returns the version of the kernel's NVIDIA driver, which is readable in containers. Empty if there is none."""
     version = re.search(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)", _read(Path(proc, "driver/nvidia/version")))
     return version[1] if version else ""
 
@@ -337,7 +337,7 @@ def check_privileges(proc: str, exact_usage: bool) -> list[Finding]:
             note(
                 "privileges",
                 "this process has CAP_SYS_ADMIN, which podgpu does not need",
-                "set securityContext: {privileged: false, capabilities: {drop: [ALL]}} in its pod",
+                "in a pod, set securityContext: {privileged: false, capabilities: {drop: [ALL]}}",
             )
         )
     return findings

@@ -192,7 +192,7 @@ class ExporterTelemetry:
                 value_printed(field, sample.value)
             except Blank:
                 self._blank.add(key)
-                sample = sample._replace(value=math.nan)  # kept, because it still shows that its device exists
+                sample = sample._replace(value=math.nan)  # the sample is kept, because it shows that its device exists
             kept.append(sample)
         return kept
 

@@ -25,7 +25,7 @@ _COMPANION_WAIT = 0.5
 
 @dataclass(frozen=True, slots=True, eq=False)  # compared by identity, because sources use lanes as cache keys
 class Lane:
-    """Fields that are read together, at their own interval."""
+    """A group of fields that are read together, at the same interval."""
 
     fields: tuple[Field, ...]
     interval: float
@@ -57,7 +57,7 @@ class SwitchStatus:
     """State of the context-switch log. The log is used only while a GPU is shared."""
 
     errors: tuple[str, ...] = ()
-    """Reason words of errors in this turn."""
+    """Reason words of the errors in this reading."""
     fallback_reason: str = ""
     """Why a shared GPU currently uses the driver's samples instead of the log; empty if the log is used."""
     fallback: str = ""
@@ -66,7 +66,7 @@ class SwitchStatus:
 
 @dataclass(frozen=True, slots=True)
 class UsageAnswer:
-    """Usage of one GPU since the last call. A *part* is a value or a driver function, named by the source."""
+    """Usage of one GPU since the last call. A *part* is the source's name for a value or a driver function."""
 
     usages: tuple[DeviceUsage, ...]
     """The GPU, then each of its instances."""
@@ -75,7 +75,7 @@ class UsageAnswer:
     errors: tuple[str, ...] = ()
     """Reason words of calls that failed."""
     lacks: tuple[tuple[str, Lack], ...] = ()
-    """(unsupported part, value that is missing because of it). Not read again until the MIG layout changes."""
+    """(unsupported part, value that is missing because of it). Such a part is not read until the MIG layout changes."""
     switches: SwitchStatus | None = None
     """None if context switches are not used."""
 
@@ -153,7 +153,7 @@ class HostEngine(Protocol):
     """A source that reads GPUs at intervals of its own (DCGM). It also reads NVSwitches, NVLinks, CPUs and cores."""
 
     def schedule(self, lanes: Sequence[Lane]) -> None:
-        """Sets the lanes. After this, `read` is called only with the fields of one of these lanes."""
+        """Sets the lanes (fields with the same interval). Later calls of `read` pass the fields of one lane."""
 
     def read_others(self, fields: Sequence[Field]) -> GpuAnswer:
         """Returns an answer with `others` and without readings. Called from its own worker. Raises SourceError."""

@@ -8,7 +8,7 @@ from typing import Protocol
 from podgpu.model import Allocation, Device, Workload
 
 Complete = Callable[[Workload], Workload]
-"""Returns the workload with all known parts of its identity. Raises SourceError if they contradict each other."""
+"""Returns the workload with all known fields of its identity. Raises SourceError if they contradict each other."""
 
 
 class AllocationSource(Protocol):

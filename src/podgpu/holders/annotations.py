@@ -44,7 +44,7 @@ VOLCANO_DEVICES = "volcano.sh/vgpu-ids-new"
 GPU_MANAGER_ASSIGNED = "tencent.com/gpu-assigned"
 GPU_MANAGER_CARDS = "tencent.com/predicate-gpu-idx-"
 """Prefix of an annotation name that ends with the number of the container."""
-RESERVED_GPU = "run.ai/reserve_for_gpu_index"  # contains the UUID, despite its name
+RESERVED_GPU = "run.ai/reserve_for_gpu_index"  # despite the name, this key contains the UUID
 FRACTION = "gpu-fraction"
 MEMORY = "gpu-memory"  # MiB
 CONTAINER = "gpu-fraction-container-name"
@@ -86,7 +86,7 @@ class AnnotationsAllocation(AllocationSource):
         error = self._pods.error
         if not self._pods.synced or (error is not None and error.reason == "forbidden"):
             problem = "pods have not been read from the API server yet; if this persists, check that it is reachable"
-            # A new error each time, because raising the same one again would extend its traceback.
+            # A new error each time, because re-raising the old one would extend its traceback.
             raise SourceError(error.reason, str(error)) if error else SourceError("not_synced", problem)
         # Schedulers annotate a pod before it is bound to a node.
         pods = [pod for pod in self._pods.items() if pod.node and not pod.is_finished]
@@ -199,7 +199,7 @@ def koordinator_grants(pod: PodRecord) -> list[HeldId]:
 
 
 def _split(containers: Sequence[ContainerRecord]) -> list[float]:
-    """Returns the part of each container: in proportion to a GPU resource that all of them request, otherwise equal."""
+    """Returns the share of each container: in proportion to a GPU resource that all of them request, else equal."""
     for resource, _ in containers[0].requests:
         amounts = [container.amount(resource) for container in containers]
         if resource.startswith(GPU_RESOURCES) and all(amounts):
@@ -312,7 +312,7 @@ def gpu_manager_grants(pod: PodRecord) -> list[HeldId]:
         container = pod.containers[number]
         cards = sorted({_number(card.strip(), "card") for card in text.split(",")})
         cores = container.amount(VCUDA_CORE)
-        # Fewer than 100 cores are a part of one card; 100 or more are whole cards.
+        # Fewer than 100 cores are a fraction of one card; 100 or more are whole cards.
         share = 1.0 if cores >= 100 else _share(cores) if len(cards) == 1 else None
         grants += (_hold(pod, container, card, key, share) for card in cards)
     return grants

@@ -120,7 +120,7 @@ class ApiHealth(AllocationSource):
         for feed in self._feeds:
             error = feed.error
             if error is not None:
-                raise SourceError(error.reason, str(error))  # raising the same error again would extend its traceback
+                raise SourceError(error.reason, str(error))  # re-raising the same error would extend its traceback
         return Allocation()
 
 

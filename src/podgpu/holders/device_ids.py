@@ -112,7 +112,7 @@ class HeldId(NamedTuple):
     resource: str
     text: str
     device_id: DeviceId | None  # None if the id is not recognised
-    share: float | None = None  # part of the device, if the source reports it
+    share: float | None = None  # fraction of the device, if the source reports it
 
 
 def is_gpu(held: HeldId, resource_names: frozenset[str]) -> bool:

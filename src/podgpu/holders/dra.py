@@ -119,7 +119,7 @@ class DraClaims:
 
 
 def _compute_share(results: Sequence[ClaimResult], offered: SliceDevice | None, device: Device) -> float | None:
-    """Returns the consumed part of the device's capacity, or None if it is unknown or not limited.
+    """Returns the consumed fraction of the device's capacity, or None if it is unknown or not limited.
 
     Without a ResourceSlice, the memory that the GPU driver reports is used.
     """
@@ -159,7 +159,7 @@ class SliceDevice(NamedTuple):
     name: str
     uuid: str = ""  # empty for a MIG device that is created when it is claimed (DynamicMIG)
     capacity: Pairs = ()  # quantities by name, such as `memory`
-    is_shared: bool = False  # several claims can each use a part of the capacity (DRAConsumableCapacity)
+    is_shared: bool = False  # several claims can each use a share of the capacity (DRAConsumableCapacity)
 
 
 class PoolSlice(NamedTuple):
@@ -208,7 +208,7 @@ def parse_slice(body: KubeObject) -> PoolSlice:
 
 
 def _parse_slice_device(body: KubeObject) -> SliceDevice:
-    device = body.get("basic") or body  # v1beta1 and v1alpha3 nest the members
+    device = body.get("basic") or body  # v1beta1 and v1alpha3 have the fields below `basic`
     uuid = _strip_domains(device.get("attributes")).get("uuid") or {}
     capacity = _strip_domains(device.get("capacity"))
     return SliceDevice(
@@ -386,6 +386,6 @@ def parse_driver_checkpoint(content: bytes, path: str = "the driver's checkpoint
 
 
 def _find_uuid(device: KubeObject) -> str:
-    """Returns the UUID of a device. Its member depends on the version of the driver."""
+    """Returns the UUID of a device. The JSON keys that contain it depend on the version of the driver."""
     parts = (device.get(name) or {} for name in ("info", "created", "concrete"))
     return next((uuid for part in parts if (uuid := part.get("uuid") or part.get("migUUID"))), "")

@@ -1,7 +1,7 @@
 """Completes identities of workloads: namespace, pod, container, uid and container id.
 
-Each source reports only some of these parts. podgpu finds the others in the names of the kubelet's log files and, if it
-watches pods, in the API server. Contradictory parts are rejected.
+Each source reports only some of these fields. podgpu finds the others in the names of the kubelet's log files and, if
+it watches pods, in the API server. Contradictory identities are rejected.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Identities:
         )
 
     def complete(self, workload: Workload) -> Workload:
-        """Adds the parts that are known for certain. Raises SourceError if parts contradict each other."""
-        while True:  # a part found in one step may be needed in another
+        """Adds the fields that are known for certain. Raises SourceError if fields contradict each other."""
+        while True:  # a field found in one step may be needed in another
             before = workload
             workload = _agree(workload, self._by_container_id.get(workload.container_id, frozenset()))
             workload = _agree(workload, self._by_uid.get(workload.uid, frozenset()))
@@ -144,7 +144,7 @@ def _only(values: frozenset[str]) -> str:
 
 
 def _agree(workload: Workload, candidates: frozenset[Workload]) -> Workload:
-    """Adds the parts on which all matching identities agree. Raises SourceError if none matches."""
+    """Adds the fields on which all matching identities agree. Raises SourceError if none matches."""
     if not candidates:
         return workload
     matching = [owner for owner in candidates if _fits(workload, owner)]

@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 SOURCE = "kubelet"
 OPTION = "--pod-resources-kubelet-socket"
 DEADLINE = 30.0
-"""Deadline of one List call, in seconds. A turn waits for a shorter time; a late answer is used in a later turn."""
+"""Deadline of one List call, in seconds. The allocation loop does not wait that long; it uses a late answer later."""
 _ALLOCATABLE_SECONDS = 60.0
 """Interval of GetAllocatableResources calls. The answer changes only with the device plugin's configuration."""
 _ALLOCATABLE_DEADLINE = 1.0
 
 SocketIdentity = tuple[int, int, int]
-"""Device, inode and ctime of the socket. They change when a restarted kubelet creates its socket again."""
+"""Device, inode and ctime of the socket. They change when a restarted kubelet creates a new socket."""
 
 
 class KubeletAllocation(AllocationSource):

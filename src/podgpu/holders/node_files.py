@@ -65,7 +65,7 @@ class PodlistAllocation(AllocationSource):
         return map_held(self.name, held, devices)
 
 
-@cache  # once per path
+@cache  # logged once per path
 def _warn_if_mounted(path: str) -> None:
     if os.path.ismount(path):
         _log.warning(

@@ -2,10 +2,6 @@
 
 Sources have an order of precedence. The first source that lists a workload decides which devices the workload holds.
 Later sources can add identity, share and labels. Assignments that contradict the first source are rejected and counted.
-
-After a restart, a kubelet lists no pods and reports no error, for a second or for as long as the API server is
-unavailable. So if a source does not answer, or has restarted and no longer lists a holder, the holder is kept for
-`GRACE_SECONDS`, or for as long as its container exists on the node.
 """
 
 from __future__ import annotations
@@ -98,7 +94,11 @@ class CachedHolder:
 
 
 class AllocationCache:
-    """The last known holders of one source."""
+    """The last known holders of one source.
+
+    A restarted kubelet at first lists no pods, without an error. So if a source does not answer, or has restarted, its
+    holders are kept for `GRACE_SECONDS`, or for as long as their containers exist on the node.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -190,7 +190,7 @@ class AllocationReader:
         return self._identities.complete(workload)
 
     def read_identities(self) -> None:
-        """Reads names and UIDs again. Thread-safe: of two concurrent calls, only one reads."""
+        """Refreshes names and UIDs. Thread-safe: of two concurrent calls, only one reads."""
         result = self._workers.run({"identities": self._holders.read_identities}, DEADLINE)["identities"]
         if result.value is not None:
             self._identities = result.value
@@ -222,7 +222,7 @@ class AllocationReader:
         return self._identities_status
 
     def _resolve(self, results: dict[str, Result[Allocation]]) -> dict[str, Allocation]:
-        @cache  # read at most once per turn, and only if a holder is missing
+        @cache  # read at most once, and only if a holder is missing
         def read_containers() -> Collection[Workload]:
             return self._workers.run({"containers": self._holders.read_containers}, DEADLINE)["containers"].value or ()
 
@@ -300,7 +300,7 @@ def _combine_all(merged: Iterable[_Claims]) -> tuple[Assignment, ...]:
 
 
 def _combine(claims: Sequence[Assignment], holder: Workload, is_sole_holder: bool) -> Assignment:
-    """Returns the first claim, with missing parts taken from the other claims."""
+    """Returns the first claim, with missing fields taken from the other claims."""
     trusted = claims[0]
     share = next((claim.share for claim in claims if claim.share is not None), None)
     replica = next((claim.replica for claim in claims if claim.replica), "")

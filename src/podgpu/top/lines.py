@@ -245,7 +245,7 @@ def _without_conditions(line: Line, names: Container[str]) -> Line:
 
 
 def _match(line: Line, wanted: str) -> Line | None:
-    """Returns a matching line with all lines below it. Otherwise, the line with only its matching lines, or None."""
+    """Returns a matching line with all lines below it, any other line with the matching ones, or None without any."""
     if not wanted or wanted in _searchable(line).casefold():
         return line
     beneath = tuple(match for inner in line.beneath if (match := _match(inner, wanted)) is not None)

@@ -34,7 +34,7 @@ _SLURM_USER = re.compile(rb"(?:\A|\0)SLURM_JOB_USER=([\w.-]{1,64})")
 NO_NAME = "no_pod_name"
 UNKNOWN_USER = Workload(user="unknown")
 LookupOutcome = Literal["found", "not_in_container", "gone", "not_permitted", "unreadable"]
-FAILED_LOOKUPS: frozenset[LookupOutcome] = frozenset({"not_permitted", "unreadable"})  # not `gone`: it exists
+FAILED_LOOKUPS: frozenset[LookupOutcome] = frozenset({"not_permitted", "unreadable"})  # but not `gone`
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class ProcessOwners:
     ) -> None:
         """`complete`: adds the names of pod and container to a workload. Raises SourceError if sources disagree.
 
-        `read_identities`: reads the names that `complete` uses again.
+        `read_identities`: refreshes the names that `complete` uses.
         """
         self._finder = finder
         self._complete = complete
@@ -178,7 +178,7 @@ class ProcessOwners:
             users |= dict.fromkeys(hidden | failed.keys(), UNKNOWN_USER)
         inside = {pid: one.workload for pid, one in lookups.items() if one.outcome == "found" and pid not in users}
         named, unknown, nameless = self._name(inside)
-        if not self._nameless.issuperset(nameless.values()):  # read now: a short job may end before the next reading
+        if not self._nameless.issuperset(nameless.values()):  # a short job may end before the next refresh
             self._read_identities()
             named, unknown, nameless = self._name(inside)
         self._nameless = frozenset(nameless.values())

@@ -1,6 +1,6 @@
-"""Divides the usage of devices among workloads in each turn, and adds up the turns since the exporter started.
+"""Splits the usage of devices among workloads after each reading (a "turn"), and adds it up since the exporter started.
 
-The parts of the workloads and the unattributed remainder always add up exactly to the value of the device.
+The shares of the workloads and the unattributed remainder always add up exactly to the value of the device.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ _WAITS = ("wait_ns", "wait_min_ns", "wait_max_ns")
 
 @dataclass(frozen=True, slots=True)
 class ProcessSample:
-    """One process on one device in one turn. Values that are not reported are None."""
+    """One process on one device in one turn (reading). Values that are not reported are None."""
 
     pid: int
     owner: Owner
     busy_ns: int | None  # None for MPS clients
     memory: int | None = None
-    ended: bool = False  # True if it ended during this turn; only its busy time is used then
+    ended: bool = False  # True if the process ended since the previous turn; then only its busy time is used
 
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """A value of a device, divided among workloads. The part of a workload that is not listed is unknown, not 0."""
+    """A value of a device, split among workloads. If a workload is not listed, its share is unknown, not 0."""
 
     total: int | None = None  # None if not reported
     parts: Mapping[Workload, int] | None = None  # None if nothing is known about any workload
@@ -65,7 +65,7 @@ class Division:
 
     @property
     def without_series(self) -> int | None:
-        """The unattributed part and the parts of workloads without series, so that the series add up to the total."""
+        """The remainder that makes the series add up to the total: unattributed, or of workloads without series."""
         labelled = sum(part for workload, part in (self.parts or {}).items() if workload.has_labels)
         return None if self.total is None else self.total - labelled
 
@@ -78,7 +78,7 @@ class Waiting:
     """How long the workloads of a device waited for it in one turn."""
 
     workloads: Mapping[Workload, tuple[int, int, int]]  # estimate, minimum, maximum
-    waits_for: Mapping[Workload, tuple[WaitPart, ...]]  # parts of the estimate, largest first
+    waits_for: Mapping[Workload, tuple[WaitPart, ...]]  # the estimate by running workload, largest first
     pressure_ns: int  # time in which at least one workload waited
 
 
@@ -86,7 +86,7 @@ class Waiting:
 class DeviceTurn:
     """One allocatable device (a whole GPU or a MIG instance) in one turn."""
 
-    usage: DeviceUsage  # the window is 0 if the device did not answer
+    usage: DeviceUsage  # `window_ns` is 0 if the device did not answer
     holders: Mapping[Workload, float | None] = field(default_factory=dict)  # share of each holder; None if unknown
     processes: tuple[ProcessSample, ...] | None = None  # None if not visible, for example without hostPID
     # busy time of the MPS server if its clients have several owners; None without clients, or if they have one owner
@@ -101,7 +101,7 @@ class DeviceTurn:
         return slices_of_profile(self.device.profile) or 1
 
     def attribute_busy(self, ended_owner: Workload | None = None) -> Division:
-        """Divides the device's busy time.
+        """Splits the device's busy time among the workloads.
 
         The driver reports nothing about a process that has ended. If all processes that ended since the last turn
         belonged to `ended_owner`, the busy time that no running process accounts for is attributed to that owner.
@@ -128,7 +128,7 @@ class DeviceTurn:
         return Division(total, parts)
 
     def attribute_memory(self) -> Division:
-        """Divides the memory in use. The total is the larger of the device's value and the sum of its processes."""
+        """Splits the memory in use. The total is the larger of the device's value and the sum of its processes."""
         total = self.usage.memory_used
         if self.processes is None:
             return Division(total)
@@ -229,7 +229,7 @@ class DeviceTurn:
         return Waiting(sums, waits_for, pressure)
 
     def compute_shares(self) -> dict[Workload | None, int]:
-        """Returns workload -> share in _SHARE_UNITS. The key None has the unallocated part.
+        """Returns workload -> share in _SHARE_UNITS. The key None has the unallocated share.
 
         Shares that add up to more than 1 are scaled down. An unknown share is 1 for a single holder, else 0.
         """
@@ -261,7 +261,7 @@ class DeviceTurn:
 
 @dataclass(frozen=True, slots=True)
 class GpuTurn:
-    """One GPU in one turn. Its devices are the GPU itself, or its instances in MIG mode."""
+    """The usage of one GPU in one turn. Its devices are the GPU itself, or its instances in MIG mode."""
 
     uuid: str
     devices: tuple[DeviceTurn, ...]
@@ -283,7 +283,7 @@ class Account:
     """Usage of one workload on one device. Open while the workload holds the device or has a process there."""
 
     workload: Workload
-    usage: HolderUsage = field(default_factory=HolderUsage)  # each counter is None until its first value
+    usage: HolderUsage = field(default_factory=HolderUsage)  # a counter is None until it has its first value
     namespace: tuple[str, str, str] | None = None  # key of the usage of its namespace
     is_holder: bool = False
     has_process: bool = False
@@ -414,7 +414,7 @@ class Ledger:
                 wait_ns=wait,
                 wait_min_ns=wait_min,
                 wait_max_ns=wait_max,
-                energy_mj=0 if has_energy and part is not None else None,  # before the next reading of the counter
+                energy_mj=0 if has_energy and part is not None else None,  # until the energy counter is read next
             )
             account.usage = structs.replace(
                 account.usage,
@@ -444,10 +444,10 @@ class Ledger:
         return busy
 
     def _charge_energy(self, gpu: GpuTurn, usage: DeviceUsage, busy: Sequence[Division], elapsed_ns: int) -> None:
-        """Divides the energy between two readings of the GPU's counter among the accounts.
+        """Splits the energy used between two readings of the GPU's counter among the accounts.
 
-        Each turn between the readings has the weight power × time. `_weigh` divides this weight among the accounts; the
-        key None is the unattributed part. An account that was closed in between still gets its part.
+        Each turn between the readings has the weight power × time. `_weigh` splits this weight among the accounts; the
+        key None is the unattributed share. An account that was closed in between still gets its share.
         """
         weights = self._windows.setdefault(gpu.uuid, Counter())
         weights.update(divide_exactly((usage.power_mw or 1) * elapsed_ns, self._weigh(gpu, busy)))
@@ -572,10 +572,9 @@ def _ratio(part: int | None, whole: int) -> float | None:
 
 
 def divide_exactly(total: int, weights: Mapping[K, int]) -> dict[K, int]:
-    """Divides an integer in proportion to weights.
+    """Splits an integer in proportion to weights. If all weights are 0, all shares are 0.
 
-    Rounds the running sum instead of each part. So the parts add up to the total exactly, and each part differs from
-    its exact value by less than 1. If all weights are 0, all parts are 0.
+    Rounds the running sum, not each share. So the shares add up to the total exactly, and each is off by less than 1.
     """
     whole = sum(weights.values())
     parts: dict[K, int] = {}

@@ -158,7 +158,7 @@ class DcgmConnection:
 
     @property
     def version(self) -> Version:
-        """The older of the versions of library and engine. Empty if one of them is unknown."""
+        """The version of the library or of the engine, whichever is older. Empty if one of them is unknown."""
         return min(self.library_version, self.engine_version)
 
     def open(self) -> None:
@@ -189,7 +189,7 @@ class DcgmConnection:
             raise
 
     def try_call(self, name: str, *arguments: Any) -> bool:
-        """Makes a call that many engines do not support. Returns False if it fails. Raises DriverGone."""
+        """Calls a function that many engines do not support. Returns False if it fails. Raises DriverGone."""
         try:
             self.call(name, *arguments)
         except DriverGone:

@@ -77,7 +77,7 @@ class _Mig(NamedTuple):
 
 
 class Outline(NamedTuple):
-    """The part of the layout that is cheap to read. It is read in every turn to detect changes."""
+    """The fields of the layout that are cheap to read. They are read at each reading of the GPUs, to detect changes."""
 
     states: Mapping[int, int]
     """GPU id -> DCGM's status."""

@@ -64,7 +64,7 @@ class FieldType(IntEnum):
 
 
 def _struct(number: int = 0, /, **members: Any) -> Any:
-    """Makes a structure type with these members. `number`: version of the structure; 0 if it has no version word."""
+    """Makes a structure type with these fields. `number`: version of the structure; 0 if it has no version word."""
     version = {"version": c_uint32} if number else {}
     return type("Struct", (Structure,), {"_fields_": list((version | members).items()), "STRUCT_VERSION": number})
 

@@ -113,7 +113,7 @@ class DcgmTelemetry:
         self._xid_lane = Lane((fields()[XID_FIELD],), self._settings.interval)
         self._watch_lock = threading.Lock()
         self._watches: dict[tuple[str, Lane], Watch] = {}
-        """Watches by kind of entity and lane."""
+        """Watches by kind of entity and lane (fields with the same interval)."""
         self._watched: tuple[NodeLayout, tuple[Lane, ...]] | None = None
         self._seen: dict[tuple[Entity, int], tuple[int, float]] = {}
         self._xids = ErrorEvents()
@@ -132,7 +132,7 @@ class DcgmTelemetry:
         self._lanes, self._is_scheduled = tuple(lanes), True
 
     def _find_lane(self, fields: Sequence[Field]) -> Lane:
-        """Returns the lane with these fields. Without a schedule, makes a lane of them, which replaces the last one."""
+        """Returns the lane with these fields. Before a call of `schedule`, makes a lane that replaces the last one."""
         for lane in self._lanes:
             if lane.fields is fields:
                 return lane

@@ -160,7 +160,7 @@ class CallGuard(Generic[Key]):
 
     @contextmanager
     def catch(self, *keys: Key) -> Iterator[None]:
-        """Records errors of the enclosed calls under these keys. DeviceLost and DriverGone are raised again."""
+        """Records errors of the enclosed calls under these keys. DeviceLost and DriverGone are re-raised."""
         try:
             yield
         except Unsupported:

@@ -1,11 +1,7 @@
 """Decodes the driver's context-switch log and computes how long each process kept the GPU busy.
 
-After its work ends, a context stays resident until another context has work. So each period of residency (a "stay")
-consists of work and an idle tail. Two measurements separate them: the busy time of the whole device and, where
-permitted, samples of whether the engine is busy. A context is switched in because it has work, and becomes idle later.
-So the busy share depends on the age of a stay. It is learnt from the samples for each process, separately for stays
-longer than a time slice. A stay that contains several samples is divided by those samples.
-
+A "stay" is one period in which a context is resident on the GPU. It begins with work. When the work ends, the context
+stays resident, but idle, until another context has work. `BusyShareModel` estimates how much of each stay was work.
 All times are nanoseconds of the GPU's clock. This module does no input or output.
 """
 
@@ -73,9 +69,9 @@ class RecordDecoder:
 
 
 class Stay(NamedTuple):
-    """Residency of one process on the engine from `since` to `until`, clipped to one window.
+    """One period in which a process was resident on the engine, clipped to one time window (`since` to `until`).
 
-    `began` is the start of the residency, which may be before the window.
+    `began` is the start of the period, which may be before the window.
     """
 
     pid: int
@@ -226,7 +222,7 @@ _HALF_LIFE_NS = 60 * 10**9
 BusySample = tuple[int, bool]
 """Time of the sample, and True if the engine was busy."""
 _Kind = tuple[int, bool]
-"""Pid, and True if the residency was longer than a time slice. Most of these end with idle time."""
+"""Pid, and True for residencies longer than a time slice. Most residencies that long end with idle time."""
 
 
 def _kind(pid: int, age: int) -> _Kind:
@@ -239,7 +235,7 @@ def _age_class(age: int) -> int:
 
 @dataclass(slots=True)
 class _AgeSamples:
-    """Weighted number of samples for one `_Kind`, by age class."""
+    """Weighted number of samples for one `_Kind`, by age class: all samples (`seen`), and those that were `busy`."""
 
     seen: list[float] = field(default_factory=lambda: [0.0] * _CLASSES)
     busy: list[float] = field(default_factory=lambda: [0.0] * _CLASSES)
@@ -266,7 +262,7 @@ class _Ages:
     ended: list[int] = field(default_factory=lambda: [0] * _CLASSES)
     """Per age class: stays that ended in it, minus stays that were in it at the start of the window."""
     past_edge: list[int] = field(default_factory=lambda: [0] * _CLASSES)
-    """Per age class: sum of (age - lower bound of the class) over the stays in `ended`, with the same signs."""
+    """Per age class: sum of (age - lower bound of the class) over the stays counted in `ended`, with the same sign."""
 
     def add(self, age: int, stays: int = 1) -> None:
         age_class = _age_class(age)
@@ -274,8 +270,8 @@ class _Ages:
         self.past_edge[age_class] += stays * (age - AGE_EDGES[age_class])
 
     def compute_resident(self) -> list[int]:
-        """Returns the resident nanoseconds per age class: the full width of the class for each older stay, and the part
-        up to its end for each stay that ended in it."""
+        """Returns the resident nanoseconds per age class. A stay that lasted longer adds the full width of the class. A
+        stay that ended in the class adds the time up to its end."""
         older = sum(self.ended)
         figures = []
         for width, ended, past_edge in zip((*_WIDTHS, 0), self.ended, self.past_edge, strict=True):
@@ -285,7 +281,12 @@ class _Ages:
 
 
 class BusyShareModel:
-    """Learns from samples how busy each process is at each age of its residency, and estimates busy times from that."""
+    """Estimates the busy time of each process from samples of whether the engine is busy.
+
+    A context is busy when it is switched in, and becomes idle later. So the model learns the busy share of each process
+    by the time since the switch-in, separately for stays longer than a time slice. If a stay contains several samples,
+    these are used instead of the learnt shares. The estimates are then fitted to the busy time of the device.
+    """
 
     def __init__(self) -> None:
         self._samples: dict[_Kind, _AgeSamples] = {}
@@ -347,9 +348,9 @@ def _find_stays(residency: Residency, samples: Iterable[BusySample]) -> Iterator
 
 
 def _sampled_parts(residency: Residency, samples: Iterable[BusySample]) -> Iterator[tuple[Stay, int, int, bool]]:
-    """Divides long residencies into parts around their samples. Yields stay, begin, end and the sample's value.
+    """Splits long residencies into intervals around their samples. Yields stay, begin, end and the sample's value.
 
-    A part extends equally far before and after its sample, so that the mean is unbiased for any pattern of work.
+    An interval extends equally far before and after its sample, so that the mean is unbiased for any pattern of work.
     """
     ordered = sorted(samples)
     middles = [(before + after) // 2 for (before, _), (after, _) in pairwise(ordered)]

@@ -1,8 +1,7 @@
 """Reads the context-switch log of one GPU through ioctls of the kernel driver's resource manager.
 
-All ioctls of podgpu are in this module. Parameters that could harm the kernel are constants. Each size is defined
-next to its layout. Registers are only read, never written. A log is always created with its subdevice and without a
-notification handle. The layouts are from NVIDIA's open kernel modules 550 to 595.
+All ioctls of podgpu are in this module. For safety, parameters that could harm the kernel are constants, and registers
+are only read. The layouts are from NVIDIA's open kernel modules 550 to 595.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _RECORDS: Final = 32768
 """Capacity of the log: enough for 3 seconds at 5,000 switches per second. Needs 1 MiB of contiguous memory."""
 _HEADER_BYTES: Final = 4096
 _HEADER = struct.Struct("<IIQQQ")
-"""Members of the header: get, put, count, records dropped since the last update of get, dropped variable data."""
+"""Fields of the header: get, put, count, records dropped since the last update of get, dropped variable data."""
 _PAYLOAD_BYTES: Final = 24
 _PADDING: Final = 512
 """Zero bytes appended to the parameters, because the kernel may copy more bytes: the size of its own structure."""
@@ -169,7 +168,8 @@ class ContextSwitchLog:
 
     def _make_buffer(self) -> tuple[int, mmap.mmap, mmap.mmap]:
         header, ring = self._make_memory(_HEADER_BYTES), self._make_memory(_RECORDS * RECORD.size)
-        # Two output addresses, record size and count, no variable part, no notification, subdevice, the two memories.
+        # Two output addresses, record size and count, no variable data, no notification, subdevice, the two memories.
+        # For safety, a log is always created with its subdevice and without a notification handle.
         parameters = struct.pack(
             "<QQIIQIIQIIIIII", 0, 0, RECORD.size, _RECORDS, 0, 0, 0, 0, 0, self._subdevice, 0, header, ring, 0
         )

@@ -52,8 +52,8 @@ _GRAPHICS_UTIL = 1
 _MAX_GPM_PERCENT = 101.0  # GPM slightly exceeds 100 % at full load
 _ENERGY_SECONDS = 5.0
 """Interval of energy readings while processes stay the same. A reading costs 4.5 ms of CPU (H200)."""
-_SHARED_SECONDS = 1.0  # telemetry's reading of the counter is used if it is younger
-_EARLY_SECONDS = 0.5  # tolerance: a turn may read the counter this much before the interval ends
+_SHARED_SECONDS = 1.0  # the telemetry loop's reading of the counter is used if it is younger
+_EARLY_SECONDS = 0.5  # tolerance: the counter may be read this much before its interval ends
 _MAX_WATTS = 5000
 _MAX_COUNTER_MJ = 1 << 62  # a larger value is NVML's sentinel
 _COUNTER_STEP_SECONDS = 1.0  # the counter may lag by this much and then catch up in one step
@@ -123,7 +123,7 @@ class UsageReader:
         power = self._read_power()
         energy = self._read_energy(None if running is None else frozenset(process.pid for process in running), power)
         whole = replace(self._make_usage(device, busy, running, memory), energy_mj=energy, power_mw=power)
-        # The part of a GPU instance has the suffix ` gi<id>`, which is removed here.
+        # For a GPU instance, the function name has the suffix ` gi<id>`, which is removed here.
         functions = [(part, part.partition(" gi")[0]) for part in sorted(self._guard.unsupported)]
         return UsageAnswer(
             (whole, *parts),
@@ -281,17 +281,17 @@ class UsageReader:
     # Energy
 
     def _read_power(self) -> int | None:
-        """Returns milliwatts. Errors are not reported, because power is only used to divide energy among turns."""
+        """Returns milliwatts. Errors are not reported, because power only weights the energy of each window."""
         power = 0
         with CallGuard[str]().catch():
             power = int(self._driver.call(_POWER, self._handle))
         return power if 0 < power <= _MAX_WATTS * 1000 else None
 
     def _read_energy(self, pids: Collection[int] | None, power: int | None) -> int | None:
-        """Returns the energy since the last reading of the counter. None if unknown or not read in this turn.
+        """Returns the energy since the last reading of the counter. None if it is unknown or was not read.
 
-        The counter is read every 5 s and when processes change. Without power readings it is read in every turn,
-        because energy could not be divided among turns. The first reading, and the first after a reset, return 0.
+        The counter is read every 5 s and when processes change. Without power readings it is read every time, because
+        the energy could not be split among usage windows. The first reading, and the first after a reset, return 0.
         """
         changed, self._pids = pids != self._pids, pids
         now, before = self._clock(), self._energy_at
