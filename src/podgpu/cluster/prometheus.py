@@ -326,7 +326,7 @@ class PrometheusCollector:
         return failures
 
     async def _count_fleet(self, now: float) -> FleetCounts | None:
-        """Returns totals from the recording rule. Without the rule, returns None, or raises SourceError above `max_gpus`."""
+        """Returns totals from the recording rule. Without it, returns None, or raises SourceError above `max_gpus`."""
         series = f"last_over_time({select((USAGE_RULE,), self._match)}[10m])"
         keys = by("kind", "modelName", "GPU_I_PROFILE")
         query = f"sum {keys} (max {by(self._cluster_label, *RULE_LABELS)} ({series})) / 300"
