@@ -298,7 +298,7 @@ class SampleStore:
         held_before = before.held_before if before else frozenset()
         if not pods.trouble:
             held_before = frozenset(key for key in (*held_before, *samples.rows) if key in pods.by_key)
-        keys = {key: key for key in rounds[-1].rows} if rounds else {}  # all rounds share key objects, to save memory
+        keys = {key: key for key in rounds[-1].rows} if rounds else {}  # reuses key objects, to save memory
         rows = {keys.get(key, key): row for key, row in samples.rows.items()}
         self._snapshot = MetricsSnapshot(
             (*rounds, samples._replace(rows=rows)),

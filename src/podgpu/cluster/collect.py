@@ -112,7 +112,7 @@ class TargetOutcome:
 
     target: str
     seconds: float
-    error: str = ""  # one word for the label `reason`; empty if the request succeeded
+    error: str = ""  # value of the label `reason`; empty if the request succeeded
     message: str = ""
 
     @property

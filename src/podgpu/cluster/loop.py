@@ -101,7 +101,7 @@ class Cluster:
         self.settings = settings
         self.clock = clock or Clock()
         self.fatal: StartError | None = None
-        self.notes_beside: Callable[[], Sequence[str]] = tuple  # warnings of other components, such as history
+        self.notes_beside: Callable[[], Sequence[str]] = tuple  # returns warnings of components such as the history
         self.published = PublishedState(ClusterState(settings, self.clock.wall()))
         self._make_collector = make_collector
         self._prices = prices

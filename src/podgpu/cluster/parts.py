@@ -97,7 +97,7 @@ def holders_of(gpu: DeviceState, slot: Slot) -> Sequence[Holder]:
 
 
 def divide(wanted: Sequence[float | None], whole: float) -> list[float]:
-    """Returns the wanted amounts, scaled down if their sum exceeds `whole`. Entries of None share the remainder."""
+    """Scales the amounts down if their sum exceeds `whole`. None stands for an equal share of the remainder."""
     total = sum(part for part in wanted if part is not None)
     scale = whole / total if total > whole else 1.0
     unspecified = wanted.count(None)
@@ -137,7 +137,7 @@ def measure_use(slot: Slot, holder: Holder) -> Use:
     if is_mps_client(slot, holder):
         return "unknown"
     if own == 0 and usage.processes and device:
-        return "unknown"  # the driver attributes a sample to the busiest process, so 0 does not mean idle
+        return "unknown"  # the driver attributes a whole sample to the busiest process, so a holder with 0 may be busy
     ratio = device if own is None else own
     if ratio is None:
         return "idle" if usage.processes == 0 else "unknown"
@@ -223,7 +223,7 @@ class Totals(HeldSums, kw_only=True):
 def sum_held(parts: Iterable[HeldPart], currency: str = "", by_device: bool = False) -> HeldSums:
     """Adds up the holders' fractions of GPUs. With `by_device`, a MIG instance counts as one GPU.
 
-    If there are no parts, the costs are 0 if `currency` is set, otherwise None.
+    If `parts` is empty, the costs are 0 if `currency` is set, otherwise None.
     """
     uses: dict[Use, float] = {"used": 0.0, "idle": 0.0, "unknown": 0.0}
     costs, wasted = [], []

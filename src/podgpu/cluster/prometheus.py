@@ -46,7 +46,7 @@ UTIL, GR_ENGINE, TEMPERATURE, POWER = 203, 1001, 150, 155
 FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED = 250, 251, 252, 253
 _OWNER_SECONDS = 60.0  # between two queries for unknown owners, because kube-state-metrics may report a pod late
 _PODS_PER_QUERY = 500
-_IDLE_CHECKS = 30  # number of times in the idle window at which samples must exist
+_IDLE_CHECKS = 30  # samples must exist at this number of times in the idle window
 
 MAX_ANSWER_BYTES = 32 * 1024 * 1024  # twice the response for 8,000 GPUs
 MAX_NOTES = 5
@@ -366,7 +366,7 @@ class PrometheusCollector:
 
 
 def _name_cluster(target: TargetState) -> TargetState:
-    """Adds the cluster to the name of the node, because several clusters may have a node of this name."""
+    """Adds the cluster's name to the node's name, because nodes of different clusters may have the same name."""
     name = "/".join(filter(None, (target.cluster, target.state.node)))
     return target._replace(state=replace_members(target.state, node=name))
 

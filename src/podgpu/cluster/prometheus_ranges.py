@@ -61,7 +61,7 @@ _COUNTERS = {
     "unattributed_energy": "podgpu_device_unattributed_energy_joules_total",
 }
 _RULES = {"podgpu:usage:sum1h": HOUR, USAGE_RULE: COARSE}  # the coarsest first
-_MIN_SAMPLES = 200  # shorter ranges use the counters, because a rule's first and last sample may be partly outside
+_MIN_SAMPLES = 200  # for shorter ranges, rules are not exact enough: their first and last sample may overlap the limits
 _GPU_NAMES = (
     *(name for field in (TEMPERATURE, UTIL, GR_ENGINE) for name in names_of(field)),
     "podgpu_device_energy_joules_total",

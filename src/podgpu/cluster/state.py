@@ -92,7 +92,7 @@ class ClusterState:
     prices: Prices = NO_PRICES
     outcomes: tuple[TargetOutcome, ...] = ()  # sorted by target
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    fleet: FleetCounts | None = None  # if set, there are no nodes
+    fleet: FleetCounts | None = None  # if set, only totals are known and `nodes` is empty
     clock_offset: float = 0.0  # Unix time minus monotonic time. Constant until the wall clock is set
 
     @property

@@ -502,7 +502,7 @@ def _make_fields(values: Mapping[str, Value], source: str, links_up: int | None)
 
 
 def _concerns(status: SourceStatus, gpu: DeviceState) -> bool:
-    """Returns False if the source is the worker of another GPU."""
+    """Returns False if the status belongs to a source that reads only another GPU."""
     if status.up is None:
         return False
     if status.device:

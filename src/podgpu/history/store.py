@@ -114,7 +114,7 @@ AMOUNT_UNITS = {
 _ADD_USAGE = f"""
 INSERT INTO usage VALUES (?, ?, ?, ?, {", ".join(f"round(? * {unit})" for unit in AMOUNT_UNITS.values())})
 ON CONFLICT DO UPDATE SET {", ".join(f"{name} = {name} + excluded.{name}" for name in AMOUNT_UNITS)}"""
-# Replaces rows, so that the statement can be repeated after a failure.
+# REPLACE allows the statement to be repeated after a failure.
 _ROLL_UP_USAGE = f"""
 INSERT OR REPLACE INTO usage SELECT :resolution, time / :resolution * :resolution AS start, account, currency,
     {", ".join(f"sum({name})" for name in AMOUNT_UNITS)}
@@ -173,7 +173,7 @@ class Amounts(NamedTuple):
 
 
 class UsageAccount(NamedTuple):
-    """A pod or job. Owner and labels are not part of its identity, because they may become known later."""
+    """A pod or job. Owner and labels do not identify the account, because they may become known later."""
 
     namespace: str = ""
     pod: str = ""
@@ -341,7 +341,7 @@ class HistoryStore:
         time = int(round_.time) // FINE * FINE
         self._last_round = min(self._last_round, time)  # if the clock was set back, the last round may be in the future
         rolled_up_until = self._last_round
-        if self._ids_hour != time // HOUR * HOUR:  # without cached ids, the upserts update last_seen
+        if self._ids_hour != time // HOUR * HOUR:  # clears cached ids every hour, so that the upserts update last_seen
             self._ids_hour = time // HOUR * HOUR
             self._ids.clear()
         samples: list[tuple[float | None, ...]] = []

@@ -24,7 +24,7 @@ from podgpu.model import RESERVATION, NodeState, Workload, WorkloadKey, device_k
 NODE_LABELS = ("Hostname", "hostname", "node", "instance")
 UUID_LABELS = ("UUID", "uuid", "gpu_uuid")
 MODEL_LABELS = ("modelName", "model_name")
-GPU_LABELS = (*UUID_LABELS, "gpu")  # the first label that is present identifies the GPU
+GPU_LABELS = (*UUID_LABELS, "gpu")  # the first of these labels that a series has identifies the GPU
 IDENTITY = {
     **{"gpu": "index", "pci_bus_id": "pci_bus_id", "device": "device", "GPU_I_PROFILE": "profile"},
     **dict.fromkeys(UUID_LABELS, "uuid"),
@@ -86,7 +86,7 @@ class _SlotBuilder:
     """Collects the samples of a GPU or a MIG instance."""
 
     identity: dict[str, str] = field(default_factory=dict)
-    values: dict[str, dict[WorkloadKey, float]] = field(default_factory=dict)  # field -> holder, () for none -> value
+    values: dict[str, dict[WorkloadKey, float]] = field(default_factory=dict)  # by field, then by holder (() if none)
     texts: dict[str, str] = field(default_factory=dict)  # values of fields that are exported as labels
     usage: dict[str, Any] = field(default_factory=dict)
     holders: dict[WorkloadKey, dict[str, Any]] = field(default_factory=dict)
@@ -214,7 +214,7 @@ class _NodeBuilder:
         gpu = self._gpus[gpu_id]
         slot = gpu if number is None else gpu.instances.setdefault(number, _SlotBuilder())
         for own in (gpu, slot):
-            if len(own.identity) < 5:  # not complete yet; allocation metrics have no model
+            if len(own.identity) < 5:  # incomplete, because for example allocation metrics have no model
                 own.identity.update((name, labels[label]) for label, name in IDENTITY.items() if labels.get(label))
         workload = read_workload(labels, self._own_pods)
         if workload is None and labels.get("source") == RESERVATION:
@@ -231,7 +231,7 @@ class _NodeBuilder:
         """Builds the document. Raises msgspec.ValidationError if a value exceeds a limit of `NodeState`."""
         is_podgpu = "version" in self._members
         devices = [gpu.build_gpu(is_podgpu, keep_fields) for gpu in self._gpus.values()]
-        workers = {f"gpu{gpu['index']}": gpu.get("uuid", "") for gpu in devices}  # sources that read a single GPU
+        workers = {f"gpu{gpu['index']}": gpu.get("uuid", "") for gpu in devices}  # source of a single GPU -> its UUID
         document = {
             "taken_at": scraped_at,
             **self._members,

@@ -32,7 +32,7 @@ _RESERVED = HOLDER_LABELS | {
     *("health_watch", "health_error_code", "health_error_severity", "health_error_category"),
     *("peer_gpu", "link_status"),
 }
-"""Label names in dcgm-exporter's and podgpu's families. A Kubernetes pod label with one of these names is renamed."""
+"""Label names that dcgm-exporter or podgpu uses. A Kubernetes pod label with one of these names is renamed."""
 
 
 @dataclass(frozen=True)

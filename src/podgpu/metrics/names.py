@@ -20,7 +20,7 @@ HOST_LABELS: Mapping[NameSet, tuple[str, ...]] = {
     "4.9": ("hostname",),
     "both": ("Hostname", "hostname"),
 }
-_DECIMALS = 9  # of converted numbers: more than dcgm-exporter prints, but few enough to hide floating-point errors
+_DECIMALS = 9  # of converted numbers; more than dcgm-exporter prints, but without floating-point errors
 _CLOSE = 1e-6  # a number this close to a whole number is rounded to it
 
 
@@ -30,7 +30,7 @@ class Rename(NamedTuple):
     old: Field
     new: Field  # same as `old` if only the name changed
     new_name: str
-    factor: float  # the old value times this factor is the new value
+    factor: float  # new value = old value * factor
 
     @property
     def old_names(self) -> tuple[str, ...]:
@@ -71,7 +71,7 @@ class Meaning(NamedTuple):
     """The field that a metric name stands for. Of two fields with the same value in different units, the older."""
 
     field: Field
-    factor: float  # divide a printed value by this factor to convert it to the field's unit
+    factor: float  # value in the metrics text = value in the field's unit * factor
 
     def value(self, printed: float) -> float:
         return printed if self.factor == 1.0 else round(printed / self.factor, _DECIMALS)

@@ -26,7 +26,7 @@ from podgpu.model import MIB, NS, DeviceState, Document, Holder, HolderUsage, Mi
 MAX_WAIT_PAIRS = 20  # per device
 _CORES_OF_A_CARD = 100
 _BLOCK_MIB = 256
-_DECIMALS = 6  # rounds 56.99999999999999 to 57
+_DECIMALS = 6  # removes floating-point errors such as 56.99999999999999
 Number = int | float | None
 Row = tuple[str, Mapping[str, str], int | float]
 """Family, labels, value. Labels that families.csv does not list for the family are dropped."""

@@ -75,7 +75,7 @@ def _memory(gpu: SimulatedGpu, instance: SimulatedInstance | None = None, versio
         total, reserved = instance.profile.memory_mib * MIB, 16 * MIB * instance.profile.memory_slices
         used = gpu.memory_used(instance.gi_id)
     free = total - reserved - used
-    if version is None:  # the first version of the structure includes reserved memory in `used`
+    if version is None:  # in the first version of the structure, `used` includes reserved memory
         return fill(pynvml.c_nvmlMemory_t(), total=total, free=free, used=used + reserved)
     struct = pynvml.c_nvmlMemory_v2_t()
     return fill(struct, version=version, total=total, reserved=reserved, free=free, used=used)

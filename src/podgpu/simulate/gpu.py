@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from podgpu.simulate.models import GpuModel, MigProfile
 
-LONG_GAP = 600.0  # seconds; a longer time between two reads is computed in one step
+LONG_GAP = 600.0  # seconds; after a longer time without reads, the state is computed in one step
 THERMAL_LAG = 15.0  # time constant in seconds
 IDLE_CELSIUS, FULL_CELSIUS = 32.0, 72.0
 DRAM = 0.3  # fraction of the memory bandwidth in use while busy
