@@ -264,7 +264,7 @@ def test_warnings_and_missing_gpus_are_notes(double: PrometheusDouble, rounds: R
     double.extra = {"warnings": ["store a is away\n\x1b[31m"], "isPartial": True}
     assert rounds.run().notes == (
         "store a is away [31m",
-        "the response is incomplete: a part of the storage did not respond",
+        "the response is incomplete: some of the storage nodes did not respond",
     )
     double.extra, double.series = {}, []
     (note,) = rounds.run(1000).notes

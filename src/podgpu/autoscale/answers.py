@@ -37,7 +37,7 @@ def select_pods(snapshot: MetricsSnapshot, selector: PodSelector) -> Sequence[Po
 def _compute_mean(
     snapshot: MetricsSnapshot, keys: Sequence[SampleKey], metric: ScalingMetric, window: float
 ) -> MetricValue | None:
-    """Returns the mean over the rounds (readings of all nodes) in the window. Only USED supports several keys.
+    """Returns the mean over the rounds (readings of all nodes) in the window. Several keys are allowed only for USED.
 
     Returns None if the last round has no value, or if less than half of the rounds have values. One round is not
     counted, because the first round after a start has no rates.
@@ -135,7 +135,7 @@ def _is_idle(snapshot: MetricsSnapshot, pod: PodSeen, idle_for: float) -> bool:
 def is_active(snapshot: MetricsSnapshot, request: MetricRequest) -> bool:
     """Returns False only if every pod with a GPU has been idle for `request.idle_for` seconds.
 
-    Raises Refusal if values are missing. Also if there is no pod: podgpu cannot know whether a pod is needed.
+    Raises Refusal if values are missing, or if there is no pod: podgpu cannot know whether a pod is needed.
     """
     selected = select_pods(snapshot, request.pods)
     pods = [pod for pod in selected if snapshot.needs_gpu(pod)]

@@ -38,7 +38,7 @@ _OPTIONS = (
     # KEDA opens one connection per replica. The other connections allow for clients that never finish the handshake.
     ("grpc.max_allowed_incoming_connections", 1024),
     ("grpc.server_handshake_timeout_ms", 3_000),  # gRPC's default is two minutes
-    ("grpc.max_concurrent_streams", 10),  # more calls wait; each stream may use 0.5 MB for a header
+    ("grpc.max_concurrent_streams", 10),  # further calls wait; a stream may use 0.5 MB for a header
     ("grpc.max_metadata_size", 4096),  # protects against decompression bombs in headers
     ("grpc.absolute_max_metadata_size", 8192),
     ("grpc.max_connection_idle_ms", 600_000),

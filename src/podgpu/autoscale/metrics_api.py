@@ -89,7 +89,7 @@ def _make_api_tls(certificate: Pem, key: Pem, find_proxy: Callable[[], FrontProx
         context.num_tickets = 0  # a resumed session would not be verified against a new CA
         context.options |= ssl.OP_NO_TICKET
         context.verify_mode = ssl.CERT_REQUIRED
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # like Go, accepts an intermediate CA as a root
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # accepts an intermediate CA as a root, as Go does
         load_pair(context, certificate_pem, key_pem, names)
         if ca:
             load_authorities(context, ca.encode(), "requestheader-client-ca-file")

@@ -18,7 +18,7 @@ from podgpu.kube.reflector import Informer, ReflectorSettings
 _PAGE_SIZE = 500
 _RUNNING = {"fieldSelector": "status.phase=Running"}
 _TRUST_SECONDS = 60.0  # while the watch fails, the last list of pods is used for this time
-_GPU_WORDS = ("gpu", "mig-", "cuda", "vgpu")  # parts of resource names such as nvidia.com/gpu, tencent.com/vcuda-core
+_GPU_WORDS = ("gpu", "mig-", "cuda", "vgpu")  # substrings of GPU resource names, such as nvidia.com/gpu
 
 
 class PodSeen(NamedTuple):
@@ -75,7 +75,7 @@ class PodWatcher:
         )
 
     def current(self) -> RunningPods:
-        """Returns the pods, or only a reason if the API server has been unavailable for a minute. Not thread-safe."""
+        """Returns the pods, or the reason if the API server has been unavailable for a minute. Not thread-safe."""
         error, now = self.informer.error, self._clock.monotonic()
         if not self.informer.synced:
             reason = error or "the first list is being read"

@@ -61,7 +61,7 @@ class _UsageRate(NamedTuple):
 
 
 class UsageRates:
-    """Computes rates from the growth of the holders' counters between two readings of their node."""
+    """Computes rates from the increase of the holders' counters between two readings of their node."""
 
     def __init__(self, stale_after: float) -> None:
         self._stale_after = stale_after
@@ -75,7 +75,7 @@ class UsageRates:
     def update(self, node: NodeEntry, part: HeldPart) -> _UsageRate:
         key = node.name, part.slot_key, part.holder.key
         usage = part.holder.usage or HolderUsage()
-        if usage.utilization_ratio is None:  # the use is not measured now, so the counters do not grow
+        if usage.utilization_ratio is None:  # the use is not measured now, so the counters stay constant
             usage = structs.replace(usage, busy_ns=None, idle_ns=None)
         rate = _UsageRate(node.state.usage_at or node.read_at, node.read_at, node.state.exporter_id, usage)
         before = self._before.pop(key, None)
@@ -121,7 +121,7 @@ def _count_first_idle(rate: _UsageRate) -> float | None:
 
 
 def _growth(before: int | None, now: int | None, scale: float, most: float = inf) -> float | None:
-    """Returns a counter's growth. None if a value is unknown, the counter was reset, or the growth exceeds `most`."""
+    """Returns a counter's increase. None if a value is unknown, the counter was reset, or the result exceeds `most`."""
     if before is None or now is None or now < before:
         return None
     growth = (now - before) / scale
@@ -298,7 +298,7 @@ class SampleStore:
         held_before = before.held_before if before else frozenset()
         if not pods.trouble:
             held_before = frozenset(key for key in (*held_before, *samples.rows) if key in pods.by_key)
-        keys = {key: key for key in rounds[-1].rows} if rounds else {}  # all rounds share key objects, to save memory
+        keys = {key: key for key in rounds[-1].rows} if rounds else {}  # reuses key objects, to save memory
         rows = {keys.get(key, key): row for key, row in samples.rows.items()}
         self._snapshot = MetricsSnapshot(
             (*rounds, samples._replace(rows=rows)),

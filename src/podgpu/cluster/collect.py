@@ -14,7 +14,7 @@ from podgpu.metrics.fields import nearest_names
 from podgpu.metrics.names import meaning
 from podgpu.model import NodeState, WorkloadOwner
 
-MAX_ROUNDS = 1000  # in one --window; each scope stores one value per round
+MAX_ROUNDS = 1000  # maximum number of rounds (readings of all nodes) in one --window
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1))
 
 
@@ -23,14 +23,14 @@ class ViewSettings:
     """All times are in seconds."""
 
     interval: float = 15.0
-    stale_after: float = 45.0  # a node whose last reading is older is stale: means and counts exclude it
-    drop_after: float = 300.0  # a node whose last reading is older than this is dropped
+    stale_after: float = 45.0  # nodes with an older reading are stale: means and counts exclude them
+    drop_after: float = 300.0  # nodes with an older reading are dropped, unless their exporter is still listed
     used_field: str = "DCGM_FI_DEV_MEM_COPY_UTIL"
     extra_fields: tuple[str, ...] = ()  # fields that autoscale needs
     window: float = 300.0
     idle_after: float | None = 1800.0  # a holder idle for longer than this is wasteful; None disables the check
     legacy_map_metrics: bool = False
-    max_gpus: float = math.inf  # if Prometheus has more GPUs, only totals are read
+    max_gpus: float = math.inf  # if Prometheus has more GPUs, podgpu reads totals, but not single GPUs
 
     @cached_property
     def full(self) -> float:
@@ -54,7 +54,7 @@ def check_settings(settings: ViewSettings) -> ViewSettings:
     full_scale(settings.used_field)
     if settings.window / settings.interval > MAX_ROUNDS:
         raise UsageError(
-            f"--window {duration_text(settings.window)} holds more than {MAX_ROUNDS} readings of --interval "
+            f"--window {duration_text(settings.window)} has more than {MAX_ROUNDS} readings at --interval "
             f"{duration_text(settings.interval)}: make the window shorter or the interval longer"
         )
     return settings
@@ -91,7 +91,7 @@ Owners = Mapping[PodName, WorkloadOwner]
 
 @dataclass(frozen=True, slots=True)
 class NodeReading:
-    """The last state read from one target. If several targets report the same node, the cluster view uses one of them.
+    """The last state read from one target (an exporter). If two targets report the same node, only one is shown.
 
     If the target reports no node name, `state.node` is the target's address and `named` is False.
     """
@@ -100,10 +100,10 @@ class NodeReading:
     state: NodeState
     read_at: float = 0.0  # monotonic time of the scrape, or of the newest sample in Prometheus
     skew_seconds: float | None = None  # node's clock minus ours; None if the node reports no time
-    listed: bool | None = None  # the list of exporters contains the target; None with Prometheus, which has no list
+    listed: bool | None = None  # False if the target was removed from the list of exporters; None with Prometheus
     named: bool = True
-    cluster: str = ""  # empty unless Prometheus has the metrics of several clusters
-    owners: Owners = field(default_factory=dict)  # owners of the cluster's pods; empty without Prometheus
+    cluster: str = ""  # name of the cluster, if Prometheus has metrics of several; otherwise empty
+    owners: Owners = field(default_factory=dict)  # owners of the pods; set only with Prometheus
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class TargetOutcome:
 
     target: str
     seconds: float
-    error: str = ""  # one word for the label `reason`; empty if the request succeeded
+    error: str = ""  # value of the label `reason`; empty if the request succeeded
     message: str = ""
 
     @property
@@ -149,12 +149,12 @@ class Collector(Protocol):
         """Reads all targets once, within deadlines. Failed requests raise no exception; `reading()` lists them."""
 
     def reading(self) -> ClusterReading:
-        """Returns the results of the last round."""
+        """Returns the results of the last `run_round`."""
 
     async def fetch(self, target: str, path: str) -> bytes:
         """Requests `path` (such as `api/v1/gpus/GPU-…`) from an exporter and returns the body. Raises SourceError.
 
-        Called in the event loop of the web server, not in that of the rounds.
+        Called in the event loop of the web server, while `run_round` runs in another event loop.
         """
 
     async def close(self) -> None: ...

@@ -34,7 +34,7 @@ class ServiceSelector(NamedTuple):
     def parse(cls, text: str) -> ServiceSelector:
         """Parses `[NAMESPACE/]SELECTOR`. Raises UsageError.
 
-        Label names may also contain a slash. So the text before the first slash is a namespace only if it has no dot.
+        A label name may contain a slash, too. The text before the first slash is a namespace if it contains no dot.
         A leading slash means all namespaces.
         """
         before, slash, after = text.strip().partition("/")
@@ -42,7 +42,7 @@ class ServiceSelector(NamedTuple):
         namespace, labels = (before, after) if is_namespace else ("", text.strip())
         if not labels or not labels.isprintable():
             raise UsageError(
-                f"--discover-kubernetes {text!r}: write [NAMESPACE/]LABEL=VALUE, the labels of the exporters' Service"
+                f"--discover-kubernetes {text!r}: write [NAMESPACE/]LABEL=VALUE with a label of the exporters' Service"
             )
         return cls(namespace, labels)
 
@@ -51,7 +51,7 @@ class ServiceSelector(NamedTuple):
 
 
 class KubernetesTargets:
-    """Lists the exporters that --discover-kubernetes selects. While the API server is unavailable, uses the last list.
+    """Lists the exporters that --discover-kubernetes selects. Keeps the last list while the API server is unavailable.
 
     The list includes endpoints that are not ready, so that a failing exporter stays visible.
     """
@@ -64,7 +64,7 @@ class KubernetesTargets:
         https: bool = False,
         settings: ReflectorSettings | None = None,
     ) -> None:
-        """`https`: if True, TLS is used for all ports, not only for ports declared as https."""
+        """`https`: if True, all ports use TLS. Otherwise, only ports declared as https use it."""
         self._config = config
         self._selector = selector
         self._https = https
@@ -79,7 +79,7 @@ class KubernetesTargets:
         )
         self._labelled = self._watch_slices(selector.labels)
         self._unlabelled: Informer[EndpointSliceRecord] | None = None
-        """Watches EndpointSlices that lack the selector's labels although their Services have them."""
+        """Watches the EndpointSlices of Services that have the selector's labels while the slices do not."""
         self._unlabelled_names: tuple[str, ...] = ()
 
     def _watch_slices(self, selector: str) -> Informer[EndpointSliceRecord]:

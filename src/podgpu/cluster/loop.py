@@ -1,7 +1,7 @@
-"""Runs the rounds of `podgpu cluster` in a thread with its own event loop, and publishes their results.
+"""Reads all nodes in rounds, in a thread with its own event loop, and publishes the result of each round.
 
-Each round publishes a new object, which request handlers read. Rounds start at multiples of the interval, so that
-the rolling mean equals `avg_over_time` in Prometheus.
+Rounds start at multiples of --interval. Therefore the rolling mean equals `avg_over_time` in Prometheus.
+Request handlers read the last published object, which never changes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CLOSE_SECONDS = 3.0
 _REPEAT_SECONDS = 600.0
 _log = logging.getLogger(__name__)
 MakeCollector = Callable[[], Collector]
-"""Creates the collector. Called in the thread of the rounds, because an HTTP session belongs to an event loop."""
+"""Creates the collector. Called in the loop's thread, because an HTTP session belongs to one event loop."""
 GpuPresence = Literal["unknown", "present", "missing"]
 
 
@@ -57,7 +57,7 @@ class PublishedState:
 
     @cached_property
     def stale(self) -> Body:
-        """Metrics about podgpu itself, without GPU values. Served while rounds are overdue."""
+        """Metrics about podgpu itself, without GPU values. Served if no round has completed for too long."""
         return Body(encode(self_families(self.state)))
 
     @cached_property
@@ -72,7 +72,7 @@ class PublishedState:
 
 
 class RollingAverage:
-    """Computes the mean utilisation of each scope over the rounds in --window."""
+    """Computes the mean utilisation over --window, for the cluster and each namespace, node, model and owner."""
 
     def __init__(self) -> None:
         self._rounds: deque[tuple[float, dict[Scope, float]]] = deque()  # monotonic time, ratios
@@ -97,11 +97,11 @@ class Cluster:
         clock: Clock | None = None,
         on_round: Callable[[ClusterState], None] | None = None,
     ) -> None:
-        """`on_round` is called with the state of every round. If it is set, no rolling means are computed."""
+        """`on_round`: called with the state after every round. If it is given, no rolling means are computed."""
         self.settings = settings
         self.clock = clock or Clock()
         self.fatal: StartError | None = None
-        self.notes_beside: Callable[[], Sequence[str]] = tuple  # warnings of other components, such as history
+        self.notes_beside: Callable[[], Sequence[str]] = tuple  # returns warnings of components such as the history
         self.published = PublishedState(ClusterState(settings, self.clock.wall()))
         self._make_collector = make_collector
         self._prices = prices
@@ -188,7 +188,7 @@ class Cluster:
 
     def start(self, on_fatal: Callable[[], object]) -> None:
         """Starts the thread. The thread sets `fatal` and calls `on_fatal` if the loop fails."""
-        self._round_at = self.clock.monotonic()  # lateness is measured from the start, in case no round ever completes
+        self._round_at = self.clock.monotonic()  # until the first round ends, its delay is measured from here
         self._thread = threading.Thread(target=self._run, args=(on_fatal,), name="cluster", daemon=True)
         self._thread.start()
 
@@ -208,7 +208,7 @@ class Cluster:
 
     @property
     def turns(self) -> bool:
-        """Returns True while rounds complete in time."""
+        """Returns True if the last round ended recently enough."""
         return self.clock.monotonic() - self._round_at <= self.late_after
 
     @property

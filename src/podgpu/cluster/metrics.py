@@ -37,9 +37,9 @@ def cluster_families(state: ClusterState, rolling: Mapping[Scope, float]) -> lis
 
 
 def node_families(state: ClusterState) -> list[Family]:
-    """Builds the families of `/metrics/nodes`: one per node, with the node's rows of the pod map.
+    """Builds the families of `/metrics/nodes`: one family per node, which contains the pods and GPUs of the node.
 
-    Nodes for which `metric_name` returns the same name share a family.
+    If `metric_name` returns the same name for two nodes, these nodes share a family.
     """
     spec = families_in("seed")["<node>_info"]
     rows = group_by_key((metric_name(row.node), row) for row in map_rows(state))
@@ -67,11 +67,11 @@ def self_families(state: ClusterState) -> list[Family]:
 
 
 def _labels(names: Iterable[str], values: Iterable[str]) -> Labels:
-    """Creates labels. Omits the label `cluster` if it is empty, because there is then only one cluster."""
+    """Creates labels. Omits the label `cluster` if it is empty, which means that there is only one cluster."""
     return Labels((name, value) for name, value in zip(names, values, strict=True) if value or name != "cluster")
 
 
-# Pod map, as in "pod gpu metrics exporter"
+# Pod map: one series per pod and GPU, as in "pod gpu metrics exporter"
 
 
 class MapRow(NamedTuple):

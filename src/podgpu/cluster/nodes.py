@@ -15,14 +15,14 @@ from podgpu.errors import few_of
 from podgpu.metrics.conditions import DRIVER_AWAY, LOST, NODE_GONE, UNREADABLE, conditions, words_for
 from podgpu.model import Condition, DeviceState, MigInstance, NodeState, Workload, group_by_key, parts_of
 
-CLOCK_AHEAD, _CLOCK_BEHIND = 5.0, 60.0  # tolerated skew in seconds; delayed values also look like a slow clock
+CLOCK_AHEAD, _CLOCK_BEHIND = 5.0, 60.0  # tolerated skew in seconds. Delayed values look like a slow clock
 MAX_ALERTS = 200
 _NOT_ANSWERING = {LOST, UNREADABLE, DRIVER_AWAY}
 _DRIVER_SOURCES = {"nvml", "dcgm", "exporter", "simulated", "usage", "switches"}
 
 
 class NodeEntry(msgspec.Struct, frozen=True, gc=False):
-    """One node: its last reading, and the state that the cluster view derives from the reading."""
+    """One node, with its last reading and the values that the cluster view computes from the reading."""
 
     name: str
     reading: NodeReading
@@ -47,7 +47,7 @@ class NodeEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 class Alert(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A problem, described in plain text, and the node and GPU that it concerns."""
+    """A problem of a node or a GPU, described in plain text."""
 
     severity: str  # broken or warning
     text: str
@@ -62,23 +62,23 @@ def choose_nodes(
     settings: ViewSettings,
     now: float,
 ) -> tuple[list[NodeEntry], list[Alert]]:
-    """Returns one entry per node, without `held`, and alerts about exporters that report the same node or GPU.
+    """Returns one entry per node (with `held` still empty), and alerts about nodes or GPUs with two exporters.
 
     If several exporters report a node or a GPU, prefers one with current values, then one that reports holders, then
-    the one chosen in the last round. If no exporter reports a node any more, its last reading is kept for a while.
+    the one chosen in the last round. If a node is no longer reported, its last reading is kept for a while.
     """
 
     def is_stale(reading: NodeReading) -> bool:
         return reading.state.stale or now - reading.read_at > settings.stale_after
 
     def is_rival(reading: NodeReading, other: NodeReading) -> bool:
-        """Returns False if the reading is outdated, or if both are from one exporter under two addresses."""
+        """Returns False if `reading` is outdated, or if both readings come from one exporter with two addresses."""
         exporter_id = reading.state.exporter_id
         is_other = reading.target != other.target and (not exporter_id or exporter_id != other.state.exporter_id)
         return is_other and reading.listed is not False and not is_stale(reading)
 
     def rank(reading: NodeReading, uuid: str = "") -> tuple[object, ...]:
-        """Returns a sort key; the smallest is preferred. With `uuid`, ranks the readings that contain this GPU."""
+        """Returns a sort key; the smallest key is preferred. With `uuid`, ranks nodes that report this GPU."""
         state, stale = reading.state, is_stale(reading)
         shown = before.get(state.node)
         was_used = shown is not None and shown.reading.target == reading.target
@@ -189,7 +189,7 @@ def _remove_gpus(state: NodeState, uuids: Collection[str]) -> NodeState:
 
 
 def add_lost_gpus(state: NodeState, earlier: NodeState, reported: Collection[str], wall: float) -> NodeState:
-    """Adds the GPUs of `earlier` that no node reports any more, marked as lost. dcgm-exporter omits lost GPUs."""
+    """Adds GPUs of `earlier` that no node reports now, and marks them as lost. dcgm-exporter omits lost GPUs."""
     lost = [_make_lost(gpu, wall) for gpu in earlier.devices if gpu.uuid and gpu.uuid not in reported]
     if not lost:
         return state
@@ -212,7 +212,7 @@ def _make_lost(gpu: DeviceState, wall: float) -> DeviceState:
 
 
 def hide_missing_gpus(node: NodeEntry, uuids: Collection[str]) -> NodeEntry | None:
-    """Hides the GPUs in `uuids` (removed with `podgpu forget`) for as long as they are lost.
+    """Hides GPUs of `uuids` (removed with `podgpu forget`) while they are lost or the node is gone.
 
     Returns None if the node is gone and has no other GPU.
     """
@@ -283,5 +283,5 @@ def count_gpus(number: int) -> str:
 
 
 def describe_condition(condition: Condition) -> tuple[str, str]:
-    """Returns the problem and the advice. For a condition that only a newer podgpu knows, returns its name."""
+    """Returns the problem and the advice. If this version does not know the condition, the problem is its name."""
     return words_for(condition.name, condition.detail) if condition.name in conditions() else (condition.name, "")

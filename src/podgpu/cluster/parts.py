@@ -1,4 +1,4 @@
-"""Divides GPUs among their holders, classifies each holder's part as used or idle, and sums the parts."""
+"""Splits GPUs among their holders, classifies each holder's share as used, idle or unknown, and adds the shares up."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from podgpu.model import RESERVATION, DeviceState, Holder, HolderUsage, MigInsta
 N = TypeVar("N", int, float)
 SlotKey = tuple[str, int | None]  # `gpu_id`, MIG instance
 Use = Literal["used", "idle", "unknown"]
-BLIND = frozenset({LOST, UNREADABLE, DRIVER_AWAY, NODE_GONE})  # with these conditions, all values are outdated
+BLIND = frozenset({LOST, UNREADABLE, DRIVER_AWAY, NODE_GONE})  # values of GPUs with these conditions are outdated
 MPS_REASON = "not known under MPS"
 _DIGITS = 4
 _NO_USAGE = HolderUsage()
 
 
 class HeldPart(msgspec.Struct, frozen=True, gc=False):
-    """One holder's part of one GPU. Totals, waste, cost and counts are sums over these parts."""
+    """The share of one GPU that one holder has. Totals, waste, cost and counts are sums of these shares."""
 
     gpu: DeviceState
     instance: MigInstance | None
     holder: Holder
-    part: float  # fraction of the physical GPU; the parts of a GPU add up to at most 1
-    share: float  # fraction of the GPU or MIG instance that the holder has
+    part: float  # fraction of the physical GPU; the fractions of all holders add up to at most 1
+    share: float  # fraction of the MIG instance, or of the GPU if it has no instances
     use: Use
     last_idle_since: float | None = None  # Unix time; not changed while the GPU cannot be read
     owner: WorkloadOwner | None = None
@@ -97,7 +97,7 @@ def holders_of(gpu: DeviceState, slot: Slot) -> Sequence[Holder]:
 
 
 def divide(wanted: Sequence[float | None], whole: float) -> list[float]:
-    """Returns the wanted amounts, scaled down if their sum exceeds `whole`. Entries of None share the remainder."""
+    """Scales the amounts down if their sum exceeds `whole`. None stands for an equal share of the remainder."""
     total = sum(part for part in wanted if part is not None)
     scale = whole / total if total > whole else 1.0
     unspecified = wanted.count(None)
@@ -129,7 +129,7 @@ def is_mps_client(slot: Slot, holder: Holder) -> bool:
 
 
 def measure_use(slot: Slot, holder: Holder) -> Use:
-    """Returns whether the holder uses its part of the GPU or MIG instance at this moment."""
+    """Returns whether the holder uses the GPU or MIG instance now."""
     usage = holder.usage or _NO_USAGE
     own, device = usage.utilization_ratio, slot.utilization_ratio
     if holder.source == RESERVATION:
@@ -137,7 +137,7 @@ def measure_use(slot: Slot, holder: Holder) -> Use:
     if is_mps_client(slot, holder):
         return "unknown"
     if own == 0 and usage.processes and device:
-        return "unknown"  # the driver attributes a sample to the busiest process, so 0 does not mean idle
+        return "unknown"  # the driver attributes a whole sample to the busiest process, so a holder with 0 may be busy
     ratio = device if own is None else own
     if ratio is None:
         return "idle" if usage.processes == 0 else "unknown"
@@ -145,7 +145,7 @@ def measure_use(slot: Slot, holder: Holder) -> Use:
 
 
 def classify_use(slot: Slot, holder: Holder, idle_since: float | None, is_tracked: bool) -> Use:
-    """Classifies a holder's part of a readable GPU. `is_tracked`: whether idle times are tracked across rounds."""
+    """Classifies a holder of a readable GPU. `is_tracked`: whether idle times are tracked between readings."""
     if idle_since is not None:
         return "idle"
     use = measure_use(slot, holder)
@@ -166,9 +166,9 @@ def slot_memory(slot: Slot) -> int | None:
 
 
 def _whole(latest: N | None, window: N | None, of_holders: Sequence[N | None]) -> N | None:
-    """Returns the device's value for the same time window as its holders' values, so that these add up to it.
+    """Returns the device's value for the time window of the holders' values, so that their sum equals the result.
 
-    Metrics text has no value for that window. Then the result is the latest value, but at least the holders' sum.
+    Without such a value (as in metrics text), returns the latest value, or the holders' sum if that is larger.
     """
     parts = [part for part in of_holders if part is not None]
     if not parts:
@@ -193,7 +193,7 @@ def gpu_utilization(gpu: DeviceState) -> float | None:
 
 
 class HeldSums(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """Sums over parts, in GPUs. `allocated` = `used` + `idle` + `unknown`. Costs are None if no part has a price."""
+    """Sums over holders, in GPUs. `allocated` = `used` + `idle` + `unknown`. Costs are None if no GPU has a price."""
 
     allocated: float
     used: float
@@ -221,9 +221,9 @@ class Totals(HeldSums, kw_only=True):
 
 
 def sum_held(parts: Iterable[HeldPart], currency: str = "", by_device: bool = False) -> HeldSums:
-    """Sums the parts in physical GPUs. With `by_device`, a MIG instance counts as one GPU.
+    """Adds up the holders' fractions of GPUs. With `by_device`, a MIG instance counts as one GPU.
 
-    If there are no parts, the costs are 0 if `currency` is set, otherwise None.
+    If `parts` is empty, the costs are 0 if `currency` is set, otherwise None.
     """
     uses: dict[Use, float] = {"used": 0.0, "idle": 0.0, "unknown": 0.0}
     costs, wasted = [], []

@@ -4,7 +4,7 @@ currency: EUR
 models:
   "NVIDIA H100 80GB HBM3": {gpu_hour: 2.50, kwh: 0.30}
   "*": {gpu_hour: 1.00, kwh: 0.30}
-changes:  # optional: new prices of some models, from a date on (UTC)
+changes:  # optional: prices that are valid from a date (UTC) on
   - from: 2026-12-01
     models: {"NVIDIA H100 80GB HBM3": {gpu_hour: 2.00, kwh: 0.28}}
 """
@@ -53,7 +53,7 @@ class _PriceFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Prices:
-    """Prices by model until the first of `changes`. If there are no prices, the currency is empty."""
+    """Prices by model, valid until the first price change. If there are no prices, `currency` is empty."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Prices:
         source: PriceSource = "file",
         changes: Sequence[tuple[float, Prices]] = (),
     ) -> None:
-        """`changes`: the Unix time of each later change, and the prices of all models from then on."""
+        """`changes`: pairs of the Unix time of a price change and the prices of all models after it."""
         self.changes = changes
         self.currency = currency
         self.models = models

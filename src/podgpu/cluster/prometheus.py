@@ -1,6 +1,6 @@
 """Client for Prometheus and compatible servers, and the collector that reads the nodes with instant queries.
 
-Idle times and pod owners are also read from the server, so a restart of podgpu loses no data.
+The server also provides idle times and pod owners, so that a restart of podgpu loses no data.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from podgpu.model import NodeState, WorkloadOwner
 
 UTIL, GR_ENGINE, TEMPERATURE, POWER = 203, 1001, 150, 155
 FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED = 250, 251, 252, 253
-_OWNER_SECONDS = 60.0  # until unknown owners are queried again; kube-state-metrics may report a pod late
+_OWNER_SECONDS = 60.0  # between two queries for unknown owners, because kube-state-metrics may report a pod late
 _PODS_PER_QUERY = 500
-_IDLE_CHECKS = 30  # number of times in the idle window at which samples must exist
+_IDLE_CHECKS = 30  # samples must exist at this number of times in the idle window
 
 MAX_ANSWER_BYTES = 32 * 1024 * 1024  # twice the response for 8,000 GPUs
 MAX_NOTES = 5
@@ -191,7 +191,7 @@ class PrometheusClient:
             reason = "query_failed" if status == 200 else f"http_{status}"
             raise SourceError(reason, f"{self.name} returned an error: {_shorten(answer.error)}{advice}")
         if answer.is_partial:
-            answer.warnings.append("the response is incomplete: a part of the storage did not respond")
+            answer.warnings.append("the response is incomplete: some of the storage nodes did not respond")
         notes = map(_shorten, answer.warnings)
         self.notes = list(dict.fromkeys((*self.notes, *notes)))[:MAX_NOTES]
         return answer.data.result
@@ -208,7 +208,7 @@ def _shorten(text: str) -> str:
     return line if len(line) <= _MAX_TEXT else line[: _MAX_TEXT - 1] + "…"
 
 
-# Rounds
+# Collecting the nodes
 
 
 class PrometheusCollector:
@@ -222,7 +222,7 @@ class PrometheusCollector:
         owners: Callable[[], Owners] = dict,
         clock: Clock | None = None,
     ) -> None:
-        """`owners`: returns pod owners that kube-state-metrics does not report."""
+        """`owners`: returns the owners of pods that kube-state-metrics does not report."""
         self._match = server.match
         self._node_labels = server.node_labels
         self._cluster_label = server.cluster_label
@@ -275,7 +275,7 @@ class PrometheusCollector:
         if fleet is not None and fleet.gpus > self._settings.max_gpus:
             note = (
                 f"Prometheus has {fleet.gpus:,} GPUs: above {self._settings.max_gpus:,.0f}, the page has totals, cost"
-                " and waste, but no single GPUs, pods and nodes; to see these, choose a part with --match"
+                " and waste, but no single GPUs, pods and nodes; to see these, select fewer series with --match"
             )
             self._reading = replace(self._reading, nodes=(), fleet=fleet, notes=(note, *self._client.notes))
             return failures
@@ -305,7 +305,7 @@ class PrometheusCollector:
                 failures.append(("owners of pods", error))
             owners[cluster] = {**others, **self._owners[cluster].known}
         idle, window = [], self._settings.idle_after
-        if window and not self._reading.nodes:  # only in the first round; later rounds observe the idle times
+        if window and not self._reading.nodes:  # only in the first round; afterwards podgpu measures idle times itself
             idle = await query("idle GPUs", idle_query(self._match, window))
         notes = [*self._client.notes, *(f"{name}: {why}" for name, why in sorted(errors.items())[:3])]
         if failures:
@@ -326,7 +326,7 @@ class PrometheusCollector:
         return failures
 
     async def _count_fleet(self, now: float) -> FleetCounts | None:
-        """Returns totals from the recording rule, or None without it. Raises SourceError if too many GPUs need it."""
+        """Returns totals from the recording rule. Without it, returns None, or raises SourceError above `max_gpus`."""
         series = f"last_over_time({select((USAGE_RULE,), self._match)}[10m])"
         keys = by("kind", "modelName", "GPU_I_PROFILE")
         query = f"sum {keys} (max {by(self._cluster_label, *RULE_LABELS)} ({series})) / 300"
@@ -339,7 +339,7 @@ class PrometheusCollector:
             counts = await self._client.query(f"count(group {by(self._cluster_label, *UUID_LABELS)} ({gpus}))", now)
             if counts and counts[0].value > self._settings.max_gpus:
                 text = f"Prometheus has {counts[0].value:,.0f} GPUs: load the recording rule {USAGE_RULE}"
-                raise SourceError("too_many_gpus", f"{text}, or choose a part with --match")
+                raise SourceError("too_many_gpus", f"{text}, or select fewer series with --match")
             return None
         allocated = sorted(found["allocated"].items())
         return FleetCounts(
@@ -366,7 +366,7 @@ class PrometheusCollector:
 
 
 def _name_cluster(target: TargetState) -> TargetState:
-    """Adds the cluster to the name of the node, because several clusters may have a node of this name."""
+    """Adds the cluster's name to the node's name, because nodes of different clusters may have the same name."""
     name = "/".join(filter(None, (target.cluster, target.state.node)))
     return target._replace(state=replace_members(target.state, node=name))
 
@@ -376,13 +376,13 @@ def _billed_model(labels: Mapping[str, str]) -> str:
     return billed_name(model, profile) if profile else model
 
 
-# Series of a round
+# Queries for the series of all nodes
 
 
 class SeriesQuery(NamedTuple):
     what: str
     text: str
-    required: bool = False  # without the result, GPUs would seem free, or held by the exporter's pod
+    required: bool = False  # without the result, GPUs would be shown as free, or as held by the exporter's pod
 
 
 def series_queries(
@@ -494,7 +494,7 @@ class PodOwners:
     async def read(
         self, pods: Sequence[PodName], window: str = "", at: float | None = None
     ) -> dict[PodName, WorkloadOwner]:
-        """Returns the current owners, or the last ones in `window` (such as 3600s) before `at`. Raises SourceError."""
+        """Returns the owners at `at`, or in the last `window` (such as 3600s) before `at`. Raises SourceError."""
         owners: dict[PodName, WorkloadOwner] = {}
         for first in range(0, len(pods), _PODS_PER_QUERY):
             owners |= await self._query_owners(pods[first : first + _PODS_PER_QUERY], window, at)

@@ -50,7 +50,7 @@ from podgpu.model import MIB, Workload
 CACHE_SECONDS = 15.0
 _FINE, _COARSE = 15, 300  # steps in seconds, as in the SQLite store
 _MAX_SAMPLES = 20_000  # of a range query; VictoriaMetrics allows 30,000
-_MAX_GAP_SECONDS = 300  # shorter gaps do not end a holder or a condition, because a scrape may be missing
+_MAX_GAP_SECONDS = 300  # in a shorter gap, a holder or condition continues, because a scrape may be missing
 _MAX_GPUS_OF_POD = 256
 _DCGM_BLANK = 0x7FFFFFF0
 _KEYS = (*UUID_LABELS, "GPU_I_ID")
@@ -70,7 +70,7 @@ class Window(NamedTuple):
         return self.start + self.step * self.steps
 
     def align(self, points: Iterable[tuple[float, float]]) -> Values:
-        """Returns one value per step, evaluated at the end of the step."""
+        """Returns one value per step: the point at the end of the step, or None."""
         values: Values = [None] * self.steps
         for at, value in points:
             number = round((at - self.start) / self.step) - 1
@@ -231,7 +231,7 @@ class _HistoryReader:
         return self._over_steps("max", self._while_held(f"max {by(*_KEYS, 'condition')} ({series})", pod))
 
     def _field(self, number: int, uuids: Sequence[str]) -> str:
-        """Returns a query in the unit of dcgm-exporter 4.8. Values that MIG instances repeat are counted once."""
+        """Returns a query in the unit of dcgm-exporter 4.8. `max` merges the copies of a value on MIG instances."""
         labels = by(*_KEYS) if fields()[number].per_instance else by(*UUID_LABELS)
         old_names, new_names = generations(number)
         query = f"max {labels} (({self._select(old_names, uuids)}) < {_DCGM_BLANK})"

@@ -1,7 +1,7 @@
 """Answers `/api/v1/range` and `/api/v1/waste` with queries to Prometheus or a compatible server.
 
-Hours of owners and namespaces are read from podgpu's recording rules if the rules cover the range, otherwise from the
-exporters' counters. Nothing is stored in the process.
+If podgpu's recording rules cover the range, hours of owners and namespaces are read from the rules. Otherwise they are
+read from the exporters' counters.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from podgpu.metrics.parse import ParsedSample
 from podgpu.model import Workload, WorkloadOwner, group_by_key
 
 _TIMEOUT = 60.0
-_MAX_STEPS = 2880  # the GPUs are counted at no more than this many points in time
+_MAX_STEPS = 2880  # maximum number of points in time at which GPUs are counted
 _COUNTERS = {
     "allocated": "podgpu_container_gpu_allocated_seconds_total",
     "busy": "podgpu_container_gpu_busy_seconds_total",
@@ -61,7 +61,7 @@ _COUNTERS = {
     "unattributed_energy": "podgpu_device_unattributed_energy_joules_total",
 }
 _RULES = {"podgpu:usage:sum1h": HOUR, USAGE_RULE: COARSE}  # the coarsest first
-_MIN_SAMPLES = 200  # shorter ranges use the counters, because a rule's first and last sample may be partly outside
+_MIN_SAMPLES = 200  # for shorter ranges, rules are not exact enough: their first and last sample may overlap the limits
 _GPU_NAMES = (
     *(name for field in (TEMPERATURE, UTIL, GR_ENGINE) for name in names_of(field)),
     "podgpu_device_energy_joules_total",
@@ -72,7 +72,7 @@ Vectors = Mapping[str, Sequence[ParsedSample]]  # by kind of usage
 
 
 class _Part(NamedTuple):
-    """A holder's part of a GPU or MIG instance. With a recording rule, all parts of GPUs of one model."""
+    """Key of usage: one holder of one GPU or MIG instance. With a recording rule: one holder of all GPUs of a model."""
 
     cluster: str
     gpu: str
@@ -153,7 +153,7 @@ class _RangeReader:
     # Queries
 
     async def _read_methods(self, start: float, end: float) -> list[str]:
-        """Reads how GPU use was measured. With a recording rule, which does not store this, reads current methods."""
+        """Reads how GPU use was measured. Recording rules do not store this; then reads the current methods."""
         series, keys = select(("podgpu_device_usage_method",), self.server.match), ["method"]
         if not self.rule:
             series = f"last_over_time({series}[{round(end - start)}s])"
@@ -211,7 +211,7 @@ class _RangeReader:
         return dict(zip(queries, results, strict=True))
 
     def _increase(self, name: str, seconds: float) -> str:
-        """Queries a counter's growth. `max` merges copies of an HA pair; `sum` adds the series of a moved exporter."""
+        """Returns a query for a counter's increase. `max` merges copies of an HA pair. `sum` adds a GPU's exporters."""
         grown = f"increase({select((name,), self.server.match)}[{round(seconds)}s])"
         keys = (self.server.cluster_label, *_HOLDER_KEYS)
         return f"sum {by(*keys)} (max {by(*keys, 'job', 'instance')} ({grown}))"
@@ -221,7 +221,7 @@ class _RangeReader:
         return f"avg {by(self.server.cluster_label, *_HOLDER_KEYS)} (avg_over_time({shares}[{round(seconds)}s]))"
 
     async def _read_now(self, end: float) -> dict[RowName, dict[str, float | None]]:
-        """Returns the current values of rows. If there are too many GPUs, these are means over the last 5 minutes."""
+        """Returns the current values of rows. If only totals are read, these are means of the last 5 minutes."""
         if self.rule and self.state.fleet is not None:
             recorded = await self._read_rule(USAGE_RULE, f"last_over_time({{}}[{2 * COARSE}s])", end)
             found: Vectors = {kind: samples for kind, samples in recorded.items() if kind != "gpu_seconds"}
@@ -241,7 +241,7 @@ class _RangeReader:
         }
 
     async def _read_allocation(self, at: float) -> Vectors:
-        """Returns the current allocation as if it lasted 5 minutes, with the idle ratio of the last 5 minutes."""
+        """Returns the current allocation, multiplied by 5 minutes, and the idle ratio of the last 5 minutes."""
         names = {"holders": "podgpu_allocation_info", "shares": "podgpu_allocation_share_ratio"}
         labels_of = by(self.server.cluster_label, *_HOLDER_KEYS)
         queries = {
@@ -294,7 +294,7 @@ class _RangeReader:
         return accounts
 
     async def _read_labels(self, name: str, window: str, end: float) -> dict[tuple[str, PodName], str]:
-        """Returns each pod's label as a JSON object, from kube-state-metrics, else from the exporters' series."""
+        """Returns the label `name` of each pod as a JSON object, from kube-state-metrics or the exporters' series."""
         found: dict[tuple[str, PodName], str] = {}
         for names, label in ((_GPU_NAMES, name), (("kube_pod_labels",), f"label_{name}")):
             matcher = f'{label}!=""'

@@ -1,6 +1,6 @@
 """GPU-hours, energy, cost and waste in a time range, by pod, owner, namespace or pod label, and summaries of pods.
 
-`/api/v1/range` and `/api/v1/waste` have the same rows in a different order.
+`/api/v1/range` and `/api/v1/waste` return the same rows in a different order.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _LABEL = "label:"
 _DIGITS = 4
 _JOULES_PER_KWH = 3_600_000
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "|", "%")
-_LONGEST = 8 * DAY  # the history stores values for this time
+_LONGEST = 8 * DAY  # samples are stored for this many seconds
 _SHORTEST = 900.0  # seconds: a hint needs at least this much history
 _THROTTLING = ("thermal", "power_brake")
 _MIG_PARTS = ((1, 1), (2, 2), (3, 4), (4, 4))  # each MIG profile: sevenths of compute, eighths of memory
 _MIG_MODELS = ("A100", "H100", "H200", "GH200", "B200")
-_MAX_SHARE = 0.6  # a pod that needs more than this part of a GPU gets no hint
+_MAX_SHARE = 0.6  # a pod that needs a larger fraction of a GPU gets no hint
 _GIB = 1024**3
-# If a span ended because its node stopped answering, it is extended until the node answers again.
+# A span is the time when a pod held a GPU. If its node stopped answering, the span lasts until the node answers again.
 _SPANS = """
 SELECT span.started, iif(gone.gpu IS NULL, span.ended, gone.ended), owner_kind, owner_name
 FROM span JOIN account ON account.id = span.account
@@ -75,7 +75,7 @@ class RangeQuery(NamedTuple):
 
 
 class RangeFigures(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """Sums over a range. Unknown members are omitted from the JSON."""
+    """Sums over a time range. Unknown values are omitted from the JSON."""
 
     gpu_hours: float = 0.0
     allocated_hours: float = 0.0  # excludes unallocated GPUs
@@ -83,7 +83,7 @@ class RangeFigures(msgspec.Struct, omit_defaults=True, kw_only=True):
     used_hours_min: float = 0.0
     used_hours_max: float = 0.0
     idle_hours: float = 0.0
-    unknown_hours: float = 0.0  # the part of `allocated_hours` for which the use is unknown
+    unknown_hours: float = 0.0  # those of `allocated_hours` for which the use is unknown
     waited_hours: float | None = None  # waiting for other workloads on a shared GPU; None if 0 or unknown
     mean_use: float | None = None  # mean over the time for which the use is known
     energy_kwh: float | None = None
@@ -92,7 +92,7 @@ class RangeFigures(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class RangeRow(RangeFigures, kw_only=True):
-    """A row. The members from `gpus` on are current values, set only if the range ends now."""
+    """A row. The field `gpus` and all fields after it are current values, set only if the range ends now."""
 
     unallocated: bool = False
     cluster: str = ""
@@ -164,7 +164,7 @@ def _parse_time(query: Mapping[str, str], name: str) -> float | None:
 
 
 RowName = tuple[tuple[str, Any], ...]
-"""The members of `RangeRow` that identify a row."""
+"""Names and values of the fields of `RangeRow` that identify a row, such as namespace and pod."""
 
 
 def make_range(
@@ -178,7 +178,7 @@ def make_range(
     now: Mapping[RowName, Mapping[str, Any]] | None = None,
     source: str = "",
 ) -> RangeAnswer:
-    """Groups the usage into rows and sums it. `now`: current values by row."""
+    """Groups the usage into rows and adds it up. `now`: current values by row."""
     groups = group_by_key((name_row(one, query), one) for one in usage)
     rows = [
         RangeRow(
@@ -266,7 +266,7 @@ def name_row(one: UsageSum, query: RangeQuery) -> RowName:
 
 
 def add_up(usage: Sequence[UsageSum], currency: str) -> dict[str, Any]:
-    """Returns the sums of the usage as members of `RangeFigures`. Costs include only usage priced in `currency`."""
+    """Returns the sums of the usage as fields of `RangeFigures`. Costs include only usage priced in `currency`."""
     everything = _sum_amounts(usage)
     held = _sum_amounts([one for one in usage if one.account != UNALLOCATED])
     priced = [one for one in usage if currency and one.currency == currency]
@@ -296,7 +296,7 @@ def _hours(seconds: float) -> float:
 
 
 def _add_up_now(held: Sequence[HeldPart]) -> dict[str, Any]:
-    """Returns the sums of the held parts as members of `RangeRow`."""
+    """Adds up a row's current GPUs. Returns fields of `RangeRow`."""
     now = sum_held(held).rounded()
     since = [part.idle_since for part in held if part.idle_since is not None]
     return {
@@ -320,7 +320,7 @@ def _describe_missing(label: str, prices: Prices, usage: Sequence[UsageSum], row
         return
     hours = sum(one.amounts.allocated_seconds for one in usage if one.currency != prices.currency) / 3600
     if hours >= 10**-_DIGITS:
-        yield f"{hours:.4g} GPU-hours have no price in {prices.currency} and are not part of the cost"
+        yield f"{hours:.4g} GPU-hours have no price in {prices.currency} and are not included in the cost"
 
 
 def describe_row(row: RangeRow) -> str:
@@ -392,7 +392,7 @@ def _make_cells(answer: RangeAnswer, row: RangeRow) -> dict[str, Any]:
 
 
 class JobSummary(RangeFigures, kw_only=True):
-    """Unknown members are omitted from the JSON. Each peak is the maximum of the means over `step_seconds`."""
+    """Unknown values are omitted from the JSON. Each peak is the maximum of the means over `step_seconds`."""
 
     api: str = msgspec.field(default_factory=lambda: "podgpu/v1")
     namespace: str
@@ -400,7 +400,7 @@ class JobSummary(RangeFigures, kw_only=True):
     owner: WorkloadOwner | None = None
     from_: float = msgspec.field(name="from")
     to: float | None = None  # None while the pod holds a GPU
-    duration_seconds: float  # time when the pod held a GPU, without pauses between runs
+    duration_seconds: float  # for which the pod held a GPU, without pauses between runs
     gpus: int = 0
     nodes: tuple[str, ...] = ()
     peak_use: float | None = None
@@ -487,7 +487,7 @@ def _add_history(summary: JobSummary, history: PodHistory, end: float, state: Cl
     summary.nodes = tuple(sorted({device.node for device in history.devices}))
     known = [value for values in use for value in values]
     summary.peak_use = max(known, default=None)
-    # Mean and peak are relative to the whole GPU or MIG instance; in /api/v1/range, to the pod's share of it.
+    # Here, use is relative to the whole GPU or MIG instance. In /api/v1/range, it is relative to the pod's share.
     summary.mean_use = round(sum(known) / len(known), 4) if known else summary.mean_use
     summary.p95_use = max((_p95(values) for values in use if values), default=None)
     summary.peak_memory_bytes = max(memory, default=None)
@@ -519,7 +519,7 @@ def _overlap(mark: Mark, history: PodHistory, end: float) -> float:
 
 
 def _hint(summary: JobSummary, p95: list[float], gpus: list[DeviceState]) -> str:
-    """Suggests a smaller part of a GPU that fits the peak memory and the use in 95 % of the time. May be empty."""
+    """Suggests fewer or smaller GPUs that fit the peak memory, and the use in 95 % of the time. May be empty."""
     peak, total = summary.peak_memory_bytes, min((gpu.memory_total_bytes or 0 for gpu in gpus), default=0)
     if not p95 or peak is None or not total:
         return ""

@@ -1,4 +1,4 @@
-"""Converts the cluster's state to rounds of history, with each holder's usage since the previous round."""
+"""Converts the cluster's state to `HistoryRound`s, which contain each holder's usage since the previous round."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from podgpu.history.recorder import HistoryRecorder
 from podgpu.history.store import Amounts, Figures, GpuSample, HistoryRound, HolderSample
 from podgpu.model import MJ, NS, DeviceState, HolderUsage, MigInstance, WorkloadKey
 
-_OWN_DIFFERENCE = 0.05  # a sole holder's values are stored if its utilisation differs from the GPU's by more
+_OWN_DIFFERENCE = 0.05  # if a sole holder's utilisation differs more from the GPU's, its own values are stored
 MAX_GPUS = 8000  # supported by the SQLite history; time and size were measured with 1,000 nodes of 8 GPUs
 LONGEST_GAP = 60.0  # seconds; a longer time between two rounds is not charged
 _PartKey = tuple[SlotKey, WorkloadKey]
@@ -43,7 +43,7 @@ class RoundReader:
     read_state: Callable[[], ClusterState | None]  # returns None if there is no current state
     longest_gap: float  # seconds; a longer time between two rounds is not charged
     wall: Callable[[], float]
-    _before: dict[_PartKey, _Read] = field(default_factory=dict)  # counters of each holder, GPU and MIG instance
+    _before: dict[_PartKey, _Read] = field(default_factory=dict)  # counters at the last round, by holder and device
     _now: dict[_PartKey, _Read] = field(default_factory=dict)
 
     def __call__(self) -> HistoryRound | None:
@@ -136,7 +136,7 @@ class RoundReader:
     ) -> Amounts:
         """Returns the time and the energy of a GPU or MIG instance that are not charged to a holder.
 
-        `users_joules` are subtracted from the exporter's unattributed energy, because they are charged to users.
+        `users_joules`: energy charged to containers that use the GPU without holding it. It is subtracted.
         """
         counted = None if instance is not None or gpu.usage is None else gpu.usage.unattributed_energy_mj
         key = (gpu.uuid, None if instance is None else instance.id), ()
@@ -150,9 +150,9 @@ class RoundReader:
         return Amounts(rest, cost=(price or 0.0) * charged / 3600, energy_joules=max(0.0, joules - users_joules))
 
     def _grow(self, key: _PartKey, node: NodeEntry, counters: Sequence[int | None]) -> tuple[float, list[int | None]]:
-        """Returns the seconds and the growth of the counters since the last round; after a long gap, 0 and None.
+        """Returns the seconds and each counter's increase since the last round. After a long gap, these are 0 and None.
 
-        If the exporter restarted since the last round, its counters started again at 0.
+        If the exporter has restarted since then, its counters started at 0.
         """
         before = self._before.get(key)
         now = self._now[key] = _Read(node.read_at, node.state.exporter_id, counters)

@@ -1,6 +1,6 @@
 """Collector that reads the exporters directly: `GET /api/v1/node` from podgpu, metrics text from other exporters.
 
-A failing exporter affects only its own node. The last reading of a target that is no longer listed is kept for a while.
+A failing exporter affects only its own node. If a target is no longer listed, its last reading is kept for a while.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from podgpu.metrics.adapter import NODE_LABELS, keep_known_fields, node_from_sam
 from podgpu.metrics.parse import BadExposition
 from podgpu.model import DeviceState, MigInstance, NodeState, decode_node
 
-_CONCURRENCY = 256  # more than usually fail together, because a failing target blocks a slot until its timeout
+_CONCURRENCY = 256  # high, because each failing target blocks one concurrent request until its timeout
 _MAX_FILES = 65_536
 S = TypeVar("S", DeviceState, MigInstance)
 _log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class ScrapeTarget:
 
 
 def reduce_state(state: NodeState, keep_fields: frozenset[str]) -> NodeState:
-    """Drops the members that the cluster view does not use. This halves the memory of 1,000 nodes."""
+    """Drops the fields of `NodeState` that the cluster view does not use. This halves the memory of 1,000 nodes."""
     return replace_members(
         state,
         devices=tuple(

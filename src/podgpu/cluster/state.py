@@ -1,7 +1,7 @@
-"""Builds the `ClusterState` of each round from the collector's readings, or from one exporter for its own page.
+"""Builds a `ClusterState` after each reading of all nodes, or for one exporter's own page.
 
-A state depends only on the readings of its round and on the previous state. The previous state is needed for the GPUs
-that disappeared, the exporter chosen for each node, and the idle times of holders if the exporter is not podgpu's.
+A state depends only on the readings and the previous state. The previous state provides the GPUs that disappeared, the
+exporter chosen for each node, and the idle times of holders if the exporter is not podgpu's.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _NO_USAGE = HolderUsage()
 
 
 class Scope(NamedTuple):
-    """The group of devices that a mean covers: a cluster, namespace, node, model or owner. Unused members are empty."""
+    """The devices that a mean covers: those of a cluster, namespace, node, model or owner. Unused fields are empty."""
 
     scope: str
     namespace: str = ""
@@ -92,8 +92,8 @@ class ClusterState:
     prices: Prices = NO_PRICES
     outcomes: tuple[TargetOutcome, ...] = ()  # sorted by target
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    fleet: FleetCounts | None = None  # if set, there are no nodes
-    clock_offset: float = 0.0  # Unix time minus monotonic time, changed only when the wall clock is set
+    fleet: FleetCounts | None = None  # if set, only totals are known and `nodes` is empty
+    clock_offset: float = 0.0  # Unix time minus monotonic time. Constant until the wall clock is set
 
     @property
     def used_ratio(self) -> float | None:
@@ -168,7 +168,7 @@ def build_single_node_state(
     prices: Prices = NO_PRICES,
     notes: Sequence[str] = (),
 ) -> ClusterState:
-    """Builds the state of an exporter's own page. If not `fresh`, omits the GPUs and shows the first note as alert."""
+    """Builds the state of an exporter's own page. If not `fresh`, omits GPUs and shows the first note as an alert."""
     prices = prices.at(wall)
     shown = state if fresh else replace(state, devices=())
     node = _complete(
@@ -207,7 +207,7 @@ def _complete(
     offset: float,
     owners: Owners | None = None,
 ) -> NodeEntry:
-    """Adds `held`. If the node is gone, adds the condition `node_gone` to its GPUs."""
+    """Fills in `held`. If the node is gone, adds the condition `node_gone` to its GPUs."""
     if node.gone:
         condition = Condition(NODE_GONE, round(node.read_at + offset, 3))
         gpus = tuple(replace(gpu, conditions=(*gpu.conditions, condition)) for gpu in node.state.devices)
@@ -294,7 +294,7 @@ class _IdleTimes:
         return earlier.read_at + self.offset if before_since is None else before_since
 
     def _known_idle(self, gpu: DeviceState, instance: MigInstance | None, usage: HolderUsage) -> float:
-        """Returns the holder's idle seconds before the first reading. Keeps idle times across a restart of podgpu."""
+        """Returns how long the holder was idle before this process first read it, from counters or from Prometheus."""
         counted = None if usage.idle_ns is None else usage.idle_ns / NS
         if counted is not None and usage.busy_ns == 0:
             return counted
@@ -303,8 +303,8 @@ class _IdleTimes:
 
 
 # Utilisation of GPUs in use, as in gpu-utilization-metric-exporter: the mean of one field over the devices in use.
-# A device is in use while the field is above 0. If no device of a scope is in use, the mean is 0; a scope
-# without data is absent.
+# A device is in use while the field is above 0. If a scope has devices but none is in use, its mean is 0. A scope
+# without data has no mean.
 
 
 def mean_by_scope(nodes: Iterable[NodeEntry], owners: Owners, settings: ViewSettings) -> dict[Scope, UsedMean]:

@@ -1,7 +1,7 @@
 """The JSON of `/api/v1/view`, `/api/v1/pods/…` and `/api/v1/gpus/UUID` (docs/api.md) as structs.
 
-The server encodes the structs and `top` decodes them. New versions may add members but never change existing ones.
-Members without a known value are omitted.
+The server encodes the structs and `top` decodes them. New versions may add fields but never change existing ones.
+Fields whose value is unknown are omitted from the JSON.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _NO_USAGE, _NO_SLOT_USAGE = HolderUsage(), SlotUsage()
 
 
 class _JsonStruct(msgspec.Struct, omit_defaults=True):
-    """Members with their default value are omitted from the JSON."""
+    """Base of all structs. A field with its default value is omitted from the JSON."""
 
 
 class ConditionView(_JsonStruct, kw_only=True):
@@ -95,7 +95,7 @@ class HolderView(Workload, frozen=True, kw_only=True):
 
 
 class SlotView(_JsonStruct, kw_only=True):
-    """The members that GPUs and MIG instances have in common."""
+    """The fields that GPUs and MIG instances have in common."""
 
     utilization_ratio: float | None = None
     memory_used_bytes: int | None = None
@@ -502,7 +502,7 @@ def _make_fields(values: Mapping[str, Value], source: str, links_up: int | None)
 
 
 def _concerns(status: SourceStatus, gpu: DeviceState) -> bool:
-    """Returns False if the source is the worker of another GPU."""
+    """Returns False if the status belongs to a source that reads only another GPU."""
     if status.up is None:
         return False
     if status.device:

@@ -36,10 +36,10 @@ _LOG_AGAIN_SECONDS = 60.0
 def relabel(
     exposition: Iterable[ParsedFamily], assignments: Iterable[Assignment], policy: Policy
 ) -> tuple[list[ParsedFamily], int]:
-    """Replaces existing pod labels. Only series of devices with exactly one holder get new ones.
+    """Removes existing pod labels. Adds new pod labels to the series of devices with exactly one holder.
 
     If a series has copies for several holders, the copies are merged, or dropped if their values differ. podgpu's own
-    families stay unchanged. The second result is the number of dropped series.
+    families stay unchanged. Returns the families and the number of dropped series.
     """
     holders = _find_sole_holders(assignments)
     families: list[ParsedFamily] = []

@@ -52,7 +52,7 @@ class Mark(msgspec.Struct, omit_defaults=True):
 
 
 class DeviceHistory(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """One GPU or MIG instance. `series` maps names to mean values over equal time steps."""
+    """One GPU or MIG instance. `series` maps the name of a quantity to its mean values, one per time step."""
 
     uuid: str
     instance: str = ""
@@ -163,13 +163,13 @@ def _overlaps(mark: Mark, span: HolderSpan) -> bool:
 
 # Reading from SQLite
 
-# Selects the rounds of the chosen resolution, and the newest fine rounds, which have not been rolled up yet.
+# Selects rounds (times with samples) of the chosen resolution, and new fine rounds that are not rolled up yet.
 _ROUNDS = """
 WITH rounds AS (
     SELECT * FROM round WHERE resolution = :resolution AND time >= :start AND time < :end
     UNION ALL SELECT * FROM round WHERE resolution = :fine AND time >= max(:start, :rolled_up) AND time < :end)"""
-# Account 0 selects the GPU's values. Any other account (a pod or job) selects its own values while it held the
-# GPU, or the GPU's values if it has none. CROSS JOIN makes SQLite look up one sample per round instead of scanning all.
+# Account 0 selects the GPU's values. Any other account is a pod or job. It selects the pod's own values while it held
+# the GPU, or else the GPU's values. CROSS JOIN makes SQLite look up one sample per round instead of scanning all.
 _FIGURES = f"""{_ROUNDS}
 SELECT (time - :start) / :step AS point,
     avg(utilization) / 1e4, avg(memory) * 1048576, avg(power) / 10, avg(temperature)
@@ -196,7 +196,7 @@ _SPARKLINES = """
 SELECT iif(instance = '', uuid, uuid || '/' || instance), avg(utilization) / 1e4
 FROM sample JOIN gpu ON gpu.id = sample.gpu
 WHERE resolution = ? AND time >= ? AND time < ? AND account = 0 GROUP BY gpu"""
-# Sums each account before the join, which is faster.
+# Summing each account before the join is faster.
 _RANGE = f"""
 SELECT namespace, pod, job, uid, container_id, owner_kind, owner_name, labels, currency,
     {", ".join(f"{name} / {unit}" for name, unit in AMOUNT_UNITS.items())}
@@ -225,7 +225,7 @@ def read_gpu(db: sqlite3.Connection, uuid: str, start: float, end: float, instan
 
 
 def read_pod(db: sqlite3.Connection, namespace: str, pod: str, start: float, end: float) -> list[GpuHistory]:
-    """Returns the history of each GPU that a running or ended pod held. On shared GPUs, values are the pod's own."""
+    """Returns the history of each GPU that a pod held, even if it ended. Values on shared GPUs are the pod's own."""
     window = _choose_window(db, start, end)
     return [_read_history(db, row, window) for row in db.execute(_GPUS_OF_POD, (namespace, pod, end, start)).fetchall()]
 
@@ -245,14 +245,14 @@ def read_range(db: sqlite3.Connection, start: float, end: float) -> tuple[int, i
     rolled_up = {resolution: 0 if last is None else last + resolution for resolution, (_, last) in times.items()}
 
     def step(time: float) -> int:
-        """Returns the finest resolution whose rows reach back to this time, or as far back as those of the next one."""
+        """Returns the finest resolution with rows at this time, or with rows as old as those of the coarser one."""
         for finer, coarser in ((COARSE, HOUR), (HOUR, DAY)):
             if time >= oldest[finer] or not oldest[finer] // coarser * coarser > oldest[coarser]:
                 return finer
         return DAY
 
     first, last = _floor(start, step(start)), _ceil(end, step(end))
-    # Reads whole days from daily rows, whole hours before and after them from hourly rows, the remainder from steps.
+    # Reads whole days from daily rows, other whole hours from hourly rows, and the remainder from 5-minute rows.
     first_hour = min(_ceil(first, HOUR), last)
     last_hour = max(min(_floor(last, HOUR), rolled_up[HOUR]), first_hour)
     first_day = min(_ceil(first_hour, DAY), last_hour)
@@ -270,7 +270,7 @@ def read_range(db: sqlite3.Connection, start: float, end: float) -> tuple[int, i
 
 
 def read_usage_start(db: sqlite3.Connection) -> int | None:
-    """Returns the Unix time of the oldest usage. It is the start of a day if samples of that time have been deleted."""
+    """Returns the Unix time of the oldest usage. If only daily usage is that old, this is the start of a day."""
     sql = "SELECT (SELECT min(time) FROM usage WHERE resolution = 86400), (SELECT min(time) FROM round)"
     first_day, first_round = db.execute(sql).fetchone()
     start: int | None = first_round if first_day is None or first_round < first_day + DAY else first_day

@@ -18,7 +18,7 @@ IDLE = "idle"
 MOST_EVENTS = 1000
 _MAX_SPANS = 20_000
 _NODE_WIDE = ("node_gone", "driver_away")
-# Selects all spans of a pod that has an event in the range, because the pod may have started before the range.
+# A span is the time when a pod held a GPU. Selects all spans, even earlier ones, of pods with an event in the range.
 _SPANS = f"""
 SELECT started, ended, name, message, uuid, instance, gpu.node, gpu_index, ifnull(account.id, 0),
     ifnull(namespace, ''), ifnull(pod, ''),
@@ -26,7 +26,7 @@ SELECT started, ended, name, message, uuid, instance, gpu.node, gpu_index, ifnul
 FROM span JOIN gpu ON gpu.id = span.gpu LEFT JOIN account ON account.id = span.account
 WHERE (name = 'node_gone' OR span.account IN (SELECT account FROM span WHERE started >= :start OR ended >= :start))
 {{where}} ORDER BY max(started, ifnull(ended, 0)) DESC LIMIT {_MAX_SPANS}"""
-# Selects the events of a pod: its own spans, and the conditions of its GPUs from the time when it held them.
+# Selects the spans of a pod, and the conditions that its GPUs had while the pod held them.
 _OF_POD = """
 AND (namespace || '/' || pod = :pod OR span.account = 0 AND EXISTS (
     SELECT * FROM span AS own JOIN account ON account.id = own.account
@@ -122,7 +122,7 @@ def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> Events
 def _find_runs(spans: list[_Span]) -> Iterator[tuple[list[_Span], float]]:
     """Yields each run of a pod on a node, as the run's spans and its end.
 
-    A run continues while its node does not answer. It neither ends nor starts again with the node.
+    A run continues while its node does not answer, so a pod does not end or start when that happens.
     """
     back = {(s.node, s.started): math.inf if s.ended is None else s.ended for s in spans if s.name == "node_gone"}
     pods = sorted((span for span in spans if span.account), key=lambda span: (span.account, span.node, span.started))

@@ -1,4 +1,4 @@
-"""Stores the state of all GPUs (a *round*) every 15 s in a thread, and reads `/api/v1/history` from SQLite."""
+"""Stores the state of all GPUs (called a round) every 15 s in a thread, and reads `/api/v1/history` from SQLite."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class HistoryRecorder:
         while not self._stopping.is_set():
             try:
                 stored = self.record()
-            except Exception:  # noqa: BLE001 - first frame of a thread: podgpu runs on without history
+            except Exception:  # noqa: BLE001 - outermost frame of a thread; podgpu continues without history
                 _log.exception("unexpected error while storing history; please report it")
                 stored = True
             until_next = FINE - self._clock.wall() % FINE

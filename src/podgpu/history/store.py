@@ -1,4 +1,4 @@
-"""Writes rounds of GPU values to SQLite, in memory or in a file that belongs to one process."""
+"""Writes the values of all GPUs (a round) to SQLite, in memory or in a file that belongs to one process."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ IN_MEMORY = Retention(fine=HOUR + COARSE, coarse=DAY + HOUR, usage_per_hour=DAY 
 
 _SETTINGS = (
     "journal_mode = WAL",
-    "synchronous = NORMAL",  # a power failure may lose the last rounds, but does not damage the file
+    "synchronous = NORMAL",  # a power failure may lose the last values, but does not damage the file
     "temp_store = MEMORY",  # a container may have no writable /tmp
-    "wal_autocheckpoint = 4000",  # pages (16 MB); rounds update the same pages, so rare checkpoints save disk writes
+    "wal_autocheckpoint = 4000",  # pages (16 MB); the same pages change often, so rare checkpoints save disk writes
 )
 _SCHEMA = f"""
 BEGIN;
@@ -114,13 +114,13 @@ AMOUNT_UNITS = {
 _ADD_USAGE = f"""
 INSERT INTO usage VALUES (?, ?, ?, ?, {", ".join(f"round(? * {unit})" for unit in AMOUNT_UNITS.values())})
 ON CONFLICT DO UPDATE SET {", ".join(f"{name} = {name} + excluded.{name}" for name in AMOUNT_UNITS)}"""
-# Replaces rows, so that the statement can be repeated after a failure.
+# REPLACE allows the statement to be repeated after a failure.
 _ROLL_UP_USAGE = f"""
 INSERT OR REPLACE INTO usage SELECT :resolution, time / :resolution * :resolution AS start, account, currency,
     {", ".join(f"sum({name})" for name in AMOUNT_UNITS)}
 FROM usage WHERE resolution = :finer AND time >= :since AND time < :until GROUP BY start, account, currency"""
 _FIGURE_MEANS = "round(avg(utilization)), round(avg(memory)), round(avg(power)), round(avg(temperature))"
-# If a pod held a GPU for only a part of the window, stores the GPU's mean over the rounds when the pod held the GPU.
+# If a pod started or ended within the window, stores the GPU's mean over the rounds in which the pod held the GPU.
 # Otherwise the pod's mean would include values from before its start or after its end.
 _ROLL_UP_ENDED = f"""
 WITH changed AS MATERIALIZED (
@@ -160,8 +160,8 @@ class Amounts(NamedTuple):
     allocated_seconds: float = 0.0
     idle_seconds: float = 0.0
     cost: float = 0.0
-    idle_cost: float = 0.0  # the part of the cost for idle time
-    measured_seconds: float = 0.0  # the part of the allocated time for which the busy time is known
+    idle_cost: float = 0.0  # cost of the idle time, included in the total cost
+    measured_seconds: float = 0.0  # allocated time for which the busy time is known
     busy_seconds: float = 0.0
     busy_min_seconds: float = 0.0
     busy_max_seconds: float = 0.0
@@ -173,7 +173,7 @@ class Amounts(NamedTuple):
 
 
 class UsageAccount(NamedTuple):
-    """A pod or job. Owner and labels are not part of its identity, because they may become known later."""
+    """A pod or job. Owner and labels do not identify the account, because they may become known later."""
 
     namespace: str = ""
     pod: str = ""
@@ -186,11 +186,11 @@ class UsageAccount(NamedTuple):
 
 
 UNALLOCATED = UsageAccount()
-"""The account for GPUs, and parts of GPUs, that no pod or job held."""
+"""The account for GPUs, and fractions of GPUs, that no pod or job held."""
 
 
 class HolderSample(NamedTuple):
-    """A container that holds a GPU or a part of it."""
+    """A container that holds a GPU or a share of it."""
 
     account: UsageAccount
     container: str = ""
@@ -214,7 +214,7 @@ class GpuSample(NamedTuple):
 
 
 class HistoryRound(NamedTuple):
-    """State of all GPUs at one Unix time. If a GPU is missing, the spans of its holders and conditions end."""
+    """State of all GPUs at one Unix time. If a GPU is missing, its holders and conditions are recorded as ended."""
 
     time: float
     gpus: Sequence[GpuSample]
@@ -241,7 +241,7 @@ class HistoryStore:
             self._lock = lock.pop_all()
 
     def append(self, round_: HistoryRound) -> None:
-        """Stores a round in one transaction. A later round within the same 15 s replaces the values of this round.
+        """Stores a round in one transaction. If the same 15 s already have a round, replaces the values of that round.
 
         Raises HistoryError if the file cannot be written. Then the values of this round are lost, but its usage is
         kept in memory and written with the next round.
@@ -322,7 +322,7 @@ class HistoryStore:
         self._open()
 
     def _reset_caches(self) -> None:
-        """Reads the spans that have not ended. Clears cached row ids, because a rollback may have removed the rows."""
+        """Reads holders and conditions that have not ended. Clears cached row ids, which a rollback may invalidate."""
         self._ids: dict[tuple[object, ...], int] = {}
         self._ids_hour = self._window = -1
         self._last_round = self._fetch_value("SELECT ifnull(max(time), 0) FROM round WHERE resolution = ?", FINE)
@@ -341,7 +341,7 @@ class HistoryStore:
         time = int(round_.time) // FINE * FINE
         self._last_round = min(self._last_round, time)  # if the clock was set back, the last round may be in the future
         rolled_up_until = self._last_round
-        if self._ids_hour != time // HOUR * HOUR:  # without cached ids, the upserts update last_seen
+        if self._ids_hour != time // HOUR * HOUR:  # clears cached ids every hour, so that the upserts update last_seen
             self._ids_hour = time // HOUR * HOUR
             self._ids.clear()
         samples: list[tuple[float | None, ...]] = []
@@ -366,7 +366,7 @@ class HistoryStore:
         self._db.executemany(_INSERT_SAMPLE, samples)
         self._db.executemany(_ADD_USAGE, usage)
         self._db.executemany(_START_SPAN, [(*span, time) for span in spans - self._open_spans])
-        # If podgpu was not running for some time, spans that ended in that time end at the last round before it.
+        # Spans (of holders or conditions) that ended while podgpu did not run are recorded as ended at the last round.
         ended = time if time - self._last_round <= COARSE else self._last_round + FINE
         self._db.executemany(_END_SPAN, [(ended, *span) for span in self._open_spans - spans])
         self._open_spans, self._last_round = spans, time

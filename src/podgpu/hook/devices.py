@@ -58,7 +58,7 @@ class Cards:
     cards: tuple[Card, ...] = ()
 
     def find_by_minor(self, minor: int) -> str:
-        """Returns the UUID, or the minor number if the UUID is unknown. Numbers in podlist.json are minors."""
+        """Returns the UUID, or the minor number if the UUID is unknown. podlist.json also uses minor numbers."""
         return next((card.uuid for card in self.cards if card.minor == minor and card.uuid), str(minor))
 
     def find_by_index(self, index: int) -> str:
@@ -104,7 +104,7 @@ class Sandbox(NamedTuple):
 def find_gpus(sandbox: Sandbox, cards: Cards) -> list[PodlistEntry]:
     """Returns the sandbox's containers that have GPUs. Raises BadAnnotation if the annotation is malformed."""
     pod = sandbox.pod
-    if not pod.namespace or not pod.name:  # readers reject a file with such an entry
+    if not pod.namespace or not pod.name:  # programs that read podlist.json reject such an entry
         return []
     assigned = find_assigned(pod, cards)
     held = ((container.name, assigned or _find_own(container, cards)) for container in sandbox.containers)

@@ -1,7 +1,7 @@
 """Connects to the runtime, and reconnects if the connection ends. A second thread writes podlist.json.
 
-Changes during a write or shortly after it are combined into one write. A file that was removed or overwritten is
-restored. If the file cannot be written, the old file stays and the write is retried every 5 s.
+Changes during or shortly after a write are combined into one write. If another program removes or overwrites the
+file, it is restored. If the file cannot be written, the old file stays and the write is retried every 5 s.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ _METHODS = {
     10: "StopContainer",
     11: "RemoveContainer",
 }
-"""Number of a subscribed event -> its method. Each event adds a request to the start of every pod."""
+"""Number of a subscribed event -> its method. Few events are subscribed, because each one delays pod starts."""
 EVENTS = sum(1 << number - 1 for number in _METHODS)
 _STOPPED = 4
 _log = logging.getLogger("podgpu")
@@ -215,7 +215,7 @@ class Plugin:
         self._cards = cards
         self._counters = counters
         self._sandboxes: dict[str, Sandbox] = {}
-        self._reported_pods: list[Any] = []  # received parts of a Synchronize request that is not complete yet
+        self._reported_pods: list[Any] = []  # pods in the messages of a Synchronize request that is not complete yet
         self._reported_containers: list[Any] = []
         self.is_synchronised = False
 

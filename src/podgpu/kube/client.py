@@ -190,7 +190,7 @@ class Credential(msgspec.Struct):
     expires: Annotated[datetime, msgspec.Meta(tz=True)] | None = field(name="expirationTimestamp", default=None)
 
     def __repr__(self) -> str:
-        return "Credential(…)"  # its members are secrets
+        return "Credential(…)"  # the fields are secrets
 
 
 class Credentials:

@@ -144,7 +144,7 @@ class _Kubeconfig(msgspec.Struct, rename="kebab"):
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """An entry's members, and its location for messages and relative paths."""
+    """The keys and values of an entry, and the entry's location for messages and relative paths."""
 
     file: str
     where: str
@@ -154,7 +154,7 @@ class _Entry:
         return NoApi(f"{self.file}: {self.where}.{name}: {problem}")
 
     def text(self, name: str) -> str:
-        """Returns a member, or an empty text if it is not set."""
+        """Returns the value of the key `name`, or an empty text if it is not set."""
         value = self.members.get(name) or ""
         if not isinstance(value, str):
             raise self.error(name, "is not a text")
@@ -165,7 +165,7 @@ class _Entry:
         return os.path.join(os.path.dirname(os.path.abspath(self.file)), name) if name else ""
 
     def pem(self, name: str) -> Pem:
-        """Returns the content of the field `NAME-data`, else the file that the field NAME names, as kubectl does."""
+        """Returns the PEM text in the key `NAME-data`. If that is not set, returns the file named in the key NAME."""
         data = self.text(f"{name}-data")
         if not data:
             return Pem(file=self.path(self.text(name)))

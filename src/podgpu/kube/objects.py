@@ -141,7 +141,7 @@ def parse_quantity(text: str) -> Fraction:
 # Services and their EndpointSlices
 
 SERVICE_LABEL = "kubernetes.io/service-name"
-"""Label of an EndpointSlice. Slices made by Kubernetes have all labels of their Service, others may have only this."""
+"""Label with the name of a slice's Service. Slices not created by Kubernetes may lack the Service's other labels."""
 METRICS_PORT = "metrics"
 """Name of the port to scrape. If a Service has only one port, the port may have any name."""
 
@@ -164,7 +164,7 @@ def endpoint_slices_path(namespace: str = "") -> str:
 
 
 def parse_endpoint_slice(body: KubeObject, https: bool = False) -> EndpointSliceRecord:
-    """`https`: if True, TLS is used for all ports, not only for ports declared as https."""
+    """`https`: if True, all ports use TLS. Otherwise, only ports declared as https use it."""
     metadata = body["metadata"]
     service = metadata["namespace"], (metadata.get("labels") or {}).get(SERVICE_LABEL) or metadata["name"]
     ports = [port for port in body.get("ports") or () if port.get("port") and port.get("protocol") in (None, "TCP")]

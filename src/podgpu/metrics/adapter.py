@@ -24,7 +24,7 @@ from podgpu.model import RESERVATION, NodeState, Workload, WorkloadKey, device_k
 NODE_LABELS = ("Hostname", "hostname", "node", "instance")
 UUID_LABELS = ("UUID", "uuid", "gpu_uuid")
 MODEL_LABELS = ("modelName", "model_name")
-GPU_LABELS = (*UUID_LABELS, "gpu")  # the first label that is present identifies the GPU
+GPU_LABELS = (*UUID_LABELS, "gpu")  # the first of these labels that a series has identifies the GPU
 IDENTITY = {
     **{"gpu": "index", "pci_bus_id": "pci_bus_id", "device": "device", "GPU_I_PROFILE": "profile"},
     **dict.fromkeys(UUID_LABELS, "uuid"),
@@ -41,14 +41,14 @@ REPLICA_LABELS = ("prometheus_replica", "replica")  # distinguish the two Promet
 MAX_LINES = 250_000  # ten times the lines of 16 GPUs with 112 MIG instances
 _MAX_AMOUNT = 2**63 - 1024  # largest float within the limit of `Amount`
 _DCGM_BLANK = 0x7FFFFFF0  # DCGM's codes for "no value" start here
-_DIVIDED_FIELDS = {POWER, fields()[156].name}  # podgpu divides power and energy among virtual GPUs
+_DIVIDED_FIELDS = {POWER, fields()[156].name}  # podgpu splits power and energy among virtual GPUs
 _CONDITION_FIELDS = {fields()[number].name: condition for number, condition in FIELD_CONDITIONS.items()}
 
 LabelMap = Mapping[str, str]
 PodName = tuple[str, str]  # namespace, name
 
 
-# Rules that assign samples to members of the document
+# Rules that assign samples to fields of `NodeState`
 
 
 @cache
@@ -69,7 +69,7 @@ def rules_for(keep_fields: frozenset[str] | None) -> dict[str, FamilySpec | Mean
 
 
 def keep_known_fields(values: Mapping[str, Any], keep_fields: frozenset[str]) -> dict[str, Any]:
-    """Returns the values of `keep_fields`, converted from dcgm-exporter 4.9's names and units to 4.8's."""
+    """Returns the values of `keep_fields`. Converts names and units of dcgm-exporter 4.9 to those of 4.8."""
     rules, kept = rules_for(keep_fields), {}
     for name, value in values.items():
         rule = rules.get(name)
@@ -78,7 +78,7 @@ def keep_known_fields(values: Mapping[str, Any], keep_fields: frozenset[str]) ->
     return kept
 
 
-# Builders, which collect the samples of a document. Their dicts contain members of the document by name.
+# Builders collect samples in dicts. The keys are names of fields of `NodeState` and of the structs that it contains.
 
 
 @dataclass(slots=True)
@@ -86,17 +86,17 @@ class _SlotBuilder:
     """Collects the samples of a GPU or a MIG instance."""
 
     identity: dict[str, str] = field(default_factory=dict)
-    values: dict[str, dict[WorkloadKey, float]] = field(default_factory=dict)  # field -> holder, () for none -> value
-    texts: dict[str, str] = field(default_factory=dict)  # label-type fields
+    values: dict[str, dict[WorkloadKey, float]] = field(default_factory=dict)  # by field, then by holder (() if none)
+    texts: dict[str, str] = field(default_factory=dict)  # values of fields that are exported as labels
     usage: dict[str, Any] = field(default_factory=dict)
     holders: dict[WorkloadKey, dict[str, Any]] = field(default_factory=dict)
     conditions: dict[str, dict[str, Any]] = field(default_factory=dict)
     instances: dict[int, _SlotBuilder] = field(default_factory=dict)
 
     def resolve_values(self, is_podgpu: bool) -> dict[str, float]:
-        """Returns one value per field. With virtual GPUs, a field may have one series per holder.
+        """Returns one value per field. If several holders share the device, a field may have one series per holder.
 
-        dcgm-exporter repeats the device's value in each of these series. If its series differ, the field is omitted.
+        dcgm-exporter repeats the device's value in each of these series. If they differ, the field is omitted.
         """
         values: dict[str, float] = {}
         for name, by_holder in self.values.items():
@@ -131,7 +131,7 @@ class _SlotBuilder:
         }
 
     def build_slot(self, is_podgpu: bool, keep_fields: frozenset[str] | None, is_lost: bool) -> dict[str, Any]:
-        """Returns the identity and the members that GPUs and MIG instances have in common."""
+        """Returns the fields of `Slot`, which GPUs and MIG instances have in common."""
         values = self.resolve_values(is_podgpu)
         stored = {n: v for n, v in (self.texts | values).items() if keep_fields is None or n in keep_fields}
         source = "" if is_podgpu else "dcgm-exporter"
@@ -184,7 +184,7 @@ class _NodeBuilder:
             members[member] = round(value) if spec.factor else value
 
     def _find_members(self, part: str, labels: LabelMap) -> dict[str, Any] | None:
-        """Returns the dict in which to store a sample, or None if the sample's labels are insufficient."""
+        """Returns the dict in which to store a sample. None if the sample's labels do not identify a dict."""
         if part in ("node", "sources"):
             return self._members if part == "node" else self._sources
         if part == "namespaces":
@@ -214,7 +214,7 @@ class _NodeBuilder:
         gpu = self._gpus[gpu_id]
         slot = gpu if number is None else gpu.instances.setdefault(number, _SlotBuilder())
         for own in (gpu, slot):
-            if len(own.identity) < 5:  # not complete yet; allocation metrics have no model
+            if len(own.identity) < 5:  # incomplete, because for example allocation metrics have no model
                 own.identity.update((name, labels[label]) for label, name in IDENTITY.items() if labels.get(label))
         workload = read_workload(labels, self._own_pods)
         if workload is None and labels.get("source") == RESERVATION:
@@ -231,7 +231,7 @@ class _NodeBuilder:
         """Builds the document. Raises msgspec.ValidationError if a value exceeds a limit of `NodeState`."""
         is_podgpu = "version" in self._members
         devices = [gpu.build_gpu(is_podgpu, keep_fields) for gpu in self._gpus.values()]
-        workers = {f"gpu{gpu['index']}": gpu.get("uuid", "") for gpu in devices}  # sources that read a single GPU
+        workers = {f"gpu{gpu['index']}": gpu.get("uuid", "") for gpu in devices}  # source of a single GPU -> its UUID
         document = {
             "taken_at": scraped_at,
             **self._members,
@@ -304,7 +304,7 @@ def node_from_samples(
     keep_fields: frozenset[str] | None = None,
     node_labels: Sequence[str] = NODE_LABELS,
 ) -> list[NodeState]:
-    """Returns one document per node in a target's samples. If no sample has a node label, `address` is the node's name.
+    """Returns one `NodeState` per node in a target's samples. If no sample has a node label, the name is `address`.
 
     Raises msgspec.ValidationError if a value exceeds a limit of `NodeState`.
     """
@@ -326,7 +326,7 @@ def node_from_samples(
 def _split_by_node(
     samples: list[ParsedSample], node_labels: Sequence[str], address: str
 ) -> dict[str, list[ParsedSample]]:
-    """Groups samples by node. A sample without a node label belongs to its GPU's node, else to the most common node."""
+    """Groups samples by node. Without a node label, a sample belongs to its GPU's node, or to the most common node."""
     label = next((name for name in node_labels if any(name in sample.labels for sample in samples)), "")
     node_of_gpu = {read_gpu_id(s.labels): name for s in samples if (name := s.labels.get(label))}
     usual = Counter(node_of_gpu.values()).most_common(1)[0][0] if node_of_gpu else address
@@ -361,7 +361,7 @@ def nodes_from_vectors(
     """Builds the documents of all targets from the results of instant queries. Also returns errors, by instance.
 
     If an HA pair of Prometheus servers provides two copies of a target, the newest copy is used.
-    Samples of `up` identify the exporters' own pods. Samples without a name are results of `timestamp()` by target.
+    Samples of `up` identify the exporters' own pods. Samples without a metric name contain the time of each target.
     """
     # Own pods are stored by job and instance, because `up` may lack the label of the cluster.
     target_labels = (cluster_label, *TARGET_LABELS)

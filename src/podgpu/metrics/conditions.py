@@ -25,7 +25,7 @@ _ACTIONS: Mapping[str, str] = {
     "inspect": "check dmesg and the hardware (power, cables, links); contact NVIDIA's support with the report of"
     " nvidia-bug-report.sh",
 }
-"""Action in xids.csv -> advice, the most drastic action first."""
+"""Action in xids.csv -> advice. The most drastic action comes first."""
 
 
 @dataclass(frozen=True, slots=True)

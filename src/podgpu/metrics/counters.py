@@ -1,6 +1,6 @@
 """Parses counter files, which list the exported fields with name, type and help text.
 
-The format is dcgm-exporter's. `--dcgm-names` chooses between the names of dcgm-exporter 4.8 and 4.9.
+The files have dcgm-exporter's format. `--dcgm-names` selects the names of dcgm-exporter 4.8, of 4.9, or both.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CounterSpec:
 
     field: Field
     name: str
-    """Name of the metric or of the label, as in the row."""
+    """Name of the metric, or of the label for rows of type label."""
     type: str
     """gauge, counter, untyped or label."""
     help: str
@@ -107,17 +107,17 @@ def shipped_counters(short: str, names: NameSet = "4.8") -> tuple[CounterSpec, .
     if file_name not in SHIPPED.values():
         return None
     counters = _parse_rows(table_text("counters", file_name), file_name)
-    if names == "4.8" or file_name == SHIPPED["1.x"]:  # names of 1.x are neither 4.8's nor 4.9's
+    if names == "4.8" or file_name == SHIPPED["1.x"]:  # names of 1.x occur in neither 4.8 nor 4.9
         return counters
     renamed = map(_rename, counters) if names == "4.9" else add_other_names(counters, names)
     return _unique((*renamed, make_counter(*_ADDED_IN_4_9)))
 
 
-# Names of 4.8 and 4.9
+# Names in dcgm-exporter 4.8 and 4.9
 
 
 def add_other_names(counters: tuple[CounterSpec, ...], names: NameSet) -> tuple[CounterSpec, ...]:
-    """If `names` is `both`, also adds each renamed field under its name in the other version of dcgm-exporter."""
+    """If `names` is `both`, adds a second counter for each field that has another name in the other version."""
     if names != "both":
         return counters
     written = {counter.name for counter in counters}
@@ -138,7 +138,7 @@ def _unique(counters: Iterable[CounterSpec]) -> tuple[CounterSpec, ...]:
 
 
 def _rename(counter: CounterSpec, *, back: bool = False) -> CounterSpec:
-    """Returns the counter with 4.9's name. With `back`, a counter that already has 4.9's name gets 4.8's name."""
+    """Returns the counter with the name in dcgm-exporter 4.9. With `back`, converts a 4.9 name to the name in 4.8."""
     rename = rename_of(counter.name)
     is_new = rename is not None and counter.name == rename.new_name
     if rename is None or (is_new and not back):

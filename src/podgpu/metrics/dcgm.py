@@ -32,7 +32,7 @@ FB_USED, FB_USED_BYTES = "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_USED_BYTES"
 TOTAL_ENERGY, ENERGY_JOULES = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL"
 POWER_USAGE = "DCGM_FI_DEV_POWER_USAGE"
 ATTRIBUTED = frozenset({GPU_UTIL, FB_USED, POWER_USAGE, TOTAL_ENERGY, GPU_UTIL_RATIO, FB_USED_BYTES, ENERGY_JOULES})
-"""Fields for which each holder on a virtual GPU has its own value."""
+"""Fields with a separate value for each holder of a shared GPU (virtual GPUs)."""
 _ALSO_OF_DEVICE = frozenset({GPU_UTIL, FB_USED, GPU_UTIL_RATIO, FB_USED_BYTES})
 """With virtual GPUs, these fields also have a series for the whole device, as in dcgm-exporter."""
 GR_ENGINE_ACTIVE = "DCGM_FI_PROF_GR_ENGINE_ACTIVE"
@@ -42,7 +42,7 @@ _ACTIVITY = frozenset(
     for field in fields().values()
     if field.name.startswith("DCGM_FI_PROF_") or field.unit in ("ratio 0-1", "% (0-100)", "B/s", "KB/s", "MB/s")
 ) - {"DCGM_FI_DEV_FAN_SPEED"}
-"""Ratios and rates that measure activity. On a shared device, they cannot be divided among the holders."""
+"""Ratios and rates that measure activity. On a shared device, they cannot be split among the holders."""
 XID_COUNT_FIELD, XID_TOTAL_FIELD = 9001, 9005
 CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD = 9002, 9006
 
@@ -53,7 +53,7 @@ class _LabelledSlot(NamedTuple):
     slot: Slot
     labels: Labels
     values: Values
-    has_details: bool = True  # include details such as health checks; they exist once per device
+    has_details: bool = True  # include values that exist once per device, such as health checks
     has_events: bool = True  # include XIDs and clock events
 
 
@@ -188,7 +188,7 @@ _COLLECTORS: dict[int, Callable[[Slot, Policy], Counted]] = {
 
 
 def _attributed_values(device: Values, usage: HolderUsage | None) -> dict[str, Value]:
-    """Replaces the device's values of `ATTRIBUTED` fields by the holder's own use. Omits fields with unknown use.
+    """Replaces the device's values of the `ATTRIBUTED` fields by the holder's own values. Omits unknown values.
 
     dcgm-exporter instead repeats the device's values for every holder.
     """

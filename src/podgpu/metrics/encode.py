@@ -16,7 +16,7 @@ from typing import NamedTuple
 from podgpu.metrics.fields import table_rows
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_GZIP_LEVEL = 1  # fast, because the first scrape waits for it; metrics text compresses 20:1 even at this level
+_GZIP_LEVEL = 1  # the fastest level, because the first scrape waits; it still compresses metrics text 20:1
 
 
 class Labels:
@@ -62,13 +62,13 @@ class FamilySpec:
     help: str
     labels: tuple[str, ...]
     part: str = ""
-    """Part of the document, such as `node`, if each sample is one member of that part. Otherwise empty."""
+    """The struct that contains the values, such as `node` (NodeState) or `holder_usage`. Empty if there is none."""
     member: str = ""
-    """Name of the member. `{label}` in the name stands for the text of that label."""
+    """Name of the struct's field. `{label}` in the name stands for the text of that label."""
     factor: int = 0
-    """Not 0: the member is an integer, the sample's value times this factor. 0: the member is the sample's value."""
+    """If not 0, the field is an integer: the sample's value times this factor. If 0, it is the sample's value."""
     is_text: bool = False
-    """True if the member is the text of the label that has the member's name, not the sample's value."""
+    """True if the field contains a text, which is exported as a label with the field's name."""
 
     def of(self, samples: Iterable[Sample]) -> Family:
         return Family(self.name, self.type, self.help, tuple(samples))

@@ -3,7 +3,7 @@
 The column `nvml` is an expression, parsed here and executed in `gpu/nvml/driver.py`:
 
     nvmlDeviceGetClockInfo(NVML_CLOCK_SM)      a call on the device; arguments are numbers or NVML's constants
-    nvmlDeviceGetUtilizationRates().gpu        one member of the result
+    nvmlDeviceGetUtilizationRates().gpu        one field of the result
     nvmlDeviceGetMigMode()[0]                  one element of the result
     field 82        field 139+138@all          nvmlDeviceGetFieldValues, summed over ids, with a scope
     gpm 1                                      a GPM metric between two samples
@@ -80,7 +80,7 @@ class Gpm:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A value that the exporter records itself: XID events, sample windows."""
+    """A value that podgpu computes from driver events (XIDs) or from its own earlier samples."""
 
     what: str
 
@@ -105,13 +105,13 @@ class Field:
     convert: str
     """Key of `CONVERSIONS`."""
     once: bool
-    """True for a value that changes only with the topology. Such a value is read once, not in every turn."""
+    """True if the value changes only when GPUs are added or removed. Such a value is not read periodically."""
     legacy: int | None = None
     """Id of the field with the same value in DCGM's older unit."""
     factor: float = 1.0
     """The value of the legacy field times this factor is the value of this field."""
     seen: str = ""
-    """Where the name of DCGM 4.6.1 or later was found. `inferred` if no document contains the name."""
+    """Document that contains the name, for names of DCGM 4.6.1 or later. `inferred` if no document does."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -189,7 +189,7 @@ def _by_name() -> Mapping[str, Field]:
 
 
 def field_named(name: str) -> Field | None:
-    """Returns the field with exactly this name in DCGM (any version), in dcgm-exporter 1.x, or as an alias."""
+    """Returns the field with this name. Accepts names of all DCGM versions and of dcgm-exporter 1.x, and aliases."""
     return _by_name().get(name)
 
 
@@ -314,7 +314,7 @@ _TOO_MUCH_FOR_64_BITS = 2.0**63
 
 
 def value_of(field: Field, raw: Any, is_converted: bool = False) -> Value:
-    """Converts a value from NVML and checks it. DCGM's values are only checked. Raises Blank if a value is invalid."""
+    """Converts and checks NVML's value. With `is_converted`, only checks it. Raises Blank if it is invalid."""
     if field.type != "text" and isinstance(raw, bytes) and len(raw) == 1:
         raw = raw[0]  # pynvml returns single-byte numbers as bytes
     try:

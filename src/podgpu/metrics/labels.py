@@ -16,7 +16,7 @@ POD_LABELS = ("namespace", "pod", "container")
 OLD_POD_LABELS = ("pod_namespace", "pod_name", "container_name")
 """Pod labels of dcgm-exporter 1.x, used with `-o`."""
 EXPORTED = tuple(f"exported_{name}" for name in POD_LABELS)
-"""New names of pod labels if the scrape target also has pod labels. Prometheus renames them (honor_labels: false)."""
+"""Pod labels after Prometheus renamed them (honor_labels: false), because the scrape target has pod labels, too."""
 JOB_LABEL = "hpc_job"
 NAMELESS_LABELS = ("pod_uid", "container_id")
 """Labels that identify a holder whose pod name is unknown."""
@@ -32,7 +32,7 @@ _RESERVED = HOLDER_LABELS | {
     *("health_watch", "health_error_code", "health_error_severity", "health_error_category"),
     *("peer_gpu", "link_status"),
 }
-"""Label names in dcgm-exporter's and podgpu's families. A Kubernetes pod label with one of these names is renamed."""
+"""Label names that dcgm-exporter or podgpu uses. A Kubernetes pod label with one of these names is renamed."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Policy:
     old_namespace: bool = False  # label names of dcgm-exporter 1.x: uuid, pod_name, pod_namespace, container_name
     replace_blanks_in_model_name: bool = False
     pod_uid: bool = False
-    dcgm_holders: bool = True  # holders' labels on DCGM series; if False, only on podgpu's own series
+    dcgm_holders: bool = True  # if False, DCGM series have no pod labels; podgpu's own series always have them
     virtual_gpus: bool = False  # one series per holder of a shared device
     copy_parent_values: bool = False  # repeat the GPU's values on its MIG instances, as dcgm-exporter does
     gpu_manager: bool = False
-    wait_pairs: int = 0  # pairs of containers have a series if one waits for the other for this % of the time; 0: none
+    wait_pairs: int = 0  # minimum % of time that a container waits for another to get a series; 0: no series
     process_metrics: bool = False  # the process_* families
     xid_window_ms: int = 300_000
     clock_window_ms: int = 300_000
@@ -63,7 +63,7 @@ class Policy:
 
 
 make_labels = lru_cache(maxsize=2048)(Labels)
-"""Creates `Labels` from a tuple of pairs. Results are cached, because most labels are the same in every turn."""
+"""Creates `Labels` from a tuple of pairs. Results are cached, because most labels are the same in every scrape."""
 
 
 def all_slots(state: NodeState) -> Iterator[tuple[DeviceState, Slot]]:
@@ -78,7 +78,7 @@ def visible_slots(state: NodeState) -> list[tuple[DeviceState, Slot]]:
 
 
 def assigned_holders(slot: Slot) -> list[Holder]:
-    """Returns the holders to which a source assigned the device. Omits workloads that use it without an assignment."""
+    """Returns the holders to which the device is allocated. Omits workloads that use it without an allocation."""
     return [holder for holder in slot.holders if holder.source]
 
 

@@ -21,7 +21,7 @@ def billed_name(model: str, profile: str) -> str:
 
 @lru_cache(maxsize=1024)
 def parent_and_fraction(billed: str) -> tuple[str, float | None]:
-    """Returns the GPU model in a billed name and the fraction of that GPU. It is None if the profile has no size."""
+    """Splits a billed name into GPU model and fraction of that GPU. The fraction is None if the profile has no size."""
     model, mig, profile = billed.rpartition(_BILLED)
     return (model, fraction_of_gpu(model, profile)) if mig else (billed, 1.0)
 

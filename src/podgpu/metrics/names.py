@@ -20,17 +20,17 @@ HOST_LABELS: Mapping[NameSet, tuple[str, ...]] = {
     "4.9": ("hostname",),
     "both": ("Hostname", "hostname"),
 }
-_DECIMALS = 9  # of converted numbers: more than dcgm-exporter prints, but few enough to hide floating-point errors
+_DECIMALS = 9  # of converted numbers; more than dcgm-exporter prints, but without floating-point errors
 _CLOSE = 1e-6  # a number this close to a whole number is rounded to it
 
 
 class Rename(NamedTuple):
-    """The names and units of one value in 4.8 and 4.9."""
+    """The names and units of one value in dcgm-exporter 4.8 and 4.9."""
 
     old: Field
     new: Field  # same as `old` if only the name changed
     new_name: str
-    factor: float  # the old value times this factor is the new value
+    factor: float  # new value = old value * factor
 
     @property
     def old_names(self) -> tuple[str, ...]:
@@ -68,10 +68,10 @@ def _renames_by_name() -> Mapping[str, Rename]:
 
 
 class Meaning(NamedTuple):
-    """The field that a metric name stands for. If two fields have the value in different units, the older field."""
+    """The field that a metric name stands for. Of two fields with the same value in different units, the older."""
 
     field: Field
-    factor: float  # divide a printed value by this factor to convert it to the field's unit
+    factor: float  # value in the metrics text = value in the field's unit * factor
 
     def value(self, printed: float) -> float:
         return printed if self.factor == 1.0 else round(printed / self.factor, _DECIMALS)
@@ -89,7 +89,7 @@ def meaning(name: str) -> Meaning | None:
 
 
 def factor_1x(field: Field) -> float:
-    """Returns the factor by which dcgm-exporter 1.x multiplied a field's value. For example, it printed times in µs."""
+    """Returns the factor by which dcgm-exporter 1.x multiplied a field's value, for example to print a time in µs."""
     return 1e-3 if field.unit == "ns" else 1.0
 
 
@@ -113,7 +113,7 @@ def in_legacy_units(values: Mapping[int, float]) -> dict[int, float]:
 
 @cache
 def generations(field_id: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the metric names of a field's value in 4.8 and earlier, and its names in 4.9."""
+    """Returns two tuples: the field's metric names in dcgm-exporter 4.8 and earlier, and its names in 4.9."""
     rename = rename_of(fields()[field_id].name)
     if rename is None:
         return fields()[field_id].names, ()
@@ -122,7 +122,7 @@ def generations(field_id: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def names_of(field_id: int) -> tuple[str, ...]:
-    """Returns all metric names of a field's value in both units, 4.8's names first."""
+    """Returns all metric names of a field's value, in the older and the newer unit. The names of 4.8 come first."""
     old, new = generations(field_id)
     return old + new
 
@@ -137,7 +137,7 @@ _MAX_RATIO = 1.01  # a ratio can exceed 1 if its counter is read slightly late
 
 
 def gpu_figures(values: Mapping[str, float]) -> dict[str, float | None]:
-    """Computes members of `DeviceState` from fields in 4.8's units."""
+    """Computes attributes of `DeviceState` from fields in the units of dcgm-exporter 4.8."""
     power = values.get(POWER)
     return {
         "power_mw": None if power is None else round(power * 1000),
@@ -146,7 +146,7 @@ def gpu_figures(values: Mapping[str, float]) -> dict[str, float | None]:
 
 
 def slot_figures(values: Mapping[str, float]) -> dict[str, float | None]:
-    """Computes members of `Slot` from fields in 4.8's units. MIG instances have no GPU_UTIL."""
+    """Computes attributes of `Slot` from fields in the units of dcgm-exporter 4.8. MIG instances have no GPU_UTIL."""
     used, total = values.get(FB_USED), values.get(FB_TOTAL)
     if total is None and used is not None and FB_FREE in values:
         total = used + values[FB_FREE] + values.get(FB_RESERVED, 0)

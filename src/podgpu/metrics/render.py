@@ -26,14 +26,14 @@ from podgpu.model import MIB, NS, DeviceState, Document, Holder, HolderUsage, Mi
 MAX_WAIT_PAIRS = 20  # per device
 _CORES_OF_A_CARD = 100
 _BLOCK_MIB = 256
-_DECIMALS = 6  # rounds 56.99999999999999 to 57
+_DECIMALS = 6  # removes floating-point errors such as 56.99999999999999
 Number = int | float | None
 Row = tuple[str, Mapping[str, str], int | float]
 """Family, labels, value. Labels that families.csv does not list for the family are dropped."""
 
 
 def render_own(state: NodeState, policy: Policy) -> list[Family]:
-    """Renders podgpu's families except process_*."""
+    """Renders podgpu's own families, except process_*."""
     rows = (*_waits(state, policy), *_health(state, policy), *_devices(state, policy))
     return [*_usage(state, policy), *_collect(rows, policy), *render_self(state)]
 
@@ -120,7 +120,7 @@ def _waits(state: NodeState, policy: Policy) -> Iterator[Row]:
 
 
 def _figures(part: str, rows: Iterable[tuple[Labels, Document]]) -> Iterator[Family]:
-    """Renders the families of one part of the document (`FamilySpec.part`). `rows`: labels and content of each part."""
+    """Renders the families whose `FamilySpec.part` is `part`. `rows`: structs that contain the values, with labels."""
     for spec in families_in("exporter").values():
         if spec.part == part:
             members = [(labels, getattr(row, spec.member)) for labels, row in rows]

@@ -152,7 +152,7 @@ def _rename_in_legend(match: re.Match[str]) -> str:
 def _find_strings(text: str) -> list[_JsonString]:
     """Finds all strings in valid JSON."""
     strings: list[_JsonString] = []
-    path: list[str | int | None] = []  # key or index in each open container; None where a key is expected
+    path: list[str | int | None] = []  # key or index at each nesting level; None where a key is expected
     for match in _TOKEN.finditer(text):
         token = match[0]
         if token in "{[":
@@ -179,7 +179,7 @@ _LABELS = re.compile(r"((?:\$labels|\.Labels)\.|index\s+\$labels\s+\")(\w+)")
 _PROPERTIES = re.compile(r"(?:[&!]\S*[ \t]+)+")
 """Matches YAML anchors and tags before a value."""
 _USES = {"expr": "expr", "record": "record", "annotations": "template", "labels": "template"}
-"""Member of a rule -> `_Scalar.use`, which tells how the member is rewritten."""
+"""Key of a rule -> `_Scalar.use`, which determines how the value of the key is rewritten."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

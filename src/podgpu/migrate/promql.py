@@ -1,9 +1,8 @@
 """Converts a PromQL expression from the names of dcgm-exporter 4.8 to those of 4.9, without changing its result.
 
-The expression may contain Grafana variables. The parser records each change as an edit at a position; all other text
-stays unchanged. If the unit of a metric changed, the metric is converted where it is read: `X` becomes `(Y * 100)`. A
-range vector cannot be multiplied, so the result of the range function is multiplied. If a part of the expression cannot
-be rewritten, the whole expression stays unchanged.
+The expression may contain Grafana variables. If the unit of a metric changed, `X` becomes `(Y * 100)`. A range vector
+cannot be multiplied, so the result of the range function is multiplied instead. Only the changed text is replaced. If
+something cannot be rewritten, the whole expression stays unchanged.
 """
 
 from __future__ import annotations
@@ -115,11 +114,11 @@ def find_old_names(text: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class RewriteResult:
-    text: str  # unchanged if a part could not be rewritten
-    left: tuple[str, ...] = ()  # messages about parts that could not be rewritten
+    text: str  # unchanged if something could not be rewritten
+    left: tuple[str, ...] = ()  # messages about text that could not be rewritten
     notes: tuple[str, ...] = ()
     is_exporter: bool = False  # the expression reads the exporter's series, so legends may contain its labels
-    changed: int = 0  # number of rewritten parts of a file
+    changed: int = 0  # number of rewritten strings in a file
 
 
 def rewrite_query(text: str) -> RewriteResult:
@@ -171,14 +170,14 @@ class _Word(NamedTuple):
 
 @dataclass(slots=True)
 class _Part:
-    """A parsed part of the expression."""
+    """A parsed subexpression."""
 
     start: int
     end: int
     word: _Word | None = None  # the string, or the name before the braces of a selector
-    metrics: tuple[str, ...] = ()  # metric names in the part's selectors
+    metrics: tuple[str, ...] = ()  # metric names in the subexpression's selectors
     set_labels: tuple[str, ...] = ()  # labels that label_replace and label_join set
-    factor: Fraction = Fraction(1)  # conversion of the part's value, if no edit does it yet
+    factor: Fraction = Fraction(1)  # unit conversion that still has to be applied to the value
     is_range: bool = False
 
 
@@ -201,7 +200,7 @@ class _Rewriter:
     edits: list[tuple[int, int, str]] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    conversions: list[tuple[_Part, bool]] = field(default_factory=list)  # part, whether its value is compared
+    conversions: list[tuple[_Part, bool]] = field(default_factory=list)  # subexpression, whether its value is compared
     patterns: list[tuple[_Part, str]] = field(default_factory=list)  # selector, pattern of metric names
 
     def parse(self) -> bool:
@@ -418,8 +417,8 @@ class _Rewriter:
         part = _Part(first.start, end, first, (name.text if name else "",))
         text = part.metrics[0]
         is_number = _VARIABLE.fullmatch(text) and not labels and not self._is_next("[")
-        if _VARIABLE.search(text) and not is_number:  # a variable that is the whole text may stand for a number
-            self._fail(part, "the metric's name is a dashboard variable, in whole or in part")
+        if _VARIABLE.search(text) and not is_number:  # a text that consists only of a variable may be a number
+            self._fail(part, "the metric's name is or contains a dashboard variable")
         self.patterns += [(part, pattern) for pattern in patterns]
         if name and (renamed := renamed_metrics().get(text)):
             self.edits.append((name.start, name.end, renamed.name))

@@ -1,4 +1,4 @@
-"""Implements the NVML functions of simulated devices: functions, field values and GPM samples.
+"""Implements the NVML calls of simulated devices: functions, field values and GPM samples.
 
 Calling a function that is not in the tables raises "not supported". Results have the types of pynvml.
 """
@@ -75,7 +75,7 @@ def _memory(gpu: SimulatedGpu, instance: SimulatedInstance | None = None, versio
         total, reserved = instance.profile.memory_mib * MIB, 16 * MIB * instance.profile.memory_slices
         used = gpu.memory_used(instance.gi_id)
     free = total - reserved - used
-    if version is None:  # the first version of the structure includes reserved memory in `used`
+    if version is None:  # in the first version of the structure, `used` includes reserved memory
         return fill(pynvml.c_nvmlMemory_t(), total=total, free=free, used=used + reserved)
     struct = pynvml.c_nvmlMemory_v2_t()
     return fill(struct, version=version, total=total, reserved=reserved, free=free, used=used)
@@ -230,7 +230,7 @@ def _value_where(has: Callable[[SimulatedGpu], object], value: int = 0) -> Reade
 
 
 def _nvlink_kib(gpu: SimulatedGpu, scope: int) -> int | None:
-    """Returns the KiB sent or received since the reset, on one link or on all links."""
+    """Returns the KiB sent or received since the last reset, on one link or on all links."""
     links = gpu.nvlinks
     if not links or (scope >= links and scope != ALL_LINKS):
         return None
@@ -272,7 +272,7 @@ class GpmSample(NamedTuple):
 
 
 def evaluate_gpm(request: Any, first: GpmSample, second: GpmSample) -> Any:
-    """Fills in a c_nvmlGpmMetricsGet_t."""
+    """Fills the results into `request`, a c_nvmlGpmMetricsGet_t, and returns it."""
     if second.gpu is None or (first.gpu, first.gi_id) != (second.gpu, second.gi_id):
         raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     for index in range(request.numMetrics):

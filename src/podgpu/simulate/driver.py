@@ -78,7 +78,7 @@ class SimulatedNvml:
         """Address of a handle -> its device."""
         self._event_sets: dict[int, EventSet] = {}
         self._gpm_samples: dict[int, GpmSample] = {}
-        epoch = wall() - clock()  # computed once, so that a sample's timestamp is the same in every call
+        epoch = wall() - clock()  # computed once, so that all calls return the same timestamp for a sample
         self.gpus: list[SimulatedGpu] = []
         for number, one in enumerate(parse_spec(spec)):
             gpu = SimulatedGpu(
@@ -326,7 +326,7 @@ def _check_present(gpu: SimulatedGpu) -> None:
 
 
 class TurnLog:
-    """The context-switch log of a GPU without MIG. While several loads have work, each runs for one time slice in turn.
+    """The context-switch log of a GPU without MIG. Loads that have work take turns, and each runs for one time slice.
 
     The switches are computed when the log is read.
     """

@@ -1,7 +1,7 @@
 """One simulated GPU, independent of NVML: identity, MIG layout, loads, and the resulting power, heat and counters.
 
-The activity is a function of loads and time, and is constant within a second. Therefore counters are exact sums. They
-do not depend on when they are read, and can be computed again for times in the past.
+The activity depends only on loads and time, and is constant within a second. Therefore counters are exact sums that do
+not depend on the time of reading, and past values can be computed again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from podgpu.simulate.models import GpuModel, MigProfile
 
-LONG_GAP = 600.0  # seconds; a longer time between two reads is computed in one step
+LONG_GAP = 600.0  # seconds; after a longer time without reads, the state is computed in one step
 THERMAL_LAG = 15.0  # time constant in seconds
 IDLE_CELSIUS, FULL_CELSIUS = 32.0, 72.0
 DRAM = 0.3  # fraction of the memory bandwidth in use while busy
@@ -65,7 +65,7 @@ class Share(NamedTuple):
 
 
 def split_busy(loads: Sequence[SimulatedLoad], start: float) -> list[float]:
-    """Returns the busy fraction of each load on one GPU or instance in a second. Scales down if the sum exceeds 1."""
+    """Returns the fraction of one second that each load is busy. Scales the fractions down if their sum exceeds 1."""
     wanted = [load.demand(start) for load in loads]
     total = sum(wanted)
     return [part / total for part in wanted] if total > 1 else wanted
@@ -188,7 +188,7 @@ class SimulatedGpu:
     def _share_in(self, bucket: int, gi_id: int | None = None) -> Share:
         loads = self.running(gi_id)
         parts = split_busy(loads, bucket)
-        busy = min(1.0, sum(parts))  # scaled parts may add up to 1.0000000000000002
+        busy = min(1.0, sum(parts))  # rounding errors may cause a sum of 1.0000000000000002
         return Share(busy, sum(part * load.tensor for load, part in zip(loads, parts, strict=True)), DRAM * busy)
 
     def running(self, gi_id: int | None = None) -> list[SimulatedLoad]:

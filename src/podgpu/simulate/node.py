@@ -57,7 +57,7 @@ def tenants(driver: SimulatedNvml, first: int = 0) -> list[Tenant]:
     for position, gpu in enumerate(whole, first):
         result += _on_gpu(position, gpu.number, gpu.uuid)
     for gpu in driver.gpus:
-        for slot, instance in enumerate(gpu.instances[:5]):  # further instances have no pod
+        for slot, instance in enumerate(gpu.instances[:5]):  # the sixth and later instances have no pod
             pod = f"jupyter-{first + gpu.number}-{slot}"
             resource = f"nvidia.com/mig-{instance.profile.name.replace('+', '.')}"
             place = instance.uuid, gpu.number, instance.gi_id
@@ -181,7 +181,7 @@ class SimulatedProc:
 # A whole node
 
 _SWAY = {"research": 0.08, "serving": 0.7, "batch": 0.9, "notebooks": 0.8}
-"""Namespace -> relative variation (`sway`) of its loads. Training is steady, services vary."""
+"""Namespace -> relative variation of its loads (`SimulatedLoad.sway`). Training is steady, services vary."""
 
 
 class StageNode:

@@ -1,4 +1,4 @@
-"""Runs web applications on their addresses until a signal or a fatal error. podgpu or systemd binds the sockets."""
+"""Runs web applications until a signal or a fatal error. The sockets are bound by podgpu or passed by systemd."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ CLIENT_AUTH = {
     "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
-"""Supported policies for client certificates. Go's other two accept unverified certificates."""
+"""Supported policies for client certificates. Go's other two policies accept unverified certificates."""
 VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 TLS13_CIPHERS = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
 """Names of TLS 1.3 ciphers. They are accepted but ignored, because TLS 1.3 ciphers cannot be selected."""
@@ -72,7 +72,7 @@ class TlsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     max_version: str | None = None
     cipher_suites: list[str] | None = None
     prefer_server_cipher_suites: bool | None = None
-    curve_preferences: list[str] | None = None  # used only if it has one entry: Python can set one curve
+    curve_preferences: list[str] | None = None  # Python can set only one curve, so a longer list is ignored
 
     def __post_init__(self) -> None:
         _check_name("client_auth_type", self.client_auth_type, CLIENT_AUTH)
