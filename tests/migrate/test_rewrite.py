@@ -20,27 +20,15 @@ REWRITTEN = [
     (f"{UTIL} > 90", f"round({UTIL_RATIO} * 100, 0.0001) > 90"),
     (f"max_over_time({UTIL}[5m]) >= bool 55", f"round(max_over_time({UTIL_RATIO}[5m]) * 100, 0.0001) >= bool 55"),
     (f"55 < avg({UTIL}) * 2", f"55 < avg(round({UTIL_RATIO} * 100, 0.0001)) * 2"),
-    (f"{USED} > 1000", f"({USED_BYTES} / 1048576) > 1000"),
     (f'{USED}{{gpu=~"$gpu"}}', f'({USED_BYTES}{{gpu=~"$gpu"}} / 1048576)'),
     (f"{USED} @ end() offset -1h", f"({USED_BYTES} @ end() offset -1h / 1048576)"),
     (f"-{UTIL}", f"-({UTIL_RATIO} * 100)"),
-    (f"{UTIL} ^ 2", f"({UTIL_RATIO} * 100) ^ 2"),
     (f"sum({UTIL}) by (gpu)", f"sum(({UTIL_RATIO} * 100)) by (gpu)"),
-    (f"quantile(0.5, {UTIL})", f"quantile(0.5, ({UTIL_RATIO} * 100))"),
-    (
-        f"{USED} / ({USED} + DCGM_FI_DEV_FB_FREE)",
-        f"({USED_BYTES} / 1048576) / (({USED_BYTES} / 1048576) + (DCGM_FI_DEV_FB_FREE_BYTES / 1048576))",
-    ),
     # the result of a function of a range
     (f"rate({ENERGY}[5m])", f"(rate({JOULES}[5m]) * 1000)"),
     (f"avg_over_time({UTIL}[$__range])", f"(avg_over_time({UTIL_RATIO}[$__range]) * 100)"),
     (f"quantile_over_time(0.9, {UTIL}[5m])", f"(quantile_over_time(0.9, {UTIL_RATIO}[5m]) * 100)"),
-    (f"predict_linear({USED}[1h], 3600)", f"(predict_linear({USED_BYTES}[1h], 3600) / 1048576)"),
     (f"max_over_time({UTIL}[1h:1m])", f"max_over_time(({UTIL_RATIO} * 100)[1h:1m])"),
-    (
-        f"max_over_time(rate({ENERGY}[5m])[1h:1m])",
-        f"max_over_time((rate({JOULES}[5m]) * 1000)[1h:1m])",
-    ),
     # the unit does not matter
     (f"count({UTIL})", f"count({UTIL_RATIO})"),
     (f'absent({UTIL}{{gpu="1"}})', f'absent({UTIL_RATIO}{{gpu="1"}})'),

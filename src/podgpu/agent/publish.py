@@ -311,8 +311,9 @@ class ChangeLog:
             name = f"{source.name} ({source.device})" if source.device else source.name
             if source.up and self._faults.recover(key):
                 _log.info("%s: answers again", name)
-            # Errors of the counter file are compared by message, so that a second, different mistake is logged.
-            fault = source.message if source.name == COUNTERS else _SAME_FAULT.get(source.error, source.error)
+            # Mistakes in the counter file are compared by message, so that a second, different one is logged.
+            is_mistake = source.name == COUNTERS and source.error == "malformed"
+            fault = source.message if is_mistake else _SAME_FAULT.get(source.error, source.error)
             if not source.up and self._faults.fail(key, fault):
                 message = source.message.removeprefix(f"{source.name}: ")
                 _log.warning("%s: %s; podgpu continues and retries", name, message)

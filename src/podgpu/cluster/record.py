@@ -26,6 +26,7 @@ from podgpu.model import MJ, NS, DeviceState, HolderUsage, MigInstance, Workload
 
 _OWN_DIFFERENCE = 0.05  # if a sole holder's utilisation differs more from the GPU's, its own values are stored
 MAX_GPUS = 8000  # supported by the SQLite history; time and size were measured with 1,000 nodes of 8 GPUs
+_MAX_CELSIUS = 1000  # SQLite rejects larger integers than 64 bits, and the round of all nodes with them
 LONGEST_GAP = 60.0  # seconds; a longer time between two rounds is not charged
 _PartKey = tuple[SlotKey, WorkloadKey]
 
@@ -186,6 +187,8 @@ def _figures(gpu: DeviceState, instance: MigInstance | None) -> Figures | None:
     slot = instance or gpu
     power = None if instance is not None or gpu.power_mw is None else gpu.power_mw / 1000
     temperature = None if instance is not None else gpu.temperature_celsius
+    if temperature is not None and abs(temperature) > _MAX_CELSIUS:
+        temperature = None
     figures = Figures(slot_utilization(slot), slot_memory(slot), power, temperature)
     return None if figures == Figures() else figures
 

@@ -18,7 +18,7 @@ import aiohttp
 import msgspec
 from msgspec.structs import replace as replace_members
 
-from podgpu.clock import Clock
+from podgpu.clock import Clock, RepeatFilter
 from podgpu.cluster.collect import ClusterReading, NodeReading, Owners, TargetOutcome, ViewSettings
 from podgpu.errors import SourceError, UsageError
 from podgpu.http_client import MAX_METRICS_BYTES, METRICS_TYPES, Access, HttpClient, check_is_metrics, open_session
@@ -30,6 +30,8 @@ _CONCURRENCY = 256  # high, because each failing target blocks one concurrent re
 _MAX_FILES = 65_536
 S = TypeVar("S", DeviceState, MigInstance)
 _log = logging.getLogger(__name__)
+_url_log = logging.getLogger(f"{__name__}.urls")
+_url_log.addFilter(RepeatFilter())
 
 
 def unique_targets(urls: Iterable[str], access: Access | None = None) -> tuple[str, ...]:
@@ -130,9 +132,13 @@ class ScrapeCollector:
     _session: aiohttp.ClientSession | None = None
 
     async def run_round(self) -> None:
-        self._targets = {
-            url: self._targets.get(url) or ScrapeTarget(url, self.access, self.timeout) for url in self.read_urls()
-        }
+        targets = {}
+        for url in self.read_urls():
+            try:
+                targets[url] = self._targets.get(url) or ScrapeTarget(url, self.access, self.timeout)
+            except UsageError as error:  # the address of a discovered endpoint
+                _url_log.warning("an exporter is not read: %s", error)
+        self._targets = targets
         if self._session is None:
             _raise_file_limit()  # connections stay open between rounds, one per exporter
             self._session = open_session()

@@ -281,7 +281,7 @@ class HistoryStore:
         """Converts errors to HistoryError. If the file is damaged, the next `append` starts a new file."""
         try:
             yield
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, OverflowError) as error:
             if _is_damage(error):
                 self._damage = error
             raise HistoryError(f"cannot {action} {self._path or 'history'}: {error}") from error

@@ -152,7 +152,10 @@ class Session:
             self._counters.error("unexpected_message")
 
     def _finish_registration(self, data: bytes) -> None:
-        answer = nri_pb2.Response.FromString(data)
+        try:
+            answer = nri_pb2.Response.FromString(data)
+        except DecodeError as error:
+            raise SourceError("refused", "the runtime's answer to the registration is not an NRI message") from error
         if answer.status.code:
             raise SourceError(
                 "refused",

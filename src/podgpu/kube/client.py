@@ -200,14 +200,14 @@ class Credentials:
         self._config = config
         self._clock = clock
         self._current: tuple[str, ssl.SSLContext | None] | None = None
-        self._renew_at = 0.0
+        self._renewed_at = self._renew_at = 0.0
         self._contexts = ContextCache(self._make_context)
         self._lock = asyncio.Lock()
 
     async def current(self) -> tuple[str, ssl.SSLContext | None]:
         """Returns the bearer token (may be empty) and the TLS context (None for plain HTTP)."""
         async with self._lock:
-            if self._current is None or self._clock() >= self._renew_at:
+            if self._current is None or not self._renewed_at <= self._clock() < self._renew_at:  # the clock may be set
                 await self._renew()
             assert self._current is not None
             return self._current
@@ -217,7 +217,8 @@ class Credentials:
         self._renew_at = 0.0
 
     async def _renew(self) -> None:
-        config, renew_at = self._config, self._clock() + _FILE_MAX_AGE
+        self._renewed_at = self._clock()
+        config, renew_at = self._config, self._renewed_at + _FILE_MAX_AGE
         credential = Credential()
         if config.plugin is not None and not config.token and not config.token_file:
             credential = await run_plugin(config.plugin)

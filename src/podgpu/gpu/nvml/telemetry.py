@@ -40,6 +40,7 @@ from podgpu.metrics.fields import Field, detail_fields
 from podgpu.model import Device, ProcessUsage, Reading, Value, device_key
 
 _log = logging.getLogger(__name__)
+_MAX_PLANS = 64
 _ENERGY_FIELD = 156  # in fields.csv
 _MAX_WAIT_SECONDS = 4.5
 """Maximum wait until all GPUs are open. Shorter than the usual deadline of an inventory."""
@@ -394,6 +395,8 @@ class NvmlGpu:
         device = one.device
         key = tuple(field.id for field in fields), device.key
         if key not in self._plans:
+            if len(self._plans) >= _MAX_PLANS:  # the counters have changed many times
+                self._drop_plans()
             wanted = [f for f in fields if f.per_instance] if device.is_instance else fields
             gpm = GpmSampler(self._driver, self.handle, device.gi_id)
             self._plans[key] = DevicePlan(self._driver, one.handle, gpm, wanted)
