@@ -38,7 +38,7 @@ from tests.web.server import Client
         ),
         (["--scrape", "http://a", "--used-field", "DCGM_FI_DEV_MEM_COPY_UTL"], "is it DCGM_FI_DEV_MEM_COPY_UTIL?"),
         (["--scrape", "http://a", "--used-field", "DCGM_FI_DEV_POWER_USAGE"], "is not a utilisation"),
-        (["--scrape", "http://a", "--window", "24h", "--interval", "1s"], "holds more than"),
+        (["--scrape", "http://a", "--window", "24h", "--interval", "1s"], "has more than"),
         (["--scrape", "http://a", "--prices", "/nowhere"], "--prices: /nowhere does not exist"),
         (["--scrape", "http://a", "-a", "9401"], "must be HOST:PORT"),
         (["--discover-kubernetes", "app=podgpu", "--kubeconfig", "/nowhere"], "/nowhere"),

@@ -229,7 +229,7 @@ def _read_lanes(read: _Read, lanes: Sequence[Lane]) -> dict[Lane, GpuAnswer]:
 
 
 def merge_answers(newest: Sequence[GpuAnswer], every: Iterable[GpuAnswer]) -> GpuAnswer:
-    """Merges the values of `every` answer, for the devices in the last one. Errors are taken only from `newest`."""
+    """Merges the values of `every` answer. The last answer in `newest` has the devices, and `newest` has the errors."""
     answers = list(every)
     if len(answers) == 1:
         return answers[0]

@@ -168,8 +168,8 @@ def make_command(
 ) -> Callable[[Callable[..., Any]], click.Command]:
     """Returns a decorator that makes a function a command with the options of its rows, grouped help and --help-all.
 
-    `shared`: flags of the exporter that the command accepts, too. Rows of the command override them. If `hidden` is
-    set, only --help-all shows them.
+    `shared`: flags of the exporter that the command also accepts. Rows of the command override these flags. If `hidden`
+    is set, only --help-all shows these flags.
     """
     own = {option.flag: option for option in _OPTIONS.get(name, ())}
     exporter = {option.flag: option for option in EXPORTER_OPTIONS}

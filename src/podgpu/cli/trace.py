@@ -1,8 +1,8 @@
 """`podgpu trace`: records the context switches of one GPU as a trace for ui.perfetto.dev (Trace Event Format).
 
-In the trace, each container is a process, and each of its processes is a thread with the slices `run`, `run (cut)` and
-`wait`. Each GPU or MIG instance is also a process, with the slices `switch`, the counter `busy`, and instant events for
-XIDs. Times are microseconds since the start of the recording.
+In the trace, a container appears as a process, and its processes appear as threads with the slices `run`, `run (cut)`
+and `wait`. Each GPU or MIG instance also appears as a process, with the slices `switch`, the counter `busy`, and
+instant events for XIDs. Times are microseconds since the start of the recording.
 """
 
 from __future__ import annotations

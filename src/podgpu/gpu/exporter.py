@@ -158,13 +158,13 @@ class ExporterTelemetry:
         self._blank: set[tuple[str, int]] = set()
         """(device key, field id in DCGM 4.8) of values that are a special code, NaN or impossible."""
         self._copies: Counter[tuple[str, int]] = Counter()
-        """(device key, field id in DCGM 4.8) -> number of samples, above 1 if the exporter repeats a value per pod."""
+        """(device key, field id in DCGM 4.8) -> number of samples; above 1 if the exporter repeats values per pod."""
         self._last_xid: dict[str, int] = {}
         self._events = ErrorEvents()
         self.error_events = self._events.drain
 
     def inventory(self) -> Inventory:
-        self._slots = None  # after a failure, old values must not be reported again
+        self._slots = None  # if the next fetch fails, old values must not be reported
         families = parse_exposition(self._source.fetch(), self.shown)
         samples = self._remove_blanks(sample for family in families for sample in family.samples)
         slots = find_devices(samples, self.shown, self._device_name_ids)

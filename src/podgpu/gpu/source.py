@@ -162,8 +162,7 @@ class HostEngine(Protocol):
 class CompanionDriver:
     """Adds minor numbers, MIG UUIDs and processes from the local driver to an exporter's metrics or DCGM.
 
-    The driver is read in its own thread with a short wait, so that a missing or hanging driver does not affect the
-    source.
+    The driver is read in its own thread with a short wait. So a missing or hanging driver does not affect the source.
     """
 
     def __init__(self, driver: Telemetry | None) -> None:

@@ -96,8 +96,8 @@ class CachedHolder:
 class AllocationCache:
     """The last known holders of one source.
 
-    A restarted kubelet at first lists no pods, without an error. So if a source does not answer, or has restarted, its
-    holders are kept for `GRACE_SECONDS`, or for as long as their containers exist on the node.
+    A restarted kubelet at first lists no pods, without an error. So the holders of a source that restarted or does not
+    answer are kept: as long as their containers exist on the node or, if that is unknown, for `GRACE_SECONDS`.
     """
 
     def __init__(self, name: str) -> None:

@@ -34,7 +34,7 @@ _SLURM_USER = re.compile(rb"(?:\A|\0)SLURM_JOB_USER=([\w.-]{1,64})")
 NO_NAME = "no_pod_name"
 UNKNOWN_USER = Workload(user="unknown")
 LookupOutcome = Literal["found", "not_in_container", "gone", "not_permitted", "unreadable"]
-FAILED_LOOKUPS: frozenset[LookupOutcome] = frozenset({"not_permitted", "unreadable"})  # but not `gone`
+FAILED_LOOKUPS: frozenset[LookupOutcome] = frozenset({"not_permitted", "unreadable"})  # the process exists
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class ContainerLookup:
 class ContainerFinder:
     """Finds the containers of processes and caches them. Not thread-safe. `proc` is the path of the host's /proc.
 
-    Pids are reused, so a cached entry is valid only for a process with the same start time. With `finds_users`, the
-    job, user and command of processes outside pods are found, too.
+    Pids are reused, so a cached entry is valid only for a process with the same start time. With `finds_users`, it also
+    finds the job, user and command of processes outside pods.
     """
 
     def __init__(

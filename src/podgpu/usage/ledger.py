@@ -65,7 +65,7 @@ class Division:
 
     @property
     def without_series(self) -> int | None:
-        """The remainder that makes the series add up to the total: unattributed, or of workloads without series."""
+        """The total minus the shares of all workloads that have series. So the series add up to the total."""
         labelled = sum(part for workload, part in (self.parts or {}).items() if workload.has_labels)
         return None if self.total is None else self.total - labelled
 
@@ -104,7 +104,7 @@ class DeviceTurn:
         """Splits the device's busy time among the workloads.
 
         The driver reports nothing about a process that has ended. If all processes that ended since the last turn
-        belonged to `ended_owner`, the busy time that no running process accounts for is attributed to that owner.
+        belonged to `ended_owner`, that owner gets the busy time that no running process accounts for.
         """
         usage = self.usage
         total = None if usage.busy_ns is None else min(usage.busy_ns, usage.window_ns)
@@ -469,9 +469,9 @@ class Ledger:
         self._devices[gpu.uuid] = _add(device, energy_mj=usage.energy_mj, unattributed_energy_mj=rest)
 
     def _weigh(self, gpu: GpuTurn, busy: Sequence[Division]) -> Counter[Account | None]:
-        """Returns each account's weight: busy time or, if the GPU was idle, allocated share; times compute slices.
+        """Returns each account's weight: busy time (or, if the GPU was idle, allocated share) × compute slices.
 
-        Empty if no device answered. The next answer then covers the time of this turn, too.
+        Empty if no device answered. The next answer then includes the time of this turn.
         """
         by_use, by_share = Counter[Account | None](), Counter[Account | None]()
         answers = [(turn, parts) for turn, parts in zip(gpu.devices, busy, strict=True) if turn.usage.window_ns]

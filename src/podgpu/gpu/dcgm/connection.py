@@ -246,7 +246,7 @@ class DcgmConnection:
         return handle
 
     def _check_versions(self) -> None:
-        """Raises DriverGone if the major versions differ, because their structures differ, too.
+        """Raises DriverGone if the major versions differ, because then the structures differ.
 
         An older library with the same major version is allowed. It only lacks new fields.
         """

@@ -277,8 +277,8 @@ def _parse(gpu: str, key: str, entry: Any, mps: bool) -> ProcessUsage:
 
 
 def _deduplicate(usages: Iterable[ProcessUsage]) -> tuple[ProcessUsage, ...]:
-    """Merges entries of the same process. An MPS client, or a process with compute and graphics, is in two lists, and
-    each entry reports the memory of the whole process."""
+    """Merges entries of the same process. An MPS client, or a process with compute and graphics, is in two lists. Each
+    entry reports the memory of the whole process."""
     merged: dict[tuple[str, int], ProcessUsage] = {}
     for usage in usages:
         key = (usage.device, usage.pid)

@@ -46,9 +46,9 @@ def detect_slice(residency: Residency, worked: int) -> int | None:
     """Returns the length of a time slice, or None if the window does not show it.
 
     Contexts with more work than fits into a slice are preempted at its end. Consecutive periods of residency then have
-    the same length, and the longest mode of these lengths is the slice. There are two exceptions: many periods are
-    slightly longer, because processes finish their work after similar times; or processes are idle before they are
-    switched out (total residency exceeds `worked`, the busy time of the device), because their load is periodic.
+    the same length, and the longest mode of these lengths is the slice. In two cases, equal lengths have another cause.
+    If many periods are slightly longer, processes finish their work after similar times. If the total residency exceeds
+    `worked` (busy time of the device), the load is periodic.
     """
     lengths = [stay.until - stay.began for stay in residency.stays[1:-1]]
     equal: dict[int, list[int]] = {}
@@ -128,8 +128,8 @@ class WaitEstimator:
     ) -> dict[int, _Waits]:
         """Finds how long each process waited before each of its new stays.
 
-        There may be 5,000 stays per second. For speed, this is one loop without calls, and in windows with many stays
-        only some waits are split by the process that ran meanwhile.
+        There may be 5,000 stays per second. For speed, this is one loop without calls. In windows with many stays, only
+        some waits are split by the process that ran meanwhile.
         """
         lead, resident, slice_ns, longest = residency.costs.lead, residency.resident, self.slice, self.slice * _LONG
         cut_from, cut_to = slice_ns * (1 - _CUT_TOLERANCE), slice_ns * (1 + _CUT_TOLERANCE)

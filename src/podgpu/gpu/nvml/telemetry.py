@@ -1,7 +1,8 @@
 """Lists the GPUs through NVML, reads each one, and reopens the driver when needed.
 
-NVML updates its list of GPUs only when it is initialized, which interrupts all readers. So it is initialized again only
-if the number of GPUs on the PCI bus changes, if no GPU answers, and every 2 minutes while GPUs of the bus are missing.
+NVML updates its list of GPUs only when it is initialized, which interrupts all readers. So podgpu reinitializes NVML
+only if the number of GPUs on the PCI bus changes, or if no GPU answers. While GPUs of the bus are missing, it does so
+every 2 minutes.
 """
 
 from __future__ import annotations
@@ -258,7 +259,7 @@ class NvmlTelemetry:
                 raise
 
     def _check_handle(self, gpu: NvmlGpu) -> NvmlGpu:
-        """Opens the GPU again if its handle is invalid, for example after a reset.
+        """Reopens the GPU if its handle is invalid, for example after a reset.
 
         The errors of an invalid handle look like "not supported". So this reads the UUID, which every GPU supports.
         Raises DeviceLost, or DriverGone if the driver may have been restarted.
@@ -356,7 +357,7 @@ class NvmlGpu:
         return f"GPU {self.device.index} ({self.device.uuid})"
 
     def _register_xids(self) -> None:
-        """Registers the GPU for XIDs. A failure does not affect the reading, and the next reading tries again."""
+        """Registers the GPU for XIDs. A failure does not affect the reading. The next reading retries."""
         if self._xids_registered is not None:
             return
         try:
