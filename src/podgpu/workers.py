@@ -191,9 +191,9 @@ class DriverLock:
                 self.is_open = self._was_open = True
 
     def close(self, wait: float, stop: Callable[[], None]) -> bool:
-        """Waits until no call is in flight, then calls `stop`. Returns False and stays open after `wait` seconds.
+        """Waits until no call is in flight, then calls `stop`. After `wait` seconds, gives up and returns False.
 
-        New calls are accepted during the wait. Otherwise one call that hangs would block all others.
+        New calls are accepted during the wait, so that one call that hangs does not block all others.
         """
         if not self._opening.acquire(timeout=wait):
             return False  # `start` hangs

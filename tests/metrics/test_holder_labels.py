@@ -67,8 +67,9 @@ def test_the_rules_restore_the_labels(folder: Path, name: str) -> None:
     with node_of(scenario(name, OFF), folder / "off") as node:
         node.take_turns()
         with running(node.agent) as client, scraped(folder, client, f"rule_files: ['{RULES}'], ") as server:
-            wait_until(lambda: bool(ask(server, "podgpu:holder_gpu_util:percent")), "the rules have run")
-            recorded = ask(server, f'{{__name__=~"{"|".join(RECORDED)}"}}')
+            query = f'{{__name__=~"{"|".join(RECORDED)}"}}'
+            wait_until(lambda: len(ask(server, query)) >= len(expected), "the rules have run")
+            recorded = ask(server, query)
     assert {
         (labels["__name__"], tuple(labels.get(label, "") for label in KEY)): value for labels, value in recorded
     } == expected

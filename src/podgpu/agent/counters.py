@@ -140,9 +140,9 @@ def make_lanes(
     collections: Sequence[Collection] = (),
     skip_empty: bool = False,
 ) -> tuple[Lane, ...]:
-    """Makes one lane for each collection and one for all other fields, including the fields of podgpu's own metrics.
+    """Groups fields by interval: one lane per collection, and one for all other fields, including those of podgpu.
 
-    Throttling counters that are not in the counter file are read less often, in a lane of their own. Raises UsageError
+    Throttling counters that are not in the counter file have their own lane with a longer interval. Raises UsageError
     for an empty collection, unless `skip_empty` is set.
     """
     collection_of = collection_of_fields(counters, collections, skip_empty)

@@ -167,9 +167,9 @@ def sample_round(state: ClusterState, rates: UsageRates, pods: RunningPods, at: 
 
 
 def _find_node(pod: PodSeen | None, reporting: Collection[str], node_names: Collection[str]) -> str | None:
-    """Chooses the node whose values are used for the pod. A node may report a pod for some time after the pod left it.
+    """Chooses the node whose values are used for the pod: its node in Kubernetes, because others may report it too.
 
-    An exporter may use another node name than Kubernetes. Its values are used if no other node reports the pod.
+    If that node does not report the pod, uses the only other node that does: an exporter's node name may differ.
     """
     if pod is not None and pod.node in reporting:
         return pod.node

@@ -143,7 +143,7 @@ def make_allocations(options: Options, api: ApiAccess, telemetry: Telemetry) -> 
 
 
 def make_finder(options: Options) -> ContainerFinder:
-    """Creates the finder. It finds users and jobs only if no option selects a source of pods or jobs."""
+    """Creates the finder of process owners. It detects Linux users and jobs unless an option selects pods or jobs."""
     is_plain = not options["kubernetes"] and options["allocation"] == "auto"
     is_simulated = options["telemetry"].partition(":")[0] == "simulated"  # its processes are not in /proc
     return ContainerFinder(

@@ -223,7 +223,7 @@ class GroupedCommand(click.Command):
         self.examples = examples
 
     def invoke(self, ctx: click.Context) -> Any:
-        """If a UsageError begins with an option, adds the environment variable or file that set the option."""
+        """If the message of a UsageError starts with an option, appends the variable or file that set the option."""
         try:
             return super().invoke(ctx)
         except UsageError as error:

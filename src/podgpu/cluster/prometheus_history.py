@@ -292,7 +292,7 @@ class _DeviceLines:
     def history_of_pod(self, pod: PodName) -> GpuHistory | None:
         """Returns the values from the time when the pod held the device. None if the pod never held it.
 
-        Uses the pod's own values, or the device's values if no other pod held the device.
+        Prefers the pod's own values. Without them, uses the device's values while no other pod held the device.
         """
         own = {holder: steps for holder, steps in self.holders.items() if (holder.namespace, holder.pod) == pod}
         held = {step for steps in own.values() for step in steps}

@@ -40,7 +40,7 @@ class Rename(NamedTuple):
 
 @cache
 def renames() -> tuple[Rename, ...]:
-    """Returns all renames, ordered by the id of the old field. A field of type text is a label, not a metric."""
+    """Returns all renames, ordered by the id of the old field. For a text field, the label is renamed, not a metric."""
     all_renames = []
     for old in fields().values():
         new = successors().get(old.id)

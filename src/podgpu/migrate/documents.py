@@ -213,7 +213,9 @@ def migrate_rules(text: str, origin: str) -> RewriteResult:
         migrated = _apply_changes(text, [_make_change(text, s, result, write) for s, result in results.items()])
         if _read_values(migrated.text, origin) == intended:
             return migrated
-    raise UsageError(f"{origin}: cannot be rewritten without changing its layout; please report this with the file")
+    raise UsageError(
+        f"{origin}: cannot be rewritten without changing its formatting; please report this and attach the file"
+    )
 
 
 def _find_scalars(text: str, origin: str) -> list[_Scalar]:

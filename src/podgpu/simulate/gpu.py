@@ -43,7 +43,7 @@ class SimulatedLoad:
     sway_period: float = 60.0  # seconds
 
     def demand(self, start: float) -> float:
-        """Returns the duty in the second that begins at `start`. With `sway`, the duty varies like a sine."""
+        """Returns the utilisation from `start` on, for one second. With `sway`, it follows a sine wave."""
         swing = math.sin(math.tau * (start + self.phase) / self.sway_period)
         return min(1.0, max(0.0, self.duty * (1 + self.sway * swing)))
 

@@ -349,7 +349,7 @@ class Ledger:
     def charge(
         self, gpus: Sequence[GpuTurn], elapsed_ns: int, unallocated: Collection[tuple[str, WorkloadKey]] = ()
     ) -> None:
-        """Adds one turn. `unallocated`: (device key, workload key) of each use without an allocation.
+        """Adds the usage since the last call. `unallocated`: (device key, workload key) of uses without an allocation.
 
         Devices that are not in `gpus` are removed from the snapshot. If they return, their counters continue.
         """
