@@ -71,7 +71,7 @@ _HOLDER_KEYS = (*_GPU_KEYS, "GPU_I_ID", "GPU_I_PROFILE", *WORKLOAD_LABELS)
 Vectors = Mapping[str, Sequence[ParsedSample]]  # by kind of usage
 
 
-class _Part(NamedTuple):
+class _HolderPart(NamedTuple):
     """Key of usage: one holder of one GPU or MIG instance. With a recording rule: one holder of all GPUs of a model."""
 
     cluster: str
@@ -110,7 +110,7 @@ class _RangeReader:
     state: ClusterState
     notes: list[str] = field(default_factory=list)
     rule: str = ""
-    methods: dict[tuple[str, ...], set[str]] = field(default_factory=lambda: defaultdict(set))  # by `_Part[:3]`
+    methods: dict[tuple[str, ...], set[str]] = field(default_factory=lambda: defaultdict(set))  # by `_HolderPart[:3]`
 
     async def read(self, start: float, end: float, step: int, now: float) -> RangeAnswer:
         """Adds a note for each failed query. Raises SourceError if the allocated hours cannot be read."""
@@ -252,7 +252,7 @@ class _RangeReader:
         queries["idle"] = self._increase(_COUNTERS["idle"], COARSE)
         found = await self._ask_all(queries, at)
         held, shares, _, seconds, idle = (self._add_by_part(samples) for samples in found.values())
-        slots: dict[tuple[str, ...], dict[_Part, LabelMap]] = defaultdict(dict)
+        slots: dict[tuple[str, ...], dict[_HolderPart, LabelMap]] = defaultdict(dict)
         for labels in (sample.labels for sample in found["allocated"]):
             if (part := self._read_part(labels)) in held:
                 slots[part[:3]][part] = labels
@@ -267,7 +267,7 @@ class _RangeReader:
     # Names of pods
 
     async def _read_accounts(
-        self, parts: Iterable[_Part], start: float, end: float
+        self, parts: Iterable[_HolderPart], start: float, end: float
     ) -> dict[tuple[str, PodName], UsageAccount]:
         """Returns an account with the owner and the label of each pod, by cluster and pod."""
         window = f"{round(end - start)}s"
@@ -345,23 +345,23 @@ class _RangeReader:
             usage.append(UsageSum(UNALLOCATED, "" if price is None else prices.currency, amounts, cluster))
         return sorted(usage)  # makes rounding independent of the order of query results
 
-    def _add_by_part(self, samples: Iterable[ParsedSample]) -> dict[_Part, float]:
-        parts: dict[_Part, float] = defaultdict(float)
+    def _add_by_part(self, samples: Iterable[ParsedSample]) -> dict[_HolderPart, float]:
+        parts: dict[_HolderPart, float] = defaultdict(float)
         for sample in samples:
             if (part := self._read_part(sample.labels)) is not None:
                 parts[part] += sample.value
         return dict(parts)
 
-    def _read_part(self, labels: LabelMap) -> _Part | None:
+    def _read_part(self, labels: LabelMap) -> _HolderPart | None:
         cluster = labels.get(self.server.cluster_label, "")
         if "kind" not in labels:
             workload = read_workload(labels)
             if workload is None:
                 return None
-            return _Part(cluster, read_gpu_id(labels), labels.get("GPU_I_ID", ""), workload)
+            return _HolderPart(cluster, read_gpu_id(labels), labels.get("GPU_I_ID", ""), workload)
         kind, name = labels.get("owner_kind", ""), labels.get("owner_name", "")
         is_pod = kind == "Pod"
-        return _Part(
+        return _HolderPart(
             cluster,
             _read_model(labels),
             labels.get("GPU_I_PROFILE", ""),

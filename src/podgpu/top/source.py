@@ -54,7 +54,7 @@ class FetchedDetails:
     jobs: Sequence[JobSummary] = ()
 
 
-class Reading(NamedTuple):
+class SourceReading(NamedTuple):
     view: View
     processes: Processes | None = None
     history: Sparklines | None = None  # None if the source has no history
@@ -69,7 +69,7 @@ class LocalSource:
         self._with_processes = with_processes
         self._is_warm = False
 
-    def read(self, selected: str = "") -> Reading:
+    def read(self, selected: str = "") -> SourceReading:
         """Raises SourceError if no GPU can be read now, StartError if retrying cannot help."""
         agent = self._agent
         if self._is_warm:
@@ -88,7 +88,7 @@ class LocalSource:
         state = msgspec.structs.replace(state, sources=())  # the notes already include these errors, with messages
         now, wall = agent.clock.monotonic(), agent.clock.wall()
         view = make_view(build_single_node_state(state, ViewSettings(), now, wall, notes=notes))
-        return Reading(view, agent.list_processes() if self._with_processes else {})
+        return SourceReading(view, agent.list_processes() if self._with_processes else {})
 
 
 class _HistoryAnswer(msgspec.Struct):
@@ -110,7 +110,7 @@ class ClusterSource:
         self._fetched = FetchedDetails()
         self._due_at = float("-inf")
 
-    def read(self, selected: str = "") -> Reading:
+    def read(self, selected: str = "") -> SourceReading:
         """`selected` is the UUID of the GPU whose details are read. Raises SourceError."""
         body = self._client.get_blocking("api/v1/view")
         try:
@@ -122,7 +122,7 @@ class ClusterSource:
                 self._history = self._read_history()
             self._fetched = self._fetch_details(selected, view) if selected else FetchedDetails()
             self._due_at = time.monotonic() + _DETAILS_SECONDS
-        return Reading(view, history=self._history, fetched=self._fetched)
+        return SourceReading(view, history=self._history, fetched=self._fetched)
 
     def _read_history(self) -> Sparklines:
         answer = find_decoder(_HistoryAnswer).decode(self._details_client.get_blocking("api/v1/history"))
@@ -162,7 +162,7 @@ class ExporterSource:
         self._is_podgpu = True  # False if its metrics are from another exporter
         self._state: ClusterState | None = None
 
-    def read(self, selected: str = "") -> Reading:
+    def read(self, selected: str = "") -> SourceReading:
         """Reads the view. If it is missing or has no GPUs, reads the metrics, which may show GPUs or an error."""
         if self._is_podgpu:
             with suppress(SourceError):
@@ -182,7 +182,7 @@ class ExporterSource:
         now = time.monotonic()
         readings = tuple(NodeReading(self.name, state, now) for state in states)
         self._state = build_cluster_state(ClusterReading(readings), self._state, ViewSettings(), now, time.time())
-        return Reading(make_view(self._state))
+        return SourceReading(make_view(self._state))
 
 
 # Readings in the background
