@@ -8,8 +8,9 @@ import re
 import socket
 from contextlib import suppress
 
-_FIRST_PORT, _PORTS_GIVEN = 20_000, 12_000
-_PORTS = itertools.count(os.getpid() * 64)
+_PORTS_GIVEN = 2000  # to each worker of xdist
+_FIRST_PORT = 20_000 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 6 * _PORTS_GIVEN
+_PORTS = itertools.count(os.getpid() * 4, 4)  # the demo also uses the three ports after its first one
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 

@@ -15,8 +15,7 @@ def test_a_bug_in_one_source_is_contained(caplog: pytest.LogCaptureFixture) -> N
         raise ZeroDivisionError("oops")
 
     result = Workers().run({"buggy": bug}, 5.0)["buggy"]
-    assert result.error is not None
-    assert result.error.reason == "bug"  # type: ignore[union-attr]
+    assert getattr(result.error, "reason", "") == "bug"
     assert "please report" in caplog.text
 
 
