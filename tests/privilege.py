@@ -1,4 +1,4 @@
-"""Missing permissions and mounted file systems."""
+"""Runs tests without root privileges, and mounts file systems for them."""
 
 from __future__ import annotations
 
