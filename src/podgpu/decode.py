@@ -81,7 +81,7 @@ def decode_yaml(content: bytes, file: str, kind: type[T]) -> T:
         for event in yaml.parse(text, Loader=yaml.CSafeLoader):  # deep nesting would overflow PyYAML's stack
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > _MAX_DEPTH:
-                raise yaml.MarkedYAMLError(None, None, f"nested deeper than {_MAX_DEPTH} levels", event.start_mark)
+                raise UsageError(f"{file}: nested deeper than {_MAX_DEPTH} levels")
         document = yaml.load(text, Loader=_TextLoader)
         return convert({} if document is None else document, kind, strict=False)
     except UnicodeDecodeError:
