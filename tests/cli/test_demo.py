@@ -34,7 +34,7 @@ from podgpu.cluster.loop import Cluster
 from podgpu.cluster.prices import read_prices
 from podgpu.cluster.record import cluster_recorder, cluster_usage
 from podgpu.cluster.scrape import ScrapeCollector
-from podgpu.simulate.node import StageNode
+from podgpu.simulate.node import DemoNode
 from podgpu.web.cluster_app import cluster_application
 from tests.nodes.clock import FakeClock
 from tests.web.server import Client, running
@@ -53,7 +53,7 @@ class Demo:
         prices = read_prices("example")
         self.nodes = [
             opened.enter_context(
-                StageNode(
+                DemoNode(
                     f"node-{number + 1}",
                     gpus,
                     Path(opened.enter_context(tempfile.TemporaryDirectory())),
