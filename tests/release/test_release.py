@@ -113,7 +113,7 @@ def test_wheel_in_a_clean_environment(dist: Path, tmp_path: Path) -> None:
     assert __version__ in run(podgpu, "--version")
     without_grpc = subprocess.run([podgpu, "demo"], capture_output=True, text=True, check=False)
     assert (without_grpc.returncode, without_grpc.stderr.count("\n")) == (1, 1)
-    assert "pip install 'podgpu[autoscale]'" in without_grpc.stderr
+    assert "pip install 'podgpu[demo]'" in without_grpc.stderr
     command = [podgpu, "exporter", "--telemetry", "simulated:1xH100", "-a", f"127.0.0.1:{port}"]
     with background(*command, url=f"http://127.0.0.1:{port}/metrics", text="DCGM_FI_DEV_GPU_TEMP{") as metrics:
         assert "DCGM_FI_DEV_FB_USED{" in metrics
