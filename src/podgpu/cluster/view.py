@@ -245,7 +245,7 @@ def make_view(state: ClusterState) -> View:
         prices=prices.source,
         totals=total_of(state),
         namespaces=_make_namespaces(state),
-        nodes=[_make_node(node, prices) for node in state.nodes],
+        nodes=[_make_node(node) for node in state.nodes],
     )
 
 
@@ -305,7 +305,7 @@ def _make_namespaces(state: ClusterState) -> list[NamespaceView]:
     return views
 
 
-def _make_node(node: NodeEntry, prices: Prices) -> NodeView:
+def _make_node(node: NodeEntry) -> NodeView:
     held = node.held_by_slot()
     return NodeView(
         name=node.name,
@@ -315,7 +315,7 @@ def _make_node(node: NodeEntry, prices: Prices) -> NodeView:
         age_seconds=_rounded(node.age_seconds, 1),
         notes=list(node.notes),
         simulated=node.state.simulated,
-        gpus=[_make_gpu(gpu, held, prices) for gpu in node.gpus],
+        gpus=[_make_gpu(gpu, held, node.prices) for gpu in node.gpus],
     )
 
 
@@ -356,7 +356,7 @@ def _slot_members(
         "holders": [_make_holder(part) for part in held],
         "conditions": [_make_condition(condition) for condition in gpu.conditions],
         "absent": is_lost(gpu),
-        "price_per_hour": _rounded(prices.of(slot_model(gpu, instance)).gpu_hour) if prices.currency else None,
+        "price_per_hour": _rounded(prices.of(slot_model(gpu, instance)).gpu_hour),
     }
 
 
