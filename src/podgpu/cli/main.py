@@ -127,7 +127,7 @@ def run(arguments: list[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name not in ("grpc", "cryptography"):
             raise
-        advice = "pip install 'podgpu[autoscale]', or use the image with the tag -autoscale"
+        advice = f"pip install 'podgpu[{arguments[0]}]', or use the image with the tag -autoscale"
         return _fail(f"podgpu {arguments[0]} needs the package {error.name}: {advice}", 1)
     return result if isinstance(result, int) else 0
 
