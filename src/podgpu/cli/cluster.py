@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -15,9 +15,9 @@ from click.core import ParameterSource
 from podgpu.cli.options import is_set, make_command
 from podgpu.cli.terminal import configure_logging
 from podgpu.cluster.collect import Collector, ViewSettings, check_settings
-from podgpu.cluster.discover import ApiOwners, KubernetesTargets, ServiceSelector
+from podgpu.cluster.discover import ApiNodeLabels, ApiOwners, KubernetesTargets, ServiceSelector
 from podgpu.cluster.loop import Cluster, MakeCollector
-from podgpu.cluster.prices import read_prices
+from podgpu.cluster.prices import ReadPrices, no_prices, read_prices
 from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer
 from podgpu.cluster.prometheus_history import PrometheusHistory
 from podgpu.cluster.prometheus_ranges import PrometheusRanges
@@ -68,7 +68,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     )
     with ExitStack() as stack:
         prices = read_prices(options["prices"])
-        cluster = Cluster(choose_collector(options, settings, stack), settings, prices)
+        cluster = Cluster(choose_collector(options, settings, stack, prices), settings, prices)
         history: HistorySource
         usage: UsageAnswers
         services: list[Service] = [cluster]
@@ -127,7 +127,9 @@ def _check_backend(ctx: click.Context, options: dict[str, Any]) -> None:
             raise UsageError(f"{flag} is used only with --prometheus")
 
 
-def choose_collector(options: Mapping[str, Any], settings: ViewSettings, stack: ExitStack) -> MakeCollector:
+def choose_collector(
+    options: Mapping[str, Any], settings: ViewSettings, stack: ExitStack, prices: ReadPrices = no_prices
+) -> MakeCollector:
     """Returns a function that creates the collector."""
     owners = _owners(options, stack)
     read_owners = owners.all if owners else dict
@@ -138,7 +140,14 @@ def choose_collector(options: Mapping[str, Any], settings: ViewSettings, stack: 
         return make
     access = Access.from_options(options, "exporter")
     # Only --owners api reports on the page that owners cannot be read.
-    notes = owners.notes if owners and options["owners"] == "api" else tuple
+    owner_notes = owners.notes if owners and options["owners"] == "api" else tuple
+    labels = ApiNodeLabels(load_config(options["kubeconfig"])) if options.get("prices") and _uses_api(options) else None
+    if labels is not None:
+        stack.callback(labels.close)
+
+    def notes() -> Sequence[str]:
+        return (*owner_notes(), *(labels.notes() if labels else ()))
+
     make_scraper = partial(
         ScrapeCollector,
         settings=settings,
@@ -146,6 +155,7 @@ def choose_collector(options: Mapping[str, Any], settings: ViewSettings, stack: 
         timeout=min(_SCRAPE_TIMEOUT, settings.interval),
         node_labels=_names(options["node_label"]),
         read_owners=read_owners,
+        read_node_labels=lambda: labels.read() if labels and prices()[0].label_names else {},
     )
     if options["scrape"]:
         with _naming_option("--scrape"):
@@ -183,13 +193,16 @@ def _discover(options: Mapping[str, Any], stack: ExitStack) -> KubernetesTargets
 
 
 def _owners(options: Mapping[str, Any], stack: ExitStack) -> ApiOwners | None:
-    """Returns the reader of owners. With --owners auto, ignores ~/.kube/config, which may belong to another cluster."""
-    uses_api = options["discover_kubernetes"] or options["kubeconfig"] or "KUBERNETES_SERVICE_HOST" in os.environ
-    if options["owners"] == "none" or (options["owners"] == "auto" and not uses_api):
+    if options["owners"] == "none" or (options["owners"] == "auto" and not _uses_api(options)):
         return None
     owners = ApiOwners(load_config(options["kubeconfig"]))
     stack.callback(owners.close)
     return owners
+
+
+def _uses_api(options: Mapping[str, Any]) -> bool:
+    """Returns False if only ~/.kube/config could name an API server, because it may belong to another cluster."""
+    return bool(options["discover_kubernetes"] or options["kubeconfig"] or "KUBERNETES_SERVICE_HOST" in os.environ)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from podgpu.cluster.collect import NodeReading, TargetOutcome, ViewSettings
 from podgpu.cluster.parts import HeldPart, is_lost, is_shown
+from podgpu.cluster.prices import NO_PRICES, Prices
 from podgpu.errors import few_of
 from podgpu.metrics.conditions import DRIVER_AWAY, LOST, NODE_GONE, UNREADABLE, conditions, words_for
 from podgpu.model import Condition, DeviceState, MigInstance, NodeState, Workload, group_by_key, parts_of
@@ -33,6 +34,7 @@ class NodeEntry(msgspec.Struct, frozen=True, gc=False):
     gone: bool = False  # its exporter has not answered for longer than --stale-after
     notes: tuple[str, ...] = ()
     held: tuple[HeldPart, ...] = ()
+    prices: Prices = NO_PRICES  # of this node, by its labels
 
     @property
     def read_at(self) -> float:

@@ -70,7 +70,7 @@ class RoundReader:
                 holders = [self._read_holder(part, node, state, slot_part, own_figures) for part in parts]
                 users = [sample for part, sample in zip(parts, holders, strict=True) if not part.holder.has_labels]
                 users_joules += sum(sample.amounts.energy_joules for sample in users)
-                price = state.prices.of(slot_model(gpu, instance)).gpu_hour if state.prices.currency else None
+                price = node.prices.of(slot_model(gpu, instance)).gpu_hour
                 yield GpuSample(
                     uuid=gpu.uuid,
                     instance="" if instance is None else str(instance.id),

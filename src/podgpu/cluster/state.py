@@ -34,7 +34,8 @@ from podgpu.cluster.parts import (
     measure_use,
     slot_model,
 )
-from podgpu.cluster.prices import NO_PRICES, Prices, describe_unpriced
+from podgpu.cluster.prices import NO_PRICES, Prices
+from podgpu.errors import few_of
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.model import (
     NS,
@@ -146,7 +147,7 @@ def build_cluster_state(
         settings=settings,
         taken_at=wall,
         nodes=tuple(nodes),
-        notes=bound_notes((*notes, *reading.notes, *unread, *describe_unpriced(list_models(nodes), prices))),
+        notes=bound_notes((*notes, *reading.notes, *unread, *describe_unpriced(nodes, prices))),
         alerts=sort_alerts((*alerts, *conflicts, *(Alert("warning", text) for text in unread[:MAX_NOTES]))),
         used=mean_by_scope(nodes, reading.owners, settings),
         owners=reading.owners,
@@ -182,15 +183,33 @@ def build_single_node_state(
         taken_at=state.taken_at,
         scope="node",
         nodes=(node,),
-        notes=(*notes, *describe_unpriced(list_models([node]), prices)),
+        notes=(*notes, *describe_unpriced([node], prices)),
         alerts=alerts,
         prices=prices,
         clock_offset=wall - now,
     )
 
 
-def list_models(nodes: Iterable[NodeEntry]) -> set[str]:
-    return {slot_model(gpu, slot) for node in nodes for gpu in node.gpus for slot in (None, *gpu.instances)}
+def describe_unpriced(nodes: Iterable[NodeEntry], prices: Prices) -> Iterator[str]:
+    """Yields notes about models without a price, and about nodes whose price depends on labels that are unknown."""
+    if not prices.currency:
+        return
+    if unlabelled := [node.name for node in nodes if node.prices.nodes and not node.gone]:
+        yield (
+            f"prices depend on node labels, but the labels of {few_of(unlabelled)} are unknown: costs do not include"
+            " these nodes; give podgpu access to nodes of the API server or to kube_node_labels in Prometheus"
+        )
+    unpriced = {
+        model or "devices of an unknown model"
+        for node in nodes
+        if not node.prices.nodes
+        for gpu in node.gpus
+        for model in (slot_model(gpu, slot) for slot in (None, *gpu.instances))
+        if node.prices.of(model).gpu_hour is None
+    }
+    if unpriced:
+        action = "write your own price file" if prices.source == "example" else "add them to the file of --prices"
+        yield f"there is no price for {few_of(sorted(unpriced))}: costs do not include them; {action}"
 
 
 def bound_notes(notes: Sequence[str], most: int = MAX_NOTES) -> tuple[str, ...]:
@@ -212,11 +231,12 @@ def _complete(
         condition = Condition(NODE_GONE, round(node.read_at + offset, 3))
         gpus = tuple(replace(gpu, conditions=(*gpu.conditions, condition)) for gpu in node.state.devices)
         node = replace(node, state=replace(node.state, devices=gpus))
-    held = tuple(_hold(node, idle, prices, owners or {}))
+    node = replace(node, prices=prices.on_node(node.reading.labels))
+    held = tuple(_hold(node, idle, owners or {}))
     return replace(node, notes=bound_notes(node.notes), held=held)
 
 
-def _hold(node: NodeEntry, idle: _IdleTimes | None, prices: Prices, owners: Owners) -> Iterator[HeldPart]:
+def _hold(node: NodeEntry, idle: _IdleTimes | None, owners: Owners) -> Iterator[HeldPart]:
     for gpu in node.state.devices:
         if not (gpu.holders or gpu.instances):
             continue
@@ -226,7 +246,7 @@ def _hold(node: NodeEntry, idle: _IdleTimes | None, prices: Prices, owners: Owne
             holders = holders_of(gpu, slot)
             if not holders:
                 continue
-            hour = prices.of(slot_model(gpu, instance)).gpu_hour if prices.currency else None
+            hour = node.prices.of(slot_model(gpu, instance)).gpu_hour
             for holder, share in zip(holders, divide_slot(holders), strict=True):
                 if idle is None:
                     since = None if holder.usage is None else holder.usage.idle_since

@@ -50,7 +50,6 @@ from podgpu.model import (
     SlotUsage,
     SourceStatus,
     Value,
-    WaitPart,
     Workload,
     WorkloadOwner,
     group_by_key,
@@ -73,6 +72,11 @@ class ConditionView(_JsonStruct, kw_only=True):
     do: str
 
 
+class WaitView(Workload, frozen=True, kw_only=True):
+    seconds: float = 0.0
+    ratio: float = 0.0
+
+
 class HolderView(Workload, frozen=True, kw_only=True):
     share_ratio: float | None = None
     utilization_ratio: float | None = None
@@ -83,7 +87,7 @@ class HolderView(Workload, frozen=True, kw_only=True):
     idle_seconds: float | None = None
     wait_seconds: float | None = None
     wait_ratio: float | None = None
-    waits_for: tuple[WaitPart, ...] = ()
+    waits_for: tuple[WaitView, ...] = ()
     energy_joules: float | None = None
     idle_since: float | None = None
     owner: WorkloadOwner | None = None
@@ -245,7 +249,7 @@ def make_view(state: ClusterState) -> View:
         prices=prices.source,
         totals=total_of(state),
         namespaces=_make_namespaces(state),
-        nodes=[_make_node(node, prices) for node in state.nodes],
+        nodes=[_make_node(node) for node in state.nodes],
     )
 
 
@@ -305,7 +309,7 @@ def _make_namespaces(state: ClusterState) -> list[NamespaceView]:
     return views
 
 
-def _make_node(node: NodeEntry, prices: Prices) -> NodeView:
+def _make_node(node: NodeEntry) -> NodeView:
     held = node.held_by_device()
     return NodeView(
         name=node.name,
@@ -315,7 +319,7 @@ def _make_node(node: NodeEntry, prices: Prices) -> NodeView:
         age_seconds=_rounded(node.age_seconds, 1),
         notes=list(node.notes),
         simulated=node.state.simulated,
-        gpus=[_make_gpu(gpu, held, prices) for gpu in node.gpus],
+        gpus=[_make_gpu(gpu, held, node.prices) for gpu in node.gpus],
     )
 
 
@@ -356,7 +360,7 @@ def _slot_members(
         "holders": [_make_holder(part) for part in held],
         "conditions": [_make_condition(condition) for condition in gpu.conditions],
         "absent": is_lost(gpu),
-        "price_per_hour": _rounded(prices.of(slot_model(gpu, instance)).gpu_hour) if prices.currency else None,
+        "price_per_hour": _rounded(prices.of(slot_model(gpu, instance)).gpu_hour),
     }
 
 
@@ -374,7 +378,10 @@ def _make_holder(part: HeldPart) -> HolderView:
         idle_seconds=_divided(usage.idle_ns, NS),
         wait_seconds=_divided(usage.wait_ns, NS),
         wait_ratio=_rounded(usage.wait_ratio),
-        waits_for=tuple(replace(part, ratio=round(part.ratio, 4)) for part in usage.waits_for),
+        waits_for=tuple(
+            WaitView(*parts_of(wait), seconds=round(wait.wait_ns / NS, 4), ratio=round(wait.ratio, 4))
+            for wait in usage.waits_for
+        ),
         energy_joules=_divided(usage.energy_mj, MJ),
         idle_since=_rounded(part.idle_since, 0),
         owner=part.owner,

@@ -123,6 +123,14 @@ def parse_owner(body: KubeObject) -> tuple[tuple[str, str], WorkloadOwner] | Non
     return pod, WorkloadOwner(intern(kind), intern(name))
 
 
+NODES_PATH = "/api/v1/nodes"
+
+
+def parse_node_labels(body: KubeObject) -> tuple[str, dict[str, str]]:
+    """Returns the name of a Node and its labels. Needs only metadata."""
+    return body["metadata"]["name"], body["metadata"].get("labels") or {}
+
+
 _QUANTITY = re.compile(r"\+?([\d.]{1,40}(?:[eE][+-]?\d{1,2})?)([KMGTPE]i|[numkMGTPE])?", re.ASCII)
 _UNITS = {
     **{unit: Fraction(10) ** power for unit, power in zip("numkMGTPE", (-9, -6, -3, 3, 6, 9, 12, 15, 18), strict=True)},

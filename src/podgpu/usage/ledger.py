@@ -220,11 +220,13 @@ class DeviceTurn:
         pressure = min(waits.pressure_ns, sum(estimate for estimate, _, _ in sums.values()), window_ns)
         waits_for = {
             workload: tuple(
-                WaitPart(*parts_of(other if isinstance(other, Workload) else Workload()), ratio=ns / window_ns)
-                for other, ns in sorted(runners.items(), key=lambda pair: -pair[1])
+                WaitPart(
+                    *parts_of(other if isinstance(other, Workload) else Workload()), wait_ns=ns, ratio=ns / window_ns
+                )
+                for other, ns in sorted(divide_exactly(estimate, pairs[workload]).items(), key=lambda pair: -pair[1])
                 if ns
             )
-            for workload, runners in pairs.items()
+            for workload, (estimate, _, _) in sums.items()
         }
         return Waiting(sums, waits_for, pressure)
 
