@@ -95,10 +95,10 @@ def _with_simulated_files(options: Options) -> Iterator[Options]:
     if name != "simulated":
         yield options
         return
-    from podgpu.simulate.node import furnish, tenants
+    from podgpu.simulate.node import create_host_files, tenants
 
     with TemporaryDirectory() as folder:
-        furnish(Path(folder), tenants(simulated_driver(argument)))
+        create_host_files(Path(folder), tenants(simulated_driver(argument)))
         yield {**options, "path_proc": f"{folder}/proc", "path_varlog": folder}
 
 

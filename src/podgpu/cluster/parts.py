@@ -10,13 +10,24 @@ from msgspec.structs import asdict, replace
 
 from podgpu.metrics.conditions import DRIVER_AWAY, LOST, NODE_GONE, UNREADABLE
 from podgpu.metrics.mig import billed_name, fraction_of_gpu, slices_of_profile
-from podgpu.model import RESERVATION, DeviceState, Holder, HolderUsage, MigInstance, Slot, WorkloadOwner, device_key
+from podgpu.model import (
+    MIB,
+    RESERVATION,
+    DeviceState,
+    Holder,
+    HolderUsage,
+    MigInstance,
+    Slot,
+    WorkloadOwner,
+    device_key,
+)
 
 N = TypeVar("N", int, float)
 Use = Literal["used", "idle", "unknown"]
 BLIND = frozenset({LOST, UNREADABLE, DRIVER_AWAY, NODE_GONE})  # values of GPUs with these conditions are outdated
 MPS_REASON = "not known under MPS"
 _DIGITS = 4
+_LEAST_WORK = 256 * MIB  # less than a CUDA context needs, but more than the driver itself uses
 _NO_USAGE = HolderUsage()
 
 
@@ -193,6 +204,11 @@ def gpu_utilization(gpu: DeviceState) -> float | None:
     return None if gpu.hidden else slot_utilization(gpu)
 
 
+def may_be_busy(utilization: float | None, memory: int | None) -> bool:
+    """Returns whether a device without a known holder may be in use."""
+    return utilization > 0 if utilization is not None else (memory or 0) >= _LEAST_WORK
+
+
 # Sums
 
 
@@ -216,10 +232,11 @@ class HeldSums(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class Totals(HeldSums, kw_only=True):
-    """`gpus` = `allocated` + `free`."""
+    """`gpus` = `allocated` + `free` + `unheld_unknown`."""
 
     gpus: int
     free: float
+    unheld_unknown: float = 0.0  # without a known holder, but perhaps in use: the node is gone, or the GPU is busy
     broken: int
     power_watts: float | None = None
 

@@ -25,6 +25,7 @@ from podgpu.cluster.parts import (
     gpu_utilization,
     is_lost,
     key_of,
+    may_be_busy,
     slot_memory,
     slot_model,
     slot_utilization,
@@ -259,13 +260,22 @@ def total_of(state: ClusterState) -> Totals:
     gpus = [(node, gpu) for node in state.nodes for gpu in node.gpus]
     watts = [gpu.power_mw / 1000 for node, gpu in gpus if gpu.power_mw is not None and not node.stale]
     held = sum_held((part for node in state.nodes for part in node.held), state.prices.currency).rounded()
+    unknown = round(sum(_unheld_unknown(node, gpu) for node, gpu in gpus), 4)
     return Totals(
         **asdict(held),
         gpus=len(gpus),
-        free=round(max(0.0, len(gpus) - held.allocated), 4),
+        free=round(max(0.0, len(gpus) - held.allocated - unknown), 4),
+        unheld_unknown=unknown,
         broken=sum(any(c.name != UNALLOCATED for c in gpu.conditions) for _, gpu in gpus),
         power_watts=round(sum(watts), 1) if watts else None,
     )
+
+
+def _unheld_unknown(node: NodeEntry, gpu: DeviceState) -> float:
+    """Returns the fraction of the GPU without a known holder, if it may be in use. Returns 0 if it is free."""
+    parts = [part.part for part in node.held if part.gpu is gpu]
+    is_unknown = node.gone or (not parts and may_be_busy(gpu_utilization(gpu), slot_memory(gpu)))
+    return max(0.0, 1.0 - sum(parts)) if is_unknown else 0.0
 
 
 def _total_of_fleet(fleet: FleetCounts, prices: Prices) -> Totals:

@@ -16,7 +16,7 @@ from dataclasses import replace
 import msgspec
 
 from podgpu.errors import DeviceLost, SourceError, UsageError
-from podgpu.files import look_at, read_bounded
+from podgpu.files import identify_file, read_bounded
 from podgpu.gpu.source import EXPORTER_FIELDS, CompanionDriver, ErrorEvent, ErrorEvents, GpuAnswer, Inventory, Telemetry
 from podgpu.http_client import (
     DEFAULT_TIMEOUT,
@@ -58,7 +58,7 @@ class FileExposition:
         self.shown = self.path = path
 
     def fetch(self) -> bytes:
-        age = time.time() - look_at(self.path).modified_ns / 1e9
+        age = time.time() - identify_file(self.path).modified_ns / 1e9
         if age > _MAX_AGE:
             raise SourceError(
                 "stale",
