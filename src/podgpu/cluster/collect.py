@@ -142,7 +142,7 @@ class ClusterReading:
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (target, reason) -> failures since the start
     notes: tuple[str, ...] = ()  # warnings that do not belong to a node
     owners: Owners = field(default_factory=dict)
-    idle_for: Mapping[tuple[str, str], float] = field(default_factory=dict)  # (UUID, MIG instance) -> idle seconds
+    idle_for: Mapping[str, float] = field(default_factory=dict)  # `Device.key` -> idle seconds
     fleet: FleetCounts | None = None
 
 

@@ -10,10 +10,19 @@ from msgspec.structs import asdict, replace
 
 from podgpu.metrics.conditions import DRIVER_AWAY, LOST, NODE_GONE, UNREADABLE
 from podgpu.metrics.mig import billed_name, fraction_of_gpu, slices_of_profile
-from podgpu.model import MIB, RESERVATION, DeviceState, Holder, HolderUsage, MigInstance, Slot, WorkloadOwner
+from podgpu.model import (
+    MIB,
+    RESERVATION,
+    DeviceState,
+    Holder,
+    HolderUsage,
+    MigInstance,
+    Slot,
+    WorkloadOwner,
+    device_key,
+)
 
 N = TypeVar("N", int, float)
-SlotKey = tuple[str, int | None]  # `gpu_id`, MIG instance
 Use = Literal["used", "idle", "unknown"]
 BLIND = frozenset({LOST, UNREADABLE, DRIVER_AWAY, NODE_GONE})  # values of GPUs with these conditions are outdated
 MPS_REASON = "not known under MPS"
@@ -51,8 +60,8 @@ class HeldPart(msgspec.Struct, frozen=True, gc=False):
         return self.instance or self.gpu
 
     @property
-    def slot_key(self) -> SlotKey:
-        return gpu_id(self.gpu), None if self.instance is None else self.instance.id
+    def device_key(self) -> str:
+        return key_of(self.gpu, self.instance)
 
     @property
     def model(self) -> str:
@@ -63,6 +72,11 @@ class HeldPart(msgspec.Struct, frozen=True, gc=False):
 def gpu_id(gpu: DeviceState) -> str:
     """Returns the UUID, or `gpu <index>` if the exporter reports none."""
     return gpu.uuid or f"gpu {'?' if gpu.index is None else gpu.index}"
+
+
+def key_of(gpu: DeviceState, instance: MigInstance | None) -> str:
+    """Identifies a GPU or MIG instance within its node, in the form of `Device.key`."""
+    return device_key(gpu_id(gpu), None if instance is None else instance.id)
 
 
 def slot_model(gpu: DeviceState, instance: MigInstance | None) -> str:

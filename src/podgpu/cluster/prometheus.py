@@ -33,7 +33,7 @@ from podgpu.metrics.adapter import (
     PodName,
     TargetState,
     nodes_from_vectors,
-    read_gpu_id,
+    read_device_key,
 )
 from podgpu.metrics.conditions import FIELD_CONDITIONS
 from podgpu.metrics.fields import XID_FIELD
@@ -335,7 +335,7 @@ class PrometheusCollector:
                 for t, name in zip(targets, names, strict=True)
             ),
             owners=others,
-            idle_for={(read_gpu_id(s.labels), s.labels.get("GPU_I_ID", "")): window or 0.0 for s in idle},
+            idle_for={read_device_key(s.labels): window or 0.0 for s in idle},
             fleet=None,
             notes=tuple(notes),
         )

@@ -18,13 +18,13 @@ from podgpu.cluster.nodes import Alert, NodeEntry, describe_condition
 from podgpu.cluster.parts import (
     HeldPart,
     HeldSums,
-    SlotKey,
     Totals,
     Use,
     divide_gpu,
     gpu_id,
     gpu_utilization,
     is_lost,
+    key_of,
     may_be_busy,
     slot_memory,
     slot_model,
@@ -320,7 +320,7 @@ def _make_namespaces(state: ClusterState) -> list[NamespaceView]:
 
 
 def _make_node(node: NodeEntry) -> NodeView:
-    held = node.held_by_slot()
+    held = node.held_by_device()
     return NodeView(
         name=node.name,
         cluster=node.reading.cluster,
@@ -333,7 +333,7 @@ def _make_node(node: NodeEntry) -> NodeView:
     )
 
 
-def _make_gpu(gpu: DeviceState, held: Mapping[SlotKey, list[HeldPart]], prices: Prices) -> GpuView:
+def _make_gpu(gpu: DeviceState, held: Mapping[str, list[HeldPart]], prices: Prices) -> GpuView:
     uuid = gpu_id(gpu)
     instances = [
         InstanceView(
@@ -342,14 +342,14 @@ def _make_gpu(gpu: DeviceState, held: Mapping[SlotKey, list[HeldPart]], prices: 
             slices=slices_of_profile(instance.profile),
             gpu_slices=slices_of_gpu(gpu.model),
             part=round(part, 6),
-            **_slot_members(gpu, instance, held.get((uuid, instance.id), ()), prices),
+            **_slot_members(gpu, instance, held.get(key_of(gpu, instance), ()), prices),
         )
         for instance, part in divide_gpu(gpu)
         if instance is not None
     ]
     members: dict[str, Any] = {}
     if not gpu.hidden:
-        members = _slot_members(gpu, None, held.get((uuid, None), ()), prices)
+        members = _slot_members(gpu, None, held.get(uuid, ()), prices)
         members["power_watts"] = None if gpu.power_mw is None else round(gpu.power_mw / 1000, 1)
         members["temperature_celsius"] = gpu.temperature_celsius
         members["last_holders"] = gpu.last_holders

@@ -291,7 +291,7 @@ class Account:
     has_process: bool = False
     is_measured: bool = True  # False if the driver does not report busy times of its processes
     is_mps_client: bool = False  # only the busy time of the MPS server is known
-    idle_streak_ns: int | None = None  # idle time since it was last busy
+    idle_streak_ns: int | None = None  # measured idle time since it was last busy; the source of every `idle_since`
     unallocated_ns: int = 0  # time for which it has used the device without an allocation
 
     def extend_bounds(self, bounds: tuple[int | None, int] | None, part: int | None) -> tuple[int | None, int | None]:
