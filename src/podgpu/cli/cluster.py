@@ -134,7 +134,13 @@ def choose_collector(
     owners = _owners(options, stack)
     read_owners = owners.all if owners else dict
     if options["prometheus"]:
-        make = partial(PrometheusCollector, _prometheus_server(options), settings, owners=read_owners)
+        make = partial(
+            PrometheusCollector,
+            _prometheus_server(options),
+            settings,
+            owners=read_owners,
+            label_names=lambda: prices()[0].label_names,
+        )
         with _naming_option("--prometheus"):
             make()  # reports wrong options at start, because the cluster loop creates its collector later
         return make

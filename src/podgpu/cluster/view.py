@@ -287,7 +287,7 @@ def _total_of_fleet(fleet: FleetCounts, prices: Prices) -> Totals:
         cost += held * price
         wasted += unused * price
     sums = HeldSums(allocated=allocated, used=allocated - idle, idle=idle, unknown=0.0)
-    if prices.currency:
+    if prices.currency and not prices.nodes:
         sums = replace(sums, cost_per_hour=cost, wasted_per_hour=wasted)
     return Totals(
         **asdict(sums.rounded()),
