@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from podgpu.agent.usage_turn import make_turns
+from podgpu.agent.usage import make_turns
 from podgpu.model import (
     Assignment,
     Device,
