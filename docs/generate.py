@@ -26,6 +26,12 @@ _MARK = re.compile(r"<!-- /?generated:[\w-]+ -->")
 _DETAILS = {"xid": "79", "nvlink": "2/18", "driver_away": "driver_not_loaded", "unreadable": "hung"}
 """Example details of conditions."""
 
+_LABEL_GROUPS = {
+    "device": ("gpu", "UUID", "pci_bus_id", "device", "modelName", "GPU_I_PROFILE", "GPU_I_ID", "Hostname"),
+    "container": ("container", "namespace", "pod"),
+}
+"""Labels that many metrics have in common."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m docs.generate", description=__doc__)
@@ -66,8 +72,15 @@ def _first_difference(old: str, new: str) -> str:
 
 def _metrics(group: str, note: str = "") -> Iterator[tuple[str, ...]]:
     for family in families_in(group).values():
-        labels = ", ".join(map(code, family.labels))
-        yield code(family.name), family.type, labels, prose(f"{note}{family.help}")
+        yield code(family.name), family.type, _labels(family.labels), prose(f"{note}{family.help}")
+
+
+def _labels(labels: Sequence[str]) -> str:
+    """Lists labels. Groups that docs/metrics.md defines are replaced by their names."""
+    text = ", ".join(map(code, labels))
+    for name, group in _LABEL_GROUPS.items():
+        text = text.replace(", ".join(map(code, group)), f"*{name}*")
+    return text
 
 
 def _metrics_table(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:

@@ -32,22 +32,37 @@ def list_commands() -> Iterator[str]:
 
 
 def exporter_options() -> Iterator[str]:
-    return _options_table("exporter")
+    return table(_HEAD, map(_option_row, _options("exporter")))
 
 
 def other_commands() -> Iterator[str]:
+    """Lists the options of each command. An option that a listed command also has is named without its row."""
+    exporter = set(map(_option_row, _options("exporter")))
+    cluster = {tuple(cell.replace("_CLUSTER_", "_AUTOSCALE_") for cell in _option_row(o)) for o in _options("cluster")}
     for name in COMMANDS:
-        if name != "exporter":
-            yield from ("", f"## podgpu {name}", "")
-            yield from _options_table(name)
+        if name == "exporter":
+            continue
+        yield from ("", f"## podgpu {name}", "")
+        rows = list(map(_option_row, _options(name)))
+        earlier = [("exporter", "", exporter)]
+        if name == "autoscale":
+            earlier.append(("cluster", ", with variables such as `PODGPU_AUTOSCALE_SCRAPE`", cluster - exporter))
+        own = [row for row in rows if not any(row in known for _, _, known in earlier)]
+        yield from table(_HEAD, own) if own else ("This command has no options.",)
+        for command, note, known in earlier:
+            if same := ", ".join(row[0].removesuffix(" †") for row in rows if row in known):
+                link = f"[`podgpu {command}`](#podgpu-{command})"
+                yield from ("", f"`podgpu {name}` also has these options of {link}{note}: {same}.")
     yield ""
 
 
-def _options_table(name: str) -> Iterator[str]:
+_HEAD = ("Flag", "Variable", "Default", "Meaning")
+
+
+def _options(name: str) -> list[Option]:
     command = cli.get_command(click.Context(cli), name)
     assert isinstance(command, GroupedCommand)
-    rows = (_option_row(row) for row in command.rows if row.common and row.flag != "help-all")
-    return table(("Flag", "Variable", "Default", "Meaning"), rows)
+    return [option for option in command.rows if option.common and option.flag != "help-all"]
 
 
 def _is_ours(option: Option) -> bool:

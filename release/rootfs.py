@@ -94,9 +94,9 @@ def install_wheels(wheel: Path, architecture: str, variant: str, folder: Path) -
     platform = ["--only-binary=:all:", "--python-version", PYTHON_VERSION, *wheel_platforms(architecture)]
     pip += ["--target", str(folder), *platform]
     locked = [word for file in requirements for word in ("--requirement", str(file))]
-    subprocess.run([*pip, "--require-hashes", *locked], check=True)
-    subprocess.run([*pip, "--no-index", "--find-links", str(wheel.parent), "podgpu"], check=True)
-    shutil.rmtree(folder / "bin", ignore_errors=True)
+    for packages in (["--require-hashes", *locked], ["--no-index", "--find-links", str(wheel.parent), "podgpu"]):
+        subprocess.run([*pip, *packages], check=True)
+        shutil.rmtree(folder / "bin", ignore_errors=True)  # pip warns if it already exists
     for record in folder.glob("*.dist-info/direct_url.json"):
         record.unlink()  # contains the path of the wheel
     for record in folder.glob("*.dist-info/RECORD"):

@@ -30,7 +30,7 @@ Value = int | float | str
 Fields = Annotated[dict[Name, int | float | Text], Meta(max_length=1024)]  # name in fields.csv -> value
 WorkloadKey = tuple[str, ...]
 PodLabels = Mapping[tuple[str, str], tuple[tuple[str, str], ...]]  # (namespace, pod) -> selected labels
-Detail = tuple[int, tuple[tuple[str, str], ...], int | float]  # field id, labels, value
+Detail = tuple[int, dict[str, str], int | float]  # field id, labels, value
 UsageMethod = Literal["samples", "switches", "exact", "mps"]
 """How busy time is split among processes. `samples`: according to the driver's samples. `switches`: context switches.
 `exact`: context switches and busy samples. `mps`: not split, because the driver reports only the MPS server."""
@@ -161,7 +161,8 @@ parts_of = attrgetter(*WORKLOAD_PARTS)
 class WaitPart(Workload, frozen=True, kw_only=True):
     """A workload that kept another workload waiting. Without names, it stands for all processes outside pods."""
 
-    ratio: Ratio = 0.0  # fraction of the last usage window in which the other workload waited for this one
+    wait_ns: Amount = 0  # time in the last usage window in which the other workload waited for this one
+    ratio: Ratio = 0.0  # the same as a fraction of the window
 
 
 class HolderUsage(Document, frozen=True):
@@ -310,7 +311,9 @@ class SourceStatus(Document, frozen=True):
 
 
 class EntityState(Document, frozen=True):
-    kind: Name
+    """An NVSwitch, an NVLink, a CPU or a core."""
+
+    kind: Name  # SWITCH, LINK, CPU or CPU_CORE
     labels: LabelTexts
     fields: Fields
 
@@ -405,24 +408,6 @@ class Allocation:
     vcuda: tuple[VcudaRequest, ...] = ()
     offered: frozenset[str] = frozenset()  # UUIDs of allocatable GPUs, held or not
     source_instance: int = 0  # changes when the source restarts or the connection to it breaks
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """The values of one device by field id. Missing values have no entry."""
-
-    device: Device
-    values: Mapping[int, Value]
-    details: tuple[Detail, ...] = ()  # fields that have several values
-
-
-@dataclass(frozen=True, slots=True)
-class OtherReading:
-    """The values of an NVSwitch, an NVLink, a CPU or a core."""
-
-    kind: str  # SWITCH, LINK, CPU or CPU_CORE
-    labels: tuple[tuple[str, str], ...]
-    values: Mapping[int, Value]
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,6 +156,7 @@ VIEWS = (
     "#show=map",
     "#cost=1",
     f"#gpu={LOST}",
+    "#gpu=GPU-gpu-a-02-0005-4c5e-9d3f-000000000000",
     "#pod=serving/rerank",
     "#view=pods",
     "#view=nodes",

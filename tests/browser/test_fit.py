@@ -23,6 +23,7 @@ VIEWS = (
     "#view=nodes&node=gpu-a-01",
     "#view=cost&by=owner&from=1794800000&to=1794900000",
     f"#gpu={GPU}",
+    f"#gpu={GPU.replace('a-01', 'a-02')}",
     "#pod=serving/rerank",
 )
 CUT = """(() => {

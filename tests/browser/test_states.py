@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from podgpu.cluster.view import ConditionView
-from podgpu.model import WaitPart
+from podgpu.cluster.view import ConditionView, WaitView
 from tests.browser.chromium import Tab, opened
 from tests.browser.pictures import Showing, gpu, held, mig, node, picture, three_nodes
 from tests.browser.test_money import totals
@@ -35,16 +34,23 @@ def test_the_mean_of_used_is_that_of_the_tiles(tab: Tab, url: str, shown: Showin
 
 
 def test_the_view_of_a_gpu_shows_how_long_each_holder_waited(tab: Tab, url: str, shown: Showing) -> None:
-    others = (WaitPart("batch", "embed-0", "main", ratio=0.128), WaitPart(ratio=0.117))
+    others = (WaitView("batch", "embed-0", "main", seconds=0.13, ratio=0.128), WaitView(seconds=0.12, ratio=0.117))
     chat = held("serving", "chat-0", utilization=0.4, wait_ratio=0.268, waits_for=others)
     runs = held("batch", "embed-0", utilization=0.5, wait_ratio=0.0)
-    hosts = held("batch", "ocr-0", utilization=0.1, wait_ratio=0.02, waits_for=(WaitPart(ratio=0.02),))
+    hosts = held("batch", "ocr-0", utilization=0.1, wait_ratio=0.02, waits_for=(WaitView(seconds=0.021, ratio=0.02),))
     shared = gpu(0, "n1", utilization=1.0, holders=(chat, runs, hosts))
     shown.picture = picture(node("n1", [shared]))
     opened(tab, url, f"#gpu={shared.uuid}")
     texts = [text.replace("\u2009", " ") for text in tab.texts(".gpu .row-wait")]
     waits = ["waited 27 % (13 % for batch/embed-0)", "waited 2 % for processes outside pods"]
     assert [text for text in texts if text] == waits
+    table = "[...document.querySelectorAll('.waits tr')].map(row => [...row.cells].map(cell => cell.innerText))"
+    assert tab.evaluate(table) == [
+        ["Waits for", "serving/chat-0", "batch/embed-0", "batch/ocr-0", "processes outside pods", "Total"],
+        ["serving/chat-0", "\u2013", "0.13", "0.00", "0.12", "0.25"],
+        ["batch/embed-0", "0.00", "\u2013", "0.00", "0.00", "0.00"],
+        ["batch/ocr-0", "0.00", "0.00", "\u2013", "0.02", "0.02"],
+    ]
 
 
 def test_what_nobody_measured_is_neither_used_nor_free(tab: Tab, url: str, shown: Showing) -> None:

@@ -34,7 +34,7 @@ from podgpu.cluster.loop import Cluster
 from podgpu.cluster.prices import read_prices
 from podgpu.cluster.record import cluster_recorder, cluster_usage
 from podgpu.cluster.scrape import ScrapeCollector
-from podgpu.simulate.node import StageNode
+from podgpu.simulate.node import DemoNode
 from podgpu.web.cluster_app import cluster_application
 from tests.nodes.clock import FakeClock
 from tests.web.server import Client, running
@@ -53,7 +53,7 @@ class Demo:
         prices = read_prices("example")
         self.nodes = [
             opened.enter_context(
-                StageNode(
+                DemoNode(
                     f"node-{number + 1}",
                     gpus,
                     Path(opened.enter_context(tempfile.TemporaryDirectory())),
@@ -272,5 +272,5 @@ def test_the_demo_has_a_past_from_its_first_second() -> None:
 def test_without_grpc_the_message_names_the_package_to_install() -> None:
     program = "import sys; sys.modules['grpc'] = None; from podgpu.cli.main import main; main(['demo'])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    advice = "pip install 'podgpu[autoscale]', or use the image with the tag -autoscale"
+    advice = "pip install 'podgpu[demo]', or use the image with the tag -autoscale"
     assert (done.returncode, done.stderr) == (1, f"podgpu: podgpu demo needs the package grpc: {advice}\n")

@@ -41,7 +41,7 @@ def lost(index: int, *holders: Holder) -> DeviceState:
 
 
 def node(name: str, *gpus: DeviceState, read_at: float = 0.0, **more: Any) -> NodeReading:
-    own = {key: more.pop(key) for key in ("target", "skew_seconds", "listed", "named") if key in more}
+    own = {key: more.pop(key) for key in ("target", "skew_seconds", "listed", "named", "labels") if key in more}
     own.setdefault("target", f"http://{name}:9400/metrics")
     state = NodeState(node=name, devices=gpus, producer=more.pop("producer", "podgpu"), **more)
     return NodeReading(state=state, read_at=read_at, **own)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from podgpu.cluster.discover import ApiOwners, KubernetesTargets, ServiceSelector
+from podgpu.cluster.discover import ApiNodeLabels, ApiOwners, KubernetesTargets, ServiceSelector
 from podgpu.errors import UsageError
 from podgpu.kube.config import ApiConfig
 from podgpu.model import WorkloadOwner
@@ -143,6 +143,21 @@ def test_owners_of_all_pods(server: SimulatedApiServer, config: ApiConfig) -> No
     accepted = [request.headers["Accept"] for request in server.requests]
     assert "as=PartialObjectMetadataList;" in accepted[0]
     assert any("as=PartialObjectMetadata;" in accept for accept in accepted[1:])
+
+
+def test_labels_of_nodes(server: SimulatedApiServer, config: ApiConfig) -> None:
+    server.put("nodes", {"metadata": {"name": "n1", "labels": {"capacity": "spot"}}}, {"metadata": {"name": "n2"}})
+    labels = ApiNodeLabels(config, HURRY)
+    try:
+        assert server.requests == [], "nothing is read before prices need it"
+        assert labels.read() == {"n1": {"capacity": "spot"}, "n2": {}}
+        server.forbidden_paths = frozenset({"/api/v1/nodes"})
+        server.stop()
+        server.start()
+        eventually(lambda: labels.notes())
+        assert labels.read()["n2"] == {}
+    finally:
+        labels.close()
 
 
 # A roll-out

@@ -43,6 +43,11 @@ def test_the_documented_file() -> None:
         ("currency: EUR\nmodel: {}", "unknown field `model`"),
         *((f"currency: EUR\nmodels: {{a: {{gpu_hour: {wrong}}}}}", "gpu_hour") for wrong in WRONG_AMOUNTS),
         ("currency: EUR\nmodels: {a: {kwh: 1}", "not YAML"),
+        (f"{GOOD}nodes: [{{labels: {{}}, factor: 1}}]", "nodes[0].labels: "),
+        (f"{GOOD}nodes: [{{labels: {{spot: true}}, factor: 1}}]", "nodes[0].labels"),
+        (f"{GOOD}nodes: [{{labels: {{a: b}}, factor: -1}}]", "nodes[0].factor: "),
+        (f"{GOOD}nodes: [{{labels: {{a: b}}}}]", "need `factor` or `models`"),
+        (f"{GOOD}changes: [{{from: 2026-12-01}}]", "needs `models` or `nodes`"),
     ],
 )
 def test_what_is_wrong_is_refused_with_its_place(content: str, complaint: str) -> None:
@@ -61,6 +66,30 @@ def test_prices_that_change_at_a_date() -> None:
     parts = [(start, end, part.of("A30").gpu_hour) for start, end, part in prices.periods(december - 9, december + 9)]
     assert parts == [(december - 9, december, 1.0), (december, december + 9, 3.0)]
     assert len(list(prices.periods(december, december + 9))) == 1
+
+
+def test_prices_of_nodes_with_labels() -> None:
+    december = 1_796_083_200.0
+    spot, reserved = {"capacity": "spot", "zone": "b"}, {"capacity": "reserved"}
+    content = f"""{GOOD}
+nodes:
+  - {{labels: {{capacity: spot, zone: b}}, factor: 0.4}}
+  - {{labels: {{capacity: reserved}}, models: {{"{H100}": {{gpu_hour: 1.5}}}}}}
+changes:
+  - {{from: 2026-12-01, models: {{"*": {{gpu_hour: 2}}}}}}
+  - {{from: 2026-12-02, nodes: []}}
+"""
+    prices = parse_prices(content.encode(), "p.yml")
+    assert prices.label_names == ["capacity", "zone"]
+
+    def find(model: str, at: float) -> list[float | None]:
+        nodes = ({**spot, "other": "x"}, {"capacity": "spot"}, reserved, {}, None)
+        return [prices.at(at).on_node(labels).of(model).gpu_hour for labels in nodes]
+
+    assert find(H100, 0.0) == [1.0, 2.5, 1.5, 2.5, None], "without labels there is no price, not a wrong one"
+    assert find(f"{H100} MIG 7g.80gb", 0.0)[2:] == [1.5, 2.5, None]
+    assert find("A30", december) == [0.8, 2.0, 2.0, 2.0, None]
+    assert find("A30", december + 86_400) == [2.0] * 5, "without such prices, no labels are needed"
 
 
 @given(st.binary(max_size=60) | st.text(alphabet="curenymodls:{}[]*\"' \n-0.5&?|>", max_size=60).map(str.encode))

@@ -16,6 +16,7 @@ from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer
 from podgpu.cluster.prometheus_selection import GpuQuery, PrometheusSelection, parse_gpu_query
 from podgpu.cluster.view import View, make_pod
 from podgpu.errors import SourceError, UsageError
+from podgpu.model import WorkloadOwner
 from tests.cluster.prometheus_double import error, running_double
 from tests.cluster.real_servers import Point
 from tests.cluster.test_prometheus_live import Serving
@@ -56,6 +57,8 @@ def points(now: float) -> Iterator[Point]:
                     owner = {"owner_kind": "Job", "owner_name": f"job-{node}", "cluster": cluster}
                     pod = {name: holder[name] for name in ("namespace", "pod")}
                     yield Point("podgpu:pod_owner:info", {**owner, **pod}, 1, at)
+                    owner |= {"owner_is_controller": "true", "instance": "kube-state-metrics"}
+                    yield Point("kube_pod_owner", {**owner, **pod}, 1, at)
 
 
 def uuids_of(view: View) -> list[str]:
@@ -112,6 +115,7 @@ def test_pages_of_many_gpus(serving: Serving, tmp_path: Path) -> None:
         assert page.view.totals == head.totals
     (node,) = pages["owner=Job/job-3"].view.nodes
     assert (node.name, [gpu.holders[0].use for gpu in node.gpus]) == ("west/n3", ["idle", "used"])
+    assert node.gpus[0].holders[0].owner == WorkloadOwner("Job", "job-3")
     one = pages["pod=job-3-1&ns=team-1"]
     pod = make_pod(one.state, one.view, "team-1", "job-3-1")
     assert pod is not None

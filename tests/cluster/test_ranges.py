@@ -214,6 +214,22 @@ def test_what_is_missing_is_said_and_the_rest_is_shown() -> None:
     assert "there are no prices" in answer.notes[-1]
 
 
+def test_prices_by_node_label() -> None:
+    prices = Prices("EUR", {"*": Price(10.0)}, nodes=[({"capacity": "spot"}, Prices("EUR", {"*": Price(4.0)}))])
+    cluster = Cluster(prices=prices)
+    for labels in ({}, {}, {"capacity": "spot"}, None):
+        cluster.round(gpu(0, holder("a", utilization_ratio=0.5), busy=0.5), gpu(1), seconds=36.0, labels=labels)
+        (shown,) = make_view(cluster.state()).nodes
+        price = None if labels is None else 4.0 if labels else 10.0
+        assert [one.price_per_hour for one in shown.gpus] == [price] * 2
+        assert cluster.rows()["ml/a"].cost_per_hour == price
+    answer = cluster.range()
+    assert (answer.totals.cost, answer.totals.unallocated_cost, answer.totals.gpu_hours) == (0.28, 0.14, 0.06)
+    notes = "\n".join(answer.notes)
+    assert "the labels of n1 are unknown" in notes
+    assert "0.02 GPU-hours have no price in EUR" in notes
+
+
 def test_idle_time_is_not_counted_as_unknown_too() -> None:
     cluster = Cluster()
     cluster.round(gpu(0, holder("a"), busy=0.0))  # for example while the driver is released

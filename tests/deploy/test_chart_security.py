@@ -124,6 +124,7 @@ def test_only_the_configmap_of_counters_can_be_read(variant: str, namespace: str
     ("variant", "expected"),
     [
         ("cluster", {"Role": [["endpointslices"], ["services"]]}),
+        ("cluster with prices by node label", {"Role": [["endpointslices"], ["services"]], "ClusterRole": [["nodes"]]}),
         ("cluster by Prometheus", {}),
         ("cluster everywhere", {"ClusterRole": [["endpointslices"], ["services"], ["pods"]]}),
     ],

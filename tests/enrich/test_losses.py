@@ -121,7 +121,7 @@ class StaleFile:
         self.now += seconds
         self.wall += seconds
         with suppress(SourceError):
-            self._enricher.turn()
+            self._enricher.update_file()
         return b"GPU-1" in self._out.read_bytes()
 
 

@@ -101,7 +101,7 @@ def test_several_documents_anchors_and_what_is_no_rule() -> None:
     migrated = migrate_rules(text, "r.yaml")
     assert "expr: &e DCGM_FI_DEV_GPU_TEMP_CELSIUS > 80" in migrated.text
     assert "seriesQuery: DCGM_FI_DEV_GPU_UTIL\n" in migrated.text
-    assert [left.split(": ")[1] for left in migrated.left] == ["DCGM_FI_DEV_GPU_UTIL"]
+    assert [message.split(": ")[1] for message in migrated.unconverted] == ["DCGM_FI_DEV_GPU_UTIL"]
 
 
 # Dashboards
@@ -111,7 +111,7 @@ def test_several_documents_anchors_and_what_is_no_rule() -> None:
 def test_a_dashboard_keeps_its_layout(indent: int | None) -> None:
     text = json.dumps(DASHBOARD, indent=indent, ensure_ascii=False) + "\n"
     there = migrate_dashboard(text, "d.json")
-    assert there.left == ()
+    assert there.unconverted == ()
     document = json.loads(there.text)
     assert there.text == json.dumps(document, indent=indent, ensure_ascii=False) + "\n"
     (panel,) = document["panels"]
@@ -167,9 +167,9 @@ def test_what_is_named_elsewhere_in_a_dashboard_is_said() -> None:
         "templating": {"list": [{"type": "custom", "query": "DCGM_FI_DEV_GPU_UTIL,DCGM_FI_DEV_FB_USED"}]},
     }
     migrated = migrate_dashboard(json.dumps(document), "d.json")
-    assert len(migrated.left) == 3
-    assert any("as PromQL" in left for left in migrated.left)
-    assert any("panels[1].fieldConfig" in left for left in migrated.left)
+    assert len(migrated.unconverted) == 3
+    assert any("as PromQL" in message for message in migrated.unconverted)
+    assert any("panels[1].fieldConfig" in message for message in migrated.unconverted)
 
 
 # The command

@@ -62,7 +62,7 @@ REWRITTEN = [
 @pytest.mark.parametrize(("old", "new"), REWRITTEN)
 def test_rewritten_expressions(old: str, new: str) -> None:
     rewritten = rewrite_expression(old)
-    assert (rewritten.text, rewritten.left) == (new, ())
+    assert (rewritten.text, rewritten.unconverted) == (new, ())
     assert rewrite_expression(new).text == new
 
 
@@ -97,7 +97,7 @@ def test_names_of_both_generations_stay(text: str) -> None:
 def test_an_expression_that_cannot_be_rewritten_stays_unchanged(text: str, words: str) -> None:
     rewritten = rewrite_query(text)
     assert rewritten.text == text
-    assert words in " ".join(rewritten.left)
+    assert words in " ".join(rewritten.unconverted)
 
 
 def test_queries_of_variables() -> None:
@@ -114,7 +114,7 @@ def test_queries_of_variables() -> None:
         "label_values()",
     ):
         rewritten = rewrite_query(text)
-        assert (rewritten.text, rewritten.left) == (text, ())
+        assert (rewritten.text, rewritten.unconverted) == (text, ())
     assert rewrite_query("label_names()").text == "label_names()"
 
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 
@@ -112,7 +113,7 @@ def test_wheel_in_a_clean_environment(dist: Path, tmp_path: Path) -> None:
     assert __version__ in run(podgpu, "--version")
     without_grpc = subprocess.run([podgpu, "demo"], capture_output=True, text=True, check=False)
     assert (without_grpc.returncode, without_grpc.stderr.count("\n")) == (1, 1)
-    assert "pip install 'podgpu[autoscale]'" in without_grpc.stderr
+    assert "pip install 'podgpu[demo]'" in without_grpc.stderr
     command = [podgpu, "exporter", "--telemetry", "simulated:1xH100", "-a", f"127.0.0.1:{port}"]
     with background(*command, url=f"http://127.0.0.1:{port}/metrics", text="DCGM_FI_DEV_GPU_TEMP{") as metrics:
         assert "DCGM_FI_DEV_FB_USED{" in metrics
@@ -125,6 +126,16 @@ def test_sdist_builds_the_same_wheel(dist: Path, tmp_path: Path) -> None:
     assert (source / "PKG-INFO").read_text().startswith("Metadata-Version")
     run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, source)
     assert list(tmp_path.glob(f"podgpu-{__version__}-*.whl"))
+
+
+def test_wheel_of_a_clone_has_its_commit(tmp_path: Path) -> None:
+    run("git", "clone", "--quiet", Path(__file__).parents[2], tmp_path / "clone")
+    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, tmp_path / "clone")
+    (wheel,) = tmp_path.glob("*.whl")
+    with ZipFile(wheel) as archive:
+        commit = archive.read("podgpu/commit.txt").decode().strip()
+    assert len(commit) == 12
+    assert run("git", "rev-parse", "HEAD", cwd=tmp_path / "clone").startswith(commit)
 
 
 @pytest.fixture(scope="module")

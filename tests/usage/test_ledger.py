@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from podgpu.agent.usage_turn import make_turns
+from podgpu.agent.usage import make_turns
 from podgpu.model import (
     Assignment,
     Device,
@@ -146,6 +146,7 @@ def test_holders_and_the_unattributed_rest_add_up_and_counters_never_decrease(hi
             if usage.wait_ns is not None and usage.wait_min_ns is not None and usage.wait_max_ns is not None:
                 assert usage.wait_min_ns <= usage.wait_ns <= usage.wait_max_ns
                 assert (usage.wait_ratio or 0) + (usage.utilization_ratio or 0) <= 1
+            assert sum(part.ratio for part in usage.waits_for) == pytest.approx(usage.wait_ratio or 0)
         for key, counters in read_counters(snapshot).items():
             assert all(value >= highest.get(key, {}).get(name, 0) for name, value in counters.items())
             highest[key] = {**highest.get(key, {}), **counters}

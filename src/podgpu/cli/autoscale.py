@@ -1,4 +1,4 @@
-"""`podgpu autoscale`: GPU metrics of workloads for KEDA and the HPA."""
+"""`podgpu autoscale`: serves GPU metrics of workloads to KEDA and the HPA."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _make_server(
 
 
 def _make_keda_tls(options: Mapping[str, Any], address: Address) -> Any:
-    """Returns the TLS credentials, or None for a server without TLS, which is allowed only on a loopback address."""
+    """Returns the TLS credentials, or None to serve without TLS, which only a loopback address may do."""
     files = [options[name] for name in ("keda_cert_file", "keda_key_file", "keda_client_ca_file")]
     if all(files):
         return load_credentials(*(Pem(file=file) for file in files))
@@ -122,7 +122,7 @@ def _make_keda_tls(options: Mapping[str, Any], address: Address) -> Any:
 
 
 def _check_api_certificate(options: Mapping[str, Any]) -> None:
-    """Raises UsageError unless there are certificate files, or a Service for which podgpu can create a certificate."""
+    """Raises UsageError unless exactly one of --api-service and the two certificate files is set."""
     files, service = [options[name] for name in ("api_cert_file", "api_key_file")], options["api_service"]
     if any(files) if service else not all(files):
         raise UsageError(
@@ -156,7 +156,7 @@ class AutoscaleServer:
         return listeners
 
     async def _run_services(self, _app: web.Application) -> AsyncIterator[None]:
-        """Runs the external scaler for KEDA and the CA bundle updater while the plain HTTP listener is open."""
+        """Runs KEDA's external scaler and the CA bundle updater as long as the HTTP server runs."""
         async with AsyncExitStack() as stack:
             if self.updater is not None:
                 stack.push_async_callback(self.updater.client.close)

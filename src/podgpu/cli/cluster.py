@@ -1,10 +1,10 @@
-"""`podgpu cluster`: reads every node and serves one page, metrics and JSON for all of them."""
+"""`podgpu cluster`: reads all nodes and serves one page, metrics and JSON for the cluster."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -15,9 +15,9 @@ from click.core import ParameterSource
 from podgpu.cli.options import is_set, make_command
 from podgpu.cli.terminal import configure_logging
 from podgpu.cluster.collect import Collector, ViewSettings, check_settings
-from podgpu.cluster.discover import ApiOwners, KubernetesTargets, ServiceSelector
+from podgpu.cluster.discover import ApiNodeLabels, ApiOwners, KubernetesTargets, ServiceSelector
 from podgpu.cluster.loop import Cluster, MakeCollector
-from podgpu.cluster.prices import read_prices
+from podgpu.cluster.prices import ReadPrices, no_prices, read_prices
 from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer
 from podgpu.cluster.prometheus_history import PrometheusHistory
 from podgpu.cluster.prometheus_ranges import PrometheusRanges
@@ -38,7 +38,7 @@ _SYNC_SECONDS = 10.0
 _INTERVALS_FRESH = 3
 _DROP_AFTER = 300.0
 _SCRAPE_TIMEOUT = 5.0
-_MAX_GPUS = 12_500  # with --prometheus, larger clusters are not read GPU by GPU, because that takes too long
+_MAX_GPUS = 12_500  # limit of --prometheus; queries for single GPUs of larger clusters take too long
 _BACKENDS = ("prometheus", "scrape", "discover_kubernetes")
 
 
@@ -69,7 +69,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     )
     with ExitStack() as stack:
         prices = read_prices(options["prices"])
-        cluster = Cluster(choose_collector(options, settings, stack), settings, prices)
+        cluster = Cluster(choose_collector(options, settings, stack, prices), settings, prices)
         history: HistorySource
         usage: UsageAnswers
         services: list[Service] = [cluster]
@@ -93,7 +93,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
 
 def make_settings(ctx: click.Context, options: dict[str, Any], **more: Any) -> ViewSettings:
-    """Builds the settings of the cluster view. Raises UsageError if the backend's options are wrong."""
+    """Builds the settings of the cluster view. Raises UsageError if options contradict each other."""
     _check_backend(ctx, options)
     stale_after = options["stale_after"] if is_set(ctx, "stale_after") else _INTERVALS_FRESH * options["interval"]
     return check_settings(
@@ -108,7 +108,7 @@ def make_settings(ctx: click.Context, options: dict[str, Any], **more: Any) -> V
 
 
 def _check_backend(ctx: click.Context, options: dict[str, Any]) -> None:
-    """Raises UsageError unless exactly one backend is chosen and no flags of the others are set.
+    """Raises UsageError unless exactly one backend is chosen, without flags of other backends.
 
     Environment variables of other backends are ignored, because they may be meant for another command.
     """
@@ -130,18 +130,33 @@ def _check_backend(ctx: click.Context, options: dict[str, Any]) -> None:
             raise UsageError(f"{flag} is used only with --prometheus")
 
 
-def choose_collector(options: Mapping[str, Any], settings: ViewSettings, stack: ExitStack) -> MakeCollector:
-    """Returns a function that creates the collector."""
+def choose_collector(
+    options: Mapping[str, Any], settings: ViewSettings, stack: ExitStack, prices: ReadPrices = no_prices
+) -> MakeCollector:
+    """Returns a function that creates the collector of the chosen backend."""
     owners = _owners(options, stack)
     read_owners = owners.all if owners else dict
     if options["prometheus"]:
-        make = partial(PrometheusCollector, _prometheus_server(options), settings, owners=read_owners)
+        make = partial(
+            PrometheusCollector,
+            _prometheus_server(options),
+            settings,
+            owners=read_owners,
+            label_names=lambda: prices()[0].label_names,
+        )
         with _naming_option("--prometheus"):
-            make()  # called once now, so that errors in the options are raised at start
+            make()  # reports wrong options at start, because the cluster loop creates its collector later
         return make
     access = Access.from_options(options, "exporter")
-    # Only --owners api reports on the page that owners cannot be read.
-    notes = owners.notes if owners and options["owners"] == "api" else tuple
+    # Failures to read owners are shown on the page only with --owners api, not with auto.
+    owner_notes = owners.notes if owners and options["owners"] == "api" else tuple
+    labels = ApiNodeLabels(load_config(options["kubeconfig"])) if options.get("prices") and _uses_api(options) else None
+    if labels is not None:
+        stack.callback(labels.close)
+
+    def notes() -> Sequence[str]:
+        return (*owner_notes(), *(labels.notes() if labels else ()))
+
     make_scraper = partial(
         ScrapeCollector,
         settings=settings,
@@ -149,6 +164,7 @@ def choose_collector(options: Mapping[str, Any], settings: ViewSettings, stack: 
         timeout=min(_SCRAPE_TIMEOUT, settings.interval),
         node_labels=_names(options["node_label"]),
         read_owners=read_owners,
+        read_node_labels=lambda: labels.read() if labels and prices()[0].label_names else {},
     )
     if options["scrape"]:
         with _naming_option("--scrape"):
@@ -157,7 +173,7 @@ def choose_collector(options: Mapping[str, Any], settings: ViewSettings, stack: 
     targets = _discover(options, stack)
 
     def discover_and_make() -> Collector:
-        """Waits for the API server. Runs in the cluster loop's thread, so that probes are answered meanwhile."""
+        """Waits for the API server. Called in the thread of the cluster loop, so that probes are answered meanwhile."""
         if not targets.wait_synced(_SYNC_SECONDS):
             _log.warning("%s", "; ".join(targets.notes()))
         return make_scraper(targets.urls, read_notes=lambda: (*targets.notes(), *notes()))
@@ -186,18 +202,21 @@ def _discover(options: Mapping[str, Any], stack: ExitStack) -> KubernetesTargets
 
 
 def _owners(options: Mapping[str, Any], stack: ExitStack) -> ApiOwners | None:
-    """Returns the reader of owners. With --owners auto, ignores ~/.kube/config, which may belong to another cluster."""
-    uses_api = options["discover_kubernetes"] or options["kubeconfig"] or "KUBERNETES_SERVICE_HOST" in os.environ
-    if options["owners"] == "none" or (options["owners"] == "auto" and not uses_api):
+    if options["owners"] == "none" or (options["owners"] == "auto" and not _uses_api(options)):
         return None
     owners = ApiOwners(load_config(options["kubeconfig"]))
     stack.callback(owners.close)
     return owners
 
 
+def _uses_api(options: Mapping[str, Any]) -> bool:
+    """Returns False if only ~/.kube/config could name an API server, because it may belong to another cluster."""
+    return bool(options["discover_kubernetes"] or options["kubeconfig"] or "KUBERNETES_SERVICE_HOST" in os.environ)
+
+
 @contextmanager
 def _naming_option(option: str) -> Iterator[None]:
-    """Puts the option in front of a UsageError's message, unless the message begins with an option."""
+    """Adds the option to the start of a UsageError's message, unless the message begins with an option."""
     try:
         yield
     except UsageError as e:

@@ -54,9 +54,9 @@ from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.labels import Policy
 from podgpu.model import WorkloadOwner
-from podgpu.simulate.driver import TurnLog
+from podgpu.simulate.driver import RoundRobinLog
 from podgpu.simulate.gpu import SimulatedGpu
-from podgpu.simulate.node import StageNode, Tenant
+from podgpu.simulate.node import DemoNode, Tenant
 from podgpu.usage.containers import ContainerFinder
 from podgpu.web.app import Address, Listener, Service, run
 from podgpu.web.cluster_app import cluster_application
@@ -106,7 +106,7 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
         nodes = []
         for number, spec in enumerate([gpus, *OTHER_GPUS]):
             root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="podgpu-demo-")))
-            node = StageNode(f"node-{number + 1}", spec, root, first=number * _PODS_PER_NODE)
+            node = DemoNode(f"node-{number + 1}", spec, root, first=number * _PODS_PER_NODE)
             nodes.append(stack.enter_context(node))
             click.echo(f"SIMULATED {node.name}: {spec}, {len(node.kubelet.pods)} pods")
         exporters = [make_exporter(node, read) for node in nodes]
@@ -160,7 +160,7 @@ class Act(NamedTuple):
     do: Callable[[], object]
 
 
-def make_script(nodes: Sequence[StageNode]) -> list[Act]:
+def make_script(nodes: Sequence[DemoNode]) -> list[Act]:
     """Returns the events of the demo's three nodes. All faults exist at the same time between 30 and 90 seconds."""
     first, lost, last = nodes
     ill = min(6, len(first.driver.gpus) - 1)
@@ -168,12 +168,12 @@ def make_script(nodes: Sequence[StageNode]) -> list[Act]:
     numbers = itertools.count(_FIRST_JOB + 1)
 
     def end_job() -> None:
-        last.move_out(job[0].namespace, job[0].pod)
+        last.remove_pod(job[0].namespace, job[0].pod)
 
     def begin_next_job() -> None:
         name = f"{_JOB}-{next(numbers)}"
         job[:] = [replace(tenant, pod=name) for tenant in job]
-        last.move_in(*job)
+        last.add_tenants(*job)
 
     return [
         Act(10.0, f"{last.name}: a training job ends", end_job),
@@ -211,7 +211,7 @@ class DemoExporter(NamedTuple):
     application: web.Application
 
 
-def make_exporter(node: StageNode, prices: ReadPrices, clock: Clock | None = None) -> DemoExporter:
+def make_exporter(node: DemoNode, prices: ReadPrices, clock: Clock | None = None) -> DemoExporter:
     clock = clock or Clock()
     names = IdentityReader(str(node.root / "pods"), str(node.root / "containers"))
     count = len(node.driver.gpus)
@@ -222,7 +222,7 @@ def make_exporter(node: StageNode, prices: ReadPrices, clock: Clock | None = Non
             lambda: count,
             clock=clock.monotonic,
             wall=clock.wall,
-            switch_logs=SwitchLogFactory("exact", lambda gpu, _: TurnLog(node.driver, gpu.uuid), lambda: True),
+            switch_logs=SwitchLogFactory("exact", lambda gpu, _: RoundRobinLog(node.driver, gpu.uuid), lambda: True),
         ),
         HolderSources([KubeletAllocation(node.kubelet.socket)], names.read),
         Settings(
@@ -256,7 +256,7 @@ def team_of(namespace: str) -> str:
     return _TEAMS.get(namespace, "data-science")
 
 
-def find_owners(nodes: Sequence[StageNode]) -> dict[tuple[str, str], WorkloadOwner]:
+def find_owners(nodes: Sequence[DemoNode]) -> dict[tuple[str, str], WorkloadOwner]:
     tenants = {(tenant.namespace, tenant.pod) for node in nodes for tenant in node.tenants}
     return {pod: owner for pod in tenants if (owner := _owner_of(pod[1])) is not None}
 
@@ -282,9 +282,7 @@ _FAULTS = (  # node, GPU (None: all), from and to (hours ago), condition, messag
 )
 
 
-def write_past(
-    nodes: Sequence[StageNode], recorders: Mapping[str, HistoryRecorder], prices: Prices, now: float
-) -> None:
+def write_past(nodes: Sequence[DemoNode], recorders: Mapping[str, HistoryRecorder], prices: Prices, now: float) -> None:
     """Writes the history of the last day, its last hour in fine steps. `recorders`: by node; key "" is the cluster."""
     stays = [list(_stays(number, node)) for number, node in enumerate(nodes)]
     start, fine = (int(now - length) // COARSE * COARSE for length in (DAY, HOUR))
@@ -312,7 +310,7 @@ def _divide(gpu: SimulatedGpu) -> list[tuple[int | None, float]]:
     return [*instances, (None, 1.0 - sum(size for _, size in instances))]
 
 
-def _stays(number: int, node: StageNode) -> Iterator[tuple[Tenant, float, float]]:
+def _stays(number: int, node: DemoNode) -> Iterator[tuple[Tenant, float, float]]:
     """Yields each pod of the demo with its begin and end, in hours before now.
 
     The GPUs of the third node's training job had earlier jobs, which are included.

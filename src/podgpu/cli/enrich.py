@@ -87,7 +87,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
 
 def _fetch(source: ExpositionSource, workers: Workers) -> Sequence[ParsedFamily]:
-    """Reads the metrics in a worker with a deadline, because a read can hang."""
+    """Reads the metrics in a worker with a deadline, because a read may hang."""
     read = {"exporter": lambda: parse_exposition(source.fetch(), source.shown)}
     result = workers.run(read, _DEADLINE_SECONDS)["exporter"]
     if result.value is None:
@@ -104,7 +104,7 @@ def _check_paths(source: str, out: str) -> None:
 
 def _run_once(enricher: Enricher) -> None:
     try:
-        sources = enricher.turn()
+        sources = enricher.update_file()
     except (SourceError, OutputError) as e:
         raise StartError(str(e)) from e
     if sources and not any(source.up for source in sources):
@@ -113,11 +113,11 @@ def _run_once(enricher: Enricher) -> None:
 
 
 def _run(enricher: Enricher, interval: float) -> None:
-    """Updates the file until SIGTERM or SIGINT. Does not remove the file at the end."""
+    """Updates the file until SIGTERM or SIGINT. Keeps the file at the end."""
     stopping = stop_on_signal()
     due = time.monotonic()
     while not stopping.is_set():
-        with suppress(SourceError, OutputError):  # already logged; retried after the interval
-            enricher.turn()
+        with suppress(SourceError, OutputError):  # already logged; the next update tries again
+            enricher.update_file()
         due = max(due + interval, time.monotonic())
         stopping.wait(due - time.monotonic())

@@ -1,6 +1,6 @@
 """Builds click commands from options.csv, which contains the options of all commands.
 
-Also accepts the syntax of dcgm-exporter's Go flags: `-c=1000`, `-collectors x`, `--debug=false`.
+Commands also accept the syntax of Go flags, as dcgm-exporter does: `-c=1000`, `-collectors x`, `--debug=false`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ GROUPS = {
     "no effect": "Options of dcgm-exporter that are accepted without effect",
 }
 FROM_FILE = "podgpu.from_file"
-"""Key in `Context.meta` of a dict: parameter -> configuration file that sets it."""
+"""Key in `Context.meta`. Its value maps parameters to the configuration file that sets them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
     flag: str
     short: str = ""
-    """Short name: a letter, or a second long name."""
+    """Second name of the option: a letter, or a long name."""
     env: str = ""
     default: str = ""
     help: str = ""
@@ -60,7 +60,7 @@ class Option:
 
     @property
     def works(self) -> bool:
-        """False if the option has no effect and is accepted only so that a migrated DaemonSet starts."""
+        """False for options of dcgm-exporter without effect. They are accepted so that a migrated DaemonSet starts."""
         return self.group != "no effect"
 
     @property
@@ -93,7 +93,7 @@ _PLAIN_UNITS = {"duration": "s", "milliseconds": "ms"}
 
 
 class _Parsed(click.ParamType):  # type: ignore[type-arg]
-    """A click type that parses with a function. The function raises UsageError for a wrong value."""
+    """A click type whose values are parsed by a function that raises UsageError."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name = name
@@ -118,7 +118,7 @@ def _parse_seconds(unit: str, text: str) -> float:
 def _parse_listen_address(may_be_none: bool, text: str) -> Address | None:
     if may_be_none and text in ("", "none"):
         return None
-    from podgpu.web.app import parse_address  # imports aiohttp, which the hook needs only with an address
+    from podgpu.web.app import parse_address  # imports aiohttp, which most runs of the hook do not need
 
     return parse_address(text)
 
@@ -140,7 +140,7 @@ def _make_type(kind: str) -> click.ParamType:  # type: ignore[type-arg]
 
 
 def describe_origin(param: click.Parameter | None, ctx: click.Context | None) -> str:
-    """Returns a note about the environment variable or file that contains the value."""
+    """Returns a note that names the environment variable or file that sets the option. Empty for flags."""
     if param is None or ctx is None or param.name is None:
         return ""
     if param.name in ctx.meta.get(FROM_FILE, {}):
@@ -151,7 +151,7 @@ def describe_origin(param: click.Parameter | None, ctx: click.Context | None) ->
 
 
 def is_set(ctx: click.Context, parameter: str) -> bool:
-    """Returns True if a flag or environment variable sets the option."""
+    """Returns True if a flag or an environment variable sets the option."""
     return ctx.get_parameter_source(parameter) is not ParameterSource.DEFAULT
 
 
@@ -166,10 +166,9 @@ _NAMES_WIDTH = 30
 def make_command(
     name: str, *examples: Example, shared: Iterable[str] = (), hidden: bool = False
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """Returns a decorator that makes a function a command with the options of its rows, grouped help and --help-all.
+    """Returns a decorator that makes a function a command. The options are the command's rows in options.csv.
 
-    `shared`: flags of the exporter that the command also accepts. Rows of the command override these flags. If `hidden`
-    is set, only --help-all shows these flags.
+    `shared`: flags of the exporter that the command also accepts. With `hidden`, only --help-all shows these flags.
     """
     own = {option.flag: option for option in _OPTIONS.get(name, ())}
     exporter = {option.flag: option for option in EXPORTER_OPTIONS}
@@ -223,7 +222,7 @@ class GroupedCommand(click.Command):
         self.examples = examples
 
     def invoke(self, ctx: click.Context) -> Any:
-        """If the message of a UsageError starts with an option, appends the variable or file that set the option."""
+        """Runs the command. Adds to a UsageError the variable or file that sets the option."""
         try:
             return super().invoke(ctx)
         except UsageError as error:
@@ -255,7 +254,7 @@ def write_examples(formatter: click.HelpFormatter, examples: Sequence[Example]) 
 
 
 def normalize_arguments(arguments: Sequence[str]) -> list[str]:
-    """Converts Go's `-c=1000` to `-c 1000`, and `-collectors file` to `--collectors file`."""
+    """Converts the syntax of Go flags: `-c=1000` to `-c 1000`, and `-collectors file` to `--collectors file`."""
     long_names = {name[2:] for option in EXPORTER_OPTIONS for name in option.names if name.startswith("--")}
     normal: list[str] = []
     for argument in arguments:

@@ -87,6 +87,7 @@ def duration_text(seconds: float) -> str:
 
 
 Owners = Mapping[PodName, WorkloadOwner]
+NodeLabels = Mapping[str, Mapping[str, str]]  # by node
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,7 @@ class NodeReading:
     named: bool = True
     cluster: str = ""  # name of the cluster, if Prometheus has metrics of several; otherwise empty
     owners: Owners = field(default_factory=dict)  # owners of the pods; set only with Prometheus
+    labels: Mapping[str, str] | None = None  # labels of the Kubernetes node; None if unknown or not needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ class ClusterReading:
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (target, reason) -> failures since the start
     notes: tuple[str, ...] = ()  # warnings that do not belong to a node
     owners: Owners = field(default_factory=dict)
-    idle_for: Mapping[tuple[str, str], float] = field(default_factory=dict)  # (UUID, MIG instance) -> idle seconds
+    idle_for: Mapping[str, float] = field(default_factory=dict)  # `Device.key` -> idle seconds
     fleet: FleetCounts | None = None
 
 

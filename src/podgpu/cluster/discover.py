@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from podgpu.cluster.collect import Owners
+from podgpu.cluster.collect import NodeLabels, Owners
 from podgpu.errors import UsageError
 from podgpu.kube.config import ApiConfig
 from podgpu.kube.objects import (
+    NODES_PATH,
     PODS_PATH,
     SERVICE_LABEL,
     EndpointSliceRecord,
     endpoint_slices_path,
     merge_urls,
     parse_endpoint_slice,
+    parse_node_labels,
     parse_owner,
     services_path,
 )
 from podgpu.kube.reflector import Informer, ReflectorSettings
 from podgpu.model import WorkloadOwner
 
+_SYNC_SECONDS = 10.0
 _PODS_PER_PAGE = 500  # the page size of kubectl, about 500 KB of metadata
 _NAMESPACE = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
@@ -148,3 +151,28 @@ class ApiOwners:
 
     def close(self) -> None:
         self._pods.close()
+
+
+class ApiNodeLabels:
+    """Reads the labels of all nodes from the API server. The watch starts with the first call of `read`."""
+
+    def __init__(self, config: ApiConfig, settings: ReflectorSettings | None = None) -> None:
+        self._config = config
+        self._settings = settings
+        self._nodes: Informer[tuple[str, Mapping[str, str]]] | None = None
+
+    def read(self) -> NodeLabels:
+        if self._nodes is None:
+            self._nodes = Informer(
+                self._config, NODES_PATH, {}, parse_node_labels, settings=self._settings, metadata_only=True
+            )
+            self._nodes.wait_synced(_SYNC_SECONDS)  # otherwise the usage of the first round has no price
+        return dict(self._nodes.items())
+
+    def notes(self) -> Sequence[str]:
+        error = None if self._nodes is None else self._nodes.error
+        return () if error is None else (f"the labels of nodes may be out of date: {error}",)
+
+    def close(self) -> None:
+        if self._nodes is not None:
+            self._nodes.close()

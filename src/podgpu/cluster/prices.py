@@ -4,6 +4,9 @@ currency: EUR
 models:
   "NVIDIA H100 80GB HBM3": {gpu_hour: 2.50, kwh: 0.30}
   "*": {gpu_hour: 1.00, kwh: 0.30}
+nodes:  # optional: prices of nodes that have all of these labels; the first match is used
+  - {labels: {karpenter.sh/capacity-type: spot}, factor: 0.4}
+  - {labels: {reserved: "true"}, models: {"NVIDIA H100 80GB HBM3": {gpu_hour: 1.80}}}
 changes:  # optional: prices that are valid from a date (UTC) on
   - from: 2026-12-01
     models: {"NVIDIA H100 80GB HBM3": {gpu_hour: 2.00, kwh: 0.28}}
@@ -13,7 +16,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
 from functools import cache
 from importlib.resources import files
@@ -22,7 +25,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from podgpu.errors import SourceError, UsageError, few_of
+from podgpu.errors import SourceError, UsageError
 from podgpu.files import ReadOnChange
 from podgpu.metrics.mig import parent_and_fraction
 
@@ -41,14 +44,32 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kwh: _Money | None = None
 
 
+class _NodePrices(msgspec.Struct, forbid_unknown_fields=True):
+    """Prices of the nodes that have all of `labels`. A model that is not in `models` costs `factor` times its price."""
+
+    labels: Annotated[dict[str, str], Meta(min_length=1)]
+    factor: Annotated[float, Meta(ge=0, le=1000)] | None = None
+    models: dict[str, Price] = {}
+
+    def __post_init__(self) -> None:
+        if self.factor is None and not self.models:
+            raise ValueError("prices of nodes need `factor` or `models`")
+
+
 class _PriceChange(msgspec.Struct, forbid_unknown_fields=True):
     from_: date = msgspec.field(name="from")
-    models: Annotated[dict[str, Price], Meta(min_length=1)]
+    models: dict[str, Price] = {}
+    nodes: list[_NodePrices] | None = None  # None: those that were valid before
+
+    def __post_init__(self) -> None:
+        if not self.models and self.nodes is None:
+            raise ValueError("a price change needs `models` or `nodes`")
 
 
 class _PriceFile(msgspec.Struct, forbid_unknown_fields=True):
     currency: Annotated[str, Meta(min_length=1, max_length=16)]
     models: Annotated[dict[str, Price], Meta(min_length=1)]
+    nodes: list[_NodePrices] = []
     changes: list[_PriceChange] = []
 
 
@@ -61,9 +82,14 @@ class Prices:
         models: Mapping[str, Price],
         source: PriceSource = "file",
         changes: Sequence[tuple[float, Prices]] = (),
+        nodes: Sequence[tuple[Mapping[str, str], Prices]] = (),
     ) -> None:
-        """`changes`: pairs of the Unix time of a price change and the prices of all models after it."""
+        """`changes`: pairs of the Unix time of a price change and the prices of all models after it.
+
+        `nodes`: pairs of node labels and the prices of nodes that have these labels.
+        """
         self.changes = changes
+        self.nodes = [*nodes, ({}, Prices(currency, models, source))] if nodes else []
         self.currency = currency
         self.models = models
         self.source: PriceSource = source if currency else ""
@@ -72,7 +98,20 @@ class Prices:
         """Returns the price of `<model>` or `<model> MIG <profile>`. A dash in a name matches a space.
 
         If a MIG instance has no price, its price is the GPU's price times its fraction of the compute slices.
+        If prices depend on node labels, there is no price without `on_node`, so that nothing gets a wrong price.
         """
+
+    @property
+    def label_names(self) -> list[str]:
+        """Names of the node labels on which prices depend, at any date."""
+        every = (rule for prices in (self, *(prices for _, prices in self.changes)) for rule in prices.nodes)
+        return sorted({name for labels, _ in every for name in labels})
+
+    def on_node(self, labels: Mapping[str, str] | None) -> Prices:
+        """Returns the prices of a node. If its labels are unknown (None) and prices depend on them, it has no price."""
+        if labels is None:
+            return self
+        return next((prices for wanted, prices in self.nodes if wanted.items() <= labels.items()), self)
 
     def periods(self, start: float, end: float) -> Iterator[tuple[float, float, Prices]]:
         """Splits the range where prices change. Yields start, end and prices of each period."""
@@ -85,6 +124,8 @@ class Prices:
         return next(prices for start, prices in reversed([(-math.inf, self), *self.changes]) if start <= time)
 
     def _find(self, model: str) -> Price:
+        if self.nodes:
+            return Price()
         if (price := self._by_name.get(_dashed(model))) is not None:
             return price
         parent, part = parent_and_fraction(model)
@@ -105,28 +146,28 @@ def _dashed(model: str) -> str:
     return re.sub(r"\s+", "-", model.strip())
 
 
-def describe_unpriced(models: Iterable[str], prices: Prices) -> tuple[str, ...]:
-    """Returns a note that lists the models without a price."""
-    if not prices.currency:
-        return ()
-    unpriced = sorted({model or "devices of an unknown model" for model in models if prices.of(model).gpu_hour is None})
-    if not unpriced:
-        return ()
-    action = "write your own price file" if prices.source == "example" else "add them to the file of --prices"
-    return (f"there is no price for {few_of(unpriced)}: costs do not include them; {action}",)
-
-
 def parse_prices(content: bytes, file: str, source: PriceSource = "file") -> Prices:
     """Parses the file. Raises UsageError, with the file and the invalid entry in the message."""
     from podgpu.decode import decode_yaml  # an exporter without prices does not load YAML
 
     parsed = decode_yaml(content, file, _PriceFile)
-    models, changes = parsed.models, []
+    models, rules, changes = parsed.models, parsed.nodes, []
+
+    def make_rules() -> list[tuple[Mapping[str, str], Prices]]:
+        return [(r.labels, Prices(parsed.currency, {**_scale(models, r.factor), **r.models}, source)) for r in rules]
+
+    first_rules = make_rules()
     for change in sorted(parsed.changes, key=lambda change: change.from_):
         models = {**models, **change.models}
+        rules = rules if change.nodes is None else change.nodes
         start = datetime(*change.from_.timetuple()[:3], tzinfo=UTC).timestamp()
-        changes.append((start, Prices(parsed.currency, models, source)))
-    return Prices(parsed.currency, parsed.models, source, changes)
+        changes.append((start, Prices(parsed.currency, models, source, nodes=make_rules())))
+    return Prices(parsed.currency, parsed.models, source, changes, first_rules)
+
+
+def _scale(models: Mapping[str, Price], factor: float | None) -> dict[str, Price]:
+    by = 1.0 if factor is None else factor
+    return {name: Price(None if p.gpu_hour is None else p.gpu_hour * by, p.kwh) for name, p in models.items()}
 
 
 def read_prices(option: str) -> ReadPrices:

@@ -33,7 +33,7 @@ from podgpu.metrics.adapter import (
     PodName,
     TargetState,
     nodes_from_vectors,
-    read_gpu_id,
+    read_device_key,
 )
 from podgpu.metrics.conditions import FIELD_CONDITIONS
 from podgpu.metrics.fields import XID_FIELD
@@ -238,14 +238,19 @@ class PrometheusCollector:
         settings: ViewSettings,
         *,
         owners: Callable[[], Owners] = dict,
+        label_names: Callable[[], Sequence[str]] = list,
         clock: Clock | None = None,
+        targets: str = "",
         has_clusters: bool = False,
     ) -> None:
         """`owners`: returns the owners of pods that kube-state-metrics does not report.
 
+        `label_names`: returns the names of the node labels to read. `targets`: matcher that selects the exporters.
         `has_clusters`: node names contain the cluster's name, even if all nodes belong to one cluster.
         """
-        self._match = server.match
+        self._server = server
+        self._label_names = label_names
+        self._match = ",".join(filter(None, (targets, server.match)))
         self._node_labels = server.node_labels
         self._cluster_label = server.cluster_label
         self._client = PrometheusClient(server)
@@ -315,6 +320,7 @@ class PrometheusCollector:
             node_labels=self._node_labels,
             cluster_label=self._cluster_label,
         )
+        names = [target.state.node for target in targets]
         several = self._has_clusters or len({target.cluster for target in targets}) > 1
         if several:
             targets = [_name_cluster(target) for target in targets]
@@ -322,12 +328,17 @@ class PrometheusCollector:
         owners: dict[str, Owners] = {}
         for cluster in {target.cluster for target in targets}:
             if cluster not in self._owners:
-                self._owners[cluster] = PodOwners(self._client, self._match, self._cluster_label, cluster)
+                self._owners[cluster] = PodOwners(self._client, self._server.match, self._cluster_label, cluster)
             try:
                 await self._owners[cluster].update([t.state for t in targets if t.cluster == cluster], monotonic)
             except SourceError as error:
                 failures.append(("owners of pods", error))
             owners[cluster] = {**others, **self._owners[cluster].known}
+        node_labels: dict[tuple[str, str], dict[str, str]] = {}
+        try:
+            node_labels = await read_node_labels(self._client, self._server, self._label_names(), now)
+        except SourceError as error:
+            failures.append(("labels of nodes", error))
         idle, window = [], self._settings.idle_after
         if window and not self._reading.nodes:  # only in the first round; afterwards podgpu measures idle times itself
             idle = await query("idle GPUs", idle_query(self._match, window))
@@ -340,10 +351,14 @@ class PrometheusCollector:
         self._reading = replace(
             self._reading,
             nodes=tuple(
-                self._make_reading(t, now, monotonic, owners[t.cluster], t.cluster if several else "") for t in targets
+                replace(
+                    self._make_reading(t, now, monotonic, owners[t.cluster], t.cluster if several else ""),
+                    labels=node_labels.get((t.cluster, name)),
+                )
+                for t, name in zip(targets, names, strict=True)
             ),
             owners=others,
-            idle_for={(read_gpu_id(s.labels), s.labels.get("GPU_I_ID", "")): window or 0.0 for s in idle},
+            idle_for={read_device_key(s.labels): window or 0.0 for s in idle},
             fleet=None,
             notes=tuple(notes),
         )
@@ -547,7 +562,38 @@ def idle_query(match: str, window: float) -> str:
     return f"{idle(UTIL, gpu)} or {engine} or {idle(GR_ENGINE, (*gpu, 'GPU_I_ID'), instances)}"
 
 
-# Owners of pods
+# Labels of nodes and owners of pods
+
+
+async def read_node_labels(
+    client: PrometheusClient, server: PrometheusServer, names: Sequence[str], at: float, window: str = ""
+) -> dict[tuple[str, str], dict[str, str]]:
+    """Returns the labels `names` of each node by cluster and node, at `at` or in the last `window` (such as 3600s).
+
+    They come from kube-state-metrics. Omits nodes whose labels changed in the window. Raises SourceError.
+    """
+    if not names:
+        return {}
+    keys = {name: _kube_label(name) for name in names}
+    series = select(("kube_node_labels",), server.match)
+    series = f"last_over_time({series}[{window}])" if window else series
+    labels_of = by(server.cluster_label, "node", "exported_node", *keys.values())
+    found: dict[tuple[str, str], list[dict[str, str]]] = defaultdict(list)
+    for labels in (sample.labels for sample in await client.query(f"group {labels_of} ({series})", at)):
+        node = labels.get(server.cluster_label, ""), labels.get("exported_node") or labels.get("node", "")
+        found[node].append({name: labels[key] for name, key in keys.items() if key in labels})
+    missing = [name for name in names if not any(name in own for every in found.values() for own in every)]
+    if found and missing:
+        client.notes.append(
+            f"no node has the label {missing[0]!r} of the price file in kube_node_labels: check that kube-state-metrics"
+            " exports it (--metric-labels-allowlist)"
+        )
+    return {node: every[0] for node, every in found.items() if len(every) == 1}
+
+
+def _kube_label(name: str) -> str:
+    """Returns the name that kube-state-metrics gives to a label of a node."""
+    return "label_" + re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", re.sub(r"[^a-zA-Z0-9_]", "_", name)).lower()
 
 
 class PodOwners:

@@ -122,12 +122,13 @@ class PrometheusSelection:
         self, instances: Iterable[str], gpus: Collection[tuple[str, str]], state: ClusterState
     ) -> ClusterReading:
         """Reads the exporters, and removes the other GPUs from the result."""
-        match = ",".join(filter(None, (one_of("instance", instances), self._server.match)))
         collector = PrometheusCollector(
-            replace(self._server, match=match),
+            self._server,
             replace(self._cluster.settings, max_gpus=math.inf),
             owners=lambda: state.owners,
+            label_names=lambda: self._prices()[0].label_names,
             clock=self._cluster.clock,
+            targets=one_of("instance", instances),
             has_clusters=state.fleet is not None and state.fleet.has_clusters,
         )
         try:

@@ -19,7 +19,7 @@ import msgspec
 
 from podgpu.cluster.parts import MPS_REASON, HeldPart, sum_held
 from podgpu.cluster.prices import Prices
-from podgpu.cluster.state import ClusterState
+from podgpu.cluster.state import ClusterState, describe_unpriced
 from podgpu.errors import UsageError
 from podgpu.history.answers import (
     Mark,
@@ -441,6 +441,7 @@ def read_range_answer(db: Connection, query: RangeQuery, now: float, state: Clus
     notes = []
     if since is None or start + COARSE < since:
         notes.append(f"there is no record before {utc_text(now if since is None else since)}")
+    notes.extend(describe_unpriced(state.nodes, state.prices))
     methods = {s.usage.method for n in state.nodes for g in n.gpus for s in (g, *g.instances) if s.usage} - {""}
     now_by_row = None if query.end is not None else group_now(state, sums, query)
     return make_range(

@@ -11,7 +11,7 @@ import re
 import resource
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import aiohttp
@@ -19,7 +19,7 @@ import msgspec
 from msgspec.structs import replace as replace_members
 
 from podgpu.clock import Clock, RepeatFilter
-from podgpu.cluster.collect import ClusterReading, NodeReading, Owners, TargetOutcome, ViewSettings
+from podgpu.cluster.collect import ClusterReading, NodeLabels, NodeReading, Owners, TargetOutcome, ViewSettings
 from podgpu.errors import SourceError, UsageError
 from podgpu.http_client import MAX_METRICS_BYTES, METRICS_TYPES, Access, HttpClient, check_is_metrics, open_session
 from podgpu.metrics.adapter import NODE_LABELS, keep_known_fields, node_from_samples, samples_in
@@ -125,6 +125,7 @@ class ScrapeCollector:
     timeout: float = 5.0
     node_labels: Sequence[str] = NODE_LABELS
     read_owners: Callable[[], Owners] = dict
+    read_node_labels: Callable[[], NodeLabels] = dict
     read_notes: Callable[[], Iterable[str]] = tuple  # problems with the list of exporters and the owners
     clock: Clock = field(default_factory=Clock)
     _targets: dict[str, ScrapeTarget] = field(default_factory=dict)  # by URL
@@ -176,9 +177,10 @@ class ScrapeCollector:
             target.outcome = TargetOutcome(target.name, self.clock.monotonic() - started, reason, message)
 
     def reading(self) -> ClusterReading:
-        targets = self._targets.values()
+        targets, labels = self._targets.values(), self.read_node_labels()
+        readings = (reading for target in targets for reading in target.readings)
         return ClusterReading(
-            nodes=tuple(reading for target in targets for reading in target.readings),
+            nodes=tuple(replace(reading, labels=labels.get(reading.state.node)) for reading in readings),
             outcomes=tuple(target.outcome for target in targets if target.outcome is not None),
             errors={(target.name, reason): n for target in targets for reason, n in target.errors.items()},
             notes=tuple(self.read_notes()),

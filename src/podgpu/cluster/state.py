@@ -28,13 +28,14 @@ from podgpu.cluster.parts import (
     classify_use,
     divide_gpu,
     divide_slot,
-    gpu_id,
     holders_of,
     is_blind,
+    key_of,
     measure_use,
     slot_model,
 )
-from podgpu.cluster.prices import NO_PRICES, Prices, describe_unpriced
+from podgpu.cluster.prices import NO_PRICES, Prices
+from podgpu.errors import few_of
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.model import (
     NS,
@@ -147,7 +148,7 @@ def build_cluster_state(
         settings=settings,
         taken_at=wall,
         nodes=tuple(nodes),
-        notes=bound_notes((*notes, *reading.notes, *unread, *describe_unpriced(list_models(nodes), prices))),
+        notes=bound_notes((*notes, *reading.notes, *unread, *describe_unpriced(nodes, prices))),
         alerts=sort_alerts((*alerts, *conflicts, *(Alert("warning", text) for text in unread[:MAX_NOTES]))),
         used=mean_by_scope(nodes, reading.owners, settings),
         owners=reading.owners,
@@ -183,15 +184,33 @@ def build_single_node_state(
         taken_at=state.taken_at,
         scope="node",
         nodes=(node,),
-        notes=(*notes, *describe_unpriced(list_models([node]), prices)),
+        notes=(*notes, *describe_unpriced([node], prices)),
         alerts=alerts,
         prices=prices,
         clock_offset=wall - now,
     )
 
 
-def list_models(nodes: Iterable[NodeEntry]) -> set[str]:
-    return {slot_model(gpu, slot) for node in nodes for gpu in node.gpus for slot in (None, *gpu.instances)}
+def describe_unpriced(nodes: Iterable[NodeEntry], prices: Prices) -> Iterator[str]:
+    """Yields notes about models without a price, and about nodes whose price depends on labels that are unknown."""
+    if not prices.currency:
+        return
+    if unlabelled := [node.name for node in nodes if node.prices.nodes and not node.gone]:
+        yield (
+            f"prices depend on node labels, but the labels of {few_of(unlabelled)} are unknown: costs do not include"
+            " these nodes; give podgpu access to nodes of the API server or to kube_node_labels in Prometheus"
+        )
+    unpriced = {
+        model or "devices of an unknown model"
+        for node in nodes
+        if not node.prices.nodes
+        for gpu in node.gpus
+        for model in (slot_model(gpu, slot) for slot in (None, *gpu.instances))
+        if node.prices.of(model).gpu_hour is None
+    }
+    if unpriced:
+        action = "write your own price file" if prices.source == "example" else "add them to the file of --prices"
+        yield f"there is no price for {few_of(sorted(unpriced))}: costs do not include them; {action}"
 
 
 def bound_notes(notes: Sequence[str], most: int = MAX_NOTES) -> tuple[str, ...]:
@@ -213,11 +232,12 @@ def _complete(
         condition = Condition(NODE_GONE, round(node.read_at + offset, 3))
         gpus = tuple(replace(gpu, conditions=(*gpu.conditions, condition)) for gpu in node.state.devices)
         node = replace(node, state=replace(node.state, devices=gpus))
-    held = tuple(_hold(node, idle, prices, owners or {}))
+    node = replace(node, prices=prices.on_node(node.reading.labels))
+    held = tuple(_hold(node, idle, owners or {}))
     return replace(node, notes=bound_notes(node.notes), held=held)
 
 
-def _hold(node: NodeEntry, idle: _IdleTimes | None, prices: Prices, owners: Owners) -> Iterator[HeldPart]:
+def _hold(node: NodeEntry, idle: _IdleTimes | None, owners: Owners) -> Iterator[HeldPart]:
     for gpu in node.state.devices:
         if not (gpu.holders or gpu.instances):
             continue
@@ -227,7 +247,7 @@ def _hold(node: NodeEntry, idle: _IdleTimes | None, prices: Prices, owners: Owne
             holders = holders_of(gpu, slot)
             if not holders:
                 continue
-            hour = prices.of(slot_model(gpu, instance)).gpu_hour if prices.currency else None
+            hour = node.prices.of(slot_model(gpu, instance)).gpu_hour
             for holder, share in zip(holders, divide_slot(holders), strict=True):
                 if idle is None:
                     since = None if holder.usage is None else holder.usage.idle_since
@@ -252,27 +272,27 @@ def _hold(node: NodeEntry, idle: _IdleTimes | None, prices: Prices, owners: Owne
 class _IdleTimes:
     """Determines how long each holder of a node has been idle.
 
-    podgpu's exporter reports this time. For other exporters, a holder is idle if its utilisation (or its device's) is 0
-    and its busy time has not increased since the last reading.
+    podgpu's exporter reports this time (see `Account.idle_streak_ns`). For other exporters, a holder is idle if its
+    utilisation (or its device's) is 0 and its busy time has not increased since the last reading. This shows probable
+    idle times; `UsageRates` counts only idle time that is proven, because it scales workloads to zero.
     """
 
     node: NodeEntry
     earlier: NodeEntry | None
     offset: float  # Unix time minus monotonic time
     clock_change: float  # change of `offset` since the last round
-    idle_for: Mapping[tuple[str, str], float]
+    idle_for: Mapping[str, float]
 
     def __post_init__(self) -> None:
         skew = self.node.reading.skew_seconds or 0.0
         self._skew = skew if abs(skew) > CLOCK_AHEAD else 0.0
         parts = self.earlier.held if self.earlier else ()
-        self._before = {(part.slot_key, part.holder.key): part for part in parts}
+        self._before = {(part.device_key, part.holder.key): part for part in parts}
 
     def find(self, gpu: DeviceState, instance: MigInstance | None, holder: Holder) -> float | None:
         """Returns the Unix time when the holder became idle. None if the holder is busy or its use is unknown."""
         usage, node, earlier = holder.usage or _NO_USAGE, self.node, self.earlier
-        key = (gpu_id(gpu), None if instance is None else instance.id), holder.key
-        before = self._before.get(key)
+        before = self._before.get((key_of(gpu, instance), holder.key))
         before_since = None
         if before is not None and before.last_idle_since is not None:
             before_since = before.last_idle_since + self.clock_change
@@ -299,7 +319,7 @@ class _IdleTimes:
         counted = None if usage.idle_ns is None else usage.idle_ns / NS
         if counted is not None and usage.busy_ns == 0:
             return counted
-        observed = self.idle_for.get((gpu.uuid, "" if instance is None else str(instance.id)), 0.0)
+        observed = self.idle_for.get(key_of(gpu, instance), 0.0)
         return observed if counted is None else min(observed, counted)
 
 

@@ -18,13 +18,14 @@ from podgpu.cluster.nodes import Alert, NodeEntry, describe_condition
 from podgpu.cluster.parts import (
     HeldPart,
     HeldSums,
-    SlotKey,
     Totals,
     Use,
     divide_gpu,
     gpu_id,
     gpu_utilization,
     is_lost,
+    key_of,
+    may_be_busy,
     slot_memory,
     slot_model,
     slot_utilization,
@@ -50,7 +51,6 @@ from podgpu.model import (
     SlotUsage,
     SourceStatus,
     Value,
-    WaitPart,
     Workload,
     WorkloadOwner,
     group_by_key,
@@ -73,6 +73,11 @@ class ConditionView(_JsonStruct, kw_only=True):
     do: str
 
 
+class WaitView(Workload, frozen=True, kw_only=True):
+    seconds: float = 0.0
+    ratio: float = 0.0
+
+
 class HolderView(Workload, frozen=True, kw_only=True):
     share_ratio: float | None = None
     utilization_ratio: float | None = None
@@ -83,7 +88,7 @@ class HolderView(Workload, frozen=True, kw_only=True):
     idle_seconds: float | None = None
     wait_seconds: float | None = None
     wait_ratio: float | None = None
-    waits_for: tuple[WaitPart, ...] = ()
+    waits_for: tuple[WaitView, ...] = ()
     energy_joules: float | None = None
     idle_since: float | None = None
     owner: WorkloadOwner | None = None
@@ -249,7 +254,7 @@ def make_view(state: ClusterState) -> View:
         found=state.found,
         totals=total_of(state),
         namespaces=_make_namespaces(state),
-        nodes=[_make_node(node, prices) for node in state.nodes],
+        nodes=[_make_node(node) for node in state.nodes],
     )
 
 
@@ -259,13 +264,22 @@ def total_of(state: ClusterState) -> Totals:
     gpus = [(node, gpu) for node in state.nodes for gpu in node.gpus]
     watts = [gpu.power_mw / 1000 for node, gpu in gpus if gpu.power_mw is not None and not node.stale]
     held = sum_held((part for node in state.nodes for part in node.held), state.prices.currency).rounded()
+    unknown = round(sum(_unheld_unknown(node, gpu) for node, gpu in gpus), 4)
     return Totals(
         **asdict(held),
         gpus=len(gpus),
-        free=round(max(0.0, len(gpus) - held.allocated), 4),
+        free=round(max(0.0, len(gpus) - held.allocated - unknown), 4),
+        unheld_unknown=unknown,
         broken=sum(any(c.name != UNALLOCATED for c in gpu.conditions) for _, gpu in gpus),
         power_watts=round(sum(watts), 1) if watts else None,
     )
+
+
+def _unheld_unknown(node: NodeEntry, gpu: DeviceState) -> float:
+    """Returns the fraction of the GPU without a known holder, if it may be in use. Returns 0 if it is free."""
+    parts = [part.part for part in node.held if part.gpu is gpu]
+    is_unknown = node.gone or (not parts and may_be_busy(gpu_utilization(gpu), slot_memory(gpu)))
+    return max(0.0, 1.0 - sum(parts)) if is_unknown else 0.0
 
 
 def _total_of_fleet(fleet: FleetCounts, prices: Prices) -> Totals:
@@ -289,7 +303,8 @@ def _sum_fleet(rows: Iterable[tuple[str, str, str, float, float]], prices: Price
         cost += held * price
         wasted += unused * price
     sums = HeldSums(allocated=allocated, used=allocated - idle, idle=idle, unknown=0.0)
-    return (replace(sums, cost_per_hour=cost, wasted_per_hour=wasted) if prices.currency else sums).rounded()
+    has_cost = prices.currency and not prices.nodes
+    return (replace(sums, cost_per_hour=cost, wasted_per_hour=wasted) if has_cost else sums).rounded()
 
 
 def _make_namespaces(state: ClusterState) -> list[NamespaceView]:
@@ -315,8 +330,8 @@ def _make_namespaces(state: ClusterState) -> list[NamespaceView]:
     ]
 
 
-def _make_node(node: NodeEntry, prices: Prices) -> NodeView:
-    held = node.held_by_slot()
+def _make_node(node: NodeEntry) -> NodeView:
+    held = node.held_by_device()
     return NodeView(
         name=node.name,
         cluster=node.reading.cluster,
@@ -325,11 +340,11 @@ def _make_node(node: NodeEntry, prices: Prices) -> NodeView:
         age_seconds=_rounded(node.age_seconds, 1),
         notes=list(node.notes),
         simulated=node.state.simulated,
-        gpus=[_make_gpu(gpu, held, prices) for gpu in node.gpus],
+        gpus=[_make_gpu(gpu, held, node.prices) for gpu in node.gpus],
     )
 
 
-def _make_gpu(gpu: DeviceState, held: Mapping[SlotKey, list[HeldPart]], prices: Prices) -> GpuView:
+def _make_gpu(gpu: DeviceState, held: Mapping[str, list[HeldPart]], prices: Prices) -> GpuView:
     uuid = gpu_id(gpu)
     instances = [
         InstanceView(
@@ -338,14 +353,14 @@ def _make_gpu(gpu: DeviceState, held: Mapping[SlotKey, list[HeldPart]], prices: 
             slices=slices_of_profile(instance.profile),
             gpu_slices=slices_of_gpu(gpu.model),
             part=round(part, 6),
-            **_slot_members(gpu, instance, held.get((uuid, instance.id), ()), prices),
+            **_slot_members(gpu, instance, held.get(key_of(gpu, instance), ()), prices),
         )
         for instance, part in divide_gpu(gpu)
         if instance is not None
     ]
     members: dict[str, Any] = {}
     if not gpu.hidden:
-        members = _slot_members(gpu, None, held.get((uuid, None), ()), prices)
+        members = _slot_members(gpu, None, held.get(uuid, ()), prices)
         members["power_watts"] = None if gpu.power_mw is None else round(gpu.power_mw / 1000, 1)
         members["temperature_celsius"] = gpu.temperature_celsius
         members["last_holders"] = gpu.last_holders
@@ -366,7 +381,7 @@ def _slot_members(
         "holders": [_make_holder(part) for part in held],
         "conditions": [_make_condition(condition) for condition in gpu.conditions],
         "absent": is_lost(gpu),
-        "price_per_hour": _rounded(prices.of(slot_model(gpu, instance)).gpu_hour) if prices.currency else None,
+        "price_per_hour": _rounded(prices.of(slot_model(gpu, instance)).gpu_hour),
     }
 
 
@@ -384,7 +399,10 @@ def _make_holder(part: HeldPart) -> HolderView:
         idle_seconds=_divided(usage.idle_ns, NS),
         wait_seconds=_divided(usage.wait_ns, NS),
         wait_ratio=_rounded(usage.wait_ratio),
-        waits_for=tuple(replace(part, ratio=round(part.ratio, 4)) for part in usage.waits_for),
+        waits_for=tuple(
+            WaitView(*parts_of(wait), seconds=round(wait.wait_ns / NS, 4), ratio=round(wait.ratio, 4))
+            for wait in usage.waits_for
+        ),
         energy_joules=_divided(usage.energy_mj, MJ),
         idle_since=_rounded(part.idle_since, 0),
         owner=part.owner,

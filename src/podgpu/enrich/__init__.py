@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from podgpu import __version__
 from podgpu.clock import Clock, FaultLog
 from podgpu.errors import SourceError
-from podgpu.files import AtomicFile, OutputError, look_at
+from podgpu.files import AtomicFile, OutputError, identify_file
 from podgpu.gpu.exporter import find_devices
 from podgpu.gpu.source import CompanionDriver
 from podgpu.holders.reader import AllocationResult
@@ -24,7 +24,7 @@ from podgpu.workers import ErrorCounts
 
 _log = logging.getLogger("podgpu")
 SOURCE = "exporter"
-"""Value of the `source` label for the exporter's metrics in podgpu's own metrics."""
+"""Value of the `source` label in podgpu's own metrics, for reads of the other exporter."""
 OUTPUT = "textfile"
 _OWN_PREFIX = "podgpu_"
 _LOG_AGAIN_SECONDS = 60.0
@@ -36,10 +36,10 @@ _LOG_AGAIN_SECONDS = 60.0
 def relabel(
     exposition: Iterable[ParsedFamily], assignments: Iterable[Assignment], policy: Policy
 ) -> tuple[list[ParsedFamily], int]:
-    """Removes existing pod labels. Adds new pod labels to the series of devices with exactly one holder.
+    """Replaces the pod labels of an exposition. Only series of devices with exactly one holder get new pod labels.
 
-    If a series has copies for several holders, the copies are merged, or dropped if their values differ. podgpu's own
-    families stay unchanged. Returns the families and the number of dropped series.
+    Series that then have equal labels are merged, or dropped if their values differ. podgpu's own families stay
+    unchanged. Returns the families and the number of dropped series.
     """
     holders = _find_sole_holders(assignments)
     families: list[ParsedFamily] = []
@@ -64,14 +64,14 @@ def relabel(
 
 
 def _select_copy(copies: Sequence[ParsedSample]) -> ParsedSample | None:
-    """Returns the copy without pod labels if there is one, else the first copy. Returns None if the values differ."""
+    """Returns the copy that had no pod labels, or else the first copy. Returns None if the values of copies differ."""
     without_holder = [sample for sample in copies if HOLDER_LABELS.isdisjoint(sample.labels)]
     chosen = without_holder or copies
     return chosen[0] if len({str(sample.value) for sample in chosen}) == 1 else None  # as text, because NaN != NaN
 
 
 def _find_sole_holders(assignments: Iterable[Assignment]) -> dict[str, Assignment]:
-    """Maps each device with exactly one workload to the assignment of that workload."""
+    """Returns device -> assignment, for devices with exactly one holder."""
     held: dict[str, Assignment | None] = {}
     for assignment in assignments:
         first = held.setdefault(assignment.device, assignment)
@@ -122,12 +122,12 @@ class Enricher:
         self._errors = errors
         self._faults: FaultLog[str] = FaultLog(self._clock, _LOG_AGAIN_SECONDS)
         self._written_at: float | None = None
-        """Time when the values in the file were read; None if the file has no values."""
+        """Monotonic time when the values in the file were read; None if the file has no values."""
         with suppress(SourceError):
-            age = self._wall() - look_at(str(textfile.path)).modified_ns / 1e9
+            age = self._wall() - identify_file(str(textfile.path)).modified_ns / 1e9
             self._written_at = self._clock() - max(0.0, age)
 
-    def turn(self) -> Sequence[SourceStatus]:
+    def update_file(self) -> Sequence[SourceStatus]:
         """Reads the metrics, adds the labels and writes the file. Returns the status of the allocation sources.
 
         Raises SourceError if the metrics cannot be read, OutputError if the file cannot be written.
@@ -164,9 +164,9 @@ class Enricher:
 
     def _complete_devices(self, exposition: Iterable[ParsedFamily]) -> tuple[Device, ...]:
         samples = (sample for family in exposition for sample in family.samples)
-        slots = find_devices(samples, SOURCE, self._settings.device_name_ids)
+        devices = find_devices(samples, SOURCE, self._settings.device_name_ids)
         self._companion.update()
-        return tuple(self._companion.complete(device) for device, _ in slots)
+        return tuple(self._companion.complete(device) for device, _ in devices)
 
     def _write(self, content: bytes) -> None:
         try:
@@ -179,7 +179,7 @@ class Enricher:
         self._log_success(OUTPUT)
 
     def _remove_file(self) -> None:
-        """Deletes the stale file if it cannot be overwritten. Deleting works even on a full disk."""
+        """Deletes a stale file that cannot be overwritten. Deletion works even on a full disk."""
         if self._written_at is None:
             return
         try:
@@ -201,7 +201,7 @@ class Enricher:
         taken_at: float,
         existing: Set[str] = frozenset(),
     ) -> bytes:
-        """Encodes podgpu's own metrics. Skips `existing` families, because a second HELP line would be invalid."""
+        """Encodes podgpu's own metrics. Skips families in `existing`, because a second HELP line would be invalid."""
         statuses = self._errors.add_to(sources, held.unmapped)
         state = NodeState(producer="podgpu", version=__version__, taken_at=taken_at or None, sources=statuses)
         families = (family for family in render_self(state) if family.name not in existing)
@@ -221,7 +221,7 @@ class Enricher:
 
 
 def _add_file_label(family: Family, file: str) -> Family:
-    """Adds the label `file`, because two files in one directory must not contain the same series."""
+    """Adds the label `file`, because two files in node_exporter's directory must not contain the same series."""
     return family._replace(
         samples=tuple(Sample(Labels((*s.labels.pairs, ("file", file))), s.value) for s in family.samples)
     )

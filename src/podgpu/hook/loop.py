@@ -1,7 +1,7 @@
-"""Connects to the runtime, and reconnects if the connection ends. A second thread writes podlist.json.
+"""Connects to the container runtime, and reconnects if the connection ends. A second thread writes podlist.json.
 
 Changes during or shortly after a write are combined into one write. If another program removes or overwrites the
-file, it is restored. If the file cannot be written, the old file stays and the write is retried every 5 s.
+file, the hook restores it. If the file cannot be written, the old file stays, and the hook tries again every 5 s.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CARDS_INTERVAL, _CARDS_DEADLINE = 10.0, 1.0
 @dataclass(frozen=True, slots=True)
 class HookSettings:
     socket: str = "/var/run/nri/nri.sock"
-    inherited: int | None = None  # descriptor of the connection, if the runtime started the hook
+    inherited: int | None = None  # if the runtime started the hook: file descriptor of the open connection
     name: str = "podgpu"
     index: str = "90"
     inject: bool = False
@@ -82,15 +82,15 @@ class Hook:
         return make_families("hook", {**samples, **self._counters.samples()})
 
     def start(self, on_fatal: Callable[[], object]) -> None:
-        """Starts the threads. `on_fatal` is called when an inherited connection ends: podgpu cannot open it again."""
+        """Starts the threads. Calls `on_fatal` when an inherited connection ends, because it cannot be opened again."""
         self._writer.start()
         threading.Thread(target=self._run, args=(on_fatal,), name="hook-runtime", daemon=True).start()
 
     def reload(self) -> None:
-        """Does nothing, because the hook has no configuration files."""
+        """Required by the web server. Does nothing, because the hook has no configuration files."""
 
     def stop(self) -> None:
-        """Stops the threads. Does not remove the file, because containers continue to run without the hook."""
+        """Stops the threads. Keeps the file, because containers continue to run without the hook."""
         self._stopping.set()
         connection = self._connection
         if connection is not None:
@@ -107,7 +107,7 @@ class Hook:
             self._stopping.wait(_RETRY_SECONDS)
 
     def _connect_once(self) -> bool:
-        """Returns True if the runtime reported its containers before the connection ended."""
+        """Runs one connection until it ends. Returns True if the runtime reported its containers before the end."""
         cards = (lambda: self._writer.cards) if self._settings.inject else None
         plugin = Plugin(self._writer.update, self._counters, cards)
         reason, message = "connection_ended", "the runtime ended the connection"
@@ -152,7 +152,7 @@ class Hook:
 
 
 def _shut(connection: socket.socket) -> None:
-    """Shuts the connection down, which ends a blocked read in another thread."""
+    """Shuts the connection down, so that a blocked read in another thread ends."""
     with suppress(OSError):  # already closed
         connection.shutdown(socket.SHUT_RDWR)
 
@@ -176,7 +176,7 @@ class PodlistWriter:
         self._next_cards_at = 0.0
         self.cards = Cards()
         self._sandboxes: tuple[Sandbox, ...] | None = None
-        """None until the runtime has reported all containers. The previous file is kept until then."""
+        """None until the runtime has reported all containers. Until then, nothing is written."""
         self._logged: set[str] = set()
         self._wake = threading.Event()
         self._stopping = False
@@ -195,7 +195,7 @@ class PodlistWriter:
         self._wake.set()
 
     def stop(self) -> None:
-        """Stops the thread after it has written the last update. Waits for at most a few seconds."""
+        """Stops the thread after it has written the last update. Waits at most 5 s."""
         self._stopping = True
         self._wake.set()
         if self._thread.is_alive():
@@ -203,7 +203,7 @@ class PodlistWriter:
         self._workers.close()
 
     def update_cards(self) -> None:
-        """Reads the GPUs again. Waits at most a second, because the driver may hang. A late answer is used later."""
+        """Reads the GPUs, at most every 10 s. Waits at most 1 s, because the driver may hang."""
         if time.monotonic() < self._next_cards_at:
             return
         result = self._workers.run({"cards": self._read_cards}, _CARDS_DEADLINE, self._wake.set)["cards"]
@@ -229,7 +229,7 @@ class PodlistWriter:
                 time.sleep(_PAUSE_SECONDS)
 
     def write_changes(self) -> None:
-        """Writes the file if its content changed. Raises OutputError; the old file is then unchanged."""
+        """Writes the file if its content changed. Raises OutputError if that fails."""
         sandboxes = self._sandboxes
         if sandboxes is None:
             return

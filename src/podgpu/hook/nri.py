@@ -1,8 +1,8 @@
 """Handles one NRI connection: multiplexing, ttrpc frames, registration, and answers to the runtime's requests.
 
 Two byte streams share the connection: one for requests of the runtime, one for requests of the plugin. The runtime
-waits for each answer, so `Plugin` never waits for a disk, a driver or a lock. If `Plugin` fails, it answers without
-changing the container, because the runtime does not start a container after an error.
+waits for each answer, so `Plugin` never waits for a disk, a driver or a lock. After an internal error, the answer
+contains no changes. An error in the answer would prevent the start of the container.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _METHODS = {
     10: "StopContainer",
     11: "RemoveContainer",
 }
-"""Number of a subscribed event -> its method. Few events are subscribed, because each one delays pod starts."""
+"""Subscribed events: number -> method. Few events are subscribed, because each one delays pod starts."""
 EVENTS = sum(1 << number - 1 for number in _METHODS)
 _STOPPED = 4
 _log = logging.getLogger("podgpu")
@@ -58,13 +58,13 @@ class Message(NamedTuple):
 
 
 def split_messages(received: Iterable[bytes]) -> Iterator[Message]:
-    """Yields complete messages. Raises SourceError if the data is invalid or a message is too long to be buffered."""
+    """Yields the messages in the received bytes. Raises SourceError if a length in the bytes exceeds the maximum."""
     frames, streams = bytearray(), {PLUGIN_SERVICE: bytearray(), RUNTIME_SERVICE: bytearray()}
     for piece in received:
         frames += piece
         while frame := _cut(frames, _FRAME_HEADER, 1, _MAX_FRAME):
             (service, _length), content = frame
-            if service not in streams:  # ignored, because NRI may add services
+            if service not in streams:  # unknown services are ignored, because NRI may add some
                 continue
             streams[service] += content
             while message := _cut(streams[service], _MESSAGE_HEADER, 0, MAX_MESSAGE):
@@ -75,7 +75,7 @@ def split_messages(received: Iterable[bytes]) -> Iterator[Message]:
 def _cut(
     buffer: bytearray, header: struct.Struct, length_position: int, limit: int
 ) -> tuple[tuple[int, ...], bytes] | None:
-    """Removes a header and its content from the buffer and returns both. Returns None if they are incomplete."""
+    """Removes a header and its content from the start of the buffer. Returns both, or None if they are incomplete."""
     if len(buffer) < header.size:
         return None
     fields = header.unpack_from(buffer)
@@ -107,8 +107,8 @@ class Session:
         name: tuple[str, str],
         counters: HookCounters,
     ) -> None:
-        """`answer`: returns the encoded response to a method and its payload, and may raise any exception. `name`: name
-        and two-digit index of the plugin."""
+        """`answer` gets a method and its payload, and returns the encoded response. It may raise any exception. `name`
+        is the name and the two-digit index of the plugin."""
         self._connection = connection
         self._call = answer
         self._name, self._index = name
@@ -116,7 +116,7 @@ class Session:
         self._registered = False
 
     def run(self) -> None:
-        """Returns when the runtime ends the connection. Raises SourceError if it fails."""
+        """Returns when the runtime ends the connection. Raises SourceError if the connection or registration fails."""
         self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_SECONDS, 0))
         self._connection.settimeout(_REGISTRATION_SECONDS)
         try:
@@ -198,11 +198,12 @@ def _serialize(message: Any) -> bytes:
     return encoded
 
 
-# Answers to the runtime's requests. Containers are adjusted only with --inject
+# Answers to the runtime's requests
 
 
 class Plugin:
-    """State of one connection. After a reconnect, the runtime reports everything again to a new Plugin."""
+    """Answers requests and tracks the containers. Lives as long as the connection, because the runtime reports all
+    containers again after a reconnect."""
 
     def __init__(
         self,
@@ -210,15 +211,15 @@ class Plugin:
         counters: HookCounters,
         cards: Callable[[], Cards] | None = None,
     ) -> None:
-        """Calls `on_change` with all sandboxes after every change, once the runtime has reported all containers.
+        """After the first full report of the runtime, calls `on_change` with all sandboxes after every change.
 
-        With `cards`, sets NVIDIA_VISIBLE_DEVICES of new containers (--inject).
+        If `cards` is given (--inject), sets NVIDIA_VISIBLE_DEVICES of new containers.
         """
         self._on_change = on_change
         self._cards = cards
         self._counters = counters
         self._sandboxes: dict[str, Sandbox] = {}
-        self._reported_pods: list[Any] = []  # pods in the messages of a Synchronize request that is not complete yet
+        self._reported_pods: list[Any] = []  # pods of a Synchronize request that has more messages to come
         self._reported_containers: list[Any] = []
         self.is_synchronised = False
 
@@ -259,7 +260,7 @@ class Plugin:
         self._sandboxes = {}
         for pod in self._reported_pods:
             self._add(pod)
-        # If two containers have the same name, the newer one is running.
+        # If two containers have the same name, the newer one replaces the other, because only the newer one runs.
         for container in sorted(self._reported_containers, key=lambda container: container.created_at):
             if container.pod_sandbox_id in self._sandboxes:
                 self._put_container(self._sandboxes[container.pod_sandbox_id].pod, container)
@@ -282,7 +283,7 @@ class Plugin:
         self._counters.add("podgpu_hook_adjustments_total")
         env = [nri_pb2.KeyValue(key=VISIBLE_DEVICES, value=value)]
         if any(variable.startswith(f"{VISIBLE_DEVICES}=".encode()) for variable in subject.container.env):
-            # Another plugin may have set the variable. Unless it is removed first, the runtime rejects the container.
+            # Another plugin may have set the variable. The runtime then accepts a new value only after its removal.
             env.insert(0, nri_pb2.KeyValue(key=f"-{VISIBLE_DEVICES}", value=""))
         return _serialize(nri_pb2.CreateContainerResponse(adjust=nri_pb2.ContainerAdjustment(env=env)))
 
@@ -293,12 +294,12 @@ class Plugin:
             self._sandboxes.pop(pod.id, None)
         elif method in ("StopContainer", "RemoveContainer"):
             self._remove_container(container.id)
-        elif method:  # events after the creation also add a container whose creation was missed
+        elif method:  # also for later events, because the creation of the container may have been missed
             self._put_container(pod, container)
         self._publish()
 
     def _add(self, pod: Any) -> None:
-        """Adds a sandbox. Removes older sandboxes of the same pod, whose stop event may have been missed."""
+        """Adds a sandbox. Removes older sandboxes of the pod, in case their stop events were missed."""
         for sandbox in self.sandboxes:
             if pod.uid and sandbox.pod.uid == pod.uid and sandbox.pod.id != pod.id:
                 del self._sandboxes[sandbox.pod.id]
@@ -306,13 +307,13 @@ class Plugin:
         self._sandboxes[pod.id] = Sandbox(pod, known.containers if known else ())
 
     def _put_container(self, pod: Any, container: Any) -> None:
-        """Adds a container. Replaces an older one with the same name, whose stop event may have been missed."""
+        """Adds a container. Removes an older one with the same name, in case its stop event was missed."""
         self._remove_container(container.id)
         if container.state == _STOPPED:
             return
         known = self._sandboxes.get(pod.id, Sandbox(pod))
         others = (other for other in known.containers if other.name != container.name)
-        # When a container ends, the runtime may send only the pod's id. The names are then taken from the known pod.
+        # The runtime may send only the pod's id. The earlier pod, which has names, is then kept.
         self._sandboxes[pod.id] = Sandbox(pod if pod.name else known.pod, (*others, container))
 
     def _remove_container(self, container_id: str) -> None:

@@ -172,6 +172,11 @@ def fields() -> Mapping[int, Field]:
     }
 
 
+def by_name(values: Mapping[int, Value]) -> dict[str, Value]:
+    """Returns the values by the name of their field instead of its id."""
+    return {fields()[number].name: value for number, value in values.items()}
+
+
 def table_text(*names: str) -> str:
     """Reads a file of this package. `importlib.resources` would use half a MiB more memory."""
     folder, _, _ = __file__.rpartition("/")

@@ -1,6 +1,6 @@
 """Implements the NVML calls of simulated devices: functions, field values and GPM samples.
 
-Calling a function that is not in the tables raises "not supported". Results have the types of pynvml.
+Results have the types of pynvml. Functions that are missing in GPU_CALLS and MIG_CALLS are not supported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from podgpu.simulate.gpu import (
     NVLINK_BYTES,
     PCIE_RX_BYTES,
     PCIE_TX_BYTES,
-    Share,
+    Activity,
     SimulatedGpu,
     SimulatedInstance,
     SimulatedLoad,
@@ -32,12 +32,12 @@ _PROCESS_KINDS = {"Compute": "compute", "Graphics": "graphics", "MPSCompute": "m
 
 
 def pointer_to(address: int, pointer_type: Any) -> Any:
-    """Creates a handle: a pointer of pynvml's type. Its address is a number that is never dereferenced."""
+    """Creates a handle, a pointer of pynvml's type. The address only identifies an object and is never dereferenced."""
     return ctypes.cast(ctypes.c_void_p(address), pointer_type)
 
 
 def address_in(handle: Any) -> int:
-    """Returns the number in a handle, or 0 if the argument is not a handle."""
+    """Returns the address in a handle, or 0 if the argument is not a handle."""
     try:
         return ctypes.cast(handle, ctypes.c_void_p).value or 0
     except ctypes.ArgumentError:
@@ -45,7 +45,7 @@ def address_in(handle: Any) -> int:
 
 
 def raise_error(code: int) -> NoReturn:
-    """Raises NVMLError. A function, because a lambda cannot contain a raise statement."""
+    """Raises NVMLError. This is a function, because a lambda cannot contain a raise statement."""
     raise pynvml.NVMLError(code)
 
 
@@ -53,8 +53,8 @@ def _not_supported() -> NoReturn:
     raise_error(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
 
-def fill(struct: Any, **members: Any) -> Any:
-    for name, value in members.items():
+def fill(struct: Any, **values: Any) -> Any:
+    for name, value in values.items():
         setattr(struct, name, value)
     return struct
 
@@ -75,7 +75,7 @@ def _memory(gpu: SimulatedGpu, instance: SimulatedInstance | None = None, versio
         total, reserved = instance.profile.memory_mib * MIB, 16 * MIB * instance.profile.memory_slices
         used = gpu.memory_used(instance.gi_id)
     free = total - reserved - used
-    if version is None:  # in the first version of the structure, `used` includes reserved memory
+    if version is None:  # the first version of the structure includes reserved memory in `used`
         return fill(pynvml.c_nvmlMemory_t(), total=total, free=free, used=used + reserved)
     struct = pynvml.c_nvmlMemory_v2_t()
     return fill(struct, version=version, total=total, reserved=reserved, free=free, used=used)
@@ -87,7 +87,7 @@ def _utilisation(gpu: SimulatedGpu) -> Any:
 
 
 def _clock(clocks: tuple[int, int, int], kind: int) -> int:
-    """Returns the clock of a kind (an NVML constant). Graphics and SM clock are the same."""
+    """Returns one of the clocks (SM, memory, video) by its NVML constant. The graphics clock equals the SM clock."""
     return (clocks[0], *clocks)[kind]
 
 
@@ -97,7 +97,7 @@ def _threshold(gpu: SimulatedGpu, which: int) -> Any:
 
 
 def list_processes(loads: Iterable[SimulatedLoad], function: str) -> list[Any]:
-    """Lists the processes of one kind. `function`: nvmlDeviceGet<kind>RunningProcesses, with or without `_v<n>`."""
+    """Implements nvmlDeviceGet<kind>RunningProcesses, with or without a suffix such as `_v3`."""
     kind = function.removeprefix("nvmlDeviceGet").partition("RunningProcesses")[0]
     return [
         pynvml.nvmlFriendlyObject(
@@ -114,7 +114,7 @@ def list_processes(loads: Iterable[SimulatedLoad], function: str) -> list[Any]:
 
 
 def _samples(gpu: SimulatedGpu, kind: int, since_us: int) -> Any:
-    """Implements nvmlDeviceGetSamples for utilisation. Other kinds of samples are not simulated."""
+    """Implements nvmlDeviceGetSamples. Simulates only utilisation samples."""
     if kind != pynvml.NVML_GPU_UTILIZATION_SAMPLES:
         _not_supported()
     samples = []
@@ -126,7 +126,7 @@ def _samples(gpu: SimulatedGpu, kind: int, since_us: int) -> Any:
 
 
 def _process_utilisation(kind: type[Any], gpu: SimulatedGpu, since_us: int) -> Any:
-    """Implements both NVML functions for process utilisation. They return different structures (`kind`)."""
+    """Implements both NVML functions for process utilisation. They return structures of different types (`kind`)."""
     means = gpu.process_means(since_us)
     entries = [fill(kind(), pid=m.pid, timeStamp=m.last_ran_us, smUtil=round(100 * m.sm)) for m in means]
     return entries or raise_error(pynvml.NVML_ERROR_NOT_FOUND)
@@ -212,7 +212,7 @@ Reader = Callable[[SimulatedGpu, int], int | None]  # (GPU, scope) -> value, or 
 
 
 def read_field_values(gpu: SimulatedGpu, fields: Iterable[Any]) -> Any:
-    """Returns a ctypes array like pynvml. `fields` are ids, or pairs of id and scope."""
+    """Implements nvmlDeviceGetFieldValues. `fields` are ids, or pairs of id and scope."""
     wanted = [entry if isinstance(entry, tuple | list) else (entry, 0) for entry in fields]
     values = (pynvml.c_nvmlFieldValue_t * len(wanted))()
     for value, (field_id, scope) in zip(values, wanted, strict=True):
@@ -230,7 +230,7 @@ def _value_where(has: Callable[[SimulatedGpu], object], value: int = 0) -> Reade
 
 
 def _nvlink_kib(gpu: SimulatedGpu, scope: int) -> int | None:
-    """Returns the KiB sent or received since the last reset, on one link or on all links."""
+    """Returns the KiB sent or received since the last reset. `scope`: number of a link, or ALL_LINKS."""
     links = gpu.nvlinks
     if not links or (scope >= links and scope != ALL_LINKS):
         return None
@@ -252,15 +252,15 @@ _FIELDS: dict[int, Reader] = {
 
 _PERCENT: dict[int, tuple[float, float, float]] = {
     1: (1.0, 0.0, 0.0),  # graphics engine
-    2: (0.6, 0.4, 0.0),  # SM: at least as busy as its tensor cores
+    2: (0.6, 0.4, 0.0),  # SM
     3: (0.1, 0.1, 0.0),  # SM occupancy
     5: (0.0, 1.0, 0.0),  # any tensor
     10: (0.0, 0.0, 1.0),  # DRAM bandwidth
     11: (0.0, 0.0, 0.0),  # FP64
-    12: (0.2, -0.2, 0.0),  # FP32: only while the tensor cores are idle
+    12: (0.2, -0.2, 0.0),  # FP32, which is used only while the tensor cores are idle
     13: (0.05, -0.05, 0.0),  # FP16
 }
-"""GPM metric -> weights of busy, tensor and memory time. The metric's value is the weighted sum of these times."""
+"""GPM metric -> weights of busy, tensor and DRAM time. The weighted sum of these times is the metric's value."""
 
 
 class GpmSample(NamedTuple):
@@ -268,11 +268,11 @@ class GpmSample(NamedTuple):
     gi_id: int | None = None
     at: float = 0.0
     nvlinks: int = 0
-    meter: Share = Share()
+    meter: Activity = Activity()
 
 
 def evaluate_gpm(request: Any, first: GpmSample, second: GpmSample) -> Any:
-    """Fills the results into `request`, a c_nvmlGpmMetricsGet_t, and returns it."""
+    """Implements nvmlGpmMetricsGet. Writes the results into `request` (c_nvmlGpmMetricsGet_t) and returns it."""
     if second.gpu is None or (first.gpu, first.gi_id) != (second.gpu, second.gi_id):
         raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     for index in range(request.numMetrics):

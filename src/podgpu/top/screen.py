@@ -12,7 +12,7 @@ from podgpu.cluster.parts import MPS_REASON
 from podgpu.cluster.view import ConditionView, FieldView, GpuDetails, HolderView, InstanceView
 from podgpu.errors import plural
 from podgpu.model import Workload
-from podgpu.top.lines import Line, Order, Row, arrange, flatten, name_of, severity_of
+from podgpu.top.lines import Line, Order, Row, arrange, describe_free, flatten, name_of, severity_of
 from podgpu.top.source import NO_DATA, FetchedDetails, Seen
 from podgpu.top.table import (
     Span,
@@ -251,11 +251,12 @@ def render_details(line: Line, seen: Seen, width: int) -> list[Spans]:
         lines += _wrap(f"held by {name_of(holder)}{owner}", width, "title")
         lines += _join(_holder_figures(holder, seen), width, _INDENT)
         lines += _job(holder, fetched, width)
+    lines += _waits(slot.holders, width)
     for last in slot.last_holders:
         lines += _wrap(f"last held by {name_of(last)}", width)
         lines += _job(last, fetched, width)
     if not slot.holders and not slot.last_holders:
-        lines += _wrap("free", width)
+        lines += _wrap("free" if describe_free(slot) == "-" else describe_free(slot), width)
     if not is_fetched:
         lines += _wrap("fetching details …", width)
     elif fetched.error:
@@ -316,6 +317,23 @@ def _holder_figures(holder: HolderView, seen: Seen) -> list[str]:
     if holder.cost_per_hour is not None:
         facts.append(f"costs {format_money(holder.cost_per_hour, seen.view.currency)}/h")
     return facts
+
+
+def _waits(holders: Iterable[HolderView], width: int) -> Iterator[Spans]:
+    """Yields a matrix of a shared GPU: one line for each holder, one column for each holder that it waited for."""
+    waiters = [holder for holder in holders if holder.wait_ratio is not None]
+    if len(waiters) < 2:
+        return
+    rows = {waiter.text: {run.text: f"{run.seconds:.2f}" for run in waiter.waits_for} for waiter in waiters}
+    names = list(dict.fromkeys([*rows, *(name for runners in rows.values() for name in runners)]))
+    yield from _wrap("seconds of the last reading in which a holder waited, by the number of the one that ran", width)
+    lines = [("", [str(number) for number, _ in enumerate(names, 1)])]
+    for number, name in enumerate(names, 1):
+        cells = [rows[name].get(other, "–" if other == name else "0.00") for other in names] if name in rows else []
+        lines.append((f"{number:>3} {printable(name or 'processes outside pods')}", cells))
+    start = min(max(cell_len(text) for text, _ in lines), max(20, width - 6 * len(names)))
+    for text, cells in lines:
+        yield [(fit_start(fit(text, start) + "".join(f"{cell:>6}" for cell in cells), width).rstrip(), "")]
 
 
 def _job(holder: Workload, fetched: FetchedDetails, width: int) -> Iterator[Spans]:

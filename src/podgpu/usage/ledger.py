@@ -220,11 +220,13 @@ class DeviceTurn:
         pressure = min(waits.pressure_ns, sum(estimate for estimate, _, _ in sums.values()), window_ns)
         waits_for = {
             workload: tuple(
-                WaitPart(*parts_of(other if isinstance(other, Workload) else Workload()), ratio=ns / window_ns)
-                for other, ns in sorted(runners.items(), key=lambda pair: -pair[1])
+                WaitPart(
+                    *parts_of(other if isinstance(other, Workload) else Workload()), wait_ns=ns, ratio=ns / window_ns
+                )
+                for other, ns in sorted(divide_exactly(estimate, pairs[workload]).items(), key=lambda pair: -pair[1])
                 if ns
             )
-            for workload, runners in pairs.items()
+            for workload, (estimate, _, _) in sums.items()
         }
         return Waiting(sums, waits_for, pressure)
 
@@ -289,7 +291,7 @@ class Account:
     has_process: bool = False
     is_measured: bool = True  # False if the driver does not report busy times of its processes
     is_mps_client: bool = False  # only the busy time of the MPS server is known
-    idle_streak_ns: int | None = None  # idle time since it was last busy
+    idle_streak_ns: int | None = None  # measured idle time since it was last busy; the source of every `idle_since`
     unallocated_ns: int = 0  # time for which it has used the device without an allocation
 
     def extend_bounds(self, bounds: tuple[int | None, int] | None, part: int | None) -> tuple[int | None, int | None]:

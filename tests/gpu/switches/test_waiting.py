@@ -136,7 +136,7 @@ def check(residency: Residency, waits: ProcessWaits) -> None:
         assert ns >= 0
         rows[waiter] += ns
     for pid, (estimate, _, _) in waits.processes.items():
-        assert rows[pid] >= estimate - len(waits.pairs)  # rounding
+        assert estimate - len(waits.pairs) <= rows[pid] <= estimate  # rounding
     assert 0 <= waits.pressure_ns <= residency.window
 
 

@@ -118,9 +118,10 @@ class WaitEstimator:
         pairs: dict[tuple[int, int], int] = {}
         for pid, one in waits.items():
             limit = residency.window - residency.resident[pid]  # waiting may have begun before the window
-            processes[pid] = min(one.estimate, limit), min(one.least, limit), min(one.most, limit)
+            estimate = min(one.estimate, limit)
+            processes[pid] = estimate, min(one.least, limit), min(one.most, limit)
             for runner, ns in one.parts.items():
-                pairs[pid, runner] = ns * one.estimate // one.divided if one.divided else 0
+                pairs[pid, runner] = ns * estimate // one.divided if one.divided else 0
         return ProcessWaits(processes, pairs, _measure_union(self.intervals, residency.since))
 
     def _find_waits(
@@ -215,9 +216,8 @@ def _measure_union(intervals: Sequence[tuple[int, int, int]], since: int) -> int
     """Returns how much of the time after `since` the intervals cover together. `intervals`: sorted by their ends."""
     covered, position = 0, intervals[-1][1] if intervals else since
     for begin, end, _ in reversed(intervals):
-        if begin < position:
-            covered += (end if end < position else position) - (begin if begin > since else since)
-            position = begin
-        if position <= since:
-            break
+        first, last = begin if begin > since else since, end if end < position else position
+        if first < last:
+            covered += last - first
+            position = first
     return covered

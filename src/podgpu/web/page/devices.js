@@ -113,13 +113,19 @@ function holdersOf(of, part) {
     energy: holder.energy_joules,
     idleSince: holder.idle_since,
     waited: holder.wait_ratio,
-    waitsFor: (holder.waits_for ?? []).map((part) => ({ ratio: part.ratio, name: part.pod || part.job || part.uid ? nameOf(part) : "processes outside pods" })),
+    waitsFor: (holder.waits_for ?? []).map(runnerOf),
     cost: holder.cost_per_hour,
     amount: holder.part ?? 0, // fraction of the physical GPU
     use: holder.use ?? "unknown",
     unknownBecause: holder.unknown_because,
     part,
   }));
+}
+
+// Returns a holder that used the GPU while another one waited.
+function runnerOf(part) {
+  const isNamed = part.pod || part.job || part.uid || part.container_id || part.user;
+  return { ratio: part.ratio ?? 0, seconds: part.seconds ?? 0, name: isNamed ? nameOf(part) : "processes outside pods", container: part.container ?? "" };
 }
 
 // Rounds the utilisation of several holders to whole per cents. Their sum does not exceed the rounded `whole`.

@@ -11,6 +11,7 @@ import { celsius, energy, memory, percent, perHour, watts } from "./format.js";
 import { Rows, showText } from "./rows.js";
 import { brokenText, idleText, Troubles } from "./tile.js";
 import { NO_HISTORY, Timeline } from "./timeline.js";
+import { WaitMatrix } from "./waits.js";
 
 const EVERY_SECONDS = 10;
 const GROUPS = ["Now", "Memory", "Health", "Identity"];
@@ -39,6 +40,7 @@ export class GpuView {
     this.parts = h("nav", { class: "tabs", "aria-label": "Instances" });
     this.running = h("ul", { class: "marks" });
     this.holding = h("section", {}, h("h3", {}, "Holders"), this.rows.element);
+    this.waits = new WaitMatrix();
     this.runningSection = h("section", {}, h("h3", {}, "Processes"), this.running);
     this.timeline = new Timeline((criteria) => ({ gpu: criteria.gpu }));
     this.xids = h("ul", { class: "marks" });
@@ -52,7 +54,7 @@ export class GpuView {
     const fields = h("details", {}, h("summary", {}, "All fields"), this.fields, this.sourceSection, this.method);
     const more = h("section", { class: "known" }, this.xidSection, this.about, fields);
     const actions = [this.troubles.element, this.commands.element, this.forget.element];
-    this.element = h("div", { class: "pod gpu" }, this.back, title, uuid, ...actions, this.facts, this.holding, this.runningSection, this.parts, this.timeline.element, this.events.element, more);
+    this.element = h("div", { class: "pod gpu" }, this.back, title, uuid, ...actions, this.facts, this.holding, this.waits.element, this.runningSection, this.parts, this.timeline.element, this.events.element, more);
   }
 
   leave() {
@@ -94,6 +96,7 @@ export class GpuView {
     const processes = device ? processRows(device) : [];
     place(this.running, processes);
     this.runningSection.hidden = !processes.length;
+    this.waits.show(device);
     if (!device) return;
     this.troubles.show(device, now);
     this.rows.show(device, { now, cost: this.context.prices(), isFull: true });

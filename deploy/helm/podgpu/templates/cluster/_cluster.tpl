@@ -4,6 +4,15 @@
 {{- if or (include "podgpu.source.discovers" .) .Values.cluster.podOwners -}} true {{- end -}}
 {{- end -}}
 
+{{/* Not empty if cluster.prices depend on the labels of nodes, at any date. */}}
+{{- define "podgpu.cluster.nodePrices" -}}
+{{- if kindIs "map" .Values.cluster.prices -}}
+{{- range prepend (default list .Values.cluster.prices.changes) .Values.cluster.prices -}}
+{{- with .nodes -}} true {{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "podgpu.cluster.args" -}}
 {{- $cluster := .Values.cluster -}}
 - {{ printf "--address=:%v" $cluster.port | quote }}

@@ -1,4 +1,4 @@
-"""One turn (pass) of the usage loop: reads the activity of processes on each GPU and attributes it to containers."""
+"""Collects usage: reads the activity of processes on each GPU and attributes it to containers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 
 from msgspec import structs
 
-from podgpu.agent.telemetry_turn import TelemetryResult
+from podgpu.agent.telemetry import TelemetryResult
 from podgpu.clock import Clock
 from podgpu.errors import SourceError
 from podgpu.gpu.source import Telemetry, UsageAnswer
@@ -50,7 +50,7 @@ class UsageResult:
     processes: Mapping[str, Sequence[RunningProcess]] = field(default_factory=dict)
 
 
-class UsageTurn:
+class UsageCollector:
     def __init__(
         self,
         telemetry: Telemetry,
@@ -102,7 +102,7 @@ class UsageTurn:
         )
 
     def _count_errors(self, answers: Mapping[str, UsageAnswer], reasons: Iterable[str]) -> None:
-        # An unsupported value is counted as an error once per GPU, not in every turn.
+        # An unsupported value is counted as an error once per GPU, not in every reading.
         lacking = {(uuid, *lack) for uuid, answer in answers.items() for lack in answer.lacks} - self._lacking
         self._lacking |= lacking
         counted = [*filter(None, reasons), *(reason for _, _, reason in lacking)]
