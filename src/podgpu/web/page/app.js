@@ -246,7 +246,7 @@ class Page {
     else if (view === "nodes") this.nodes.show(picture, devices, criteria);
     else if (view === "pods") this.pods.show(devices, criteria, hasPods(picture), picture);
     else if (view === "cost") this.cost.show(criteria, hasPods(picture), this.feed.now(), picture.scope === "cluster");
-    else if (view === "events") this.events.show(criteria, hasPods(picture));
+    else if (view === "events") this.events.show(criteria, hasPods(picture), this.feed.now());
     else return this.showDevices(anew, at);
     place(this.main, [this[view].element]);
   }

@@ -32,7 +32,7 @@ export class Overview {
     this.broken = total("broken", "Broken");
     this.buttons = [this.all, this.held, this.used, this.idle, this.unknown, this.free, this.broken];
     this.power = new Plain("Power", "power");
-    this.cost = new Plain("Cost/h", "cost");
+    this.cost = new Plain("Cost/h", "cost", "#view=cost&range=month");
     this.wasted = new Plain("Wasted/h", "wasted", "#view=cost&by=pod&order=wasted");
     this.hint = byId("prices-hint");
     place(byId("totals"), [...this.buttons, this.power, this.cost, this.wasted].map((figure) => figure.element));
@@ -81,9 +81,9 @@ export class Overview {
   showMoney(picture, totals) {
     const priced = totals.cost !== undefined;
     this.cost.element.hidden = this.wasted.element.hidden = !priced;
-    const example = picture.prices === "example" ? "examples" : "";
+    const example = picture.prices === "example";
     const { cost, wasted } = totals;
-    this.cost.show(totalMoney(cost, picture.currency), example, money(cost, picture.currency));
+    this.cost.show(totalMoney(cost, picture.currency), "this month \u2192", money(cost, picture.currency));
     const share = cost ? percent(wasted / cost) : "";
     this.wasted.show(totalMoney(wasted, picture.currency), share, money(wasted, picture.currency));
     this.wasted.element.classList.toggle("is-none", !totals.wasted);
