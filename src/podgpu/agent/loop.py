@@ -18,10 +18,10 @@ from podgpu.clock import Clock
 from podgpu.device_selection import Selection
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.gpu.source import Telemetry
-from podgpu.holders.reader import AllocationReader, AllocationResult, HolderSources, find_lost_gpus
+from podgpu.holders.reader import AllocationReader, HolderSources, find_lost_gpus
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.labels import Policy
-from podgpu.model import PodLabels, RunningProcess, SourceStatus, Value
+from podgpu.model import Allocation, PodLabels, RunningProcess, SourceStatus, Value
 from podgpu.usage.containers import ContainerFinder
 from podgpu.workers import ErrorCounts, Workers
 
@@ -93,7 +93,7 @@ class Agent:
         self._health = HealthWatch(self.clock, policy.xid_window_ms / 1000, policy.clock_window_ms / 1000)
         self._telemetry_result = TelemetryResult()
         self._serials: dict[str, Mapping[int, Value]] = {}  # by UUID; kept for GPUs that are lost later
-        self._allocation_result = AllocationResult()
+        self._allocation_result = Allocation()
         self._usage_result = UsageResult()
         self._changes = ChangeLog(self.clock.monotonic)
         self._exporter_id = secrets.token_hex(8)

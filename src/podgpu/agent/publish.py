@@ -23,7 +23,7 @@ from podgpu.agent.usage import UsageResult
 from podgpu.clock import FaultLog
 from podgpu.errors import few_of
 from podgpu.holders.annotations import find_reserved
-from podgpu.holders.reader import AllocationResult, describe, explain
+from podgpu.holders.reader import describe, explain
 from podgpu.metrics.conditions import UNALLOCATED
 from podgpu.metrics.dcgm import render_dcgm
 from podgpu.metrics.encode import NO_LABELS, Body, Family, Sample, encode, families_in
@@ -33,6 +33,7 @@ from podgpu.metrics.names import gpu_figures, in_legacy_units, slot_figures
 from podgpu.metrics.render import render_gpu_manager, render_own, render_self
 from podgpu.model import (
     RESERVATION,
+    Allocation,
     Condition,
     Device,
     DeviceState,
@@ -47,7 +48,7 @@ from podgpu.model import (
     Workload,
     device_key,
     encode_node,
-    physical,
+    split_key,
 )
 
 _log = logging.getLogger("podgpu")
@@ -66,7 +67,7 @@ _SAME_FAULT = {"hung": "deadline"}  # a slow call is reported as `deadline` at f
 
 def build_node_state(
     telemetry: TelemetryResult,
-    allocation: AllocationResult,
+    allocation: Allocation,
     usage: UsageResult,
     health: Mapping[str, dict[str, Any]],
     configured: Collection[int] = (),
@@ -99,7 +100,7 @@ def build_node_state(
     )
 
 
-def _join_holders(allocation: AllocationResult, usage: UsageResult) -> dict[str, list[Holder]]:
+def _join_holders(allocation: Allocation, usage: UsageResult) -> dict[str, list[Holder]]:
     """Joins assignments and usage by device key."""
     holders = defaultdict[str, list[Holder]](list)
     usages = {key: dict(entries) for key, entries in sorted(usage.holders.items())}
@@ -157,7 +158,7 @@ def _build_gpus(
     instances: defaultdict[str, list[MigInstance]] = defaultdict(list)
     known = {device.uuid for device in telemetry.devices}  # without GPUs that were removed with `podgpu forget`
     devices = _find_devices(
-        telemetry, (*holders, *(k for k, slot in health.items() if "xids" in slot and physical(k) in known))
+        telemetry, (*holders, *(k for k, slot in health.items() if "xids" in slot and split_key(k)[0] in known))
     )
     for key, device in devices.items():
         if device.gi_id is not None:
@@ -186,10 +187,10 @@ def _find_devices(telemetry: TelemetryResult, used: Iterable[str]) -> dict[str, 
     known = {device.key: device for device in telemetry.devices}
     devices: dict[str, Device] = {}
     for key in (*(device.key for device in telemetry.selected), *used):
-        uuid, _, instance = key.partition("/gi")
+        uuid, gi_id = split_key(key)
         gpu = devices.setdefault(uuid, known.get(uuid) or Device(None, uuid, "", ""))
-        if instance:
-            devices[key] = known.get(key) or replace(gpu, gi_id=int(instance))
+        if gi_id is not None:
+            devices[key] = known.get(key) or replace(gpu, gi_id=gi_id)
     return devices
 
 

@@ -185,7 +185,9 @@ def table_text(*names: str) -> str:
 
 
 def table_rows(table: str) -> Iterator[dict[str, str]]:
-    return iter(csv.DictReader(table_text(table).splitlines()))
+    for row in csv.DictReader(table_text(table).splitlines()):
+        assert None not in row, f"{table} has an unquoted comma in {row}"
+        yield row
 
 
 @cache

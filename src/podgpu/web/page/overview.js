@@ -57,7 +57,7 @@ export class Overview {
       const number = totals.colours[colour] ?? 0;
       this.spread[i].style.flexGrow = number;
       this.spread[i].hidden = !number;
-      this.legend[i].show(number);
+      this.legend[i].show(picture.paged ? "" : count(number), !number);
     });
     this.alerts.show(picture, devices, !devices.some((device) => !device.old));
     this.health = healthOf(devices, this.alerts, totals);
@@ -182,16 +182,16 @@ class Entry {
     this.element = h("li", { class: `legend-${colour}` }, h("span", { class: `key is-${colour}`, "aria-hidden": "true" }), text, " ", this.number);
   }
 
-  show(number) {
-    setText(this.number, count(number));
-    this.element.classList.toggle("is-none", !number);
+  show(number, isNone) {
+    setText(this.number, number);
+    this.element.classList.toggle("is-none", isNone);
   }
 }
 
 function scopeText(picture) {
   const nodes = picture.nodes ?? [];
   if (picture.scope === "node" && nodes.length === 1) return plain(nodes[0].name);
-  return `Cluster, ${plural(nodes.length, "node")}`;
+  return picture.paged ? "Cluster" : `Cluster, ${plural(nodes.length, "node")}`;
 }
 
 // `avg_GPU_utilization` is the mean of the field in --used-field, so it may differ from the mean below "Used".
