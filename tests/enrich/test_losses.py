@@ -18,8 +18,8 @@ from podgpu.enrich import Enricher, EnrichSettings
 from podgpu.errors import SourceError
 from podgpu.files import AtomicFile
 from podgpu.gpu.exporter import FileExposition, parse_exposition
-from podgpu.holders.reader import AllocationResult
 from podgpu.metrics.parse import ParsedFamily
+from podgpu.model import Allocation
 from podgpu.workers import ErrorCounts
 from tests.nodes.clock import wait_until
 from tests.privilege import mounted_disk
@@ -102,7 +102,7 @@ class StaleFile:
         clock = Clock(lambda: self.now, lambda: self.wall)
         self._enricher = Enricher(
             self._fetch,
-            lambda _devices: AllocationResult(),
+            lambda _devices: Allocation(),
             AtomicFile(str(out)),
             ErrorCounts(),
             EnrichSettings(stale_after=75.0),

@@ -24,7 +24,7 @@ from podgpu.autoscale.requests import no_data
 from podgpu.clock import Clock
 from podgpu.cluster.collect import ViewSettings
 from podgpu.cluster.nodes import NodeEntry
-from podgpu.cluster.parts import HeldPart, SlotKey
+from podgpu.cluster.parts import HeldPart
 from podgpu.cluster.state import ClusterState, used_value
 from podgpu.model import NS, HolderUsage, Slot, WorkloadKey
 
@@ -65,15 +65,15 @@ class UsageRates:
 
     def __init__(self, stale_after: float) -> None:
         self._stale_after = stale_after
-        self._before: dict[tuple[str, SlotKey, WorkloadKey], _UsageRate] = {}
-        self._now: dict[tuple[str, SlotKey, WorkloadKey], _UsageRate] = {}
+        self._before: dict[tuple[str, str, WorkloadKey], _UsageRate] = {}
+        self._now: dict[tuple[str, str, WorkloadKey], _UsageRate] = {}
 
     def next_round(self) -> None:
         """Starts the next round. Removes the holders that did not occur in the previous round."""
         self._before, self._now = self._now, {}
 
     def update(self, node: NodeEntry, part: HeldPart) -> _UsageRate:
-        key = node.name, part.slot_key, part.holder.key
+        key = node.name, part.device_key, part.holder.key
         usage = part.holder.usage or HolderUsage()
         if usage.utilization_ratio is None:  # the use is not measured now, so the counters stay constant
             usage = structs.replace(usage, busy_ns=None, idle_ns=None)
@@ -99,7 +99,10 @@ class UsageRates:
         return abs((rate.at - before.at) - (rate.read_at - before.read_at)) > self._stale_after
 
     def _count_idle(self, before: _UsageRate, rate: _UsageRate) -> float | None:
-        """Computes the idle time from counters, because a utilisation gauge would miss work between scrapes."""
+        """Computes the idle time from counters, because a utilisation gauge would miss work between scrapes.
+
+        `HeldPart.idle_since` is not enough to scale a workload to zero: without counters, it is only probable.
+        """
         busy = _growth(before.usage.busy_ns, rate.usage.busy_ns, NS)
         idle = _growth(before.usage.idle_ns, rate.usage.idle_ns, NS)
         if busy is None or idle is None:
@@ -121,7 +124,11 @@ def _count_first_idle(rate: _UsageRate) -> float | None:
 
 
 def _growth(before: int | None, now: int | None, scale: float, most: float = inf) -> float | None:
-    """Returns a counter's increase. None if a value is unknown, the counter was reset, or the result exceeds `most`."""
+    """Returns a counter's increase. None if a value is unknown, the counter was reset, or the result exceeds `most`.
+
+    After a reset, the time that the counter covers is unknown, so there is no rate. The history (`RoundReader`) charges
+    the new value instead, because only the amount matters there.
+    """
     if before is None or now is None or now < before:
         return None
     growth = (now - before) / scale
@@ -138,7 +145,7 @@ def sample_round(state: ClusterState, rates: UsageRates, pods: RunningPods, at: 
     for node in state.nodes:
         if node.stale:
             continue
-        for _, group in groupby(node.held, key=attrgetter("slot_key")):
+        for _, group in groupby(node.held, key=attrgetter("device_key")):
             parts = [(part, rates.update(node, part)) for part in group]
             by_pod: dict[SampleKey, list[tuple[HeldPart, _UsageRate]]] = {}
             for part, rate in parts:

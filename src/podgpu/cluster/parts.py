@@ -10,14 +10,24 @@ from msgspec.structs import asdict, replace
 
 from podgpu.metrics.conditions import DRIVER_AWAY, LOST, NODE_GONE, UNREADABLE
 from podgpu.metrics.mig import billed_name, fraction_of_gpu, slices_of_profile
-from podgpu.model import RESERVATION, DeviceState, Holder, HolderUsage, MigInstance, Slot, WorkloadOwner
+from podgpu.model import (
+    MIB,
+    RESERVATION,
+    DeviceState,
+    Holder,
+    HolderUsage,
+    MigInstance,
+    Slot,
+    WorkloadOwner,
+    device_key,
+)
 
 N = TypeVar("N", int, float)
-SlotKey = tuple[str, int | None]  # `gpu_id`, MIG instance
 Use = Literal["used", "idle", "unknown"]
 BLIND = frozenset({LOST, UNREADABLE, DRIVER_AWAY, NODE_GONE})  # values of GPUs with these conditions are outdated
 MPS_REASON = "not known under MPS"
 _DIGITS = 4
+_LEAST_WORK = 256 * MIB  # less than a CUDA context needs, but more than the driver itself uses
 _NO_USAGE = HolderUsage()
 
 
@@ -50,8 +60,8 @@ class HeldPart(msgspec.Struct, frozen=True, gc=False):
         return self.instance or self.gpu
 
     @property
-    def slot_key(self) -> SlotKey:
-        return gpu_id(self.gpu), None if self.instance is None else self.instance.id
+    def device_key(self) -> str:
+        return key_of(self.gpu, self.instance)
 
     @property
     def model(self) -> str:
@@ -62,6 +72,11 @@ class HeldPart(msgspec.Struct, frozen=True, gc=False):
 def gpu_id(gpu: DeviceState) -> str:
     """Returns the UUID, or `gpu <index>` if the exporter reports none."""
     return gpu.uuid or f"gpu {'?' if gpu.index is None else gpu.index}"
+
+
+def key_of(gpu: DeviceState, instance: MigInstance | None) -> str:
+    """Identifies a GPU or MIG instance within its node, in the form of `Device.key`."""
+    return device_key(gpu_id(gpu), None if instance is None else instance.id)
 
 
 def slot_model(gpu: DeviceState, instance: MigInstance | None) -> str:
@@ -189,6 +204,11 @@ def gpu_utilization(gpu: DeviceState) -> float | None:
     return None if gpu.hidden else slot_utilization(gpu)
 
 
+def may_be_busy(utilization: float | None, memory: int | None) -> bool:
+    """Returns whether a device without a known holder may be in use."""
+    return utilization > 0 if utilization is not None else (memory or 0) >= _LEAST_WORK
+
+
 # Sums
 
 
@@ -212,10 +232,11 @@ class HeldSums(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class Totals(HeldSums, kw_only=True):
-    """`gpus` = `allocated` + `free`."""
+    """`gpus` = `allocated` + `free` + `unheld_unknown`."""
 
     gpus: int
     free: float
+    unheld_unknown: float = 0.0  # without a known holder, but perhaps in use: the node is gone, or the GPU is busy
     broken: int
     power_watts: float | None = None
 

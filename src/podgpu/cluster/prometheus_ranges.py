@@ -27,10 +27,11 @@ from podgpu.cluster.prometheus import (
     PrometheusClient,
     PrometheusServer,
     by,
+    read_node_labels,
     select,
 )
 from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RowName, make_range, name_row, utc_text
-from podgpu.cluster.state import ClusterState
+from podgpu.cluster.state import ClusterState, describe_unpriced
 from podgpu.errors import SourceError
 from podgpu.history.answers import UsageSum
 from podgpu.history.store import COARSE, FINE, HOUR, UNALLOCATED, Amounts, UsageAccount
@@ -128,6 +129,9 @@ class _RangeReader:
             self.notes.append(f"Prometheus has no GPU metrics at {utc_text(start)}, the start of the range")
         if not any(any(one.account) for one in usage):
             self.notes.append("Prometheus has no counters of podgpu's exporters in this range")
+        self.notes.extend(describe_unpriced(self.state.nodes, self.prices))
+        if rule and self.prices.label_names:
+            self.notes.append("prices depend on node labels, but there are too many GPUs to read their nodes: no cost")
         rows_now = None if self.query.end is not None else await self._read_now(now)
         return make_range(
             self.query,
@@ -165,8 +169,12 @@ class _RangeReader:
         return sorted({sample.labels.get("method", "") for sample in found} - {""})
 
     async def _find_rule(self, start: float, end: float) -> str:
-        """Returns the coarsest recording rule that covers as much of the range as the counters, or an empty text."""
-        if self.query.by not in ("owner", "namespace"):
+        """Returns the coarsest recording rule that covers as much of the range as the counters, or an empty text.
+
+        The rules have no nodes, so they are not used for prices by node label, unless single GPUs are too many to read.
+        """
+        is_by_node = self.prices.label_names and self.state.fleet is None
+        if self.query.by not in ("owner", "namespace") or is_by_node:
             return ""
         for name, seconds in _RULES.items():
             length = end - start
@@ -201,9 +209,8 @@ class _RangeReader:
         gpus = f"group {by(cluster, *_GPU_KEYS)} ({select(_GPU_NAMES, self.server.match)})"
         queries = {kind: self._increase(name, end - start) for kind, name in _COUNTERS.items()}
         queries["shares"] = self._shares(end - start)
-        queries["gpu_seconds"] = (
-            f"{step} * sum {by(cluster, *MODEL_LABELS)} (count_over_time(({gpus})[{length}ms:{step}s]))"
-        )
+        keys = (*MODEL_LABELS, *(UUID_LABELS if self.prices.label_names else ()))
+        queries["gpu_seconds"] = f"{step} * sum {by(cluster, *keys)} (count_over_time(({gpus})[{length}ms:{step}s]))"
         return await self._ask_all(queries, end)
 
     async def _ask_all(self, queries: Mapping[str, str], at: float) -> Vectors:
@@ -316,18 +323,22 @@ class _RangeReader:
             if (part := self._read_part(sample.labels)) is not None
         }
         accounts = await self._read_accounts(billed, start, end)
-        seconds: dict[tuple[str, str], float] = defaultdict(float)  # of unallocated GPUs, by cluster and model
-        joules: dict[tuple[str, str], float] = defaultdict(float)
+        gpu_prices = await self._read_gpu_prices(prices, start, end)
+        seconds: dict[tuple[str, str, Prices], float] = defaultdict(float)  # of unallocated GPUs
+        joules: dict[tuple[str, str, Prices], float] = defaultdict(float)
         for sums, kind in ((seconds, "gpu_seconds"), (joules, "unattributed_energy")):
             for sample in found.get(kind, ()):
-                sums[sample.labels.get(self.server.cluster_label, ""), _read_model(sample.labels)] += sample.value
+                cluster = sample.labels.get(self.server.cluster_label, "")
+                own = gpu_prices.get((cluster, read_gpu_id(sample.labels)), prices)
+                sums[cluster, _read_model(sample.labels), own] += sample.value
         amounts_of = {kind: self._add_by_part(found.get(kind, ())) for kind in (*_COUNTERS, "shares")}
         usage = []
         for part, sample in billed.items():
             workload, model = part.workload, _read_model(sample.labels)
             profile = sample.labels.get("GPU_I_PROFILE", "")
             name = billed_name(model, profile) if profile else model
-            price = prices.of(name).gpu_hour if prices.currency else None
+            own = gpu_prices.get((part.cluster, part.gpu), prices)
+            price = own.of(name).gpu_hour
             amounts = _make_amounts([sums.get(part) for sums in amounts_of.values()], name, price or 0.0)
             account = accounts.get((part.cluster, (workload.namespace, workload.pod))) or UsageAccount(
                 workload.namespace, workload.pod, workload.job, workload.uid, workload.container_id
@@ -336,14 +347,32 @@ class _RangeReader:
                 account = account._replace(owner_kind=part.owner.kind, owner_name=part.owner.name)
             methods = tuple(sorted(self.methods.get(part[:3], ())))
             usage.append(UsageSum(account, "" if price is None else prices.currency, amounts, part.cluster, methods))
-            if (part.cluster, model) in seconds:
-                seconds[part.cluster, model] -= amounts.allocated_seconds
-        for cluster, model in sorted(seconds):
-            price = prices.of(model).gpu_hour if prices.currency else None
-            rest = max(0.0, seconds[cluster, model])
-            amounts = Amounts(rest, cost=(price or 0.0) * rest / 3600, energy_joules=joules[cluster, model])
+            if (part.cluster, model, own) in seconds:
+                seconds[part.cluster, model, own] -= amounts.allocated_seconds
+        for (cluster, model, own), left in seconds.items():
+            price = own.of(model).gpu_hour
+            rest = max(0.0, left)
+            amounts = Amounts(rest, cost=(price or 0.0) * rest / 3600, energy_joules=joules[cluster, model, own])
             usage.append(UsageSum(UNALLOCATED, "" if price is None else prices.currency, amounts, cluster))
         return sorted(usage)  # makes rounding independent of the order of query results
+
+    async def _read_gpu_prices(self, prices: Prices, start: float, end: float) -> dict[tuple[str, str], Prices]:
+        """Returns prices by cluster and GPU, if they depend on node labels. Omits GPUs of nodes with unknown labels."""
+        if not prices.nodes or self.rule:
+            return {}
+        window, nodes = f"{round(end - start)}s", self.server.node_labels
+        try:
+            known = await read_node_labels(self.client, self.server, prices.label_names, end, window)
+        except SourceError as error:
+            self.notes.append(f"missing: labels of nodes: {error}")
+            return {}
+        series = f"last_over_time({select(_GPU_NAMES, self.server.match)}[{window}])"
+        query = f"group {by(self.server.cluster_label, *UUID_LABELS, *nodes)} ({series})"
+        found: dict[tuple[str, str], set[Prices]] = defaultdict(set)
+        for labels in (sample.labels for sample in await self._ask("nodes of GPUs", query, end)):
+            cluster, node = labels.get(self.server.cluster_label, ""), _read_first(labels, nodes)
+            found[cluster, read_gpu_id(labels)].add(prices.on_node(known.get((cluster, node))))
+        return {gpu: own.pop() for gpu, own in found.items() if len(own) == 1}
 
     def _add_by_part(self, samples: Iterable[ParsedSample]) -> dict[_HolderPart, float]:
         parts: dict[_HolderPart, float] = defaultdict(float)
@@ -371,7 +400,11 @@ class _RangeReader:
 
 
 def _read_model(labels: LabelMap) -> str:
-    return next((labels[name] for name in MODEL_LABELS if labels.get(name)), "")
+    return _read_first(labels, MODEL_LABELS)
+
+
+def _read_first(labels: LabelMap, names: Iterable[str]) -> str:
+    return next((labels[name] for name in names if labels.get(name)), "")
 
 
 def _make_amounts(sums: Sequence[float | None], name: str, price: float) -> Amounts:

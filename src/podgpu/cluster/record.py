@@ -10,9 +10,9 @@ from podgpu.cluster.loop import Cluster
 from podgpu.cluster.nodes import NodeEntry, describe_condition
 from podgpu.cluster.parts import (
     HeldPart,
-    SlotKey,
     divide_gpu,
     is_mps_client,
+    key_of,
     slot_memory,
     slot_model,
     slot_utilization,
@@ -28,7 +28,7 @@ _OWN_DIFFERENCE = 0.05  # if a sole holder's utilisation differs more from the G
 MAX_GPUS = 8000  # supported by the SQLite history; time and size were measured with 1,000 nodes of 8 GPUs
 _MAX_CELSIUS = 1000  # SQLite rejects larger integers than 64 bits, and the round of all nodes with them
 LONGEST_GAP = 60.0  # seconds; a longer time between two rounds is not charged
-_PartKey = tuple[SlotKey, WorkloadKey]
+_PartKey = tuple[str, WorkloadKey]  # device key, holder
 
 
 class _Read(NamedTuple):
@@ -59,11 +59,11 @@ class RoundReader:
 
         While a node is gone, its GPUs have no holders.
         """
-        held = {} if node.gone else node.held_by_slot()
+        held = {} if node.gone else node.held_by_device()
         for gpu in node.gpus:
             users_joules = 0.0
             for instance, slot_part in divide_gpu(gpu) if gpu.uuid else ():
-                parts = held.get((gpu.uuid, None if instance is None else instance.id), [])
+                parts = held.get(key_of(gpu, instance), [])
                 parts = [part for part in parts if part.holder.key]  # excludes reservations for unknown pods
                 has_figures = not node.stale
                 own_figures = has_figures and (len(parts) > 1 or any(map(_differs, parts)))
@@ -94,7 +94,7 @@ class RoundReader:
         if own_figures and part.holder.usage is not None:
             figures = Figures(usage.utilization_ratio, usage.memory_used_bytes)
         counters = usage.busy_ns, usage.busy_min_ns, usage.busy_max_ns, usage.wait_ns, usage.energy_mj
-        seconds, growth = self._grow((part.slot_key, part.holder.key), node, counters)
+        seconds, growth = self._grow((part.device_key, part.holder.key), node, counters)
         amounts = Amounts()
         if seconds:
             busy, least, most, waited = (None if ns is None else ns / NS for ns in growth[:4])
@@ -140,8 +140,7 @@ class RoundReader:
         `users_joules`: energy charged to containers that use the GPU without holding it. It is subtracted.
         """
         counted = None if instance is not None or gpu.usage is None else gpu.usage.unattributed_energy_mj
-        key = (gpu.uuid, None if instance is None else instance.id), ()
-        seconds, [energy_mj] = self._grow(key, node, [counted])
+        seconds, [energy_mj] = self._grow((key_of(gpu, instance), ()), node, [counted])
         joules = (energy_mj or 0) / MJ
         rest = max(0.0, slot_part * seconds - sum(holder.amounts.allocated_seconds for holder in holders))
         if gpu.usage is None:
@@ -153,7 +152,8 @@ class RoundReader:
     def _grow(self, key: _PartKey, node: NodeEntry, counters: Sequence[int | None]) -> tuple[float, list[int | None]]:
         """Returns the seconds and each counter's increase since the last round. After a long gap, these are 0 and None.
 
-        If the exporter has restarted since then, its counters started at 0.
+        If the exporter has restarted since then, its counters started at 0, and everything since then is charged. Rates
+        (`UsageRates`) are unknown in this case, because the time since the restart is unknown.
         """
         before = self._before.get(key)
         now = self._now[key] = _Read(node.read_at, node.state.exporter_id, counters)
@@ -177,7 +177,7 @@ def _idle_alarms(parts: Iterable[HeldPart], at: float, after: float | None) -> I
 
 
 def _idle_seconds(part: HeldPart, seconds: float, at: float) -> float:
-    """Returns the idle seconds within the last `seconds` before the Unix time `at`."""
+    """Returns the idle seconds within the last `seconds` before the Unix time `at`, from `HeldPart.idle_since`."""
     if part.use != "idle":
         return 0.0
     return seconds if part.idle_since is None else max(0.0, min(seconds, at - part.idle_since))

@@ -28,9 +28,9 @@ from podgpu.cluster.parts import (
     classify_use,
     divide_gpu,
     divide_slot,
-    gpu_id,
     holders_of,
     is_blind,
+    key_of,
     measure_use,
     slot_model,
 )
@@ -93,7 +93,8 @@ class ClusterState:
     prices: Prices = NO_PRICES
     outcomes: tuple[TargetOutcome, ...] = ()  # sorted by target
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    fleet: FleetCounts | None = None  # if set, only totals are known and `nodes` is empty
+    fleet: FleetCounts | None = None  # totals, if there are too many GPUs to read; then `nodes` has only a selection
+    found: int | None = None  # number of GPUs that match the selection
     clock_offset: float = 0.0  # Unix time minus monotonic time. Constant until the wall clock is set
 
     @property
@@ -271,27 +272,27 @@ def _hold(node: NodeEntry, idle: _IdleTimes | None, owners: Owners) -> Iterator[
 class _IdleTimes:
     """Determines how long each holder of a node has been idle.
 
-    podgpu's exporter reports this time. For other exporters, a holder is idle if its utilisation (or its device's) is 0
-    and its busy time has not increased since the last reading.
+    podgpu's exporter reports this time (see `Account.idle_streak_ns`). For other exporters, a holder is idle if its
+    utilisation (or its device's) is 0 and its busy time has not increased since the last reading. This shows probable
+    idle times; `UsageRates` counts only idle time that is proven, because it scales workloads to zero.
     """
 
     node: NodeEntry
     earlier: NodeEntry | None
     offset: float  # Unix time minus monotonic time
     clock_change: float  # change of `offset` since the last round
-    idle_for: Mapping[tuple[str, str], float]
+    idle_for: Mapping[str, float]
 
     def __post_init__(self) -> None:
         skew = self.node.reading.skew_seconds or 0.0
         self._skew = skew if abs(skew) > CLOCK_AHEAD else 0.0
         parts = self.earlier.held if self.earlier else ()
-        self._before = {(part.slot_key, part.holder.key): part for part in parts}
+        self._before = {(part.device_key, part.holder.key): part for part in parts}
 
     def find(self, gpu: DeviceState, instance: MigInstance | None, holder: Holder) -> float | None:
         """Returns the Unix time when the holder became idle. None if the holder is busy or its use is unknown."""
         usage, node, earlier = holder.usage or _NO_USAGE, self.node, self.earlier
-        key = (gpu_id(gpu), None if instance is None else instance.id), holder.key
-        before = self._before.get(key)
+        before = self._before.get((key_of(gpu, instance), holder.key))
         before_since = None
         if before is not None and before.last_idle_since is not None:
             before_since = before.last_idle_since + self.clock_change
@@ -318,7 +319,7 @@ class _IdleTimes:
         counted = None if usage.idle_ns is None else usage.idle_ns / NS
         if counted is not None and usage.busy_ns == 0:
             return counted
-        observed = self.idle_for.get((gpu.uuid, "" if instance is None else str(instance.id)), 0.0)
+        observed = self.idle_for.get(key_of(gpu, instance), 0.0)
         return observed if counted is None else min(observed, counted)
 
 

@@ -12,7 +12,7 @@ from podgpu.cluster.parts import MPS_REASON
 from podgpu.cluster.view import ConditionView, FieldView, GpuDetails, HolderView, InstanceView
 from podgpu.errors import plural
 from podgpu.model import Workload
-from podgpu.top.lines import Line, Order, Row, arrange, flatten, name_of, severity_of
+from podgpu.top.lines import Line, Order, Row, arrange, describe_free, flatten, name_of, severity_of
 from podgpu.top.source import NO_DATA, FetchedDetails, Seen
 from podgpu.top.table import (
     Span,
@@ -256,7 +256,7 @@ def render_details(line: Line, seen: Seen, width: int) -> list[Spans]:
         lines += _wrap(f"last held by {name_of(last)}", width)
         lines += _job(last, fetched, width)
     if not slot.holders and not slot.last_holders:
-        lines += _wrap("free", width)
+        lines += _wrap("free" if describe_free(slot) == "-" else describe_free(slot), width)
     if not is_fetched:
         lines += _wrap("fetching details …", width)
     elif fetched.error:

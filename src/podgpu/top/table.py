@@ -292,16 +292,17 @@ _GAP = "  "
 
 
 def render_totals(totals: Totals, currency: str, width: int) -> Spans:
+    unknown = totals.unknown + totals.unheld_unknown
     parts = {
         "allocated": (f"{_format_gpus(totals.allocated)}/{totals.gpus} allocated", ""),
         "used": (f"{_format_gpus(totals.used)} used", ""),
         "idle": (f"{_format_gpus(totals.idle)} idle", "warn" if totals.idle else ""),
-        "unknown": (f"{_format_gpus(totals.unknown)} unknown", ""),
+        "unknown": (f"{_format_gpus(unknown)} unknown", ""),
         "free": (f"{_format_gpus(totals.free)} free", ""),
         "broken": (f"{totals.broken} broken", "bad" if totals.broken else ""),
         "watts": (_format_watts(totals.power_watts), ""),
     }
-    if not totals.unknown:
+    if not unknown:
         del parts["unknown"]
     if totals.cost_per_hour is not None:
         wasted = f", {totals.wasted_per_hour:.2f} wasted" if totals.wasted_per_hour else ""
