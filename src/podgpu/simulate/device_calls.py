@@ -23,7 +23,7 @@ from podgpu.simulate.gpu import (
     SimulatedInstance,
     SimulatedLoad,
 )
-from podgpu.simulate.models import MIB
+from podgpu.simulate.models import AMPERE, MIB
 
 NO_INSTANCE = ALL_LINKS = 0xFFFFFFFF
 _SAMPLING_PERIOD_US = 100_000
@@ -178,7 +178,9 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
         lambda gpu: round(30 + 60 * max(0.0, gpu.celsius - IDLE_CELSIUS) / (FULL_CELSIUS - IDLE_CELSIUS)),
     ),
     "nvmlDeviceGetTotalEccErrors": _where(_HAS_ECC, lambda gpu, error, counter: 0),
-    "nvmlDeviceGetRemappedRows": _where(lambda gpu: gpu.model.row_remapping, lambda gpu: (0, 0, 0, 0)),
+    "nvmlDeviceGetRemappedRows": _where(
+        lambda gpu: gpu.model.ecc and gpu.model.architecture >= AMPERE, lambda gpu: (0, 0, 0, 0)
+    ),
     "nvmlDeviceGetCurrPcieLinkGeneration": lambda gpu: gpu.model.pcie_generation,
     "nvmlDeviceGetMaxPcieLinkGeneration": lambda gpu: gpu.model.pcie_generation,
     "nvmlDeviceGetCurrPcieLinkWidth": lambda gpu: 16,
@@ -243,7 +245,7 @@ _FIELDS: dict[int, Reader] = {
     **dict.fromkeys((74, 75, 76, 77, 79, 269, 270, 271), lambda gpu, scope: 0),
     **dict.fromkeys((138, 139), _nvlink_kib),
     78: lambda gpu, scope: int(gpu.idle_seconds * 1e9),
-    82: lambda gpu, scope: gpu.memory_celsius,
+    82: lambda gpu, scope: round(gpu.celsius - 2 + 8 * gpu.activity.device.dram) if gpu.model.hbm else None,
     165: lambda gpu, scope: None if scope >= gpu.nvlinks else 1,
 }
 

@@ -100,8 +100,6 @@ class GpuActivity(NamedTuple):
 
 
 class UtilisationSample(NamedTuple):
-    """One utilisation sample of the driver."""
-
     wall_us: int
     shares: dict[int, float]  # pid -> fraction of the time in which the process was busy
 
@@ -144,10 +142,6 @@ class SimulatedGpu:
     @property
     def energy_mj(self) -> int:
         return int(self.energy * 1000)
-
-    @property
-    def memory_celsius(self) -> int | None:
-        return round(self.celsius - 2 + 8 * self.activity.device.dram) if self.model.hbm else None
 
     def clocks_while(self, is_busy: bool) -> tuple[int, int, int]:
         """Returns the SM, memory and video clocks in MHz."""
