@@ -56,6 +56,7 @@ class TelemetryTurn:
         clock: Clock,
     ) -> None:
         self._telemetry = telemetry
+        self._host_engine = telemetry if isinstance(telemetry, HostEngine) else None  # checked once: it is slow
         self._selection = selection
         self._workers = workers
         self._errors = errors
@@ -75,8 +76,8 @@ class TelemetryTurn:
     def set_lanes(self, lanes: Sequence[Lane]) -> None:
         self._lanes = tuple(lanes)
         self.drop_values()
-        if isinstance(self._telemetry, HostEngine):
-            self._telemetry.schedule(self._lanes)
+        if self._host_engine is not None:
+            self._host_engine.schedule(self._lanes)
 
     def drop_values(self) -> None:
         self._answers = {}
@@ -102,8 +103,8 @@ class TelemetryTurn:
         reads: dict[tuple[str, str], _Read] = {
             (f"gpu{g.index}", g.uuid): partial(self._telemetry.read, g) for g in gpus
         }
-        if isinstance(self._telemetry, HostEngine):
-            reads = {(OTHERS, ""): self._telemetry.read_others, **reads}
+        if self._host_engine is not None:
+            reads = {(OTHERS, ""): self._host_engine.read_others, **reads}
         jobs = {}
         for (name, uuid), read in reads.items():
             known = self._answers.get(uuid, {})
