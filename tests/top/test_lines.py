@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from podgpu.agent.usage_turn import RunningProcess
 from podgpu.cluster.view import ConditionView
-from podgpu.model import Workload
+from podgpu.model import RunningProcess, Workload
 from podgpu.top.lines import Line, arrange, flatten, make_lines
 from tests.top.scene import BATCH, GIB, LOST, NOW, SERVER, TRAINER, gpu, holder, instance, lines_of, node, view
 

@@ -21,6 +21,7 @@ from podgpu.cluster.prices import ReadPrices, no_prices, read_prices
 from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer
 from podgpu.cluster.prometheus_history import PrometheusHistory
 from podgpu.cluster.prometheus_ranges import PrometheusRanges
+from podgpu.cluster.prometheus_selection import PrometheusSelection
 from podgpu.cluster.ranges import UsageAnswers
 from podgpu.cluster.record import MAX_GPUS, cluster_recorder, cluster_usage
 from podgpu.cluster.scrape import ScrapeCollector, unique_targets
@@ -72,10 +73,12 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         history: HistorySource
         usage: UsageAnswers
         services: list[Service] = [cluster]
+        select = None
         if options["prometheus"]:
             server = _prometheus_server(options)
             history = PrometheusHistory(server)
             usage = PrometheusRanges(server, prices, lambda: cluster.published.state)
+            select = PrometheusSelection(server, cluster, prices)
         else:
             history = recorder = cluster_recorder(cluster, options["history_dir"])
             usage = cluster_usage(cluster, recorder)
@@ -83,7 +86,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             _log.info("history of up to %d GPUs is stored in %s; for more, use --prometheus", MAX_GPUS, where)
             services.append(recorder)
         protection = load_protection(options["web_config_file"])
-        app = cluster_application(cluster, protection, history, usage, options["web_enable_lifecycle"])
+        app = cluster_application(cluster, protection, history, usage, options["web_enable_lifecycle"], select)
         tls, text = protection.make_tls if protection else None, "listening on %s/metrics; the page is at /"
         main = Listener(app, options["address"], tls=tls, announcement=text)
         run(services, make_listeners(main, cluster_probes(cluster), options["probe_address"]))

@@ -187,8 +187,8 @@ class Recording:
         self._add_marks(self._engines[self._gpu.key].marks, now)
 
     def _add_marks(self, marks: list[tuple[int, str]], now: float) -> None:
-        values = self._telemetry.read(self._gpu, [fields()[CLOCK_EVENTS_FIELD]]).readings[0].values
-        mask = values.get(CLOCK_EVENTS_FIELD)
+        reading = self._telemetry.read(self._gpu, [fields()[CLOCK_EVENTS_FIELD]])
+        mask = next(iter(reading.values.values())).get(CLOCK_EVENTS_FIELD)
         clock_events = clock_events_in_words(mask) if isinstance(mask, int) else ""
         if clock_events != self._clock_events:
             self._clock_events = clock_events

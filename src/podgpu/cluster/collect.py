@@ -30,7 +30,7 @@ class ViewSettings:
     window: float = 300.0
     idle_after: float | None = 1800.0  # a holder idle for longer than this is wasteful; None disables the check
     legacy_map_metrics: bool = False
-    max_gpus: float = math.inf  # if Prometheus has more GPUs, podgpu reads totals, but not single GPUs
+    max_gpus: float = math.inf  # if Prometheus has more GPUs, podgpu reads totals and single pages
 
     @cached_property
     def full(self) -> float:
@@ -130,7 +130,9 @@ class FleetCounts(NamedTuple):
     gpus: int
     broken: int
     power_watts: float | None
-    held: tuple[tuple[str, float, float], ...]  # billed model, allocated GPUs and idle GPUs
+    held: tuple[tuple[str, str, str, float, float], ...]  # cluster, namespace, billed model, allocated and idle GPUs
+    has_rule: bool = True
+    has_clusters: bool = False  # Prometheus has several clusters
 
 
 @dataclass(frozen=True, slots=True)

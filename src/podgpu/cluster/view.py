@@ -168,6 +168,8 @@ class View(_JsonStruct, kw_only=True):
     idle_after_seconds: float | None = None
     currency: str = ""
     prices: str = ""
+    paged: bool = False  # there are too many GPUs to list all; `nodes` has only the requested ones
+    found: int | None = None  # number of GPUs that match the request
     totals: Totals
     namespaces: list[NamespaceView]
     nodes: list[NodeView]
@@ -248,6 +250,8 @@ def make_view(state: ClusterState) -> View:
         idle_after_seconds=state.settings.idle_after if is_cluster else None,
         currency=prices.currency,
         prices=prices.source,
+        paged=state.fleet is not None,
+        found=state.found,
         totals=total_of(state),
         namespaces=_make_namespaces(state),
         nodes=[_make_node(node) for node in state.nodes],
@@ -279,44 +283,51 @@ def _unheld_unknown(node: NodeEntry, gpu: DeviceState) -> float:
 
 
 def _total_of_fleet(fleet: FleetCounts, prices: Prices) -> Totals:
+    sums = _sum_fleet(fleet.held, prices)
+    return Totals(
+        **asdict(sums),
+        gpus=fleet.gpus,
+        free=round(max(0.0, fleet.gpus - sums.allocated), 4),
+        broken=fleet.broken,
+        power_watts=fleet.power_watts,
+    )
+
+
+def _sum_fleet(rows: Iterable[tuple[str, str, str, float, float]], prices: Prices) -> HeldSums:
+    """Adds up rows of `FleetCounts.held`."""
     allocated = idle = cost = wasted = 0.0
-    for model, held, unused in fleet.held:
+    for _, _, model, held, unused in rows:
         size, price = parent_and_fraction(model)[1] or 0.0, prices.of(model).gpu_hour or 0.0
         allocated += held * size
         idle += unused * size
         cost += held * price
         wasted += unused * price
     sums = HeldSums(allocated=allocated, used=allocated - idle, idle=idle, unknown=0.0)
-    if prices.currency and not prices.nodes:
-        sums = replace(sums, cost_per_hour=cost, wasted_per_hour=wasted)
-    return Totals(
-        **asdict(sums.rounded()),
-        gpus=fleet.gpus,
-        free=round(max(0.0, fleet.gpus - allocated), 4),
-        broken=fleet.broken,
-        power_watts=fleet.power_watts,
-    )
+    has_cost = prices.currency and not prices.nodes
+    return (replace(sums, cost_per_hour=cost, wasted_per_hour=wasted) if has_cost else sums).rounded()
 
 
 def _make_namespaces(state: ClusterState) -> list[NamespaceView]:
-    parts = (part for node in state.nodes for part in node.held if part.holder.namespace)
-    groups = group_by_key(((part.holder.namespace, part.cluster), part) for part in parts)
-    views = []
-    for name, cluster in sorted(groups):
-        held = sum_held(groups[name, cluster], state.prices.currency).rounded()
-        views.append(
-            NamespaceView(
-                namespace=name,
-                cluster=cluster,
-                allocated_gpus=held.allocated,
-                used_gpus=None if held.allocated and held.unknown == held.allocated else held.used,
-                idle_gpus=held.idle,
-                unknown_gpus=held.unknown,
-                cost_per_hour=held.cost_per_hour,
-                wasted_per_hour=held.wasted_per_hour,
-            )
+    if state.fleet is not None:
+        rows = group_by_key(((row[1], row[0]), row) for row in state.fleet.held if row[1])
+        sums = {name: _sum_fleet(group, state.prices) for name, group in rows.items()}
+    else:
+        parts = (part for node in state.nodes for part in node.held if part.holder.namespace)
+        groups = group_by_key(((part.holder.namespace, part.cluster), part) for part in parts)
+        sums = {name: sum_held(group, state.prices.currency).rounded() for name, group in groups.items()}
+    return [
+        NamespaceView(
+            namespace=name,
+            cluster=cluster,
+            allocated_gpus=held.allocated,
+            used_gpus=None if held.allocated and held.unknown == held.allocated else held.used,
+            idle_gpus=held.idle,
+            unknown_gpus=held.unknown,
+            cost_per_hour=held.cost_per_hour,
+            wasted_per_hour=held.wasted_per_hour,
         )
-    return views
+        for (name, cluster), held in sorted(sums.items())
+    ]
 
 
 def _make_node(node: NodeEntry) -> NodeView:

@@ -23,7 +23,7 @@ from podgpu.gpu.exporter import ExporterTelemetry
 from podgpu.gpu.nvml.driver import MIN_GPM_SECONDS, VersionMismatch
 from podgpu.gpu.nvml.switch_attribution import SwitchLogError
 from podgpu.gpu.nvml.telemetry import NvmlTelemetry, count_pci_gpus
-from podgpu.gpu.source import GpuAnswer, Inventory, Telemetry
+from podgpu.gpu.source import GpuReading, Inventory, Telemetry
 from podgpu.holders import AllocationSource
 from podgpu.holders.annotations import replace_reservations
 from podgpu.holders.api import ApiAccess
@@ -56,14 +56,13 @@ class GpuReadings:
 
     inventory: Inventory | None = None  # None if the driver could not be read, see `error`
     error: ReadError | None = None
-    answers: Mapping[Device, GpuAnswer] = field(default_factory=dict)
+    read: Mapping[Device, GpuReading] = field(default_factory=dict)
     failures: Mapping[Device, ReadError] = field(default_factory=dict)
 
     @property
     def devices(self) -> tuple[Device, ...]:
         """GPUs and MIG instances, including GPUs that failed. The instances of a failed GPU are not known."""
-        answered = (reading.device for answer in self.answers.values() for reading in answer.readings)
-        return (*answered, *self.failures)
+        return (*(device for reading in self.read.values() for device in reading.values), *self.failures)
 
     @property
     def is_complete(self) -> bool:
@@ -85,7 +84,7 @@ def read_gpus(
 
     chosen = tuple(wanted.values())
 
-    def read(gpu: Device) -> GpuAnswer:
+    def read(gpu: Device) -> GpuReading:
         telemetry.read(gpu, chosen)
         pause(MIN_GPM_SECONDS)  # rates and GPM need two readings
         return telemetry.read(gpu, chosen)
@@ -95,7 +94,7 @@ def read_gpus(
     by_gpu = {gpu: results[f"GPU {gpu.index}"] for gpu in gpus}
     return GpuReadings(
         result.value,
-        answers={gpu: result.value for gpu, result in by_gpu.items() if result.value is not None},
+        read={gpu: result.value for gpu, result in by_gpu.items() if result.value is not None},
         failures={gpu: result.error for gpu, result in by_gpu.items() if result.error is not None},
     )
 
@@ -136,9 +135,9 @@ def _check_driver(readings: GpuReadings, expected: int | None, proc: str, sysfs:
         return [_explain_driver_error(readings.error, proc, sysfs)]
     values = {
         number: value
-        for answer in readings.answers.values()
-        for reading in answer.readings
-        for number, value in reading.values.items()
+        for reading in readings.read.values()
+        for own in reading.values.values()
+        for number, value in own.items()
     }
     driver = values.get(_DRIVER_VERSION) or read_kernel_driver(proc) or "driver of unknown version"
     nvml = f", NVML {values[_NVML_VERSION]}" if _NVML_VERSION in values else ""
@@ -148,9 +147,9 @@ def _check_driver(readings: GpuReadings, expected: int | None, proc: str, sysfs:
         *(wrong("GPUs", f"GPU {index} does not respond: {error}") for index, error in inventory.unreachable.items()),
         *(wrong("GPUs", f"{error} ({gpu.uuid})", _DMESG) for gpu, error in readings.failures.items()),
         *(
-            note("GPUs", f"GPU {gpu.index}: some calls failed ({', '.join(sorted(set(answer.errors)))})", _DMESG)
-            for gpu, answer in readings.answers.items()
-            if answer.errors
+            note("GPUs", f"GPU {gpu.index}: some calls failed ({', '.join(sorted(set(reading.errors)))})", _DMESG)
+            for gpu, reading in readings.read.items()
+            if reading.errors
         ),
     ]
 
@@ -190,9 +189,7 @@ def _explain_driver_error(error: ReadError | None, proc: str, sysfs: str) -> Fin
 
 def _check_mig(readings: GpuReadings) -> list[Finding]:
     layouts = {
-        answer.readings[0].device: [reading.device for reading in answer.readings[1:]]
-        for answer in readings.answers.values()
-        if answer.readings
+        gpu: instances for gpu, *instances in filter(None, (reading.values for reading in readings.read.values()))
     }
     enabled = {gpu: instances for gpu, instances in layouts.items() if gpu.mig_enabled}
     if layouts and not enabled:
@@ -225,11 +222,11 @@ def _check_exporter(shown: str, readings: GpuReadings) -> list[Finding]:
 def _check_counters(readings: GpuReadings, counters: Sequence[CounterSpec], provider: str) -> list[Finding]:
     """`provider`: where users can add counters; empty if values come directly from the driver."""
     unsupported: dict[str, set[int]] = defaultdict(set)
-    for gpu, answer in readings.answers.items():
-        in_mig_mode = any(reading.device.mig_enabled for reading in answer.readings)
-        available: set[int] = {number for reading in answer.readings for number in reading.values}
+    for gpu, reading in readings.read.items():
+        in_mig_mode = any(device.mig_enabled for device in reading.values)
+        available = {number for values in reading.values.values() for number in values}
         model = (gpu.model or "the GPU") + (" in MIG mode" if in_mig_mode else "")
-        unsupported[model] |= {number for _, number in answer.unsupported} - available
+        unsupported[model] |= {number for _, number in reading.unsupported} - available
     findings = []
     for model, numbers in unsupported.items():
         missing = [counter for counter in counters if counter.field.id in numbers]

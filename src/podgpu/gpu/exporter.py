@@ -17,7 +17,15 @@ import msgspec
 
 from podgpu.errors import DeviceLost, SourceError, UsageError
 from podgpu.files import identify_file, read_bounded
-from podgpu.gpu.source import EXPORTER_FIELDS, CompanionDriver, ErrorEvent, ErrorEvents, GpuAnswer, Inventory, Telemetry
+from podgpu.gpu.source import (
+    EXPORTER_FIELDS,
+    CompanionDriver,
+    ErrorEvent,
+    ErrorEvents,
+    GpuReading,
+    Inventory,
+    Telemetry,
+)
 from podgpu.http_client import (
     DEFAULT_TIMEOUT,
     MAX_METRICS_BYTES,
@@ -32,7 +40,7 @@ from podgpu.metrics.adapter import MAX_LINES, node_from_samples, read_device_key
 from podgpu.metrics.fields import Blank, Field, field_named, value_printed
 from podgpu.metrics.names import XID_NAME, converted, meaning
 from podgpu.metrics.parse import BadExposition, ParsedFamily, ParsedSample, parse_text
-from podgpu.model import Device, DeviceState, Reading, Value
+from podgpu.model import Device, DeviceState, Value
 
 _MAX_AGE = 300.0  # maximum age of a file in seconds
 _OTHER_ENTITIES = ("nvlink", "nvswitch", "cpu", "cpucore")
@@ -196,12 +204,12 @@ class ExporterTelemetry:
             kept.append(sample)
         return kept
 
-    def read(self, gpu: Device, fields: Sequence[Field]) -> GpuAnswer:
+    def read(self, gpu: Device, fields: Sequence[Field]) -> GpuReading:
         if self._slots is None:
             raise SourceError("unreachable", f"{self.shown} could not be read")
         if gpu.uuid not in self._slots:
             raise DeviceLost(f"GPU {gpu.index} ({gpu.uuid}) is no longer in the metrics of {self.shown}")
-        readings: list[Reading] = []
+        readings: dict[Device, Mapping[int, Value]] = {}
         unsupported: list[tuple[str, int]] = []
         dropped: list[int] = []
         errors: list[str] = []
@@ -221,10 +229,14 @@ class ExporterTelemetry:
                     errors.append("copies_differ")
                 else:
                     unsupported.append((device.key, field.id))
-            readings.append(Reading(device, values))
+            readings[device] = values
         has_xids = XID_NAME in self._slots[gpu.uuid][1]
-        return GpuAnswer(
-            tuple(readings), tuple(unsupported), tuple(dropped), errors=tuple(errors), reports_errors=has_xids
+        return GpuReading(
+            readings,
+            unsupported=tuple(unsupported),
+            dropped=tuple(dropped),
+            errors=tuple(errors),
+            reports_errors=has_xids,
         )
 
     def release(self, wait: float) -> bool:
