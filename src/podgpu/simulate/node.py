@@ -248,10 +248,8 @@ class DemoNode:
             start_process(self.driver, tenant, pid, _SWAY.get(tenant.namespace, 0.0))
         self.kubelet.pods = tuple(pods(self._pids))
 
-    def remove_pod(self, namespace: str, pod: str) -> list[Tenant]:
-        """Ends a pod. Returns its tenants."""
-        leaving = [tenant for tenant in self._pids if (tenant.namespace, tenant.pod) == (namespace, pod)]
-        for tenant in leaving:
+    def remove_pod(self, namespace: str, pod: str) -> None:
+        for tenant in [each for each in self._pids if (each.namespace, each.pod) == (namespace, pod)]:
             pid = self._pids.pop(tenant)
             if tenant.duty:
                 self.driver.remove(pid)
@@ -261,7 +259,6 @@ class DemoNode:
             with suppress(OSError):  # already removed with another container of this pod
                 folder.rmdir()
         self.kubelet.pods = tuple(pods(self._pids))
-        return leaving
 
     def reset(self, gpu: int) -> None:
         """Resets a GPU and restarts its processes."""
