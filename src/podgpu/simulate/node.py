@@ -249,7 +249,7 @@ class DemoNode:
         self.kubelet.pods = tuple(pods(self._pids))
 
     def remove_pod(self, namespace: str, pod: str) -> None:
-        for tenant in [tenant for tenant in self._pids if (tenant.namespace, tenant.pod) == (namespace, pod)]:
+        for tenant in [each for each in self._pids if (each.namespace, each.pod) == (namespace, pod)]:
             pid = self._pids.pop(tenant)
             if tenant.duty:
                 self.driver.remove(pid)
