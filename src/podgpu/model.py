@@ -17,6 +17,7 @@ from msgspec import Meta
 
 K = TypeVar("K")
 T = TypeVar("T")
+W = TypeVar("W", bound="Workload")
 NS = 1_000_000_000  # nanoseconds per second
 MJ = 1000  # millijoules per joule
 MIB = 1024 * 1024
@@ -75,9 +76,10 @@ def device_key(uuid: str, gi_id: int | None) -> str:
     return uuid if gi_id is None else f"{uuid}/gi{gi_id}"
 
 
-def physical(key: str) -> str:
-    """Returns the UUID of the physical GPU."""
-    return key.partition("/")[0]
+def split_key(key: str) -> tuple[str, int | None]:
+    """Returns the UUID of the physical GPU and the id of the MIG instance. The reverse of `device_key`."""
+    uuid, _, gi_id = key.partition("/gi")
+    return uuid, int(gi_id) if gi_id.isdecimal() else None
 
 
 def group_by_key(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
@@ -401,13 +403,21 @@ class Unmapped:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The result of reading one allocation source once."""
+    """The assignments of one allocation source or, with the fields from `sources` on, of all sources together."""
 
     assignments: tuple[Assignment, ...] = ()
     unmapped: tuple[Unmapped, ...] = ()
     vcuda: tuple[VcudaRequest, ...] = ()
     offered: frozenset[str] = frozenset()  # UUIDs of allocatable GPUs, held or not
     source_instance: int = 0  # changes when the source restarts or the connection to it breaks
+    sources: tuple[SourceStatus, ...] = ()
+    api_uids: Mapping[str, str] = field(default_factory=dict)  # static pods: kubelet's UID -> API server's UID
+    at: float | None = None  # Unix time
+
+    def with_api_uid(self, workload: W) -> W:
+        """Replaces the UID of a static pod by that of the API server, if known."""
+        uid = self.api_uids.get(workload.uid)
+        return workload if uid is None else msgspec.structs.replace(workload, uid=uid)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ from podgpu.agent.publish import build_node_state
 from podgpu.agent.telemetry import TelemetryResult
 from podgpu.agent.usage import UsageResult
 from podgpu.gpu.source import GpuReading
-from podgpu.holders.reader import AllocationResult
-from podgpu.model import Assignment, Device, HolderUsage, NodeState, Value, Workload
+from podgpu.model import Allocation, Assignment, Device, HolderUsage, NodeState, Value, Workload
 
 
 def make_state(
@@ -25,7 +24,7 @@ def make_state(
     holders = {key: {entry[0].key: entry for entry in those} for key, those in (usage or {}).items()}
     return build_node_state(
         TelemetryResult((device,), (device,), readings, at=1.0),
-        AllocationResult(tuple(assignments)),
+        Allocation(tuple(assignments)),
         UsageResult(holders),
         {},
         node="h",

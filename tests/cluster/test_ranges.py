@@ -107,6 +107,8 @@ def test_hours_energy_and_cost_of_an_hour() -> None:
         "vision": 5.0,
         "unallocated": 15.0,
     }
+    cluster.round(gpu(3, holder("new")), pod_labels={"ml/new": {"team": "nlp"}})
+    assert cluster.rows("label:team").keys() == {"nlp", "vision", "unallocated"}, "also for a pod without records"
 
 
 def test_an_ended_pod_and_a_restart_are_part_of_the_range(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from podgpu.metrics.conditions import (
     xid_spec,
 )
 from podgpu.metrics.fields import CLOCK_EVENTS, CLOCK_EVENTS_FIELD, THROTTLE_REASONS
-from podgpu.model import Assignment, Condition, Device, Value, Workload, XidCount, group_by_key, physical
+from podgpu.model import Assignment, Condition, Device, Value, Workload, XidCount, group_by_key, split_key
 
 XID_SECONDS = 86_400.0  # a GPU is reported as broken for a day after its last XID that needs action
 THROTTLE_SECONDS = 60.0  # shorter throttling is normal operation
@@ -132,7 +132,7 @@ class HealthWatch:
             self._xid_seen[key] = event.at
             self._last_xids[event.device] = event.code
             _xid_log.warning(f"XID {event.code} on {event.device}: {xid_spec(event.code).text}")
-            gpu = self._gpus.get(physical(event.device))
+            gpu = self._gpus.get(split_key(event.device)[0])
             if gpu is not None and xid_spec(event.code).needs_action:
                 first, _ = gpu.xids.get(event.code, (event.at - self._to_unix(0.0), now))
                 gpu.xids[event.code] = first, now
@@ -154,7 +154,7 @@ class HealthWatch:
         GPUs that are lost or disappeared (`absent`, by UUID) keep their last holders.
         """
         now = self._clock()
-        held = group_by_key((physical(assignment.device), assignment.holder) for assignment in assignments)
+        held = group_by_key((split_key(assignment.device)[0], assignment.holder) for assignment in assignments)
         for uuid, gpu in self._gpus.items():
             if uuid in held or not (uuid in absent or LOST in gpu.since):
                 gpu.holders = tuple(dict.fromkeys(held.get(uuid, ())))

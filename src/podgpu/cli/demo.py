@@ -62,7 +62,8 @@ from podgpu.web.app import Address, Listener, Service, run
 from podgpu.web.cluster_app import cluster_application
 from podgpu.web.exporter_app import application, node_recorder, node_usage
 
-OTHER_GPUS = ("6xH100,2xH100/1x3g.40gb+1x2g.20gb+1x1g.10gb", "4xH200")  # GPUs of the second and third node
+OTHER_GPUS = ("6xH100,2xH100/1x3g.40gb+1x2g.20gb+1x1g.10gb", "4xH200", "2xRTX4090")  # GPUs of the other nodes
+_PLAIN = 3  # index of the node without Kubernetes
 CLUSTER = ViewSettings(interval=2.0, stale_after=6.0, drop_after=120.0, window=60.0, idle_after=30.0)
 _PODS_PER_NODE = 8
 _LOOPBACK = "127.0.0.1"
@@ -93,7 +94,7 @@ _TEAMS = {"research": "nlp", "serving": "chat", "batch": "search"}
     ("podgpu top --cluster localhost:9401", "in a second terminal: show the demo as a table"),
 )
 def command(address: Address, cluster_address: Address, gpus: str, calm: bool, prices: str) -> None:
-    """Run three exporters on SIMULATED GPUs with simulated kubelets, and the cluster view.
+    """Run exporters on SIMULATED GPUs, three with simulated kubelets and one without Kubernetes, and the cluster view.
 
     Needs no GPU and no cluster. Within a minute, a job ends, a GPU reports an XID error, another falls off the bus and
     a node goes down. After two minutes everything is well again. --calm turns this off.
@@ -106,9 +107,10 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
         nodes = []
         for number, spec in enumerate([gpus, *OTHER_GPUS]):
             root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="podgpu-demo-")))
-            node = DemoNode(f"node-{number + 1}", spec, root, first=number * _PODS_PER_NODE)
-            nodes.append(stack.enter_context(node))
-            click.echo(f"SIMULATED {node.name}: {spec}, {len(node.kubelet.pods)} pods")
+            node = stack.enter_context(make_node(number, spec, root))
+            nodes.append(node)
+            what = f"{len(node.kubelet.pods)} pods" if node.kubelet.pods else "a node without Kubernetes"
+            click.echo(f"SIMULATED {node.name}: {spec}, {what}")
         exporters = [make_exporter(node, read) for node in nodes]
         # In parallel, because each exporter waits a second between its first two readings.
         with ThreadPoolExecutor(len(exporters)) as pool:
@@ -132,21 +134,27 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
 
         def on_listening(bound: Sequence[Address]) -> None:
             targets.extend(f"http://{where.host or _LOOPBACK}:{where.port}/metrics" for where in bound[:-1])
-            _print_overview(bound, script)
+            _print_overview(nodes, bound, script)
             threading.Thread(target=perform, args=(script, stopping), name="demo", daemon=True).start()
 
         run([*services, cluster, recorder], listeners, on_listening)
     click.echo("demo ended")
 
 
-def _print_overview(bound: Sequence[Address], script: Sequence[Act]) -> None:
-    *nodes, cluster = bound
+def make_node(number: int, gpus: str, root: Path, clock: Clock | None = None) -> DemoNode:
+    """`number`: position of the node, from 0."""
+    clock, first, is_plain = clock or Clock(), number * _PODS_PER_NODE, number == _PLAIN
+    name = "workstation-1" if is_plain else f"node-{number + 1}"
+    return DemoNode(name, gpus, root, first=first, is_plain=is_plain, clock=clock.monotonic, wall=clock.wall)
+
+
+def _print_overview(nodes: Sequence[DemoNode], bound: Sequence[Address], script: Sequence[Act]) -> None:
+    *addresses, cluster = bound
     click.echo("All values come from a simulated driver.\n")
-    click.echo(f"  the cluster  {cluster.url}/          a page; {cluster.url}/metrics")
-    for number, node in enumerate(nodes, start=1):
-        click.echo(f"  node-{number}       {node.url}/          a page; {node.url}/metrics")
+    for name, where in (("the cluster", cluster), *zip((node.name for node in nodes), addresses, strict=True)):
+        click.echo(f"  {name:13}  {where.url}/          a page; {where.url}/metrics")
     podgpu = os.path.relpath(sys.argv[0]) if sys.argv[0].endswith("/podgpu") else "podgpu"
-    click.echo(f"  a terminal   {podgpu} top --cluster {cluster.url}\n")
+    click.echo(f"  a terminal     {podgpu} top --cluster {cluster.url}\n")
     if script:
         click.echo(f"Events, repeated every {CYCLE_SECONDS:.0f} s (turn them off with --calm):")
         for act in script:
@@ -161,8 +169,8 @@ class Act(NamedTuple):
 
 
 def make_script(nodes: Sequence[DemoNode]) -> list[Act]:
-    """Returns the events of the demo's three nodes. All faults exist at the same time between 30 and 90 seconds."""
-    first, lost, last = nodes
+    """Returns the events of the nodes with Kubernetes. All faults exist at the same time between 30 and 90 seconds."""
+    first, lost, last, *_ = nodes
     ill = min(6, len(first.driver.gpus) - 1)
     job = [tenant for tenant in last.tenants if tenant.pod == f"{_JOB}-{_FIRST_JOB}"]
     numbers = itertools.count(_FIRST_JOB + 1)
@@ -224,15 +232,15 @@ def make_exporter(node: DemoNode, prices: ReadPrices, clock: Clock | None = None
             wall=clock.wall,
             switch_logs=SwitchLogFactory("exact", lambda gpu, _: RoundRobinLog(node.driver, gpu.uuid), lambda: True),
         ),
-        HolderSources([KubeletAllocation(node.kubelet.socket)], names.read),
+        HolderSources([] if node.is_plain else [KubeletAllocation(node.kubelet.socket)], names.read),
         Settings(
             interval=1.0,
             allocation_interval=1.0,
             policy=Policy(counters=shipped_counters("dcp") or (), hostname=node.name),
         ),
         clock,
-        containers=ContainerFinder(str(node.root / "proc")),
-        pod_labels=lambda: {(t.namespace, t.pod): (("team", team_of(t.namespace)),) for t in node.tenants},
+        containers=ContainerFinder(str(node.root / "proc"), finds_users=node.is_plain),
+        pod_labels=lambda: {(t.namespace, t.pod): (("team", team_of(t.namespace)),) for t in node.tenants if t.pod},
     )
     recorder = node_recorder(agent, prices=prices)
     app = application(agent, history=recorder, prices=prices, usage=node_usage(agent, recorder, prices))
@@ -277,7 +285,7 @@ _FAULTS = (  # node, GPU (None: all), from and to (hours ago), condition, messag
     (2, None, 8.0, 7.8, "node_gone", "its node does not answer"),
     (0, 6, 5.0, 4.6, "xid", "it reported XID 48 (double-bit ECC error)"),
     (1, 3, 11.0, 10.3, "lost", "the driver no longer lists it: it fell off the bus or was removed"),
-    (1, 0, 3.0, 2.6, "thermal", "thermal throttling for most of the last minute"),
+    (1, 0, 1.2, 0.9, "thermal", "thermal throttling for most of the last minute"),
     (0, 5, 19.0, 2.0, "idle", "notebooks/jupyter-ada-0/notebook holds it and does not use it"),
 )
 
@@ -394,6 +402,8 @@ def _load(tenant: Tenant, at: int) -> float:
 
 @cache
 def _account_of(tenant: Tenant) -> UsageAccount:
+    if tenant.user:
+        return UsageAccount(job=tenant.job or f"user {tenant.user}")
     owner = _owner_of(tenant.pod) or WorkloadOwner("", "")
     labels = json.dumps({"team": team_of(tenant.namespace)})
     return UsageAccount(tenant.namespace, tenant.pod, "", "", "", owner.kind, owner.name, labels)

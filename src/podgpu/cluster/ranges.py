@@ -226,9 +226,10 @@ def group_now(state: ClusterState, usage: Iterable[UsageSum], query: RangeQuery)
     """Maps each row to its current values. A pod that has ended has 0 GPUs."""
     known = {one.account[:5]: one for one in usage}
     groups: dict[RowName, list[HeldPart]] = {name_row(one, query): [] for one in usage if one.account != UNALLOCATED}
-    for part in (part for node in state.nodes for part in node.held):
+    parts = [(part, node.state.pod_labels) for node in state.nodes for part in node.held]
+    for part, pod_labels in parts:
         if part.holder.key:  # a reservation for an unknown pod has no row
-            account = account_of(part)
+            account = account_of(part, pod_labels)
             one = known.get(account[:5]) or UsageSum(account, "", Amounts())
             groups.setdefault(name_row(one, query), []).append(part)
     return {name: _add_up_now(held) for name, held in groups.items()}

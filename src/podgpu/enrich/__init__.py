@@ -13,13 +13,12 @@ from podgpu.errors import SourceError
 from podgpu.files import AtomicFile, OutputError, identify_file
 from podgpu.gpu.exporter import find_devices
 from podgpu.gpu.source import CompanionDriver
-from podgpu.holders.reader import AllocationResult
 from podgpu.metrics.adapter import LabelMap, read_device_key
 from podgpu.metrics.encode import Family, Labels, Sample, encode
 from podgpu.metrics.labels import HOLDER_LABELS, Policy, holder_pairs
 from podgpu.metrics.parse import ParsedFamily, ParsedSample, encode_parsed
 from podgpu.metrics.render import render_self
-from podgpu.model import Assignment, Device, NodeState, SourceStatus
+from podgpu.model import Allocation, Assignment, Device, NodeState, SourceStatus
 from podgpu.workers import ErrorCounts
 
 _log = logging.getLogger("podgpu")
@@ -105,7 +104,7 @@ class Enricher:
     def __init__(
         self,
         fetch: Callable[[], Sequence[ParsedFamily]],
-        find_holders: Callable[[Sequence[Device]], AllocationResult],
+        find_holders: Callable[[Sequence[Device]], Allocation],
         textfile: AtomicFile,
         errors: ErrorCounts,
         settings: EnrichSettings | None = None,
@@ -140,7 +139,7 @@ class Enricher:
             self._count_error(SOURCE, e.reason, str(e))
             if self._is_stale():
                 failure = SourceStatus(SOURCE, False, self._clock() - started, e.reason, str(e))
-                self._write(self._encode_self((failure,), AllocationResult(), 0.0))
+                self._write(self._encode_self((failure,), Allocation(), 0.0))
                 if self._written_at is not None:
                     _log.warning("%s: the values were removed, because they are stale", self._file.path)
                 self._written_at = None
@@ -197,7 +196,7 @@ class Enricher:
     def _encode_self(
         self,
         sources: tuple[SourceStatus, ...],
-        held: AllocationResult,
+        held: Allocation,
         taken_at: float,
         existing: Set[str] = frozenset(),
     ) -> bytes:

@@ -118,19 +118,16 @@ class RewriteResult:
     unconverted: tuple[str, ...] = ()  # messages about text that was not converted and needs a manual change
     notes: tuple[str, ...] = ()
     reads_exporter: bool = False  # True if the expression reads the exporter's series, whose labels were renamed
-    changed: int = 0  # number of rewritten strings in a file
+    changed: int = 0  # number of rewritten strings
 
 
-def rewrite_query(text: str) -> RewriteResult:
-    """Rewrites a PromQL expression, or a query function of Grafana such as label_values(…)."""
-    stripped = text.strip()
-    if stripped.startswith("metrics("):
-        return RewriteResult(text, (f"{stripped}: selects metrics by a pattern; rewrite it manually",))
-    return rewrite_expression(text)
+def rewrite_query(text: str, recorded: frozenset[str] = frozenset()) -> RewriteResult:
+    """Rewrites a PromQL expression, or a query function of Grafana such as label_values(…).
 
-
-def rewrite_expression(text: str, recorded: frozenset[str] = frozenset()) -> RewriteResult:
-    """Rewrites an expression. Metrics in `recorded` have the exporter's labels. Raises PromqlError if parsing fails."""
+    Metrics in `recorded` have the exporter's labels. Raises PromqlError if parsing fails.
+    """
+    if text.lstrip().startswith("metrics("):
+        return RewriteResult(text, (f"{text.strip()}: selects metrics by a pattern; rewrite it manually",))
     rewriter = _Rewriter(text, recorded, _tokenize(text))
     try:
         reads_exporter = rewriter.parse()
@@ -138,8 +135,8 @@ def rewrite_expression(text: str, recorded: frozenset[str] = frozenset()) -> Rew
         raise PromqlError("nested too deep") from None
     if rewriter.unconverted:
         return RewriteResult(text, tuple(dict.fromkeys(rewriter.unconverted)), reads_exporter=reads_exporter)
-    notes = tuple(dict.fromkeys(rewriter.notes))
-    return RewriteResult(apply_edits(text, rewriter.edits), notes=notes, reads_exporter=reads_exporter)
+    new, notes = apply_edits(text, rewriter.edits), tuple(dict.fromkeys(rewriter.notes))
+    return RewriteResult(new, (), notes, reads_exporter, int(new != text))
 
 
 def apply_edits(text: str, edits: Iterable[tuple[int, int, str]]) -> str:

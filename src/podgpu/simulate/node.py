@@ -45,6 +45,19 @@ class Tenant:
     gi_id: int | None = None
     duty: float = 0.0
     memory: int = 0
+    user: str = ""  # if set, it is a process of this user outside Kubernetes, and has no pod
+    job: str = ""  # Slurm job of the process
+
+
+_USERS = ((0, "ada", "", 0.85, 17), (1, "ben", "4711", 0.6, 9), (1, "cleo", "", 0.2, 4))  # GPU, user, job, duty, GiB
+
+
+def users() -> list[Tenant]:
+    """Returns the processes on the first two GPUs of a node without Kubernetes."""
+    return [
+        Tenant("", "", "", "", "", gpu, duty=duty, memory=memory * _GIB, user=user, job=job)
+        for gpu, user, job, duty, memory in _USERS
+    ]
 
 
 def tenants(driver: SimulatedNvml, first: int = 0) -> list[Tenant]:
@@ -120,6 +133,10 @@ def create_host_files(root: Path, of: list[Tenant]) -> None:
 
 
 def create_files(root: Path, proc: SimulatedProc, tenant: Tenant, pid: int) -> None:
+    if tenant.user:
+        job = f"SLURM_JOB_ID={tenant.job}\0" if tenant.job else ""
+        proc.add(pid, "0::/user.slice\n", environment=f"SLURM_JOB_USER={tenant.user}\0{job}")
+        return
     if tenant.duty:
         pod_slice = f"kubepods-burstable-pod{_uid(tenant).replace('-', '_')}.slice"
         scope = f"cri-containerd-{_container_id(tenant)}.scope"
@@ -146,7 +163,7 @@ def _container_id(tenant: Tenant) -> str:
 def pods(of: Iterable[Tenant]) -> list[SimulatedPod]:
     """Returns each pod once, with its containers and their device ids, as the kubelet lists them."""
     held: dict[tuple[str, str], dict[str, dict[str, list[str]]]] = {}
-    for tenant in of:
+    for tenant in (tenant for tenant in of if tenant.pod):
         containers = held.setdefault((tenant.namespace, tenant.pod), {})
         containers.setdefault(tenant.container, {}).setdefault(tenant.resource, []).append(tenant.device_id)
     return [SimulatedPod(namespace, name, containers) for (namespace, name), containers in held.items()]
@@ -165,14 +182,17 @@ class SimulatedProc:
         namespaces.mkdir(parents=True)
         os.symlink(_HOST_PID_NAMESPACE, namespaces / "pid")
 
-    def add(self, pid: int, cgroup: str, name: str = "python3") -> None:
-        """Adds a process. `cgroup` is the text of its cgroup file."""
+    def add(self, pid: int, cgroup: str, name: str = "python3", environment: str = "") -> None:
+        """Adds a process. `cgroup` is the text of its cgroup file. With `environment`, its user has only a number."""
         folder = self.root / str(pid)
         folder.mkdir()
         before_start, after_start = " ".join(["1"] * 18), " ".join(["0"] * 30)
         # The kernel cuts the name to 15 characters.
         (folder / "stat").write_text(f"{pid} ({name[:15]}) S {before_start} {next(self._starts)} {after_start}\n")
         (folder / "cgroup").write_text(cgroup)
+        if environment:
+            (folder / "status").write_text("Uid:\t4000000000\n")
+            (folder / "environ").write_text(environment)
 
     def remove(self, pid: int) -> None:
         shutil.rmtree(self.root / str(pid))
@@ -194,10 +214,11 @@ class DemoNode:
         root: Path,
         *,
         first: int = 0,
+        is_plain: bool = False,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`first`: see `tenants`. `root`: directory for the files of the host."""
+        """`first`: see `tenants`. `is_plain`: without Kubernetes. `root`: directory for the files of the host."""
         self.name = name
         self.driver = SimulatedNvml(gpus, node=name, clock=clock, wall=wall)
         self.root = root
@@ -206,7 +227,8 @@ class DemoNode:
         self._next_pid = itertools.count(_FIRST_PID)
         self._pids: dict[Tenant, int] = {}
         self.kubelet = SimulatedKubelet(str(root / "kubelet.sock"))
-        self.add_tenants(*tenants(self.driver, first))
+        self.is_plain = is_plain
+        self.add_tenants(*(users() if is_plain else tenants(self.driver, first)))
 
     def __enter__(self) -> Self:
         self.kubelet.start()
@@ -226,10 +248,8 @@ class DemoNode:
             start_process(self.driver, tenant, pid, _SWAY.get(tenant.namespace, 0.0))
         self.kubelet.pods = tuple(pods(self._pids))
 
-    def remove_pod(self, namespace: str, pod: str) -> list[Tenant]:
-        """Ends a pod. Returns its tenants."""
-        leaving = [tenant for tenant in self._pids if (tenant.namespace, tenant.pod) == (namespace, pod)]
-        for tenant in leaving:
+    def remove_pod(self, namespace: str, pod: str) -> None:
+        for tenant in [each for each in self._pids if (each.namespace, each.pod) == (namespace, pod)]:
             pid = self._pids.pop(tenant)
             if tenant.duty:
                 self.driver.remove(pid)
@@ -239,7 +259,6 @@ class DemoNode:
             with suppress(OSError):  # already removed with another container of this pod
                 folder.rmdir()
         self.kubelet.pods = tuple(pods(self._pids))
-        return leaving
 
     def reset(self, gpu: int) -> None:
         """Resets a GPU and restarts its processes."""
