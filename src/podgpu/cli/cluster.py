@@ -196,7 +196,7 @@ def _prometheus_server(options: Mapping[str, Any]) -> PrometheusServer:
         access=Access.from_options(options, "prometheus", **headers),
         match=options["match"].strip(),
         node_labels=_names(options["node_label"]),
-        cluster_label=options.get("cluster_label", "cluster"),
+        cluster_label=options["cluster_label"],
     )
 
 
