@@ -111,7 +111,7 @@ def make_settings(ctx: click.Context, options: dict[str, Any], **more: Any) -> V
 
 
 def _check_backend(ctx: click.Context, options: dict[str, Any]) -> None:
-    """Raises UsageError unless exactly one backend is chosen, without flags of other backends.
+    """Raises UsageError unless exactly one backend is chosen, and if a flag belongs to another backend.
 
     Environment variables of other backends are ignored, because they may be meant for another command.
     """
@@ -148,7 +148,7 @@ def choose_collector(
             label_names=lambda: prices()[0].label_names,
         )
         with _naming_option("--prometheus"):
-            make()  # reports wrong options at start, because the cluster loop creates its collector later
+            make()  # checks the options now; the cluster loop creates its own collector later
         return make
     access = Access.from_options(options, "exporter")
     labels = None
@@ -174,7 +174,10 @@ def choose_collector(
         with _naming_option("--scrape"):
             urls = unique_targets(options["scrape"].split(","), access)
         return partial(make_scraper, lambda: urls, read_notes=notes)
-    targets = _discover(options, stack)
+    https = bool(options["exporter_ca_file"] or options["exporter_insecure_skip_verify"])
+    selector = ServiceSelector.parse(options["discover_kubernetes"])
+    targets = KubernetesTargets(load_config(options["kubeconfig"]), selector, https=https)
+    stack.callback(targets.close)
 
     def discover_and_make() -> Collector:
         """Waits for the API server. Called in the thread of the cluster loop, so that probes are answered meanwhile."""
@@ -193,16 +196,8 @@ def _prometheus_server(options: Mapping[str, Any]) -> PrometheusServer:
         access=Access.from_options(options, "prometheus", **headers),
         match=options["match"].strip(),
         node_labels=_names(options["node_label"]),
-        cluster_label=options.get("cluster_label", "cluster"),
+        cluster_label=options["cluster_label"],
     )
-
-
-def _discover(options: Mapping[str, Any], stack: ExitStack) -> KubernetesTargets:
-    selector = ServiceSelector.parse(options["discover_kubernetes"])
-    https = bool(options["exporter_ca_file"] or options["exporter_insecure_skip_verify"])
-    targets = KubernetesTargets(load_config(options["kubeconfig"]), selector, https=https)
-    stack.callback(targets.close)
-    return targets
 
 
 def _owners(options: Mapping[str, Any], stack: ExitStack) -> ApiMap[PodName, WorkloadOwner] | None:
@@ -214,7 +209,7 @@ def _owners(options: Mapping[str, Any], stack: ExitStack) -> ApiMap[PodName, Wor
 
 
 def _uses_api(options: Mapping[str, Any]) -> bool:
-    """Returns False if only ~/.kube/config could name an API server, because it may belong to another cluster."""
+    """Returns True if an API server is configured. Ignores ~/.kube/config, which may belong to another cluster."""
     return bool(options["discover_kubernetes"] or options["kubeconfig"] or "KUBERNETES_SERVICE_HOST" in os.environ)
 
 
