@@ -71,7 +71,7 @@ def _run_with_port(hook: Hook, address: Address) -> None:
     def ready() -> tuple[bool, str]:
         if not hook.is_synchronised:
             return False, "the runtime has not reported its containers yet\n"
-        return (True, "OK\n") if hook.is_up_to_date else (False, "podlist.json is not up to date\n")
+        return (True, "OK\n") if hook.writer.is_up_to_date else (False, "podlist.json is not up to date\n")
 
     app = make_application([web.get("/metrics", metrics), *probe_routes(lambda: (True, "OK\n"), ready)], None)
     run([hook], [Listener(app, address, announcement="the hook's own metrics are at %s/metrics")])
