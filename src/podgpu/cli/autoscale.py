@@ -105,7 +105,7 @@ def _make_server(options: Mapping[str, Any], settings: ViewSettings, stack: Exit
 
 
 def _make_keda_tls(options: Mapping[str, Any], address: Address) -> Any:
-    """Returns the TLS credentials, or None to serve without TLS, which only a loopback address may do."""
+    """Returns the TLS credentials, or None for plain gRPC. Plain gRPC is allowed only on a loopback address."""
     files = [options[name] for name in ("keda_cert_file", "keda_key_file", "keda_client_ca_file")]
     if all(files):
         return load_credentials(*(Pem(file=file) for file in files))
@@ -118,7 +118,7 @@ def _make_keda_tls(options: Mapping[str, Any], address: Address) -> Any:
 
 
 def _check_api_certificate(options: Mapping[str, Any]) -> None:
-    """Raises UsageError unless exactly one of --api-service and the two certificate files is set."""
+    """Raises UsageError unless either --api-service or both certificate files are set."""
     files, service = [options[name] for name in ("api_cert_file", "api_key_file")], options["api_service"]
     if any(files) if service else not all(files):
         raise UsageError(

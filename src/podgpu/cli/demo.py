@@ -235,7 +235,7 @@ def make_exporter(node: DemoNode, prices: ReadPrices) -> DemoExporter:
         ),
         node.clock,
         containers=ContainerFinder(str(node.root / "proc"), finds_users=node.is_plain),
-        pod_labels=lambda: {(t.namespace, t.pod): (("team", team_of(t.namespace)),) for t in node.tenants},
+        pod_labels=lambda: {(t.namespace, t.pod): (("team", team_of(t.namespace)),) for t in node.tenants if t.pod},
     )
     recorder = node_recorder(agent, prices=prices)
     app = application(agent, history=recorder, prices=prices, usage=node_usage(agent, recorder, prices))

@@ -130,11 +130,9 @@ def _print_once(agent: Agent) -> None:
 
 
 class ConfigFile(NamedTuple):
-    """The parsed configuration file."""
-
     options: Mapping[str, Any] = {}  # option -> value; None if the file does not set the option
     counters: tuple[CounterSpec, ...] | None = None  # None if the file lists no counters
-    collections: tuple[Collection, ...] = ()  # without the collection of all fields, ['*'], which sets collect_interval
+    collections: tuple[Collection, ...] = ()  # without the collection ['*'], whose interval is an option
     ignored: tuple[str, ...] = ()  # warnings about entries without effect
 
 
@@ -218,7 +216,7 @@ def parse_config_file(content: bytes, path: str) -> ConfigFile:
 
 
 def _read_collections(config: _Config, path: str) -> tuple[float | None, tuple[Collection, ...]]:
-    """Returns the interval of the collection of all fields, ['*'], and the other collections."""
+    """Returns the interval of the collection that includes ['*'] (all fields), and the other collections."""
     interval = None
     collections = []
     for number, row in enumerate(config.collections or ()):

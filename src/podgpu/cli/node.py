@@ -84,7 +84,7 @@ def build_exporter_agent(
             clock_window_ms=round(options["clock_events_count_window_size"] * 1000),
         ),
     )
-    pod_labels = _make_label_reader(options, api)  # before `make_holders`, which needs all watches
+    pod_labels = _make_label_reader(options, api)  # opens a watch, so it comes before `make_holders`
     agent = Agent(
         telemetry,
         make_holders(options, api, telemetry),
@@ -142,7 +142,7 @@ def make_allocations(options: Options, api: ApiAccess, telemetry: Telemetry) -> 
 
 
 def make_finder(options: Options) -> ContainerFinder:
-    """Creates the finder of process owners. Without -k and --allocation, processes belong to Linux users and jobs."""
+    """Creates the finder of process owners. Without -k and --allocation, it also finds Linux users and jobs."""
     is_plain = not options["kubernetes"] and options["allocation"] == "auto"
     is_simulated = options["telemetry"].partition(":")[0] == "simulated"  # simulated processes are not in /proc
     return ContainerFinder(
@@ -163,7 +163,7 @@ def _open_nvml(argument: str, options: Options) -> Telemetry:
         raise UsageError(f"--telemetry nvml takes no argument, but {redact_url(argument)} was given")
     return NvmlTelemetry(
         count_expected=partial(count_pci_gpus, options.get("path_sysfs", "/sys")),
-        sees_processes=in_host_pid_namespace() is True,
+        sees_processes=in_host_pid_namespace(),
         switch_logs=_make_switch_logs(options),
     )
 

@@ -40,8 +40,7 @@ FROM_FILE = "podgpu.from_file"
 @dataclass(frozen=True, slots=True)
 class Option:
     flag: str
-    short: str = ""
-    """Second name of the option: a letter, or a long name."""
+    short: str = ""  # second name of the option: a letter, or a long name
     env: str = ""
     default: str = ""
     help: str = ""
@@ -49,10 +48,8 @@ class Option:
     """flag (without a value), bool, duration (a plain number is seconds), milliseconds (a plain number is
     milliseconds), whole:LOW-HIGH, choice:a|b, ADDRESS (to listen on), ADDRESS|none, or the placeholder of a text such
     as FILE."""
-    group: str = "common"
-    """Key of GROUPS."""
-    common: bool = True
-    """True if --help shows the option; False if only --help-all does."""
+    group: str = "common"  # key of GROUPS
+    common: bool = True  # True if --help shows the option; False if only --help-all shows it
 
     @property
     def parameter(self) -> str:
@@ -156,8 +153,7 @@ def is_set(ctx: click.Context, parameter: str) -> bool:
 
 # Commands
 
-Example = tuple[str, str]
-"""A command line and its description."""
+Example = tuple[str, str]  # command line, description
 _HELP_ALL = "podgpu.help_all"
 _NAMES_WIDTH = 30
 
@@ -222,7 +218,7 @@ class GroupedCommand(click.Command):
         self.examples = examples
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the command. Adds to a UsageError the variable or file that sets the option."""
+        """Runs the command. Completes the message of a UsageError with the variable or file that sets the option."""
         try:
             return super().invoke(ctx)
         except UsageError as error:

@@ -198,7 +198,7 @@ FROM sample JOIN gpu ON gpu.id = sample.gpu
 WHERE resolution = ? AND time >= ? AND time < ? AND account = 0 GROUP BY gpu"""
 # Summing each account before the join is faster.
 _RANGE = f"""
-SELECT namespace, pod, job, uid, container_id, owner_kind, owner_name, labels, currency,
+SELECT namespace, pod, job, uid, container_id, owner_kind, owner_name, labels, methods, currency,
     {", ".join(f"{name} / {unit}" for name, unit in AMOUNT_UNITS.items())}
 FROM account JOIN (
     SELECT account AS id, currency, {", ".join(f"sum({name}) AS {name}" for name in AMOUNT_UNITS)}
@@ -265,7 +265,8 @@ def read_range(db: sqlite3.Connection, start: float, end: float) -> tuple[int, i
         *(COARSE, last_hour, last),
     )
     query = _RANGE.format(rows=" UNION ALL ".join([_RANGE_ROWS] * (len(rows) // 3)))
-    sums = [UsageSum(UsageAccount(*row[:8]), row[8], Amounts(*row[9:])) for row in db.execute(query, rows)]
+    found = ((UsageAccount(*row[:9]), row[9], Amounts(*row[10:])) for row in db.execute(query, rows))
+    sums = [UsageSum(*one, methods=tuple(one[0].methods.split())) for one in found]
     return first, last, sums
 
 

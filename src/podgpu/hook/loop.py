@@ -45,8 +45,6 @@ class HookSettings:
 
 
 class Hook:
-    """The service that `podgpu hook` runs."""
-
     def __init__(self, settings: HookSettings, file: AtomicFile, read: Callable[[str], Cards] = read_cards) -> None:
         self._settings = settings
         self._counters = HookCounters()

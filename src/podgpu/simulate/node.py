@@ -46,7 +46,7 @@ class Tenant:
     gi_id: int | None = None
     duty: float = 0.0
     memory: int = 0
-    user: str = ""  # if set, it is a process of this user outside Kubernetes, and has no pod
+    user: str = ""  # set for a process outside Kubernetes: the Linux user that runs it
     job: str = ""  # Slurm job of the process
 
 
@@ -184,7 +184,7 @@ class SimulatedProc:
         os.symlink(_HOST_PID_NAMESPACE, namespaces / "pid")
 
     def add(self, pid: int, cgroup: str, name: str = "python3", environment: str = "") -> None:
-        """Adds a process. `cgroup` is the text of its cgroup file. With `environment`, its user has only a number."""
+        """Adds a process. `cgroup` is the text of its cgroup file. With `environment`, adds a user without a name."""
         folder = self.root / str(pid)
         folder.mkdir()
         before_start, after_start = " ".join(["1"] * 18), " ".join(["0"] * 30)
