@@ -22,7 +22,6 @@ from podgpu.autoscale.requests import CUSTOM_GROUP, CUSTOM_VERSIONS, Refusal
 from podgpu.autoscale.samples import SampleStore
 from podgpu.cli.cluster import choose_collector, make_settings
 from podgpu.cli.options import make_command
-from podgpu.cli.terminal import configure_logging
 from podgpu.cluster.collect import MAX_ROUNDS, ViewSettings, duration_text
 from podgpu.cluster.loop import Cluster
 from podgpu.errors import UsageError
@@ -58,7 +57,6 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
     Give exactly one of --prometheus, --scrape or --discover-kubernetes. Running pods are read from the API server.
     """
-    configure_logging(options["log_format"], options["debug"])
     interval, longest = options["interval"], options["longest_window"]
     if longest / interval > MAX_ROUNDS:
         raise UsageError(

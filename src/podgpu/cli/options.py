@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from podgpu.cli.terminal import configure_logging
 from podgpu.clock import parse_duration
 from podgpu.errors import UsageError
 from podgpu.holders.sources import describe_sources
@@ -151,6 +153,15 @@ def is_set(ctx: click.Context, parameter: str) -> bool:
     return ctx.get_parameter_source(parameter) is not ParameterSource.DEFAULT
 
 
+@contextmanager
+def naming_option(option: str) -> Iterator[None]:
+    """Adds the option to the start of a UsageError's message, unless the message begins with an option."""
+    try:
+        yield
+    except UsageError as e:
+        raise UsageError(str(e) if str(e).startswith("--") else f"{option} {e}") from e
+
+
 # Commands
 
 Example = tuple[str, str]  # command line, description
@@ -218,7 +229,9 @@ class GroupedCommand(click.Command):
         self.examples = examples
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the command. Completes the message of a UsageError with the variable or file that sets the option."""
+        """Configures logging and runs the command. Names the origin of the option in the message of a UsageError."""
+        if "log_format" in ctx.params:
+            configure_logging(ctx.params["log_format"], ctx.params["debug"])
         try:
             return super().invoke(ctx)
         except UsageError as error:
