@@ -28,8 +28,8 @@ from podgpu.metrics.conditions import UNALLOCATED
 from podgpu.metrics.dcgm import render_dcgm
 from podgpu.metrics.encode import NO_LABELS, Body, Family, Sample, encode, families_in
 from podgpu.metrics.fields import THROTTLE_REASONS, by_name, fields
-from podgpu.metrics.labels import Policy, all_slots
-from podgpu.metrics.names import gpu_figures, in_legacy_units, slot_figures
+from podgpu.metrics.labels import Policy, all_devices
+from podgpu.metrics.names import device_figures, gpu_figures, in_legacy_units
 from podgpu.metrics.render import render_gpu_manager, render_own, render_self
 from podgpu.model import (
     RESERVATION,
@@ -140,9 +140,9 @@ def _build_gpus(
         if number in configured and key in shown:
             unsupported[key].append(names[number].name)
 
-    def build_slot(key: str) -> dict[str, Any]:
+    def build_device(key: str) -> dict[str, Any]:
         values, used = values_of.get(key), usage.devices.get(key)
-        figures = slot_figures(_read_figures(values))
+        figures = device_figures(_read_figures(values))
         if figures["memory_used_bytes"] is None and used is not None:
             figures["memory_used_bytes"] = used.memory_used_bytes
         return {
@@ -158,27 +158,27 @@ def _build_gpus(
     instances: defaultdict[str, list[MigInstance]] = defaultdict(list)
     known = {device.uuid for device in telemetry.devices}  # without GPUs that were removed with `podgpu forget`
     devices = _find_devices(
-        telemetry, (*holders, *(k for k, slot in health.items() if "xids" in slot and split_key(k)[0] in known))
+        telemetry, (*holders, *(k for k, own in health.items() if "xids" in own and split_key(k)[0] in known))
     )
     for key, device in devices.items():
         if device.gi_id is not None:
             instances[device.uuid].append(
-                MigInstance(id=device.gi_id, profile=device.profile, uuids=device.mig_uuids, **build_slot(key))
+                MigInstance(id=device.gi_id, profile=device.profile, uuids=device.mig_uuids, **build_device(key))
             )
     for uuid, device in devices.items():
         if device.gi_id is not None:
             continue
-        values, slot, reading = values_of.get(uuid, {}), build_slot(uuid), telemetry.readings.get(uuid)
+        values, members, reading = values_of.get(uuid, {}), build_device(uuid), telemetry.readings.get(uuid)
         details = reading.details if reading is not None and uuid in values_of else ()
         throttled = {reason: values.get(number) for number, reason in THROTTLE_REASONS.items()}
-        users = (*slot["holders"], *(holder for instance in instances[uuid] for holder in instance.holders))
+        users = (*members["holders"], *(holder for instance in instances[uuid] for holder in instance.holders))
         yield DeviceState(
             **{member: getattr(device, member) for member in _IDENTITY},
             throttled_ns={reason: ns for reason, ns in throttled.items() if isinstance(ns, int)},
             instances=tuple(instances[uuid]),
             details=tuple((names[number].name, labels, value) for number, labels, value in details),
             **gpu_figures(_read_figures(values)),  # type: ignore[arg-type]
-            **slot | {"conditions": (*slot.get("conditions", ()), *_find_unallocated_use(users))},
+            **members | {"conditions": (*members.get("conditions", ()), *_find_unallocated_use(users))},
         )
 
 
@@ -208,7 +208,7 @@ def _read_figures(values: Mapping[int, Value] | None) -> dict[str, float]:
 
 def add_memory(devices: Iterable[Device], values: Mapping[str, Mapping[int, Value]]) -> tuple[Device, ...]:
     """Adds the total memory of each device, which allocation sources need to compute shares."""
-    totals = {key: slot_figures(_read_figures(own))["memory_total_bytes"] for key, own in values.items()}
+    totals = {key: device_figures(_read_figures(own))["memory_total_bytes"] for key, own in values.items()}
     return tuple(replace(device, memory_bytes=totals.get(device.key)) for device in devices)
 
 
@@ -293,8 +293,8 @@ class ChangeLog:
 
     def report(self, state: NodeState, unmapped: Iterable[Unmapped]) -> None:
         self._report_sources([source for source in state.sources if source.up is not None])
-        slots = [(device_key(gpu.uuid, getattr(slot, "id", None)), slot) for gpu, slot in all_slots(state)]
-        self._report_unsupported({(name, key) for key, slot in slots for name in slot.unsupported})
+        devices = [(device_key(gpu.uuid, getattr(device, "id", None)), device) for gpu, device in all_devices(state)]
+        self._report_unsupported({(name, key) for key, device in devices for name in device.unsupported})
         self._report_unmapped(frozenset(unmapped))
 
     def _report_sources(self, sources: Sequence[SourceStatus]) -> None:

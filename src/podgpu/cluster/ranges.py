@@ -306,7 +306,7 @@ def _add_up_now(held: Sequence[HeldPart]) -> dict[str, Any]:
         "cost_per_hour": now.cost_per_hour,
         "idle_since": round(max(since)) if since and len(since) == len(held) else None,
         "unknown_because": max((part.unknown_because for part in held), default=""),
-        "methods": sorted({part.slot.usage.method for part in held if part.slot.usage} - {""}),
+        "methods": sorted({part.device.usage.method for part in held if part.device.usage} - {""}),
     }
 
 
