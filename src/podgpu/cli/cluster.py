@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from podgpu.cli.options import is_set, make_command
-from podgpu.cli.terminal import configure_logging
+from podgpu.cli.options import is_set, make_command, naming_option
 from podgpu.cluster.collect import Collector, ViewSettings, check_settings
-from podgpu.cluster.discover import ApiNodeLabels, ApiOwners, KubernetesTargets, ServiceSelector
+from podgpu.cluster.discover import ApiMap, KubernetesTargets, ServiceSelector
 from podgpu.cluster.loop import Cluster, MakeCollector
 from podgpu.cluster.prices import ReadPrices, no_prices, read_prices
 from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer
@@ -29,6 +28,9 @@ from podgpu.errors import UsageError
 from podgpu.history.answers import HistorySource
 from podgpu.http_client import Access
 from podgpu.kube.config import load_config
+from podgpu.kube.objects import NODES_PATH, PODS_PATH, parse_node_labels, parse_owner
+from podgpu.metrics.adapter import PodName
+from podgpu.model import WorkloadOwner
 from podgpu.web.app import Listener, Service, load_protection, make_listeners, run
 from podgpu.web.cluster_app import cluster_application, cluster_probes
 
@@ -58,7 +60,6 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
     Give exactly one of --prometheus, --scrape or --discover-kubernetes.
     """
-    configure_logging(options["log_format"], options["debug"])
     settings = make_settings(
         ctx,
         options,
@@ -108,7 +109,7 @@ def make_settings(ctx: click.Context, options: dict[str, Any], **more: Any) -> V
 
 
 def _check_backend(ctx: click.Context, options: dict[str, Any]) -> None:
-    """Raises UsageError unless exactly one backend is chosen, without flags of other backends.
+    """Raises UsageError unless exactly one backend is chosen, and if a flag belongs to another backend.
 
     Environment variables of other backends are ignored, because they may be meant for another command.
     """
@@ -135,7 +136,7 @@ def choose_collector(
 ) -> MakeCollector:
     """Returns a function that creates the collector of the chosen backend."""
     owners = _owners(options, stack)
-    read_owners = owners.all if owners else dict
+    read_owners = owners.read if owners else dict
     if options["prometheus"]:
         make = partial(
             PrometheusCollector,
@@ -144,18 +145,19 @@ def choose_collector(
             owners=read_owners,
             label_names=lambda: prices()[0].label_names,
         )
-        with _naming_option("--prometheus"):
-            make()  # reports wrong options at start, because the cluster loop creates its collector later
+        with naming_option("--prometheus"):
+            make()  # checks the options now; the cluster loop creates its own collector later
         return make
     access = Access.from_options(options, "exporter")
-    # Failures to read owners are shown on the page only with --owners api, not with auto.
-    owner_notes = owners.notes if owners and options["owners"] == "api" else tuple
-    labels = ApiNodeLabels(load_config(options["kubeconfig"])) if options.get("prices") and _uses_api(options) else None
-    if labels is not None:
+    labels = None
+    if options.get("prices") and _uses_api(options):
+        labels = ApiMap(load_config(options["kubeconfig"]), NODES_PATH, parse_node_labels, "labels of nodes")
         stack.callback(labels.close)
+    # Failures to read owners are shown on the page only with --owners api, not with auto.
+    shown = [one for one in (owners if options["owners"] == "api" else None, labels) if one]
 
     def notes() -> Sequence[str]:
-        return (*owner_notes(), *(labels.notes() if labels else ()))
+        return [note for one in shown for note in one.notes()]
 
     make_scraper = partial(
         ScrapeCollector,
@@ -167,10 +169,13 @@ def choose_collector(
         read_node_labels=lambda: labels.read() if labels and prices()[0].label_names else {},
     )
     if options["scrape"]:
-        with _naming_option("--scrape"):
+        with naming_option("--scrape"):
             urls = unique_targets(options["scrape"].split(","), access)
         return partial(make_scraper, lambda: urls, read_notes=notes)
-    targets = _discover(options, stack)
+    https = bool(options["exporter_ca_file"] or options["exporter_insecure_skip_verify"])
+    selector = ServiceSelector.parse(options["discover_kubernetes"])
+    targets = KubernetesTargets(load_config(options["kubeconfig"]), selector, https=https)
+    stack.callback(targets.close)
 
     def discover_and_make() -> Collector:
         """Waits for the API server. Called in the thread of the cluster loop, so that probes are answered meanwhile."""
@@ -189,38 +194,21 @@ def _prometheus_server(options: Mapping[str, Any]) -> PrometheusServer:
         access=Access.from_options(options, "prometheus", **headers),
         match=options["match"].strip(),
         node_labels=_names(options["node_label"]),
-        cluster_label=options.get("cluster_label", "cluster"),
+        cluster_label=options["cluster_label"],
     )
 
 
-def _discover(options: Mapping[str, Any], stack: ExitStack) -> KubernetesTargets:
-    selector = ServiceSelector.parse(options["discover_kubernetes"])
-    https = bool(options["exporter_ca_file"] or options["exporter_insecure_skip_verify"])
-    targets = KubernetesTargets(load_config(options["kubeconfig"]), selector, https=https)
-    stack.callback(targets.close)
-    return targets
-
-
-def _owners(options: Mapping[str, Any], stack: ExitStack) -> ApiOwners | None:
+def _owners(options: Mapping[str, Any], stack: ExitStack) -> ApiMap[PodName, WorkloadOwner] | None:
     if options["owners"] == "none" or (options["owners"] == "auto" and not _uses_api(options)):
         return None
-    owners = ApiOwners(load_config(options["kubeconfig"]))
+    owners = ApiMap(load_config(options["kubeconfig"]), PODS_PATH, parse_owner, "owners of pods")
     stack.callback(owners.close)
     return owners
 
 
 def _uses_api(options: Mapping[str, Any]) -> bool:
-    """Returns False if only ~/.kube/config could name an API server, because it may belong to another cluster."""
+    """Returns True if an API server is configured. Ignores ~/.kube/config, which may belong to another cluster."""
     return bool(options["discover_kubernetes"] or options["kubeconfig"] or "KUBERNETES_SERVICE_HOST" in os.environ)
-
-
-@contextmanager
-def _naming_option(option: str) -> Iterator[None]:
-    """Adds the option to the start of a UsageError's message, unless the message begins with an option."""
-    try:
-        yield
-    except UsageError as e:
-        raise UsageError(str(e) if str(e).startswith("--") else f"{option} {e}") from e
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import stat
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +35,10 @@ def command(files: tuple[str, ...], **options: Any) -> int:
     that cannot be converted are listed. Then nothing is written (except with --force), and the exit code is 1.
     """
     _check(files, options)
-    if options["expr"]:
-        migrated = {"--expr": _expression(options["expr"])}
-    else:
-        migrated = {name: _migrate(_read(name), name) for name in files}
+    try:
+        migrated = {name: _migrate(_read(name), name) for name in files} or {"--expr": rewrite_query(options["expr"])}
+    except PromqlError as e:
+        raise UsageError(f"--expr is not PromQL: {e}") from e
     for name, result in migrated.items():
         _report(name, result)
     if any(result.unconverted for result in migrated.values()) and not options["force"]:
@@ -84,14 +83,6 @@ def _migrate(text: str, name: str) -> RewriteResult:
     if not name.endswith(_YAML) and text.lstrip("\ufeff \t\r\n").startswith(("{", "[")):
         return migrate_dashboard(text, origin)
     return migrate_rules(text, origin)
-
-
-def _expression(text: str) -> RewriteResult:
-    try:
-        rewritten = rewrite_query(text)
-    except PromqlError as e:
-        raise UsageError(f"--expr is not PromQL: {e}") from e
-    return replace(rewritten, changed=int(rewritten.text != text))
 
 
 def _report(name: str, result: RewriteResult) -> None:

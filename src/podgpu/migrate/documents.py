@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import yaml
@@ -19,7 +20,6 @@ from podgpu.migrate.promql import (
     apply_edits,
     find_old_names,
     renamed_labels,
-    rewrite_expression,
     rewrite_query,
 )
 
@@ -34,7 +34,7 @@ class FileChange:
 
 
 def _report_old_names(text: str, problem: str) -> RewriteResult | None:
-    """Returns a result that reports the old names in a text, or None if there are none. Does not change the text."""
+    """Reports the old names in a text, without changing it. Returns None if there are none."""
     names = find_old_names(text)
     return RewriteResult(text, (f"{', '.join(names)}: {problem}",)) if names else None
 
@@ -91,7 +91,7 @@ def migrate_dashboard(text: str, origin: str) -> RewriteResult:
         raise UsageError(f"{origin}: not a dashboard, which must be a JSON object")
     texts = _find_strings(text)
     rewritten = {string: result for string in texts if (result := _rewrite_string(string)) is not None}
-    # If a panel or variable reads the exporter's series, its legends, columns and patterns may contain label names.
+    # Legends, columns and patterns may contain label names. They are renamed where the exporter's series are read.
     to_rewrite = {_owner_of(string) for string, result in rewritten.items() if result.reads_exporter}
     for string in texts:
         if _owner_of(string) in to_rewrite and string not in rewritten:
@@ -118,15 +118,15 @@ def _rewrite_string(string: _JsonString) -> RewriteResult | None:
     """Rewrites a query. Reports old names in other strings, except in titles and descriptions."""
     is_variable = string.path[:1] == ("templating",)
     if not string.is_key and (string.key == "expr" or (is_variable and string.key in ("query", "definition"))):
-        return _rewrite_promql(string.value, rewrite_expression if string.key == "expr" else rewrite_query)
+        return _rewrite_promql(string.value)
     if string.key in _PROSE or is_variable:
         return None
     return _report_old_names(string.value, "mentioned outside a query; check it manually")
 
 
-def _rewrite_promql(text: str, rewrite: Callable[[str], RewriteResult]) -> RewriteResult | None:
+def _rewrite_promql(text: str, recorded: frozenset[str] = frozenset()) -> RewriteResult | None:
     try:
-        return rewrite(text)
+        return rewrite_query(text, recorded)
     except PromqlError as error:  # the query of a dashboard variable need not be PromQL
         return _report_old_names(text, f"cannot be parsed as PromQL: {error}")
 
@@ -211,8 +211,9 @@ def migrate_rules(text: str, origin: str) -> RewriteResult:
     intended = [results[scalar].text if scalar in results else scalar.value for scalar in scalars]
     for write in (_write_in_style, _write_quoted):
         migrated = _apply_changes(text, [_make_change(text, s, result, write) for s, result in results.items()])
-        if _read_values(migrated.text, origin) == intended:
-            return migrated
+        with suppress(UsageError):
+            if [scalar.value for scalar in _find_scalars(migrated.text, origin)] == intended:
+                return migrated
     raise UsageError(
         f"{origin}: cannot be rewritten without changing its formatting; please report this and attach the file"
     )
@@ -226,13 +227,6 @@ def _find_scalars(text: str, origin: str) -> list[_Scalar]:
         mark = getattr(error, "problem_mark", None)
         place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
         raise UsageError(f"{origin}{place}: not YAML: {getattr(error, 'problem', type(error).__name__)}") from None
-
-
-def _read_values(text: str, origin: str) -> list[str] | None:
-    try:
-        return [scalar.value for scalar in _find_scalars(text, origin)]
-    except UsageError:
-        return None
 
 
 def _walk(node: yaml.Node, seen: set[int], path: str = "", use: str = "", rule: str = "") -> Iterator[_Scalar]:
@@ -260,7 +254,7 @@ def _walk(node: yaml.Node, seen: set[int], path: str = "", use: str = "", rule: 
 
 def _rewrite_value(scalar: _Scalar, recorded: frozenset[str]) -> RewriteResult | None:
     if scalar.use == "expr":
-        return _rewrite_promql(scalar.value, lambda text: rewrite_expression(text, recorded))
+        return _rewrite_promql(scalar.value, recorded)
     if scalar.use == "template":
         return _rewrite_template(scalar.value)
     return _report_old_names(scalar.value, "mentioned outside an expression; check it manually")

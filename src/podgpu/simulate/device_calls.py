@@ -12,22 +12,14 @@ from typing import Any, NamedTuple, NoReturn
 
 import pynvml
 
-from podgpu.simulate.gpu import (
-    FULL_CELSIUS,
-    IDLE_CELSIUS,
-    NVLINK_BYTES,
-    PCIE_RX_BYTES,
-    PCIE_TX_BYTES,
-    Activity,
-    SimulatedGpu,
-    SimulatedInstance,
-    SimulatedLoad,
-)
-from podgpu.simulate.models import MIB
+from podgpu.simulate.gpu import FULL_CELSIUS, IDLE_CELSIUS, Activity, SimulatedGpu, SimulatedInstance, SimulatedLoad
+from podgpu.simulate.models import AMPERE, MIB, GpuModel
 
 NO_INSTANCE = ALL_LINKS = 0xFFFFFFFF
 _SAMPLING_PERIOD_US = 100_000
 _MAX_CELSIUS = 87
+_PCIE_TX_BYTES, _PCIE_RX_BYTES, _NVLINK_BYTES = 6_000_000, 20_000_000, 400_000_000
+"""Bytes per busy second. _NVLINK_BYTES is per link and direction."""
 _PROCESS_KINDS = {"Compute": "compute", "Graphics": "graphics", "MPSCompute": "mps"}
 
 
@@ -44,13 +36,9 @@ def address_in(handle: Any) -> int:
         return 0
 
 
-def raise_error(code: int) -> NoReturn:
+def raise_error(code: int = pynvml.NVML_ERROR_NOT_SUPPORTED) -> NoReturn:
     """Raises NVMLError. This is a function, because a lambda cannot contain a raise statement."""
     raise pynvml.NVMLError(code)
-
-
-def _not_supported() -> NoReturn:
-    raise_error(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
 
 def fill(struct: Any, **values: Any) -> Any:
@@ -86,14 +74,14 @@ def _utilisation(gpu: SimulatedGpu) -> Any:
     return fill(pynvml.c_nvmlUtilization_t(), gpu=round(100 * activity.busy), memory=round(100 * activity.dram))
 
 
-def _clock(clocks: tuple[int, int, int], kind: int) -> int:
-    """Returns one of the clocks (SM, memory, video) by its NVML constant. The graphics clock equals the SM clock."""
-    return (clocks[0], *clocks)[kind]
+def _clock(model: GpuModel, kind: int, is_busy: bool) -> int:
+    """Returns a clock by its NVML constant: graphics (which equals the SM clock), SM, memory or video."""
+    return (model.sm_clock, model.sm_clock, model.memory_clock, model.video_clock)[kind][is_busy]
 
 
 def _threshold(gpu: SimulatedGpu, which: int) -> Any:
     offsets = {0: 8, 1: 2, 3: 0} | ({2: 8} if gpu.model.hbm else {})
-    return _MAX_CELSIUS + offsets[which] if which in offsets else _not_supported()
+    return _MAX_CELSIUS + offsets[which] if which in offsets else raise_error()
 
 
 def list_processes(loads: Iterable[SimulatedLoad], function: str) -> list[Any]:
@@ -116,7 +104,7 @@ def list_processes(loads: Iterable[SimulatedLoad], function: str) -> list[Any]:
 def _samples(gpu: SimulatedGpu, kind: int, since_us: int) -> Any:
     """Implements nvmlDeviceGetSamples. Simulates only utilisation samples."""
     if kind != pynvml.NVML_GPU_UTILIZATION_SAMPLES:
-        _not_supported()
+        raise_error()
     samples = []
     for seen in gpu.samples(since_us):
         sample = fill(pynvml.c_nvmlSample_t(), timeStamp=seen.wall_us)
@@ -128,12 +116,12 @@ def _samples(gpu: SimulatedGpu, kind: int, since_us: int) -> Any:
 def _process_utilisation(kind: type[Any], gpu: SimulatedGpu, since_us: int) -> Any:
     """Implements both NVML functions for process utilisation. They return structures of different types (`kind`)."""
     means = gpu.process_means(since_us)
-    entries = [fill(kind(), pid=m.pid, timeStamp=m.last_ran_us, smUtil=round(100 * m.sm)) for m in means]
+    entries = [fill(kind(), pid=pid, timeStamp=last_ran, smUtil=round(100 * mean)) for pid, last_ran, mean in means]
     return entries or raise_error(pynvml.NVML_ERROR_NOT_FOUND)
 
 
 def _where(has: Callable[[SimulatedGpu], bool], read: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda gpu, *arguments: read(gpu, *arguments) if has(gpu) else _not_supported()
+    return lambda gpu, *arguments: read(gpu, *arguments) if has(gpu) else raise_error()
 
 
 def _without_mig(read: Callable[..., Any]) -> Callable[..., Any]:
@@ -165,8 +153,8 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetPowerManagementDefaultLimit": _LIMIT,
     "nvmlDeviceGetPowerManagementLimitConstraints": lambda gpu: [gpu.model.power[1] * 1000, _LIMIT(gpu)],
     "nvmlDeviceGetTotalEnergyConsumption": lambda gpu: gpu.energy_mj,
-    "nvmlDeviceGetClockInfo": lambda gpu, kind: _clock(gpu.clocks_while(gpu.activity.device.busy > 0), kind),
-    "nvmlDeviceGetMaxClockInfo": lambda gpu, kind: _clock(gpu.clocks_while(True), kind),
+    "nvmlDeviceGetClockInfo": lambda gpu, kind: _clock(gpu.model, kind, gpu.activity.device.busy > 0),
+    "nvmlDeviceGetMaxClockInfo": lambda gpu, kind: _clock(gpu.model, kind, True),
     "nvmlDeviceGetCurrentClocksEventReasons": lambda gpu: (
         0 if gpu.activity.device.busy else pynvml.nvmlClocksEventReasonGpuIdle
     ),
@@ -178,7 +166,9 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
         lambda gpu: round(30 + 60 * max(0.0, gpu.celsius - IDLE_CELSIUS) / (FULL_CELSIUS - IDLE_CELSIUS)),
     ),
     "nvmlDeviceGetTotalEccErrors": _where(_HAS_ECC, lambda gpu, error, counter: 0),
-    "nvmlDeviceGetRemappedRows": _where(lambda gpu: gpu.model.row_remapping, lambda gpu: (0, 0, 0, 0)),
+    "nvmlDeviceGetRemappedRows": _where(
+        lambda gpu: gpu.model.ecc and gpu.model.architecture >= AMPERE, lambda gpu: (0, 0, 0, 0)
+    ),
     "nvmlDeviceGetCurrPcieLinkGeneration": lambda gpu: gpu.model.pcie_generation,
     "nvmlDeviceGetMaxPcieLinkGeneration": lambda gpu: gpu.model.pcie_generation,
     "nvmlDeviceGetCurrPcieLinkWidth": lambda gpu: 16,
@@ -234,7 +224,7 @@ def _nvlink_kib(gpu: SimulatedGpu, scope: int) -> int | None:
     links = gpu.nvlinks
     if not links or (scope >= links and scope != ALL_LINKS):
         return None
-    return int(gpu.meter.busy * NVLINK_BYTES / 1024) * (links if scope == ALL_LINKS else 1)
+    return int(gpu.meter.busy * _NVLINK_BYTES / 1024) * (links if scope == ALL_LINKS else 1)
 
 
 _FIELDS: dict[int, Reader] = {
@@ -243,7 +233,7 @@ _FIELDS: dict[int, Reader] = {
     **dict.fromkeys((74, 75, 76, 77, 79, 269, 270, 271), lambda gpu, scope: 0),
     **dict.fromkeys((138, 139), _nvlink_kib),
     78: lambda gpu, scope: int(gpu.idle_seconds * 1e9),
-    82: lambda gpu, scope: gpu.memory_celsius,
+    82: lambda gpu, scope: round(gpu.celsius - 2 + 8 * gpu.activity.device.dram) if gpu.model.hbm else None,
     165: lambda gpu, scope: None if scope >= gpu.nvlinks else 1,
 }
 
@@ -296,7 +286,7 @@ def _evaluate(metric: int, first: GpmSample, second: GpmSample) -> float | None:
 
 def _mib_per_second(metric: int, busy: float, nvlinks: int) -> float | None:
     if metric in (20, 21):
-        return busy * (PCIE_TX_BYTES if metric == 20 else PCIE_RX_BYTES) / MIB
+        return busy * (_PCIE_TX_BYTES if metric == 20 else _PCIE_RX_BYTES) / MIB
     if metric in (60, 61) and nvlinks:
-        return busy * nvlinks * NVLINK_BYTES / MIB
+        return busy * nvlinks * _NVLINK_BYTES / MIB
     return None

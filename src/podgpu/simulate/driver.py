@@ -162,7 +162,7 @@ class SimulatedNvml:
             if name in self._functions:
                 return self._functions[name](*arguments)
             if not name.startswith(("nvmlDevice", "nvmlGpm")):
-                raise_error(pynvml.NVML_ERROR_NOT_SUPPORTED)
+                raise_error()
             gpu, instance = self._find(self._targets, arguments[0])
             _check_present(gpu)
             return self._call_device(name, self.advance(gpu), instance, *arguments[1:])
@@ -171,7 +171,7 @@ class SimulatedNvml:
         if "RunningProcesses" in name:
             return list_processes(gpu.running(None if instance is None else instance.gi_id), name)
         if instance is not None:
-            function = MIG_CALLS.get(name) or raise_error(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            function = MIG_CALLS.get(name) or raise_error()
             return function(gpu, instance, *arguments)
         match name:
             case "nvmlDeviceGetIndex":
@@ -186,7 +186,7 @@ class SimulatedNvml:
                 return self._fill_gpm_sample(gpu, None, *arguments)
             case "nvmlGpmMigSampleGet":
                 return self._fill_gpm_sample(gpu, *arguments)
-        function = GPU_CALLS.get(name) or raise_error(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        function = GPU_CALLS.get(name) or raise_error()
         return function(gpu, *arguments)
 
     def _make_functions(self) -> dict[str, Callable[..., Any]]:
@@ -198,7 +198,9 @@ class SimulatedNvml:
             "nvmlSystemGetNVMLVersion": lambda: f"13.{self._driver_version}",
             "nvmlSystemGetCudaDriverVersion_v2": lambda: 13000,
             "nvmlDeviceGetCount": lambda: len(self._listed),
-            "nvmlDeviceGetHandleByIndex": self._find_by_index,
+            "nvmlDeviceGetHandleByIndex": lambda index: self._find_handle(
+                self._listed[index] if index < len(self._listed) else raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+            ),
             "nvmlDeviceGetHandleByUUID": self._find_by_uuid,
             "nvmlDeviceGetHandleByPciBusId": lambda wanted: self._find_handle(
                 next((gpu for gpu in self._listed if pci_bus_id(gpu) == wanted), None)
@@ -248,11 +250,6 @@ class SimulatedNvml:
             self._targets[address] = target
         return pointer_to(address, pynvml.c_nvmlDevice_t)
 
-    def _find_by_index(self, index: int) -> Any:
-        if index >= len(self._listed):
-            raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        return self._find_handle(self._listed[index])
-
     def _find_by_uuid(self, wanted: str) -> Any:
         targets = [(gpu, instance) for gpu in self._listed for instance in (None, *gpu.instances)]
         found = (target for target in targets if (target[1] or target[0]).uuid == wanted)
@@ -260,7 +257,7 @@ class SimulatedNvml:
 
     def _find_mig_handle(self, gpu: SimulatedGpu, index: int) -> Any:
         if not gpu.model.profiles:
-            raise_error(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            raise_error()
         instance = next((instance for instance in gpu.instances if instance.index == index), None)
         return self._find_handle(gpu if instance else None, instance)
 
@@ -307,7 +304,7 @@ class SimulatedNvml:
 
     def _fill_gpm_sample(self, gpu: SimulatedGpu, gi_id: int | None, pointer: Any) -> Any:
         if not gpu.model.gpm:
-            raise_error(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            raise_error()
         meter = gpu.meter if gi_id is None else gpu.instance_meters[gi_id]
         self._find(self._gpm_samples, pointer)
         self._gpm_samples[address_in(pointer)] = GpmSample(gpu.number, gi_id, gpu.at, gpu.nvlinks, meter)

@@ -7,7 +7,7 @@ they are read, and past samples can be computed later.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -17,8 +17,6 @@ LONG_GAP = 600.0  # seconds; a longer time without reads is simulated in one ste
 THERMAL_LAG = 15.0  # seconds; time constant of temperature changes
 IDLE_CELSIUS, FULL_CELSIUS = 32.0, 72.0
 DRAM = 0.3  # fraction of the memory bandwidth in use while busy
-PCIE_TX_BYTES, PCIE_RX_BYTES, NVLINK_BYTES = 6_000_000, 20_000_000, 400_000_000
-"""Bytes per busy second. NVLINK_BYTES is per link and direction."""
 SAMPLES_PER_SECOND = 5
 SAMPLE_BUFFER = 20.0  # seconds for which the driver keeps utilisation samples
 
@@ -100,18 +98,8 @@ class GpuActivity(NamedTuple):
 
 
 class UtilisationSample(NamedTuple):
-    """One utilisation sample of the driver."""
-
     wall_us: int
     shares: dict[int, float]  # pid -> fraction of the time in which the process was busy
-
-
-class ProcessMean(NamedTuple):
-    """Mean utilisation of a process over all samples, including samples in which the process was idle."""
-
-    pid: int
-    last_ran_us: int
-    sm: float
 
 
 @dataclass(eq=False)
@@ -144,14 +132,6 @@ class SimulatedGpu:
     @property
     def energy_mj(self) -> int:
         return int(self.energy * 1000)
-
-    @property
-    def memory_celsius(self) -> int | None:
-        return round(self.celsius - 2 + 8 * self.activity.device.dram) if self.model.hbm else None
-
-    def clocks_while(self, is_busy: bool) -> tuple[int, int, int]:
-        """Returns the SM, memory and video clocks in MHz."""
-        return self.model.sm_clock[is_busy], self.model.memory_clock[is_busy], self.model.video_clock[is_busy]
 
     def advance(self, now: float) -> None:
         """Updates the state to the time `now`. Does nothing if the state is newer."""
@@ -233,15 +213,15 @@ class SimulatedGpu:
         samples = (self._sample(index) for index in range(first, last + 1))
         return [sample for sample in samples if sample.wall_us > since_us]
 
-    def process_means(self, since_us: int) -> list[ProcessMean]:
-        """Returns means over the samples after `since_us`. Omits idle and ended processes, as the driver does."""
+    def process_means(self, since_us: int) -> Iterator[tuple[int, int, float]]:
+        """Yields for each process: pid, time of the last sample in which it ran, and mean utilisation after `since_us`.
+
+        The mean is over all samples. Idle and ended processes are omitted, as the driver does.
+        """
         samples = self.samples(since_us)
-        means: list[ProcessMean] = []
         for pid in dict.fromkeys(load.pid for load in self.running()):
-            ran = [sample for sample in samples if sample.shares.get(pid)]
-            if ran:
-                means.append(ProcessMean(pid, ran[-1].wall_us, sum(s.shares[pid] for s in ran) / len(samples)))
-        return means
+            if ran := [sample for sample in samples if sample.shares.get(pid)]:
+                yield pid, ran[-1].wall_us, sum(sample.shares[pid] for sample in ran) / len(samples)
 
     def _sample(self, index: int) -> UtilisationSample:
         moment = index / SAMPLES_PER_SECOND
