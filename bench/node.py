@@ -21,7 +21,7 @@ from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.labels import Policy
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet
-from podgpu.simulate.node import Tenant, furnish, place_loads, pods, tenants
+from podgpu.simulate.node import Tenant, create_host_files, place_loads, pods, tenants
 from podgpu.usage.containers import ContainerFinder
 
 GPUS = 8
@@ -69,7 +69,7 @@ def simulated_node(
     place_loads(driver, on_node)
     with tempfile.TemporaryDirectory(prefix="podgpu-bench-") as folder:
         root, socket = Path(folder), f"{folder}/kubelet.sock"
-        furnish(root, on_node)
+        create_host_files(root, on_node)
         names = IdentityReader(str(root / "pods"), str(root / "containers"))
         agent = Agent(
             NvmlTelemetry(wrap(driver), "simulated", lambda: GPUS, clock, clock),

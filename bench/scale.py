@@ -27,6 +27,15 @@ MAX_HEAD_SECONDS, MAX_WASTE_SECONDS, MAX_MIB = 2.0, 5.0, 200
 HOUR, STEP = 3600, 300
 _MODEL = "NVIDIA H100 80GB HBM3"
 _KINDS = {"allocated": 1.0, "busy": 0.5, "idle": 0.25, "energy": 400.0}  # per GPU second
+_PAGES = {  # what is shown -> parameters of /api/v1/view
+    "of a namespace": "ns=team-7",
+    "of a pod": "ns=team-7&pod=job-7-3",
+    "of a node": "node=node-77",
+    "by a filter text": "q=job-17-",
+    "without a filter": "limit=100",
+    "most utilised": "sort=utilization",
+    "most idle": "sort=idle&state=idle",
+}
 _LINES_PER_IMPORT = 20_000
 _PATIENCE = 120.0
 
@@ -42,6 +51,7 @@ def device_series(gpus: int, owners: int, now: int) -> Iterator[dict[str, Any]]:
         for name, labels, values in (
             ("DCGM_FI_DEV_GPU_TEMP", gpu, [60] * len(times)),
             ("DCGM_FI_DEV_POWER_USAGE", gpu, [400] * len(times)),
+            ("DCGM_FI_DEV_GPU_UTIL", gpu, [number % 101] * len(times)),
             ("podgpu_allocation_info", {**gpu, **pod}, [1] * len(times)),
             ("podgpu_container_gpu_allocated_seconds_total", {**gpu, **pod}, [STEP * n for n in range(len(times))]),
             ("podgpu_container_gpu_idle_seconds_total", {**gpu, **pod}, [STEP / 4 * n for n in range(len(times))]),
@@ -135,13 +145,15 @@ def measure(gpus: int = GPUS, owners: int = OWNERS) -> list[Figure]:
             with running([*command, "--prices", "example", "--owners", "none"], cluster, "/ready") as podgpu:
                 view = json.loads(_request(f"{cluster}/api/v1/view"))
                 head = _read_round_seconds(cluster)
-                seconds, waste = _measure_waste(cluster)
+                pages = {name: _measure(f"{cluster}/api/v1/view?{query}") for name, query in _PAGES.items()}
+                seconds, waste = _measure(f"{cluster}/api/v1/waste?range={DAYS}d&by=owner")
                 memory = _resident_mib(podgpu)
             engine_memory = _resident_mib(server)
             disk = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file()) / 2**20
     _check(gpus, owners, view, waste)
     return [
         Figure(f"{gpus:,} GPUs: totals of the page", head, "s", at_most=MAX_HEAD_SECONDS),
+        *(Figure(f"GPUs {name}", seconds, "s") for name, (seconds, _) in pages.items()),
         Figure(f"waste of {DAYS} days by owner ({owners:,} owners)", seconds, "s", at_most=MAX_WASTE_SECONDS),
         Figure("podgpu cluster: peak memory", memory, "MiB", at_most=MAX_MIB),
         Figure("  VictoriaMetrics: peak memory", engine_memory, "MiB"),
@@ -156,9 +168,9 @@ def _read_round_seconds(cluster: str) -> float:
     return max(float(line.split()[-1]) for line in lines if line.startswith("podgpu_cluster_target_duration_seconds{"))
 
 
-def _measure_waste(cluster: str) -> tuple[float, dict[str, Any]]:
+def _measure(url: str) -> tuple[float, dict[str, Any]]:
     started = time.monotonic()
-    answer: dict[str, Any] = json.loads(_request(f"{cluster}/api/v1/waste?range={DAYS}d&by=owner"))
+    answer: dict[str, Any] = json.loads(_request(url))
     return time.monotonic() - started, answer
 
 

@@ -35,15 +35,15 @@ README = """\
 <!-- Generated from values.yaml by `make manifests`. -->
 # podgpu
 
-podgpu shows which pod uses which GPU, how much of it, and what that costs. It is a drop-in for dcgm-exporter, needs no
-DCGM, and has exact figures for shared GPUs. Documentation: <{project}>.
+podgpu shows which pod uses which GPU, how much of it, and what that costs. It replaces dcgm-exporter, or runs beside
+it, and does not need DCGM. Documentation: <{project}>.
 
 ```
 helm install podgpu oci://{registry}/charts/podgpu --version {version} --set cluster.enabled=true \\
   --namespace podgpu --create-namespace
 ```
 
-A cluster without GPUs (kind, minikube) can run the demo with simulated GPUs:
+On a cluster without GPUs (kind, minikube), run the demo with simulated GPUs:
 
 ```
 helm install podgpu oci://{registry}/charts/podgpu --version {version} --set demo.enabled=true

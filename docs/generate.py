@@ -95,49 +95,47 @@ def _exporter_metrics() -> Iterator[str]:
 def _conditions() -> Iterator[str]:
     rows = []
     for spec in conditions().values():
-        says, do = words_for(spec.name, _DETAILS.get(spec.name, ""))
-        rows.append((code(spec.name), spec.severity, prose(says), prose(do)))
-    yield from table(("Condition", "Severity", "Text", "What to do"), rows)
+        says, _ = words_for(spec.name, _DETAILS.get(spec.name, ""))
+        rows.append((code(spec.name), spec.severity, prose(says)))
+    yield from table(("Condition", "Severity", "Text"), rows)
 
 
 def _unmapped() -> Iterator[str]:
     rows = [
-        (code(reason), prose(text.reason if not source else f"{text.reason} ({source})"), prose(text.advice))
+        (code(reason), prose(f"source {source}: {text.reason}" if source else text.reason))
         for (source, reason), text in explanations().items()
     ]
-    yield from table(("Reason", "Meaning", "What to do"), rows)
+    yield from table(("Reason", "Meaning"), rows)
 
 
 def _counters() -> Iterator[str]:
     files = {short: {c.field.id: c for c in shipped_counters(short) or ()} for short in SHIPPED}
     ids = sorted({i for counters in files.values() for i in counters})
-    head = ("Field", "Type", "In", "Name with `-f 1.x`")
+    if files["default"].keys() != files["dcp"].keys():
+        raise SystemExit("docs/counters.md says that default and dcp have the same fields, but they differ")
+    head = ("Field", "Type", "In `default`", "Name in `1.x`")
     return table(head, (_counter_row({short: c.get(i) for short, c in files.items()}) for i in ids))
 
 
 def _counter_row(counters: Mapping[str, CounterSpec | None]) -> tuple[str, ...]:
-    old, new = counters["1.x"], counters["default"] or counters["dcp"]
+    old, new = counters["1.x"], counters["default"]
     counter = new or old
     assert counter is not None
-    shipped = ", ".join(code(short) for short in ("default", "dcp", "1.x") if counters[short])
     since = " (Hopper and later)" if isinstance(counter.field.recipe, Gpm) else ""
-    return code(counter.field.name) + since, counter.type, shipped, code(old.name if old else "")
+    return code(counter.field.name) + since, counter.type, "yes" if new else "no", code(old.name if old else "")
 
 
-def _renames() -> Iterator[str]:
+def _changed_units() -> Iterator[str]:
     shipped = {counter.field.id for counter in shipped_counters("default") or ()}
-    renamed = [r for r in renames() if r.old.recipe is not None and r.old.id in shipped]
-    head = ("4.8", "Unit", "4.9", "Unit", "New = old ×", "Name seen in")
-    return table(head, map(_rename_row, renamed))
+    changed = [r for r in renames() if r.old.recipe is not None and r.old.id in shipped and r.factor != 1.0]
+    head = ("4.8", "Unit", "4.9", "Unit", "New = old ×", "Source of the new name")
+    return table(head, map(_rename_row, changed))
 
 
 def _rename_row(rename: Rename) -> tuple[str, ...]:
     old, new = rename.old, rename.new
-    same = rename.factor == 1.0
-    return (
-        *(code(rename.old.name), prose(old.unit), code(rename.new_name)),
-        *("" if same else prose(new.unit), "" if same else f"{rename.factor:.10g}", new.seen or "DCGM 4.6 header"),
-    )
+    names = code(old.name), prose(old.unit), code(rename.new_name), prose(new.unit)
+    return *names, f"{rename.factor:.10g}", new.seen or "DCGM 4.6 header"
 
 
 BLOCKS: Mapping[str, Callable[[], Iterator[str]]] = {
@@ -149,7 +147,7 @@ BLOCKS: Mapping[str, Callable[[], Iterator[str]]] = {
     "conditions": _conditions,
     "unmapped": _unmapped,
     "counters": _counters,
-    "renames-default": _renames,
+    "changed-units": _changed_units,
 }
 
 if __name__ == "__main__":

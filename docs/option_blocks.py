@@ -79,26 +79,20 @@ def _option_row(option: Option) -> tuple[str, ...]:
 
 
 _DIFFERENCES: Mapping[str, str] = {
-    "collectors": "also `default`, `dcp`, `1.x` and `none`",
-    "collect-interval": "at least 100 ms; also `5s`, `1m`",
+    "collect-interval": "at least 100 ms; also accepts `5s` or `1m`",
     "kubernetes": "uses every source of holders ([holders](holders.md))",
-    "cpu-devices": "only with `--telemetry dcgm` or `-r`",
-    "switch-devices": "only with `--telemetry dcgm` or `-r`",
-    "configmap-data": "changes are followed; if it cannot be read, the counters of `-f` are used",
-    "remote-hostengine-info": "needs libdcgm ([dcgm](dcgm.md)); without `-r` DCGM is not used",
-    "kubernetes-enable-pod-labels": "only this node's pods; needs `NODE_NAME`",
-    "kubernetes-enable-pod-uid": "from `/var/log/pods`, without the API server",
-    "kubernetes-gpu-id-type": "not needed: both forms are understood",
-    "kubernetes-pod-label-allowlist-regex": "an invalid pattern ends podgpu at start",
-    "devices": "`i:0,2` counts the instances of the node from 0",
-    "no-hostname": "works; it has no effect in 4.0 to 4.8.2",
-    "web-read-timeout": "100 ms to 24 h; an invalid value ends podgpu",
-    "web-write-timeout": "100 ms to 24 h; an invalid value ends podgpu",
-    "enable-exporter-metrics": "`process_*`, not `go_*`",
-    "web-config-file": "changes are followed; no HTTP/2 ([security](security.md))",
-    "hpc-job-mapping-dir": "with several jobs, `podgpu_allocation_info` names each",
-    "nvidia-resource-names": "not needed: resources whose ids identify a GPU are found",
-    "kubernetes-virtual-gpus": "values are the holder's own ([below](#one-series-per-holder))",
+    "cpu-devices": "works only with `--telemetry dcgm` or `-r`",
+    "switch-devices": "works only with `--telemetry dcgm` or `-r`",
+    "configmap-data": "reloads changes; if the ConfigMap cannot be read, uses the counters of `-f`",
+    "remote-hostengine-info": "needs libdcgm ([dcgm](dcgm.md)). Without `-r`, podgpu does not use DCGM",
+    "kubernetes-enable-pod-labels": "reads only this node's pods; needs `NODE_NAME`",
+    "kubernetes-enable-pod-uid": "reads uids from `/var/log/pods`, without the API server",
+    "kubernetes-gpu-id-type": "not needed: podgpu understands both forms",
+    "devices": "`i:0,2` counts the MIG instances of the node from 0",
+    "enable-exporter-metrics": "adds `process_*`, not `go_*`",
+    "web-config-file": "reloads changes; no HTTP/2 ([security](security.md))",
+    "nvidia-resource-names": "not needed: podgpu finds every resource whose ids identify a GPU",
+    "kubernetes-virtual-gpus": "each holder has its own values ([below](#one-series-per-holder))",
     "kubernetes-enable-dra": "keeps idle GPUs and maps MIG devices ([holders](holders.md#dra-claims))",
 }
 
@@ -108,12 +102,12 @@ def differing_flags() -> Iterator[str]:
     unknown = _DIFFERENCES.keys() - {option.flag for option in theirs if option.works}
     if unknown:
         raise SystemExit(f"docs/option_blocks.py names unknown options: {', '.join(sorted(unknown))}")
-    rows = (
-        (code(f"--{option.flag}"), _DIFFERENCES.get(option.flag) or f"**no effect**: {prose(option.help)}")
-        for option in theirs
-        if option.flag in _DIFFERENCES or not option.works
-    )
-    return table(("Flag", "In podgpu"), rows)
+    flags: dict[str, list[str]] = {}
+    for option in theirs:
+        if option.flag in _DIFFERENCES or not option.works:
+            text = _DIFFERENCES.get(option.flag) or f"**no effect**: {prose(option.help)}"
+            flags.setdefault(text, []).append(code(f"--{option.flag}"))
+    return table(("Flag", "In podgpu"), ((", ".join(names), text) for text, names in flags.items()))
 
 
 OPTION_BLOCKS: Mapping[str, Callable[[], Iterator[str]]] = {

@@ -254,8 +254,8 @@ class BurstGpu(SimulatedGpu):
             engine.stop(pid)
         return super().evict(pid)
 
-    def cut(self, instances: tuple[SimulatedInstance, ...] | None) -> None:
-        super().cut(instances)
+    def set_instances(self, instances: tuple[SimulatedInstance, ...] | None) -> None:
+        super().set_instances(instances)
         self.engines = {}
 
     def reset(self) -> None:

@@ -48,7 +48,7 @@ class FaultyNvml(SimulatedNvml):
         minors: Sequence[int] = (),
         **named: Any,
     ) -> None:
-        """`uuids` and `minors` are indexed by GPU number, `mig_uuids` by (GPU number, MIG slot)."""
+        """`uuids` and `minors` are indexed by GPU number, `mig_uuids` by (GPU number, index of the MIG device)."""
         self.faults = self
         self._hangs: list[Hang] = []
         self._answers: dict[tuple[Subject, int | None], tuple[Any, int]] = {}
@@ -66,7 +66,7 @@ class FaultyNvml(SimulatedNvml):
             gpu.minor = minor
         for gpu in self.gpus:
             known = mig_uuids or {}
-            gpu.instances = tuple(replace(i, uuid=known.get((gpu.number, i.slot), i.uuid)) for i in gpu.instances)
+            gpu.instances = tuple(replace(i, uuid=known.get((gpu.number, i.index), i.uuid)) for i in gpu.instances)
 
     def gpu(self, number: int) -> Any:
         return self.gpus[number]
@@ -122,9 +122,9 @@ class FaultyNvml(SimulatedNvml):
             self._targets = {a: t for a, t in self._targets.items() if t[0] is not cut or t[1] is None}
             self.advance(cut)
             if profiles is None:
-                cut.cut(None)
+                cut.set_instances(None)
             else:
-                self._cut(cut, parse_profiles(cut.model, profiles))
+                self._create_instances(cut, parse_profiles(cut.model, profiles))
             return [instance.uuid for instance in cut.instances]
 
     def cut_link(self, gpu: int, link: int) -> None:

@@ -1,4 +1,4 @@
-"""Clocks that tests can replace, parsing of durations, and limits for repeated log lines."""
+"""Provides clocks that tests can replace, parses durations, and limits repeated log lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
-_MIN_STEP = 2.0  # smaller corrections of the wall clock are ignored, so that exported timestamps stay constant
+_MIN_STEP = 2.0  # seconds; smaller corrections of the wall clock do not change exported timestamps
 _REPEAT_SECONDS = 60.0
 _DURATION_PART = re.compile(r"([0-9]{1,12}(?:\.[0-9]{0,12})?|\.[0-9]{1,12})(ns|us|µs|μs|ms|s|m|h)")
 _UNIT_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -24,7 +24,7 @@ class Clock:
 
 
 def parse_duration(text: str) -> float | None:
-    """Converts `1h30m`, `1.5s`, `500ms` or `0` to seconds. Returns None for negative and invalid durations."""
+    """Converts a duration such as `1h30m`, `1.5s` or `500ms` to seconds. Returns None if it is negative or invalid."""
     if text == "0":
         return 0.0
     if not text or _DURATION_PART.sub("", text):
@@ -47,8 +47,11 @@ class UnixTime:
 
 
 class FaultLog(Generic[K]):
-    """Decides which faults are logged. While a fault persists, each reason is logged once. An intermittent fault is
-    logged at most once in `seconds`."""
+    """Limits repeated log lines about faults.
+
+    A key names what can fail, such as a source. While it fails, each reason is logged once. After a recovery, a reason
+    is logged again only if its last line is older than `seconds`.
+    """
 
     def __init__(self, clock: Callable[[], float], seconds: float) -> None:
         self._clock = clock
@@ -66,7 +69,7 @@ class FaultLog(Generic[K]):
         return True
 
     def recover(self, key: K) -> bool:
-        """Records a success. Returns True if the recovery should be logged, because the failure was logged."""
+        """Records a success. Returns True if a failure was logged before, so that the recovery should be logged too."""
         was_failing = key in self._failing
         self._failing.discard(key)
         return was_failing

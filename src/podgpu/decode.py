@@ -1,4 +1,4 @@
-"""Decodes JSON of other programs and YAML files of users into typed structs."""
+"""Decodes JSON from other programs and YAML files from users into typed structs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _lock = threading.Lock()
 
 
 def find_decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
-    """Returns the decoder of a type.
+    """Returns the JSON decoder of a type, and caches it.
 
     msgspec can crash if two threads use a type for the first time at the same moment. To prevent this, decode only with
     this function, with `convert`, or with a decoder that is created when its module is imported.
@@ -30,12 +30,12 @@ def find_decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
 
 
 def convert(value: Any, kind: type[T], *, strict: bool = True) -> T:
-    """Converts parsed JSON or YAML to the type `kind`. Raises msgspec.ValidationError if `value` does not match it."""
+    """Converts parsed JSON or YAML to the type `kind`. Raises msgspec.ValidationError if that fails."""
     find_decoder(kind)
     return msgspec.convert(value, kind, strict=strict)
 
 
-def shorten_path(error: Exception) -> str:
+def format_error(error: Exception) -> str:
     """Returns the message of a msgspec error with the path first: "users[0].name: expected `str`, got `int`"."""
     message, _, path = str(error).partition(" - at `$")
     if message[1:2].islower():
@@ -44,11 +44,11 @@ def shorten_path(error: Exception) -> str:
 
 
 def decode_json(content: bytes, path: str, kind: type[T]) -> T:
-    """Decodes JSON written by another program. Raises SourceError ("malformed")."""
+    """Decodes JSON that another program wrote to `path`. Raises SourceError if the JSON does not match `kind`."""
     try:
         return find_decoder(kind).decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise malformed(path, shorten_path(error) if content else "it is empty") from error
+        raise malformed(path, format_error(error) if content else "it is empty") from error
 
 
 def malformed(path: str, problem: str) -> SourceError:
@@ -91,7 +91,7 @@ def decode_yaml(content: bytes, file: str, kind: type[T]) -> T:
         problem = re.sub(r"(['\"]).*\1", "…", error.problem or "cannot be parsed", flags=re.DOTALL)
         raise UsageError(one_line(f"{file}:{line} not YAML: {problem}")) from None
     except msgspec.ValidationError as error:
-        raise UsageError(one_line(f"{file}: {shorten_path(error)}")) from None
+        raise UsageError(one_line(f"{file}: {format_error(error)}")) from None
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
-        # PyYAML raises many errors for values with a wrong tag, such as `!!bool x`.
+        # For a value with a wrong tag, such as `!!bool x`, PyYAML raises built-in errors of various types.
         raise UsageError(f"{file}: not YAML that podgpu can read ({type(error).__name__})") from None

@@ -1,4 +1,4 @@
-"""The errors that podgpu raises, and helpers for messages. Library exceptions are converted where they are caught."""
+"""Defines the errors that podgpu raises, and functions that format messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MOST_NAMED = 5
 
 
 def few_of(names: Iterable[object], most: int = MOST_NAMED) -> str:
-    """Joins at most `most` names (one more instead of `and 1 more`): `a, b and 9 more`. Returns `none` if empty."""
+    """Returns the first `most` names and the number of others: `a, b and 9 more`. Never ends with `and 1 more`."""
     texts = [str(name) for name in names]
     if len(texts) <= most + 1:
         return ", ".join(texts) or "none"
@@ -29,15 +29,15 @@ class PodgpuError(Exception):
 
 
 class UsageError(PodgpuError):
-    """An option, an environment variable, or a file named by an option is invalid. podgpu exits with code 2."""
+    """An option, an environment variable, or a file that an option names is invalid. podgpu exits with code 2."""
 
 
 class StartError(PodgpuError):
-    """The options are valid, but podgpu cannot run here, for example because an address is in use. Exit code 1."""
+    """The options are valid, but podgpu cannot run, for example because an address is in use. It exits with code 1."""
 
 
 class SourceError(PodgpuError):
-    """A source (driver, kubelet, file) could not be read this time.
+    """A source (driver, kubelet, file) could not be read. The next attempt may succeed.
 
     `reason` is a short snake_case word for the `reason` label of podgpu_exporter_source_errors_total.
     """
@@ -48,7 +48,7 @@ class SourceError(PodgpuError):
 
 
 class Unsupported(SourceError):
-    """The device or source does not provide the value. It is not read again until the list of devices changes."""
+    """The device or source does not provide this value. podgpu reads it again only after devices have changed."""
 
     def __init__(self, message: str, reason: str = "not_supported") -> None:
         super().__init__(reason, message)
@@ -62,7 +62,7 @@ class DeviceLost(SourceError):
 
 
 class DriverGone(SourceError):
-    """The driver is not loaded, was unloaded, or was closed by podgpu. It must be opened again before the next call."""
+    """The driver is not loaded, was unloaded, or was closed by podgpu. It must be opened again."""
 
     def __init__(self, message: str, reason: str = "driver_not_loaded") -> None:
         super().__init__(reason, message)

@@ -1,4 +1,4 @@
-"""Reads files completely and within a size limit, and writes files that other programs may read at any moment."""
+"""Reads files up to a size limit, and replaces files so that readers never see an incomplete one."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from typing import Generic, NamedTuple, TypeVar
 from podgpu.errors import PodgpuError, SourceError, UsageError
 
 T = TypeVar("T")
-SETTLED_NS = 2_000_000_000
-"""A file's time stamp proves that the file is unchanged only if it is at least this old. Some file systems have a
-resolution of 2 s, so a second change within that time may not alter the time stamp."""
+_MIN_CACHED_AGE_NS = 2_000_000_000
+"""Newer files are not cached. File systems may store time stamps in steps of 2 s, so a second change may be missed."""
 
 
 # Reading
 
 
 class FileIdentity(NamedTuple):
-    """Identifies one version of a file. It changes if the file is replaced or written."""
+    """Identifies one version of a file. A file that was replaced or written has a new identity."""
 
     filesystem: int
     inode: int
@@ -30,7 +29,7 @@ class FileIdentity(NamedTuple):
     changed_ns: int
 
 
-def look_at(path: str) -> FileIdentity:
+def identify_file(path: str) -> FileIdentity:
     """Returns the identity of a file. Raises SourceError if `path` is not a regular file."""
     try:
         status = os.stat(path)
@@ -42,7 +41,8 @@ def look_at(path: str) -> FileIdentity:
 
 def read_bounded(path: str, limit: int) -> bytes:
     """Reads a regular file. Raises SourceError if it cannot be read, or is larger than `limit` bytes."""
-    if look_at(path).size > limit:  # checked first, because opening a device or a FIFO has side effects
+    # Rejects devices and FIFOs before they are opened, because opening them has side effects.
+    if identify_file(path).size > limit:
         raise _too_large(path, limit)
     try:
         # Without O_NONBLOCK, opening a FIFO would wait for its writer.
@@ -51,7 +51,7 @@ def read_bounded(path: str, limit: int) -> bytes:
             content = file.read(limit + 1)
     except (OSError, ValueError) as error:
         raise explain_read_error(error, path) from error
-    if len(content) > limit:  # files in /proc and /sys report a size of 0
+    if len(content) > limit:  # the size of files in /proc and /sys is reported as 0
         raise _too_large(path, limit)
     return content
 
@@ -96,20 +96,20 @@ class ReadOnChange(Generic[T]):
 
     def read(self, path: str) -> T:
         """Returns the result of `parse(content, path)`. Raises SourceError if the file cannot be read."""
-        now, identity = time.time_ns(), look_at(path)
+        now, identity = time.time_ns(), identify_file(path)
         if self._cached is not None and self._cached[:2] == (path, identity):
             return self._cached[2]
         content = read_bounded(path, self._limit)
-        # The size is compared too, because two writes within one tick of the kernel's clock have the same time stamp.
-        if look_at(path) != identity or len(content) != identity.size:
+        # The size is compared too, because two writes within one tick of the kernel's clock get the same time stamp.
+        if identify_file(path) != identity or len(content) != identity.size:
             raise SourceError(
                 "being_written",
                 f"{path} changed while it was read: podgpu retries; if this persists, the program that writes it"
                 " should replace it by rename, and less often",
             )
         parsed = self._parse(content, path)
-        is_settled = now - identity.changed_ns >= SETTLED_NS
-        self._cached = (path, identity, parsed) if is_settled else None
+        is_old = now - identity.changed_ns >= _MIN_CACHED_AGE_NS
+        self._cached = (path, identity, parsed) if is_old else None
         return parsed
 
 
@@ -117,16 +117,16 @@ class ReadOnChange(Generic[T]):
 
 
 class OutputError(PodgpuError):
-    """The file could not be written; the previous one is unchanged."""
+    """The file could not be written or removed. It still has its previous content."""
 
     reason = "not_written"
 
 
 class AtomicFile:
-    """Replaces a file by rename, so that readers always see a complete one. Does not write through symbolic links."""
+    """Writes a temporary file and renames it, so that readers always see complete content. Rejects symbolic links."""
 
     def __init__(self, path: str, mode: int = 0o644, option: str = "--out") -> None:
-        """Raises UsageError if no file can be written to `path`. Error messages name `option`."""
+        """Raises UsageError if no file can be created at `path`. `option` is the flag to name in error messages."""
         self.path = Path(path)
         self._mode = mode
         self._temporary = self.path.parent / f".{self.path.name}.podgpu-tmp"
@@ -138,7 +138,7 @@ class AtomicFile:
     def write(self, content: bytes) -> None:
         try:
             try:
-                self._temporary.unlink(missing_ok=True)  # a killed process may have left it
+                self._temporary.unlink(missing_ok=True)  # a killed process may have left this file
                 with open(self._temporary, "xb") as file:
                     os.fchmod(file.fileno(), self._mode)
                     file.write(content)

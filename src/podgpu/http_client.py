@@ -1,6 +1,5 @@
-"""An HTTP client with deadlines, size limits and credentials from files.
+"""Sends HTTP requests with deadlines, size limits and credentials from files.
 
-`HttpClient` sends requests to one server. The Kubernetes client handles credentials itself and uses only the functions.
 Redirects are not followed, because they could send credentials to another server. Error messages contain no secrets.
 """
 
@@ -21,7 +20,7 @@ from yarl import URL
 
 from podgpu import __version__
 from podgpu.errors import SourceError, UsageError
-from podgpu.files import FileIdentity, look_at, read_bounded
+from podgpu.files import FileIdentity, identify_file, read_bounded
 from podgpu.tls import Pem, make_client_context
 
 DEFAULT_TIMEOUT = 4.0
@@ -29,7 +28,7 @@ MAX_METRICS_BYTES = 16 * 1024 * 1024
 """Three times the size of the largest expected response: 16 GPUs with seven MIG instances each, and all fields."""
 METRICS_TYPES = "text/plain;version=0.0.4,text/plain;q=0.5"
 _KEEP_ALIVE_SECONDS = 70.0
-"""Longer than most scrape intervals, but shorter than the 75 s after which aiohttp servers close idle connections."""
+"""Longer than most scrape intervals, so that connections are reused. aiohttp servers close them after 75 s."""
 _MAX_BODY_BYTES = 64 * 1024 * 1024
 _MAX_SECRET_BYTES = 64 * 1024
 _CHUNK_BYTES = 256 * 1024
@@ -50,7 +49,7 @@ class Access:
     token_file: str = ""
     headers: tuple[tuple[str, str], ...] = ()  # additional headers, such as the tenant of a Mimir server
     advice: str = "write the login into the URL, http://USER:PASSWORD@HOST:PORT, and set SSL_CERT_FILE to its CA's file"
-    """What to do if the server rejects the credentials or its certificate is not trusted."""
+    """Shown in the error message if the server rejects the credentials, or if its certificate is not trusted."""
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], prefix: str, **headers: str) -> Access:
@@ -82,12 +81,12 @@ class Access:
         return headers
 
     def tls_context(self) -> ssl.SSLContext:
-        return _cached_context(self.ca_file, look_at(self.ca_file) if self.ca_file else None, self.insecure)
+        return _cached_context(self.ca_file, identify_file(self.ca_file) if self.ca_file else None, self.insecure)
 
 
 @lru_cache(maxsize=8)
 def _cached_context(ca_file: str, _identity: FileIdentity | None, insecure: bool) -> ssl.SSLContext:
-    """Cached, because loading CA certificates is slow. `_identity` makes the cache miss after the file has changed."""
+    """Creates a TLS context. Cached, because loading CAs is slow. `_identity` changes with the file's content."""
     return make_client_context(Pem(ca_file).read() if ca_file else None, ca_file, not insecure)
 
 
@@ -122,16 +121,15 @@ def redact_url(url: str) -> str:
 
 
 def _parse_url(text: str, access: Access) -> URL:
-    """Raises UsageError for anything but HOST:PORT and http(s) URLs."""
+    """Parses HOST:PORT or an http(s) URL. Raises UsageError for anything else."""
     try:
         url = URL(with_scheme(text, "https" if access.ca_file or access.insecure else "http"))
         is_usable = url.scheme in ("http", "https") and url.host and url.port and text.isprintable() and " " not in text
     except (ValueError, IndexError):  # yarl raises IndexError for `http://user:[]@`
         is_usable = False
-    if not is_usable or "@" in url.path + url.query_string + url.fragment:  # http://user:12/34@host has the host `user`
-        advice = (
-            "write HOST:PORT, http://HOST:PORT or https://HOST:PORT, and @, /, ? and # in a password as %40 and so on"
-        )
+    # In http://user:12/34@host the / of the password was not escaped, so yarl takes `user` for the host.
+    if not is_usable or "@" in url.path + url.query_string + url.fragment:
+        advice = "write HOST:PORT or http(s)://HOST:PORT, and escape @, /, ? and # in a password (@ is %40)"
         raise UsageError(f"{redact_url(text)}: not the URL of an HTTP server; {advice}")
     return url.with_fragment(None)
 
@@ -155,7 +153,7 @@ def open_session() -> aiohttp.ClientSession:
 
 
 async def read_body(response: aiohttp.ClientResponse, max_bytes: int, shown: str, reason: str = "too_large") -> bytes:
-    """Reads and decompresses the body. Raises SourceError if it is too large. `shown` is the URL for messages."""
+    """Reads and decompresses the body. Raises SourceError if it is too large; the message contains the URL `shown`."""
     chunks, size = [], 0
     is_too_large = (response.content_length or 0) > max_bytes
     while not is_too_large and (chunk := await response.content.read(_CHUNK_BYTES)):
@@ -204,8 +202,10 @@ class HttpClient:
         form: Mapping[str, str] | None = None,
         accept: str = "*/*",
     ) -> HttpResponse:
-        """Returns the response, whatever its status. `path` is appended to the URL's path. `form` is the query of a GET
-        and the body of a POST. Raises SourceError (timeout, tls, truncated, unreachable, too_large or unauthorized)."""
+        """Sends a request and returns the response, whatever its status. Raises SourceError if there is no response.
+
+        `path` is appended to the URL's path. `form` is the query of a GET and the body of a POST.
+        """
         url = self._url.joinpath(path.lstrip("/")).with_query(self._url.query) if path else self._url
         headers = self._access.make_headers() | {"Accept": accept}
         if self._login is not None:
@@ -229,7 +229,7 @@ class HttpClient:
                 try:
                     return await attempt()
                 except aiohttp.ServerDisconnectedError:
-                    # The server may close an idle connection just when it is reused. aiohttp repeats only GETs.
+                    # A server may close an idle connection just when it is reused. aiohttp itself repeats only GETs.
                     return await attempt()
 
     async def get(
@@ -257,7 +257,7 @@ class HttpClient:
         return asyncio.run(get())
 
     def status_error(self, response: HttpResponse) -> SourceError:
-        """Returns an error with advice for a response that has an error status or a redirect."""
+        """Returns the error for a response whose status is not 200, with advice."""
         status = response.status
         if status in (401, 403):
             text = f"{self.shown} rejected the credentials ({status}): {self._access.advice}"
@@ -287,10 +287,10 @@ def check_is_metrics(body: bytes, shown: str) -> None:
 
 @contextmanager
 def explain_errors(make_error: Callable[[str, str], SourceError]) -> Iterator[None]:
-    """Converts errors of aiohttp, ssl and the operating system with `make_error`. Errors of podgpu pass unchanged.
+    """Converts errors of aiohttp, ssl and the operating system to errors of podgpu.
 
-    The arguments of `make_error` are the reason (timeout, tls, truncated, not_http, bad_url or unreachable) and an
-    explanation without secrets.
+    Calls `make_error` with the reason (timeout, tls, truncated, not_http, bad_url or unreachable) and an explanation
+    without secrets.
     """
     try:
         yield
@@ -319,5 +319,5 @@ def _explain(error: Exception) -> tuple[str, str]:
 
 
 def _first_line(text: str) -> str:
-    """Returns the first line of an error message. The other lines are omitted, because they quote the request."""
+    """Returns the first line of an error message. The other lines quote the request, which may contain secrets."""
     return "".join(letter if letter.isprintable() else " " for letter in text.partition("\n")[0])[:200]

@@ -17,6 +17,7 @@ from msgspec import Meta
 
 K = TypeVar("K")
 T = TypeVar("T")
+W = TypeVar("W", bound="Workload")
 NS = 1_000_000_000  # nanoseconds per second
 MJ = 1000  # millijoules per joule
 MIB = 1024 * 1024
@@ -30,7 +31,7 @@ Value = int | float | str
 Fields = Annotated[dict[Name, int | float | Text], Meta(max_length=1024)]  # name in fields.csv -> value
 WorkloadKey = tuple[str, ...]
 PodLabels = Mapping[tuple[str, str], tuple[tuple[str, str], ...]]  # (namespace, pod) -> selected labels
-Detail = tuple[int, tuple[tuple[str, str], ...], int | float]  # field id, labels, value
+Detail = tuple[int, dict[str, str], int | float]  # field id, labels, value
 UsageMethod = Literal["samples", "switches", "exact", "mps"]
 """How busy time is split among processes. `samples`: according to the driver's samples. `switches`: context switches.
 `exact`: context switches and busy samples. `mps`: not split, because the driver reports only the MPS server."""
@@ -75,9 +76,10 @@ def device_key(uuid: str, gi_id: int | None) -> str:
     return uuid if gi_id is None else f"{uuid}/gi{gi_id}"
 
 
-def physical(key: str) -> str:
-    """Returns the UUID of the physical GPU."""
-    return key.partition("/")[0]
+def split_key(key: str) -> tuple[str, int | None]:
+    """Returns the UUID of the physical GPU and the id of the MIG instance. The reverse of `device_key`."""
+    uuid, _, gi_id = key.partition("/gi")
+    return uuid, int(gi_id) if gi_id.isdecimal() else None
 
 
 def group_by_key(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
@@ -236,7 +238,7 @@ class XidCount(Document, frozen=True):
     in_window: Amount = 0  # number of occurrences within --xid-count-window-size
 
 
-class SlotUsage(Document, frozen=True):
+class DeviceTotals(Document, frozen=True):
     """Total usage of a device. Each value is the sum over its holders plus the unattributed remainder.
 
     The usage of users without a job or pod has no series of its own. It is included in the unattributed remainder.
@@ -253,14 +255,14 @@ class SlotUsage(Document, frozen=True):
     pressure_ratio: Ratio | None = None  # fraction of the last usage window in which at least one workload waited
 
 
-class Slot(Document, frozen=True):
+class GpuOrInstance(Document, frozen=True):
     """Fields that `DeviceState` (a GPU) and `MigInstance` have in common."""
 
     hidden: bool = False  # excluded by --devices; has only identity, holders and health
     utilization_ratio: Ratio | None = None
     memory_used_bytes: Amount | None = None
     memory_total_bytes: Amount | None = None
-    usage: SlotUsage | None = None  # measured at `usage_at`; the values above at `taken_at`
+    usage: DeviceTotals | None = None  # measured at `usage_at`; the values above at `taken_at`
     holders: Annotated[tuple[Holder, ...], Meta(max_length=4096)] = ()
     fields: Fields | None = None  # None if the last reading of the device failed
     details: Annotated[
@@ -272,13 +274,13 @@ class Slot(Document, frozen=True):
     clock_events: dict[Name, tuple[Amount, Amount]] = {}  # event -> number in the window, number since the start
 
 
-class MigInstance(Slot, frozen=True, kw_only=True):
+class MigInstance(GpuOrInstance, frozen=True, kw_only=True):
     id: Amount
     profile: Name = ""
     uuids: tuple[Name, ...] = ()  # UUIDs of its compute instances, as the kubelet reports them
 
 
-class DeviceState(Slot, frozen=True, kw_only=True):
+class DeviceState(GpuOrInstance, frozen=True, kw_only=True):
     """One physical GPU with its MIG instances."""
 
     uuid: Name = ""
@@ -311,7 +313,9 @@ class SourceStatus(Document, frozen=True):
 
 
 class EntityState(Document, frozen=True):
-    kind: Name
+    """An NVSwitch, an NVLink, a CPU or a core."""
+
+    kind: Name  # SWITCH, LINK, CPU or CPU_CORE
     labels: LabelTexts
     fields: Fields
 
@@ -355,7 +359,7 @@ class NodeState(Document, frozen=True, kw_only=True):
 
 def has_readings(state: NodeState) -> bool:
     """Returns True if the last reading of at least one GPU or MIG instance succeeded."""
-    return any(slot.fields is not None for gpu in state.devices for slot in (gpu, *gpu.instances))
+    return any(device.fields is not None for gpu in state.devices for device in (gpu, *gpu.instances))
 
 
 _decoder = msgspec.json.Decoder(NodeState)
@@ -399,31 +403,21 @@ class Unmapped:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The result of reading one allocation source once."""
+    """The assignments of one allocation source or, with the fields from `sources` on, of all sources together."""
 
     assignments: tuple[Assignment, ...] = ()
     unmapped: tuple[Unmapped, ...] = ()
     vcuda: tuple[VcudaRequest, ...] = ()
     offered: frozenset[str] = frozenset()  # UUIDs of allocatable GPUs, held or not
     source_instance: int = 0  # changes when the source restarts or the connection to it breaks
+    sources: tuple[SourceStatus, ...] = ()
+    api_uids: Mapping[str, str] = field(default_factory=dict)  # static pods: kubelet's UID -> API server's UID
+    at: float | None = None  # Unix time
 
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """The values of one device by field id. Missing values have no entry."""
-
-    device: Device
-    values: Mapping[int, Value]
-    details: tuple[Detail, ...] = ()  # fields that have several values
-
-
-@dataclass(frozen=True, slots=True)
-class OtherReading:
-    """The values of an NVSwitch, an NVLink, a CPU or a core."""
-
-    kind: str  # SWITCH, LINK, CPU or CPU_CORE
-    labels: tuple[tuple[str, str], ...]
-    values: Mapping[int, Value]
+    def with_api_uid(self, workload: W) -> W:
+        """Replaces the UID of a static pod by that of the API server, if known."""
+        uid = self.api_uids.get(workload.uid)
+        return workload if uid is None else msgspec.structs.replace(workload, uid=uid)
 
 
 @dataclass(frozen=True, slots=True)

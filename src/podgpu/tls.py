@@ -14,7 +14,7 @@ from podgpu.files import read_bounded
 
 T = TypeVar("T")
 MakeTlsContext = Callable[[], ssl.SSLContext]
-"""Called for each new connection, so that renewed certificates are used."""
+"""Returns the TLS context of a new connection. Called for each connection, so that renewed certificates are used."""
 _MAX_PEM_BYTES = 4 * 1024 * 1024
 
 
@@ -34,7 +34,7 @@ class Pem:
         return self.file or self.origin
 
     def read(self) -> bytes:
-        """Raises SourceError if the file cannot be read."""
+        """Returns the PEM. Raises SourceError if the file cannot be read."""
         return read_bounded(self.file, _MAX_PEM_BYTES) if self.file else self.text.encode()
 
 
@@ -55,7 +55,10 @@ class ContextCache(Generic[T]):
 
 
 def make_client_context(authorities: bytes | None, name: str, verify: bool = True) -> ssl.SSLContext:
-    """Trusts the CAs in `authorities` (PEM, from the file `name`), or the system's if None. Raises SourceError."""
+    """Returns a context that trusts the CAs in the PEM text `authorities`, or the system's CAs if it is None.
+
+    Raises SourceError if the PEM is invalid. The message contains `name`.
+    """
     text = None if authorities is None else authorities.decode("ascii", "ignore")
     if text is not None and not text.strip():  # without this check, ssl would load the system's CAs
         raise SourceError("tls", f"{name} contains no certificates: it is empty")
@@ -72,7 +75,7 @@ def make_client_context(authorities: bytes | None, name: str, verify: bool = Tru
 
 
 def load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes, names: str) -> None:
-    """Loads a certificate and its key. `names` describes both in messages. Raises SourceError if they are invalid."""
+    """Loads a certificate and its key. Raises SourceError if they are invalid; the message begins with `names`."""
     try:
         with _as_file(certificate) as certificate_file, _as_file(key) as key_file:
             # Without this callback, OpenSSL would prompt for a password on the terminal.
@@ -96,7 +99,7 @@ def load_authorities(context: ssl.SSLContext, authorities: bytes, name: str) -> 
 
 @contextmanager
 def _as_file(content: bytes) -> Iterator[str]:
-    """Makes a file in memory, because OpenSSL reads keys from files only."""
+    """Yields the path of a file in memory, because OpenSSL reads keys only from files."""
     with open(os.memfd_create("podgpu-tls"), "wb") as memory:
         memory.write(content)
         memory.flush()

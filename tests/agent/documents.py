@@ -6,26 +6,25 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from podgpu.agent.publish import build_node_state
-from podgpu.agent.telemetry_turn import TelemetryResult
-from podgpu.agent.usage_turn import UsageResult
-from podgpu.gpu.source import GpuAnswer
-from podgpu.holders.reader import AllocationResult
-from podgpu.model import Assignment, HolderUsage, NodeState, Reading, Workload
+from podgpu.agent.telemetry import TelemetryResult
+from podgpu.agent.usage import UsageResult
+from podgpu.gpu.source import GpuReading
+from podgpu.model import Allocation, Assignment, Device, HolderUsage, NodeState, Value, Workload
 
 
 def make_state(
-    readings: Iterable[Reading],
+    device: Device,
+    values: Mapping[int, Value],
     assignments: Iterable[Assignment] = (),
     usage: Mapping[str, Iterable[tuple[Workload, HolderUsage]]] | None = None,
     **more: Any,
 ) -> NodeState:
-    """A document of the node `h`, in which the devices of the readings are present and shown."""
-    answers = {reading.device.uuid: GpuAnswer((reading,)) for reading in readings}
-    devices = tuple(reading.device for answer in answers.values() for reading in answer.readings)
+    """A document of the node `h`, which has one device."""
+    readings = {device.uuid: GpuReading({device: values})}
     holders = {key: {entry[0].key: entry for entry in those} for key, those in (usage or {}).items()}
     return build_node_state(
-        TelemetryResult(devices, devices, answers, at=1.0),
-        AllocationResult(tuple(assignments)),
+        TelemetryResult((device,), (device,), readings, at=1.0),
+        Allocation(tuple(assignments)),
         UsageResult(holders),
         {},
         node="h",

@@ -16,7 +16,7 @@ from podgpu.metrics.dcgm import render_dcgm
 from podgpu.metrics.encode import encode
 from podgpu.metrics.labels import Policy
 from podgpu.metrics.render import render_own
-from podgpu.model import Assignment, Device, Reading, Workload
+from podgpu.model import Assignment, Device, Workload
 from tests.agent.documents import make_state
 
 KEYS = st.one_of(
@@ -52,7 +52,8 @@ def test_a_pod_label_never_collides_with_a_built_in(labels: dict[str, str]) -> N
     device = Device(0, "GPU-1", "0000:1", "H100")
     record = PodRecord("ns", "p", "u", labels=tuple(labels.items()))
     state = make_state(
-        [Reading(device, {150: 40, 1: "580"})],
+        device,
+        {150: 40, 1: "580"},
         [Assignment("GPU-1", Workload("ns", "p", "c", "u"), "kubelet")],
         pod_labels=LabelFilter().select([record]),
     )

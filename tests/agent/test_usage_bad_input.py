@@ -134,8 +134,8 @@ def test_no_permission_for_any_is_said_by_the_source(pair: Pair) -> None:
 
 def test_a_utilisation_that_is_no_value(pair: Pair) -> None:
     """Of one process it costs that process's part, of the device the device's."""
-    (entry,) = pair.spoilt.driver.gpus[0].process_means(0)
-    nonsense = type("Entry", (), {"pid": entry.pid, "timeStamp": 1 << 62, "smUtil": NO_VALUE})
+    ((pid, _, _),) = pair.spoilt.driver.gpus[0].process_means(0)
+    nonsense = type("Entry", (), {"pid": pid, "timeStamp": 1 << 62, "smUtil": NO_VALUE})
     pair.spoilt.driver.faults.answer("nvmlDeviceGetProcessUtilization", [nonsense()], 0)
     pair.turn(2)
     assert pair.errors() == {"bad_value": 2}

@@ -9,7 +9,7 @@ from podgpu.autoscale.answers import compute_pod_values, compute_value, is_activ
 from podgpu.autoscale.metrics import METRICS, PROFILING_METRICS, UTILIZATION
 from podgpu.autoscale.requests import MetricRequest, PodSelector, Refusal, find_metric, parse_selector
 from podgpu.cluster.collect import ViewSettings
-from podgpu.model import DeviceState, SlotUsage
+from podgpu.model import DeviceState, DeviceTotals
 from tests.autoscale.scenes import BEGIN, INFERENCE, INTERVAL, Stage, busy, figure, gpu, holder, pod, refused
 
 
@@ -380,7 +380,7 @@ def test_a_workload_without_pods_is_neither_active_nor_idle() -> None:
 def test_clients_of_mps_have_no_value_and_the_reason_is_said() -> None:
     stage = Stage([pod("a"), pod("b")])
     shared = gpu(0, holder("a", memory=1), holder("b", memory=1), utilization=0.72, memory_total=10)
-    stage.turns(3, n1=(replace(shared, usage=SlotUsage(method="mps")),))
+    stage.turns(3, n1=(replace(shared, usage=DeviceTotals(method="mps")),))
     for metric in ("gpu_utilization", "gpu_busy", "gpu_power"):
         refusal = refused(stage, metric)
         assert refusal.status == 503
@@ -406,6 +406,16 @@ def test_there_is_no_answer_before_the_first_round_and_long_after_the_last() -> 
     with pytest.raises(Refusal) as raised:
         stage.snapshot(100.0)
     assert raised.value.status == 503
+
+
+def test_pods_of_several_clusters_are_refused() -> None:
+    """The pod a runs in both clusters. The request does not say which one is meant."""
+    stage = Stage([pod("a")], clusters={"n1": "east", "n2": "west"})
+    stage.turn(n1=(busy("a", 0.5, 0),), n2=(busy("a", 0.9, 1),))
+    assert "east, west" in str(refused(stage))
+    stage = Stage([pod("a")], clusters={"n1": "east"})
+    stage.turn(n1=(busy("a", 0.5, 0),))
+    assert figure(stage) == 50
 
 
 def test_a_clock_that_is_set_does_not_change_the_window() -> None:

@@ -64,16 +64,18 @@ def test_cost_of_a_range_by_namespace_and_label(tab: Tab, page: str) -> None:
     tab.click("#tab-cost")
     tab.wait_for("document.querySelectorAll('.cost tbody tr').length === 3", "rows")
     assert tab.texts(".cost tbody th") == ["nlp", "unallocated", "vision"]
-    assert "192.0 GPU-hours allocated: 72.0 busy (weighted), 48.0 idle" in tab.text(".cost .about")
-    assert "$120.00 wasted (idle) · $240.00 unallocated (96.0 GPU-hours)" in tab.text(".cost .about")
+    assert tab.text(".cost thead th") == "team", "unless something else is chosen"
+    sums = dict(zip(tab.texts(".cost .sums dt"), tab.texts(".cost .sums dd"), strict=True))
+    assert (sums["Cost"], sums["Wasted (idle)"], sums["Unallocated"]) == ("$720.00", "$120.00", "$240.00")
+    assert (sums["Allocated"], sums["Busy (weighted)"], sums["Idle"]) == ("192.0 h", "72.0 h", "48.0 h")
     tab.click(".cost thead button[name=wasted]")
     tab.wait_for("document.querySelector('.cost th[aria-sort]').innerText.startsWith('Wasted')", "sorted by waste")
     tab.wait_for("location.hash === '#view=cost&order=wasted'")
     tab.click(".cost .tabs a:nth-child(4)")
-    tab.wait_for("document.querySelector('.cost .about').innerText.includes('5,760.0 GPU-hours')", "30 days")
+    tab.wait_for("document.querySelector('.cost .sums').innerText.includes('5,760.0 h')", "30 days")
     assert "(48\xa0h) \xb7 records since" in tab.text(".cost .about")
     assert tab.evaluate("document.querySelector('.cost a[download]').getAttribute('href')") == (
-        "api/v1/range?range=30d&by=namespace&format=csv"
+        "api/v1/range?range=30d&by=label%3Ateam&format=csv"
     )
     assert tab.texts(".cost nav[aria-label='Cost by'] a") == ["Pods", "Owners", "Namespaces", "Label app", "Label team"]
     tab.click(".cost nav[aria-label='Cost by'] a:last-child")
@@ -93,7 +95,7 @@ def test_cost_of_a_range_by_namespace_and_label(tab: Tab, page: str) -> None:
 
 
 def test_cost_of_a_chosen_time_and_who_hardly_uses_what_it_holds(tab: Tab, page: str) -> None:
-    about = "document.querySelector('.cost .sums')?.innerText.replace(/\\s+/g, ' ')"
+    about = "document.querySelector('.cost .about')?.innerText.replace(/\\s+/g, ' ')"
     visited(tab, page, "#view=cost&by=pod")
     tab.wait_for(f"{about}.includes('(24 h)')", "the range")
     assert tab.texts(".under-used li") == ["vision held 48.0 GPU-hours at 4 %, $115.20 not used"]
@@ -105,16 +107,19 @@ def test_cost_of_a_chosen_time_and_who_hardly_uses_what_it_holds(tab: Tab, page:
         " const input = document.querySelector(`.bounds input[aria-label=${field}]`); input.value = value;"
         " input.dispatchEvent(new Event('change')); } })()"
     )
-    tab.wait_for(f"{about}.includes('Nov 16 10:00 to Nov 16 15:30 (5.5 h) · 44.0 GPU-hours')", "of that time")
+    tab.wait_for(f"{about}.includes('Nov 16 10:00 to Nov 16 15:30 (5.5 h)')", "of that time")
+    assert "44.0 h" in tab.texts(".cost .sums dd"), "allocated"
     href = tab.evaluate("document.querySelector('.cost a[download]').getAttribute('href')")
     assert href.startswith("api/v1/range?from=17")
     reloaded(tab)
     tab.wait_for(f"{about}.includes('(5.5 h)')", "the address says it")
-    tab.click(".cost nav[aria-label=Range] a:nth-child(5)")
+    visited(tab, page)
+    tab.click(".total-cost")
     tab.wait_for(f"{about}.includes(' 1 00:00 to') || {about}.includes('records since')", "this month")
-    visited(tab, page, "#view=cost&ns=vision")
+    assert tab.texts(".cost nav a[aria-current]") == ["This month", "Label team"], "from the first screen"
+    visited(tab, page, "#view=cost&by=namespace&ns=vision")
     tab.wait_for(f"{about}.startsWith('Filtered rows')", "the sums of the row that is shown")
-    assert "48.0 GPU-hours allocated: 1.9 busy (weighted) \xb7 use of what is held 4" in tab.text(".cost .sums")
+    assert tab.texts(".cost .sums dd")[2:5] == ["4 %", "48.0 h", "1.9 h"]
     assert tab.texts(".cost a[download]") == ["CSV of all rows"]
     visited(tab, page, "#view=cost&from=1794900000&to=1794800000")
     assert tab.text(".cost > .message") == "The start of the range must be before its end."

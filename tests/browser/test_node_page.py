@@ -16,7 +16,7 @@ from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.labels import Policy
-from podgpu.simulate.node import furnish, place_loads, pods, tenants
+from podgpu.simulate.node import create_host_files, place_loads, pods, tenants
 from podgpu.usage.containers import ContainerFinder
 from tests.browser.chromium import Tab, visited
 from tests.browser.test_states import SHARED
@@ -35,7 +35,7 @@ def agent() -> Iterator[Agent]:
     driver = FaultyNvml("8xH100,1xH100/7x1g.10gb")
     on_node = tenants(driver)
     place_loads(driver, on_node)
-    furnish(folder, on_node)
+    create_host_files(folder, on_node)
     with FaultyKubelet(str(folder / "kubelet.sock"), pods(on_node)):
         names = IdentityReader(str(folder / "pods"), str(folder / "containers"))
         policy = Policy(counters=shipped_counters("dcp") or (), hostname="simulated-node")

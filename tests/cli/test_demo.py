@@ -6,12 +6,10 @@ import asyncio
 import json
 import subprocess
 import sys
-import tempfile
 import threading
 from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +22,7 @@ from podgpu.cli.demo import (
     DemoExporter,
     find_owners,
     make_exporter,
+    make_node,
     make_script,
     perform,
     schedule,
@@ -34,7 +33,6 @@ from podgpu.cluster.loop import Cluster
 from podgpu.cluster.prices import read_prices
 from podgpu.cluster.record import cluster_recorder, cluster_usage
 from podgpu.cluster.scrape import ScrapeCollector
-from podgpu.simulate.node import StageNode
 from podgpu.web.cluster_app import cluster_application
 from tests.nodes.clock import FakeClock
 from tests.web.server import Client, running
@@ -51,20 +49,9 @@ class Demo:
         self.time = FakeClock()
         clock = Clock(self.time.monotonic, self.time.wall)
         prices = read_prices("example")
-        self.nodes = [
-            opened.enter_context(
-                StageNode(
-                    f"node-{number + 1}",
-                    gpus,
-                    Path(opened.enter_context(tempfile.TemporaryDirectory())),
-                    first=8 * number,
-                    clock=clock.monotonic,
-                    wall=clock.wall,
-                )
-            )
-            for number, gpus in enumerate(("8xH100", *OTHER_GPUS))
-        ]
-        self.exporters = [make_exporter(node, prices, clock) for node in self.nodes]
+        specs = enumerate(("8xH100", *OTHER_GPUS))
+        self.nodes = [opened.enter_context(make_node(number, gpus, clock)) for number, gpus in specs]
+        self.exporters = [make_exporter(node, prices) for node in self.nodes]
         for exporter in self.exporters:
             opened.callback(exporter.agent.stop)
         self.clients = [opened.enter_context(running(one.agent, app=_app(one))) for one in self.exporters]
@@ -132,13 +119,13 @@ def conditions(gpu: dict[str, Any]) -> set[str]:
 
 
 def pods(view: dict[str, Any]) -> set[str]:
-    return {h["pod"] for gpu in gpus(view).values() for h in gpu.get("holders", ())}
+    return {h.get("pod", "") for gpu in gpus(view).values() for h in gpu.get("holders", ())}
 
 
 def test_in_a_cycle_everything_breaks_and_is_mended(demo: Demo) -> None:
     well = demo.go_to(8.0)
     assert well["totals"]["broken"] == 0
-    assert (well["totals"]["gpus"], well["prices"], well["simulated"]) == (20, "example", True)
+    assert (well["totals"]["gpus"], well["prices"], well["simulated"]) == (22, "example", True)
     assert well["totals"]["wasted_per_hour"] > 0
     assert {"llm-train-2", "jupyter-ada-0"} <= pods(well)
 
@@ -150,13 +137,13 @@ def test_in_a_cycle_everything_breaks_and_is_mended(demo: Demo) -> None:
     assert [h["pod"] for h in found["node-2", 3]["holders"]] == ["chat-1"], "who holds it holds it still"
     fields = demo.ask(f"/api/v1/gpus/{found['node-2', 3]['uuid']}")["fields"]
     assert {field["name"] for field in fields if field["value"]} == {"DCGM_FI_DEV_PCI_BUSID", "DCGM_FI_DEV_SERIAL"}
-    assert (ill["totals"]["gpus"], ill["totals"]["broken"]) == (20, 2)
+    assert (ill["totals"]["gpus"], ill["totals"]["broken"]) == (22, 2)
 
     dead = demo.go_to(44.0)
     (last,) = [node for node in dead["nodes"] if node["name"] == "node-3"]
     assert last["old"]
     assert [conditions(gpu) for gpu in last["gpus"]] == [{"node_gone"}] * 4, "they stay"
-    assert (dead["totals"]["gpus"], dead["totals"]["broken"]) == (20, 6)
+    assert (dead["totals"]["gpus"], dead["totals"]["broken"]) == (22, 6)
     assert dead["totals"]["unknown"] >= 3.0, "who holds a GPU of it holds it still"
 
     mended = demo.go_to(CYCLE_SECONDS - 10.0)
@@ -184,13 +171,13 @@ def test_calm_nothing_breaks_and_the_idle_notebook_is_the_waste() -> None:
     for view in views:
         assert view["totals"]["broken"] == 0
         for held in (held for gpu in gpus(view).values() for held in gpu.get("holders", ())):
-            shares.setdefault(held["pod"], set()).add(round(held.get("utilization_ratio", 0.0), 2))
-            awaited |= {part["pod"] for part in held.get("waits_for", ())}
+            shares.setdefault(held.get("pod", ""), set()).add(round(held.get("utilization_ratio", 0.0), 2))
+            awaited |= {part.get("pod", "") for part in held.get("waits_for", ())}
     assert len(shares["chat-0"]) > 2, "the load of a service varies"
     assert shares["jupyter-ada-0"] == {0.0}
     assert min(shares["llm-train-0"]) > 0.7
     assert {"embed-0", "ocr-0"} <= awaited, "two pods that share a GPU wait for each other"
-    assert len({gpu["uuid"] for gpu in gpus(views[0]).values()}) == 20
+    assert len({gpu["uuid"] for gpu in gpus(views[0]).values()}) == 22
     first = owners["rows"][0]
     assert (first["owner"], first["gpus"]) == ({"kind": "Notebook", "name": "jupyter-ada"}, 2.0)
     assert first["wasted"] == pytest.approx(2 * 2.8 * 60 / 3600, abs=0.01)
@@ -245,16 +232,20 @@ def test_the_demo_has_a_past_from_its_first_second() -> None:
         assert {row.get("label") for row in by_team["rows"]} == {"nlp", "chat", "search", "data-science", None}
         assert by_team["labels"] == ["team"]
         totals = by_team["totals"]
-        assert totals["gpu_hours"] == pytest.approx(20 * 24, rel=0.02)
-        most = 20 * (by_team["to"] - by_team["from"]) / 3600
+        assert totals["gpu_hours"] == pytest.approx(22 * 24, rel=0.02)
+        most = 22 * (by_team["to"] - by_team["from"]) / 3600
         assert totals["gpu_hours"] <= most, "no time counts twice"
         assert totals["used_hours_min"] == pytest.approx(totals["used_hours"], rel=0.01)
         hour = demo.ask("/api/v1/range?range=1h")
-        assert hour["totals"]["gpu_hours"] <= 20 * (hour["to"] - hour["from"]) / 3600
+        assert hour["totals"]["gpu_hours"] <= 22 * (hour["to"] - hour["from"]) / 3600
         use = demo.ask(f"/api/v1/history/gpus/{demo.nodes[0].driver.gpus[0].uuid}")["series"]["utilization_ratio"]
         assert len(use) >= 240
         assert use.count(None) <= 3, "the charts of an hour have no gaps"
         assert by_team["totals"]["wasted"] > 100
+        users = {row["job"] for row in demo.ask("/api/v1/range")["rows"] if "job" in row}
+        assert users == {"4711", "user ada", "user cleo"}
+        shown = [held for gpu in gpus(demo.ask("/api/v1/view")).values() for held in gpu.get("holders", ())]
+        assert {held["user"] for held in shown if "user" in held} == {"ada", "ben", "cleo"}
         job = demo.ask("/api/v1/summary/research/finetune-4")
         assert job["hint"].startswith("1 of its 2 GPUs would be enough")
         (ended,) = [event for event in told if event["kind"] == "ended" and event["pod"] == "finetune-4"]
@@ -263,7 +254,7 @@ def test_the_demo_has_a_past_from_its_first_second() -> None:
         assert shared["mean_use"] <= shared["peak_use"]
         assert shared["wait_seconds"] > 0
         lines = demo.ask("/api/v1/history")["devices"].values()
-        assert len(lines) == 26, "20 GPUs and 6 MIG instances"
+        assert len(lines) == 28, "22 GPUs and 6 MIG instances"
         assert all(b64decode(line).count(255) <= 2 for line in lines), "sparklines are full"
         on_node = json.loads(demo.clients[2].ask("/api/v1/events").body)["events"]
         assert {event["node"] for event in on_node} == {"node-3"}

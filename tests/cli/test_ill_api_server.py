@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from podgpu.agent.loop import Agent
+from tests.agent.test_command import errors, exposition
 from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.clock import wait_until
 from tests.nodes.node import Description, Node, kubeconfig, node_of, only_these_variables, read_description
@@ -48,15 +47,6 @@ def watched_node(folder: Path) -> Iterator[tuple[Node, SimulatedApiServer]]:
         node.take_turns()
         assert SERIES in exposition(node.agent)
         yield node, node.api_server
-
-
-def exposition(agent: Agent) -> str:
-    return agent.published.fresh.plain.decode()
-
-
-def errors(agent: Agent, source: str) -> Mapping[str, int]:
-    found = re.findall(rf'source_errors_total{{source="{source}",reason="(\w+)"}} (\d+)', exposition(agent))
-    return {reason: int(count) for reason, count in found}
 
 
 # What may be listed, but not watched
@@ -98,7 +88,13 @@ def test_a_source_that_may_list_but_not_watch_is_not_up(folder: Path, caplog: py
 # DRA
 
 
-VERSIONS = ["v1alpha3", "v1beta1", "v1beta2", "v1"]
+@contextmanager
+def dra_node(folder: Path) -> Iterator[tuple[Node, SimulatedApiServer]]:
+    """The scenario nodes/dra with an API server that is not started yet."""
+    described = read_description(Path(__file__).parents[1] / "nodes" / "dra")
+    with node_of(replace(described, api_away=True), folder) as node:
+        assert node.api_server is not None
+        yield node, node.api_server
 
 
 @pytest.mark.fault(
@@ -106,12 +102,9 @@ VERSIONS = ["v1alpha3", "v1beta1", "v1beta2", "v1"]
     "podgpu starts without waiting; claims are unmapped as slices_not_synced until the server is back, and then name"
     " their GPUs, whichever version it has",
 )
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", ["v1alpha3", "v1beta1", "v1beta2", "v1"])
 def test_dra_comes_with_the_api_server(version: str, folder: Path) -> None:
-    described = read_description(Path(__file__).parents[1] / "nodes" / "dra")
-    with node_of(replace(described, api_away=True), folder) as node:
-        server = node.api_server
-        assert server is not None
+    with dra_node(folder) as (node, server):
         node.take_turns()
         assert 'reason="slices_not_synced"' in exposition(node.agent)
         assert 'pod="train"' not in exposition(node.agent)
@@ -133,10 +126,7 @@ def test_dra_comes_with_the_api_server(version: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("group", [(), ("v1alpha2",)], ids=["none", "too old"])
 def test_dra_comes_with_the_upgrade_of_the_api_server(group: tuple[str, ...], folder: Path) -> None:
-    described = read_description(Path(__file__).parents[1] / "nodes" / "dra")
-    with node_of(replace(described, api_away=True), folder) as node:
-        server = node.api_server
-        assert server is not None
+    with dra_node(folder) as (node, server):
         server.resource_api_versions = group
         server.start()
         (feed,) = node.api.feeds
@@ -150,10 +140,7 @@ def test_dra_comes_with_the_upgrade_of_the_api_server(group: tuple[str, ...], fo
 
 def test_who_may_not_ask_what_there_is_may_still_read_the_slices(folder: Path) -> None:
     """Some clusters take system:discovery from everybody."""
-    described = read_description(Path(__file__).parents[1] / "nodes" / "dra")
-    with node_of(replace(described, api_away=True), folder) as node:
-        server = node.api_server
-        assert server is not None
+    with dra_node(folder) as (node, server):
         server.forbidden_paths = frozenset({"/apis/resource.k8s.io"})
         server.start()
         (feed,) = node.api.feeds

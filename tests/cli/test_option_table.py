@@ -8,8 +8,8 @@ import json
 import logging
 import re
 import shlex
-from collections.abc import Iterator, Mapping
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,19 +89,25 @@ def _message(line: str) -> str:
     return json.loads(line)["msg"] if line.startswith("{") else line.partition("WARNING ")[2]
 
 
+@contextmanager
+def environment(variables: Mapping[str, str], keep: Iterable[str] = ()) -> Iterator[None]:
+    """Sets these variables and removes the exporter's others."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in {*VARIABLES, "NODE_NAME"}.difference(keep):
+            patch.delenv(name, raising=False)
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        yield
+
+
 def execute(arguments: list[str], **variables: str) -> Ran:
     """`podgpu ...` in this process, with these variables and none of the exporter's others."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
-    with pytest.MonkeyPatch.context() as patch:
-        for name in {*VARIABLES, "NODE_NAME"} - NODE_PATHS.keys():
-            patch.delenv(name, raising=False)
-        for name, value in variables.items():
-            patch.setenv(name, value)
+    with environment(variables, NODE_PATHS), redirect_stdout(out), redirect_stderr(err):
         try:
-            with redirect_stdout(out), redirect_stderr(err):
-                code = run(arguments)
+            code = run(arguments)
         finally:
             root.handlers[:], root.level = handlers, level
     return Ran(code, out.buffer.getvalue().decode(), err.buffer.getvalue().decode())
@@ -109,11 +115,7 @@ def execute(arguments: list[str], **variables: str) -> Ran:
 
 def parsed(arguments: list[str], **variables: str) -> dict[str, Any]:
     """What the command would be called with; raises click's error."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in VARIABLES:
-            patch.delenv(name, raising=False)
-        for name, value in variables.items():
-            patch.setenv(name, value)
+    with environment(variables):
         return command.make_context("exporter", normalize_arguments(arguments)).params
 
 

@@ -21,7 +21,7 @@ from podgpu.errors import StartError
 from podgpu.gpu.nvml.switch_attribution import RecordDecoder, SwitchCosts, SwitchLogError, Timeline
 from podgpu.gpu.nvml.switch_splitter import SwitchLogFactory
 from podgpu.gpu.nvml.telemetry import NvmlTelemetry
-from podgpu.simulate.driver import TurnLog
+from podgpu.simulate.driver import RoundRobinLog
 from podgpu.simulate.gpu import SimulatedLoad
 from podgpu.simulate.node import SimulatedProc
 from tests.nodes.clock import PATIENCE
@@ -129,7 +129,7 @@ def make_driver(kind: Any = "compute") -> FaultyNvml:
 
 def test_xids_and_clock_events_are_marks_and_processes_have_names(tmp_path: Path) -> None:
     driver = make_driver()
-    recording = open_recording(driver, tmp_path, lambda gpu, _: TurnLog(driver, gpu.uuid))
+    recording = open_recording(driver, tmp_path, lambda gpu, _: RoundRobinLog(driver, gpu.uuid))
     threading.Timer(0.8, driver.raise_xid, (0, 31)).start()
     assert recording.run(2, threading.Event()) == ""
     trace = recording.make_trace()
@@ -146,7 +146,7 @@ def test_xids_and_clock_events_are_marks_and_processes_have_names(tmp_path: Path
 def test_what_was_recorded_before_a_failure_is_kept(tmp_path: Path) -> None:
     driver = make_driver()
 
-    class OverflowingLog(TurnLog):
+    class OverflowingLog(RoundRobinLog):
         began = time.monotonic()
 
         def drain(self) -> bytes:
@@ -161,7 +161,7 @@ def test_what_was_recorded_before_a_failure_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_log_that_cannot_be_opened_is_explained(tmp_path: Path) -> None:
-    def fail(*_: Any) -> TurnLog:
+    def fail(*_: Any) -> RoundRobinLog:
         raise SwitchLogError("old_driver", "version 550 or later is required")
 
     with pytest.raises(StartError, match="context switches of GPU 0 cannot be read: version 550 or later is required"):

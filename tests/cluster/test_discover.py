@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from podgpu.cluster.discover import ApiNodeLabels, ApiOwners, KubernetesTargets, ServiceSelector
+from podgpu.cluster.discover import ApiMap, KubernetesTargets, ServiceSelector
 from podgpu.errors import UsageError
 from podgpu.kube.config import ApiConfig
+from podgpu.kube.objects import NODES_PATH, PODS_PATH, parse_node_labels, parse_owner
 from podgpu.model import WorkloadOwner
 from tests.kube.api_server import SimulatedApiServer
 from tests.kube.conftest import HURRY, config, eventually, server
@@ -133,12 +134,11 @@ def test_selectors_that_are_refused(text: str) -> None:
 
 def test_owners_of_all_pods(server: SimulatedApiServer, config: ApiConfig) -> None:
     server.put("pods", owned_pod(owner("Job", "train")))
-    owners = ApiOwners(config, HURRY)
+    owners = ApiMap(config, PODS_PATH, parse_owner, "owners of pods", HURRY)
     try:
-        assert owners.wait_synced(30)
-        assert owners.all() == {("n", "p"): WorkloadOwner("Job", "train")}
+        assert owners.read() == {("n", "p"): WorkloadOwner("Job", "train")}
         server.remove("pods", "p", "n")
-        eventually(lambda: owners.all() == {})
+        eventually(lambda: owners.read() == {})
         assert owners.notes() == ()
         server.stop()
         eventually(lambda: owners.notes())
@@ -151,7 +151,7 @@ def test_owners_of_all_pods(server: SimulatedApiServer, config: ApiConfig) -> No
 
 def test_labels_of_nodes(server: SimulatedApiServer, config: ApiConfig) -> None:
     server.put("nodes", {"metadata": {"name": "n1", "labels": {"capacity": "spot"}}}, {"metadata": {"name": "n2"}})
-    labels = ApiNodeLabels(config, HURRY)
+    labels = ApiMap(config, NODES_PATH, parse_node_labels, "labels of nodes", HURRY)
     try:
         assert server.requests == [], "nothing is read before prices need it"
         assert labels.read() == {"n1": {"capacity": "spot"}, "n2": {}}

@@ -80,7 +80,10 @@ def points(longer: int = 0) -> Iterator[Point]:
         for uuid, method in (("GPU-0", "exact" if restarted else "switches"), ("GPU-1", "mps")):
             yield Point("podgpu_device_usage_method", {**instance, "UUID": uuid, "method": method}, 1, at)
         for gpu in range(4):
-            yield Point("DCGM_FI_DEV_GPU_TEMP", {**instance, "UUID": f"GPU-{gpu}", **MODEL}, 40, at)
+            node = {"Hostname": "abac"[gpu]}
+            yield Point("DCGM_FI_DEV_GPU_TEMP", {**instance, "UUID": f"GPU-{gpu}", **MODEL, **node}, 40, at)
+        yield Point("kube_node_labels", {"node": "a", "label_pool": "spot"}, 1, at)
+        yield Point("kube_node_labels", {"node": "b"}, 1, at)
         free = {**instance, "UUID": "GPU-3", **MODEL}
         yield Point("podgpu_device_unattributed_energy_joules_total", free, 60.0 * since, at)
         if seconds <= HOUR:
@@ -118,6 +121,8 @@ def test_hours_and_cost_with_a_restart_and_an_ended_pod(serving: Serving, tmp_pa
         dearer = ask(
             url, prices=Prices("EUR", PRICES.models, changes=[(END - HOUR, Prices("EUR", {"*": Price(30.0)}))])
         )
+        by_node = Prices("EUR", PRICES.models, nodes=[({"pool": "spot"}, Prices("EUR", {"*": Price(4.0)}))])
+        spot = [ask(url, by, prices=by_node) for by in ("pod", "namespace")]
         unlabelled = ask(url, "label:app.kubernetes.io/name", start=END - HOUR)
     assert msgspec.json.encode(answer) == msgspec.json.encode(again), "two processes give the same answer"
     rows = rows_of(answer)
@@ -139,6 +144,13 @@ def test_hours_and_cost_with_a_restart_and_an_ended_pod(serving: Serving, tmp_pa
     assert by_owner["ml/Job/batch"].owner == WorkloadOwner("Job", "batch")
     assert by_team["nlp"].gpu_hours == rows["ml/ended"].gpu_hours
     assert rows_of(dearer)["ml/train"].cost == pytest.approx(3 * 10 + 30, rel=0.01), "the last hour is dearer"
+    costs = {name: row.cost for name, row in rows_of(spot[0]).items()}
+    rest = 1.5 * 10 + (4 - 4 / 7) * 4
+    assert costs == pytest.approx(
+        {"ml/train": 16.0, "ml/ended": 10.0, "web/half": 15.0, "web/slice": 16 / 7, "unallocated": rest}, rel=0.01
+    )
+    assert [answer.totals.cost for answer in spot] == pytest.approx([16 + 25 + 16 / 7 + rest] * 2, rel=0.005)
+    assert any("4 GPU-hours have no price" in note for note in spot[0].notes), "the labels of node c are unknown"
     assert any("no GPU metrics at" in note for note in early.notes)
     assert early.totals.gpu_hours == pytest.approx(16.0, rel=0.005)
     assert any("no pod has the label" in note for note in unlabelled.notes)
@@ -230,6 +242,7 @@ def ten_days(begin: float) -> Iterator[Point]:
             yield Point("podgpu_allocation_share_ratio", name, share, at)
             yield Point("podgpu_allocation_info", name, 1, at)
             yield Point("DCGM_FI_DEV_GPU_TEMP", {"instance": "a", "UUID": labels["UUID"], **MODEL}, 40, at)
+        yield Point("podgpu_device_usage_method", {"instance": "a", "UUID": "GPU-0", "method": "exact"}, 1, at)
         pod = {"namespace": "ml", "pod": "train", "owner_kind": "Job", "owner_name": "batch"}
         yield Point("kube_pod_owner", {**pod, "owner_is_controller": "true"}, 1, at)
 
@@ -281,6 +294,8 @@ def test_recording_rules_are_used_if_they_cover_the_range(tmp_path: Path) -> Non
                 (one.gpu_hours, one.used_hours, one.idle_hours, one.cost, one.wasted) for one in (rows[name], row)
             )
             assert found == pytest.approx(expected, rel=0.005, abs=1.0), name
+            assert rows[name].methods == row.methods == (["exact"] if name.startswith("ml") else []), name
+        assert (answer.methods, answer.notes) == (["exact"], [])
     assert rows_of(day)["ml/Job/batch"].gpu_hours == pytest.approx(24.0, rel=0.005)
     assert rows_of(day)["web/half"].wasted == pytest.approx(120.0, rel=0.005)
 

@@ -168,8 +168,8 @@ def test_a_round(reader: Reader) -> None:
     assert node.read_at <= before
     assert [holder.share_ratio for device in node.state.devices for holder in device.holders] == [0.5, 0.5]
     assert reading.nodes[0].owners == {("research", "train"): WorkloadOwner("Deployment", "train")}
-    assert set(reading.idle_for) == {("GPU-idle", "")}
-    assert reading.idle_for["GPU-idle", ""] >= IDLE_AFTER
+    assert set(reading.idle_for) == {"GPU-idle"}
+    assert reading.idle_for["GPU-idle"] >= IDLE_AFTER
 
 
 def test_match_applies_to_everything(reader: Reader) -> None:

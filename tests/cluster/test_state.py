@@ -231,11 +231,11 @@ def test_work_between_two_rounds_is_no_idleness() -> None:
 
 
 def test_a_restart_of_podgpu_does_not_start_at_zero() -> None:
-    assert Watched().turn(gpu(0, holder(), busy=0.0), idle_for={("GPU-0", ""): 7200.0}) == -7200
+    assert Watched().turn(gpu(0, holder(), busy=0.0), idle_for={"GPU-0": 7200.0}) == -7200
     never = holder(utilization_ratio=0.0, busy_ns=0, idle_ns=500 * 10**9)
     assert Watched().turn(gpu(0, never)) == -500
     later = holder(utilization_ratio=0.0, busy_ns=1, idle_ns=100 * 10**9)
-    assert Watched().turn(gpu(0, later), idle_for={("GPU-0", ""): 7200.0}) == -100
+    assert Watched().turn(gpu(0, later), idle_for={"GPU-0": 7200.0}) == -100
 
 
 def test_podgpus_own_idle_time_is_used_and_survives_a_restart_of_the_exporter() -> None:

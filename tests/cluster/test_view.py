@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from podgpu.cluster.collect import ViewSettings
 from podgpu.cluster.prices import Price, Prices
@@ -21,20 +20,21 @@ from podgpu.cluster.view import (
     make_gpu_answer,
     make_pod,
     make_view,
+    total_of,
 )
 from podgpu.errors import SourceError
 from podgpu.model import (
     Condition,
-    DeviceState,
+    DeviceTotals,
     NamespaceUsage,
     NodeState,
-    SlotUsage,
     SourceStatus,
     Workload,
     WorkloadOwner,
     XidCount,
 )
-from tests.cluster.states import H100, WALL, gpu, holder, mig, node, state_of
+from podgpu.top.lines import make_lines
+from tests.cluster.states import H100, WALL, World, gpu, holder, mig, node, state_of
 from tests.cluster.test_state import READINGS
 
 PRICES = Prices("EUR", {H100: Price(7.0)})
@@ -57,7 +57,7 @@ def test_a_node_with_everything() -> None:
         memory_total_bytes=100,
         power_mw=300_500,
         temperature_celsius=61,
-        usage=SlotUsage(memory_used_bytes=7, energy_mj=9000),
+        usage=DeviceTotals(memory_used_bytes=7, energy_mj=9000),
     )
     cut = gpu(1, instances=(mig(7, holder("m", **{"utilization_ratio": 0.0}), busy=0.0),))
     broken = gpu(2, conditions=(Condition("lost", WALL - 5.4),), last_holders=(Workload("ml", "gone", "main"),))
@@ -82,6 +82,7 @@ def test_a_node_with_everything() -> None:
         "idle": 0.1429,
         "unknown": 0.0,
         "free": 2.3571,
+        "unheld_unknown": 0.0,
         "broken": 1,
         "power_watts": 300.5,
         "cost_per_hour": 4.5,
@@ -178,7 +179,7 @@ def test_the_gpus_of_one_pod() -> None:
 
 
 def test_one_gpu_with_the_details_of_its_exporter() -> None:
-    device = gpu(0, xids=(XidCount(31, 2, 5.0), XidCount(79, 1, 9.0)), usage=SlotUsage(method="exact"))
+    device = gpu(0, xids=(XidCount(31, 2, 5.0), XidCount(79, 1, 9.0)), usage=DeviceTotals(method="exact"))
     device = msgspec.structs.replace(device, fields={"DCGM_FI_DEV_GPU_UTIL": 5, "DCGM_FI_DRIVER_VERSION": "580"})
     sources = (SourceStatus("nvml", up=True), SourceStatus("gpu1", up=False), SourceStatus("gpu0", False, error="hung"))
     state = NodeState(node="n1", producer="podgpu", devices=(device,), sources=sources)
@@ -232,30 +233,18 @@ def test_numbers_that_are_shown_together_add_up(readings: list[Any]) -> None:
         nameless = sum(h["part"] for h in holders if h["use"] == use and "namespace" not in h)
         assert named + nameless == pytest.approx(held, abs=1e-4 * (count + 1))
     assert totals["used"] + totals["idle"] + totals["unknown"] == pytest.approx(totals["allocated"], abs=1e-9)
-    assert totals["allocated"] + totals["free"] == pytest.approx(totals["gpus"], abs=1e-9)
-    costs = sum(holder.get("cost_per_hour", 0) for holder in holders)
-    assert costs == pytest.approx(totals.get("cost_per_hour", 0), abs=1e-4 * (count + 1))
+    unheld = totals["free"] + totals["unheld_unknown"]
+    assert totals["allocated"] + unheld == pytest.approx(totals["gpus"], abs=1e-9)
 
 
-def test_the_holders_of_a_gpu_add_up_to_at_most_its_utilization() -> None:
-    """The driver's figure and those of the holders cover different windows."""
-    holders = (holder("a", utilization_ratio=0.47), holder("b", utilization_ratio=0.29))
-
-    def shown(device: DeviceState) -> float:
-        ratio: float = view_json(state_of(node("n1", device)))["nodes"][0]["gpus"][0]["utilization_ratio"]
-        return ratio
-
-    of_window = SlotUsage(utilization_ratio=0.8)
-    assert shown(gpu(0, *holders, busy=0.74, usage=of_window)) == 0.8
-    assert shown(gpu(0, *holders, busy=0.95, usage=of_window)) == 0.8
-    assert shown(gpu(0, *holders, busy=0.74)) == 0.76  # metrics text has no figure of the window
-    assert shown(gpu(0, *holders, busy=0.95)) == 0.95
-    assert shown(gpu(0, holder("a"), busy=0.74, usage=of_window)) == 0.74
-    cut = gpu(1, instances=(replace(mig(7, *holders, busy=0.74), usage=of_window),))
-    assert shown(cut) == 0.8
-
-
-def test_the_memory_of_a_gpu_is_of_the_same_moment_as_that_of_its_holders() -> None:
-    loaded = gpu(0, holder(memory_used_bytes=40), memory_used_bytes=10, usage=SlotUsage(memory_used_bytes=42))
-    (shown,) = view_json(state_of(node("n1", loaded)))["nodes"][0]["gpus"]
-    assert (shown["memory_used_bytes"], shown["holders"][0]["memory_used_bytes"]) == (42, 40)
+def test_a_gpu_that_may_be_in_use_is_not_free() -> None:
+    world, memory = World(), {"memory_used_bytes": 2**30}
+    one = node("n1", gpu(0, holder(share=0.5, utilization_ratio=0.5), busy=0.5), gpu(1, busy=0.0))
+    two = node("n2", gpu(2, busy=0.3), gpu(3, **memory), gpu(4, busy=0.0, **memory), gpu(5), read_at=100.0)
+    totals = total_of(world.round(one, two))
+    assert (totals.gpus, totals.allocated, totals.free, totals.unheld_unknown) == (6, 0.5, 3.5, 2.0)
+    gone = world.round(two, at=100.0)
+    totals = total_of(gone)
+    assert (totals.gpus, totals.allocated, totals.free, totals.unheld_unknown) == (6, 0.5, 2.0, 3.5)
+    remarks = [line.remark for line in make_lines(make_view(gone), WALL + 100.0)]
+    assert [remark.replace("1 holder", "held") for remark in remarks] == ["held", *["holder unknown"] * 3, "-", "-"]

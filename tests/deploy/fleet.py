@@ -28,7 +28,7 @@ from podgpu.metrics.counters import parse_counters, shipped_counters
 from podgpu.metrics.fields import THROTTLE_REASONS, fields
 from podgpu.metrics.labels import Policy
 from podgpu.metrics.names import HOST_LABELS, NameSet
-from podgpu.simulate.node import Tenant, furnish, place_loads, pods
+from podgpu.simulate.node import Tenant, create_host_files, place_loads, pods
 from podgpu.usage.containers import ContainerFinder
 from podgpu.web.app import Address
 from tests.cluster.real_servers import alertmanager, expositions_at, needs, prometheus
@@ -100,7 +100,7 @@ class Node:
         self.tenants = tenants(self.driver)
         place_loads(self.driver, self.tenants)
         root.mkdir()
-        furnish(root, self.tenants)
+        create_host_files(root, self.tenants)
         self.kubelet = FaultyKubelet(str(root / "kubelet.sock"), pods(self.tenants))
         self.agent = self._agent(root)
         self._served = ExitStack()

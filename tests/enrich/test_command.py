@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +19,7 @@ import pytest
 from podgpu.gpu.exporter import parse_exposition
 from podgpu.simulate.kubelet import SimulatedPod
 from tests.cli.test_option_table import Ran, execute
+from tests.enrich.test_losses import enriching
 from tests.net import free_port
 from tests.nodes.clock import wait_until
 from tests.simulated_kubelet import FaultyKubelet
@@ -106,13 +106,8 @@ def test_in_and_out_may_not_be_one_file(exposition: Path, socket: str) -> None:
 
 
 def test_it_runs_until_sigterm(exposition: Path, out: Path, socket: str) -> None:
-    words = ["--in", exposition, "--out", out, "--allocation", "kubelet", "--pod-resources-kubelet-socket", socket]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "podgpu", "enrich", *words, "--interval", "100ms", "--stale-after", "500ms"],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
+    kubelet = ("--allocation", "kubelet", "--pod-resources-kubelet-socket", socket)
+    with enriching(exposition, out, *kubelet) as process:
         wait_until(lambda: out.exists() and "pod1-ctr" in out.read_text())
         exposition.write_text(BARE.replace(" 33\n", " 99\n"))
         wait_until(lambda: " 99\n" in out.read_text())
@@ -123,8 +118,6 @@ def test_it_runs_until_sigterm(exposition: Path, out: Path, socket: str) -> None
         wait_until(lambda: "dcgm_gpu_temp" in out.read_text())
         process.send_signal(signal.SIGTERM)
         _, log = process.communicate(timeout=30)
-    finally:
-        process.kill()
     assert process.returncode == 0
     assert log.count("is a web page") == 1
     assert "works again" in log

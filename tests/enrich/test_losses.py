@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from podgpu.clock import Clock
-from podgpu.enrich import Enricher, EnrichSettings
+from podgpu.enrich import Enricher
 from podgpu.errors import SourceError
 from podgpu.files import AtomicFile
 from podgpu.gpu.exporter import FileExposition, parse_exposition
-from podgpu.holders.reader import AllocationResult
 from podgpu.metrics.parse import ParsedFamily
+from podgpu.model import Allocation
 from podgpu.workers import ErrorCounts
 from tests.nodes.clock import wait_until
 from tests.privilege import mounted_disk
@@ -34,11 +34,9 @@ WALL = 1_700_000_000.0
 
 
 @contextmanager
-def enriching(exposition: Path, out: Path) -> Iterator[subprocess.Popen[str]]:
-    words = ["--in", exposition, "--out", out, "-k=false", "--interval", "100ms", "--stale-after", "400ms", *NO_LOGS]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "podgpu", "enrich", *words], stderr=subprocess.PIPE, text=True, env={**os.environ}
-    )
+def enriching(exposition: Path, out: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
+    words = ["--in", exposition, "--out", out, "--interval", "100ms", "--stale-after", "400ms", *NO_LOGS, *more]
+    process = subprocess.Popen([sys.executable, "-m", "podgpu", "enrich", *words], stderr=subprocess.PIPE, text=True)
     try:
         yield process
     finally:
@@ -77,7 +75,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
     exposition, out = tmp_path / "in.prom", small_disk / "gpu.prom"
     exposition.write_bytes(EXPOSITION)
-    with enriching(exposition, out) as process:
+    with enriching(exposition, out, "-k=false") as process:
         wait_until(lambda: out.exists() and b"GPU-1" in out.read_bytes(), "the first values are written")
         fill(process, small_disk)
         wait_until(lambda: not out.exists(), "the stale file is removed")
@@ -104,10 +102,10 @@ class StaleFile:
         clock = Clock(lambda: self.now, lambda: self.wall)
         self._enricher = Enricher(
             self._fetch,
-            lambda _devices: AllocationResult(),
+            lambda _devices: Allocation(),
             AtomicFile(str(out)),
             ErrorCounts(),
-            EnrichSettings(stale_after=75.0),
+            stale_after=75.0,
             clock=clock,
         )
 
@@ -121,7 +119,7 @@ class StaleFile:
         self.now += seconds
         self.wall += seconds
         with suppress(SourceError):
-            self._enricher.turn()
+            self._enricher.update_file()
         return b"GPU-1" in self._out.read_bytes()
 
 
@@ -163,7 +161,7 @@ def test_a_missing_file(tmp_path: Path, has_old_values: bool) -> None:
         out.write_bytes(EXPOSITION)
         os.utime(out, (0, 0))
     before = out.stat().st_mtime_ns if has_old_values else None
-    with enriching(exposition, out) as process:
+    with enriching(exposition, out, "-k=false") as process:
         wait_until(lambda: out.exists() and out.stat().st_mtime_ns != before, "the output is written without values")
         assert b"GPU-1" not in out.read_bytes()
         exposition.write_bytes(EXPOSITION)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from podgpu.gpu.nvml.telemetry import NvmlTelemetry
-from podgpu.gpu.source import GpuAnswer, UsageAnswer
+from podgpu.gpu.source import GpuReading, UsageAnswer
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.fields import Field
-from podgpu.model import DeviceUsage
+from podgpu.model import DeviceUsage, Value
 from podgpu.simulate.gpu import SimulatedLoad
 from tests.simulated import FaultyNvml
 
@@ -49,7 +49,7 @@ class NvmlBench:
     def gpu(self) -> Any:
         return self.telemetry.inventory().gpus[0]
 
-    def read(self, index: int = 0, fields: tuple[Field, ...] = DCP) -> GpuAnswer:
+    def read(self, index: int = 0, fields: tuple[Field, ...] = DCP) -> GpuReading:
         return self.telemetry.read(self.telemetry.inventory().gpus[index], fields)
 
     def usages(self) -> tuple[DeviceUsage, ...]:
@@ -71,3 +71,8 @@ class NvmlBench:
     def stop(self) -> None:
         self.faults.release_all()
         self.telemetry.release(1.0)
+
+
+def of_gpu(reading: GpuReading) -> dict[int, Value]:
+    """The values of the GPU without those of its instances."""
+    return dict(next(iter(reading.values.values())))

@@ -16,6 +16,7 @@ from podgpu.metrics.fields import Field, field_named, fields
 from podgpu.metrics.labels import Policy
 from podgpu.metrics.parse import ParsedSample, parse_text
 from podgpu.model import Allocation, Assignment, Workload
+from tests.gpu.nvml_bench import of_gpu
 from tests.simulated import FaultyNvml
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -54,7 +55,7 @@ ENGINE, POWER = field("DCGM_FI_PROF_GR_ENGINE_ACTIVE"), field("DCGM_FI_DEV_POWER
 def values(exposition: Text, *wanted: Field) -> dict[str, dict[int, object]]:
     telemetry = ExporterTelemetry(exposition)
     answers = [telemetry.read(gpu, wanted) for gpu in telemetry.inventory().gpus]
-    return {r.device.key: dict(r.values) for answer in answers for r in answer.readings}
+    return {device.key: dict(values) for answer in answers for device, values in answer.values.items()}
 
 
 # Devices
@@ -79,12 +80,12 @@ def test_the_companion_driver_completes_devices() -> None:
     driver = FaultyNvml("1xH100/2x1g.10gb")
     nvml = NvmlTelemetry(driver, count_expected=lambda: 1)
     uuid = driver.gpus[0].uuid
-    gi_ids = [r.device.gi_id for r in nvml.read(nvml.inventory().gpus[0], ()).readings][1:]
+    gi_ids = [device.gi_id for device in nvml.read(nvml.inventory().gpus[0], ()).values][1:]
     exposition = Text("".join(f'DCGM_FI_DEV_GPU_TEMP{{gpu="0",UUID="{uuid}",GPU_I_ID="{gi}"}} 40\n' for gi in gi_ids))
     telemetry = ExporterTelemetry(exposition, nvml)
     (gpu,) = telemetry.inventory().gpus
     assert gpu.minor == 0
-    instances = [r.device for r in telemetry.read(gpu, ()).readings][1:]
+    instances = [*telemetry.read(gpu, ()).values][1:]
     assert [d.mig_uuids for d in instances] == [(i.uuid,) for i in driver.gpus[0].instances]
     assert telemetry.usage(gpu)
     assert telemetry.release(1.0)
@@ -105,7 +106,7 @@ def test_copies_for_several_pods_must_agree() -> None:
     )
     telemetry = ExporterTelemetry(Text(rows))
     answer = telemetry.read(telemetry.inventory().gpus[0], [UTILISATION, MEMORY])
-    assert dict(answer.readings[0].values) == {UTILISATION.id: 7}
+    assert of_gpu(answer) == {UTILISATION.id: 7}
     assert (answer.errors, answer.unsupported) == (("copies_differ",), ())
 
 
@@ -123,7 +124,7 @@ def test_copies_for_several_pods_must_agree() -> None:
 def test_impossible_values_are_dropped_and_counted(one: Field, printed: str) -> None:
     telemetry = ExporterTelemetry(Text(f'{one.name}{{gpu="0",UUID="GPU-1"}} {printed}\n'))
     answer = telemetry.read(telemetry.inventory().gpus[0], [one, MEMORY])
-    assert (dict(answer.readings[0].values), answer.dropped) == ({}, (one.id,))
+    assert (of_gpu(answer), answer.dropped) == ({}, (one.id,))
     assert answer.unsupported == (("GPU-1", MEMORY.id),)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from podgpu.errors import SourceError
 from podgpu.metrics.fields import field_named, fields
-from tests.gpu.nvml_bench import DCP, NvmlBench
+from tests.gpu.nvml_bench import DCP, NvmlBench, of_gpu
 
 
 @pytest.fixture
@@ -40,23 +40,23 @@ def test_unsupported_fields_are_not_read_again(bench: NvmlBench) -> None:
     bench.faults.unsupported("nvmlDeviceGetTotalEnergyConsumption", gpu=0)
     energy = the("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION")
     answer = bench.read()
-    assert energy not in answer.readings[0].values
-    assert (answer.readings[0].device.key, energy) in answer.unsupported
+    assert energy not in of_gpu(answer)
+    assert (next(iter(answer.values)).key, energy) in answer.unsupported
     asked = bench.driver.calls["nvmlDeviceGetTotalEnergyConsumption"]
     bench.pass_time()
-    assert (answer.readings[0].device.key, energy) in bench.read().unsupported
+    assert (next(iter(answer.values)).key, energy) in bench.read().unsupported
     assert bench.driver.calls["nvmlDeviceGetTotalEnergyConsumption"] == asked
-    assert energy in bench.read(1).readings[0].values, "the other GPU is not affected"
+    assert energy in of_gpu(bench.read(1)), "the other GPU is not affected"
 
 
 def test_a_failing_call_affects_only_its_fields(bench: NvmlBench) -> None:
     bench.faults.fail("nvmlDeviceGetPowerUsage", pynvml.NVML_ERROR_UNKNOWN, gpu=0)
     answer = bench.read()
-    assert the("DCGM_FI_DEV_POWER_USAGE") not in answer.readings[0].values
-    assert the("DCGM_FI_DEV_GPU_TEMP") in answer.readings[0].values
+    assert the("DCGM_FI_DEV_POWER_USAGE") not in of_gpu(answer)
+    assert the("DCGM_FI_DEV_GPU_TEMP") in of_gpu(answer)
     assert answer.errors == ("unknown",)
     bench.faults.clear("nvmlDeviceGetPowerUsage", gpu=0)
-    assert the("DCGM_FI_DEV_POWER_USAGE") in bench.read().readings[0].values, "read again after an error"
+    assert the("DCGM_FI_DEV_POWER_USAGE") in of_gpu(bench.read()), "read again after an error"
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_reloaded_driver(bench: NvmlBench, error: int) -> None:
     bench.faults.load_driver()
     bench.pass_time(10)
     answer = bench.read()
-    assert the("DCGM_FI_DEV_GPU_TEMP") in answer.readings[0].values
+    assert the("DCGM_FI_DEV_GPU_TEMP") in of_gpu(answer)
     assert not answer.unsupported, "invalid handles do not mean that a field is unsupported"
 
 
@@ -81,5 +81,5 @@ def test_every_field_can_be_read(bench: NvmlBench) -> None:
     bench.read(fields=everything)
     bench.pass_time()
     answer = bench.read(fields=everything)
-    assert len(answer.readings[0].values) > 150
+    assert len(of_gpu(answer)) > 150
     assert not answer.errors

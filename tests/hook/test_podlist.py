@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from podgpu.hook.devices import Cards, Sandbox
 from podgpu.hook.loop import PodlistWriter, encode_podlist
 from tests.hook.conftest import StartHook, wait_written
 from tests.hook.runtime import Runtime, gpu_pod, read_podlist, uuid
+from tests.hook.test_command import options, running
 from tests.hook.test_life import count
 from tests.nodes.clock import wait_until
 
@@ -32,7 +31,7 @@ def test_a_restarted_hook_does_not_write_a_correct_file(runtime: Runtime, podlis
     before = os.stat(podlist)
     second = start_hook()
     runtime.accept()
-    wait_until(lambda: second.is_up_to_date)
+    wait_until(lambda: second.writer.is_up_to_date)
     assert os.stat(podlist).st_ino == before.st_ino
     assert count(second, "podgpu_hook_podlist_writes_total") == 0
 
@@ -68,18 +67,15 @@ def test_a_removed_or_overwritten_file_is_restored(podlist: Path) -> None:
     "The disk is full when podlist.json is to be written",
     "The previous file stays complete, with a log line; writing is retried until it works",
 )
-def test_a_full_disk(folder: Path, podlist: Path) -> None:
+def test_a_full_disk(runtime: Runtime, folder: Path, podlist: Path) -> None:
     """A limit on the size of files simulates a full disk: a part is written, then an error occurs."""
-    runtime = Runtime(folder / "nri.sock")
-    command = [sys.executable, "-m", "podgpu", "hook", "--socket", str(runtime.path), "--podlist", str(podlist)]
 
     def limit() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))
 
-    hook = subprocess.Popen([*command, "--path-proc", str(folder)], preexec_fn=limit, stderr=subprocess.PIPE, text=True)
-    assert hook.stderr is not None
-    try:
+    with running(*options(folder), preexec_fn=limit) as hook:
+        assert hook.stderr is not None
         runtime.accept()
         runtime.create(gpu_pod(1))
         wait_written(runtime, podlist)
@@ -94,7 +90,3 @@ def test_a_full_disk(folder: Path, podlist: Path) -> None:
         for number in range(2, 20):
             runtime.end_pod(gpu_pod(number).pod)
         wait_written(runtime, podlist)
-    finally:
-        hook.kill()
-        hook.communicate()
-        runtime.stop()

@@ -12,6 +12,7 @@ import yaml
 from podgpu.kube.config import NoApi, load_config
 
 PEM = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+EXEC = {"apiVersion": "client.authentication.k8s.io/v1", "command": "login"}
 PEM64 = base64.b64encode(PEM.encode()).decode()
 
 
@@ -80,13 +81,12 @@ def test_paths_are_relative_to_the_file_that_has_them(tmp_path: Path) -> None:
 
 
 def test_an_exec_plugin_is_read_whole(tmp_path: Path) -> None:
-    plugin = {
-        "apiVersion": "client.authentication.k8s.io/v1",
-        "command": "./bin/login",
+    more = {
         "args": ["--cluster", "lab"],
         "env": [{"name": "PROFILE", "value": "ops"}],
         "interactiveMode": "IfAvailable",
     }
+    plugin = EXEC | {"command": "./bin/login"} | more
     found = load_config(write(tmp_path / "config", kubeconfig(user={"exec": plugin}))).plugin
     assert found is not None
     assert (found.command, found.args) == (f"{tmp_path}/./bin/login", ("--cluster", "lab"))
@@ -94,12 +94,7 @@ def test_an_exec_plugin_is_read_whole(tmp_path: Path) -> None:
 
 
 def test_the_representation_hides_credentials(tmp_path: Path) -> None:
-    plugin = {
-        "apiVersion": "client.authentication.k8s.io/v1",
-        "command": "login",
-        "args": ["--password=secret"],
-        "env": [{"name": "PASSWORD", "value": "secret"}],
-    }
+    plugin = EXEC | {"args": ["--password=secret"], "env": [{"name": "PASSWORD", "value": "secret"}]}
     user = {"token": "secret", "client-certificate-data": PEM64, "client-key-data": PEM64, "exec": plugin}
     shown = repr(load_config(write(tmp_path / "config", kubeconfig(user=user))))
     assert "secret" not in shown
@@ -110,9 +105,6 @@ def test_the_representation_hides_credentials(tmp_path: Path) -> None:
 def test_a_token_is_not_sent_without_tls(tmp_path: Path, server: str) -> None:
     with pytest.raises(NoApi, match="plain HTTP"):
         load_config(write(tmp_path / "config", kubeconfig({"server": server}, {"token": "t"})))
-
-
-EXEC = {"apiVersion": "client.authentication.k8s.io/v1", "command": "login"}
 
 
 @pytest.mark.parametrize(

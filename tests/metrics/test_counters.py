@@ -156,16 +156,6 @@ def test_shipped_files_follow(short: str) -> None:
     assert both == old | new
 
 
-@pytest.mark.parametrize("names", ["4.8", "4.9"])
-def test_rows_of_the_user_keep_their_names(names: NameSet) -> None:
-    text = "DCGM_FI_DEV_GPU_UTIL_RATIO,gauge,a\nDCGM_FI_DEV_FB_USED,gauge,b\nDCGM_FI_DEV_FB_USED_BYTES,gauge,c\n"
-    assert named_rows(text, names) == [
-        ("DCGM_FI_DEV_GPU_UTIL_RATIO", 1613, "gauge", "a"),
-        ("DCGM_FI_DEV_FB_USED", 252, "gauge", "b"),
-        ("DCGM_FI_DEV_FB_USED_BYTES", 1627, "gauge", "c"),
-    ]
-
-
 @pytest.mark.parametrize(
     ("row", "other"),
     [

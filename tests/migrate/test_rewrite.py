@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from podgpu.migrate.promql import PromqlError, rewrite_expression, rewrite_query
+from podgpu.migrate.promql import PromqlError, rewrite_query
 
 UTIL, UTIL_RATIO = "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_GPU_UTIL_RATIO"
 USED, USED_BYTES = "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_USED_BYTES"
@@ -61,14 +61,14 @@ REWRITTEN = [
 
 @pytest.mark.parametrize(("old", "new"), REWRITTEN)
 def test_rewritten_expressions(old: str, new: str) -> None:
-    rewritten = rewrite_expression(old)
-    assert (rewritten.text, rewritten.left) == (new, ())
-    assert rewrite_expression(new).text == new
+    rewritten = rewrite_query(old)
+    assert (rewritten.text, rewritten.unconverted) == (new, ())
+    assert rewrite_query(new).text == new
 
 
 @pytest.mark.parametrize("text", ["rate(x_bucket[5m])", "DCGM_FI_PROF_PCIE_TX_BYTES", "1 + 1", '"x"'])
 def test_names_of_both_generations_stay(text: str) -> None:
-    assert rewrite_expression(text).text == text
+    assert rewrite_query(text).text == text
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_names_of_both_generations_stay(text: str) -> None:
 def test_an_expression_that_cannot_be_rewritten_stays_unchanged(text: str, words: str) -> None:
     rewritten = rewrite_query(text)
     assert rewritten.text == text
-    assert words in " ".join(rewritten.left)
+    assert words in " ".join(rewritten.unconverted)
 
 
 def test_queries_of_variables() -> None:
@@ -114,12 +114,12 @@ def test_queries_of_variables() -> None:
         "label_values()",
     ):
         rewritten = rewrite_query(text)
-        assert (rewritten.text, rewritten.left) == (text, ())
+        assert (rewritten.text, rewritten.unconverted) == (text, ())
     assert rewrite_query("label_names()").text == "label_names()"
 
 
 def test_a_counter_that_is_no_default_one_is_noted() -> None:
-    rewritten = rewrite_expression("DCGM_FI_DEV_POWER_VIOLATION")
+    rewritten = rewrite_query("DCGM_FI_DEV_POWER_VIOLATION")
     assert rewritten.text == "(DCGM_FI_DEV_GPU_POWER_THROTTLE_SECONDS_TOTAL * 1000000000)"
     assert "counter file" in rewritten.notes[0]
 
@@ -138,12 +138,12 @@ def test_a_counter_that_is_no_default_one_is_noted() -> None:
 )
 def test_invalid_text_is_rejected_in_one_line(text: str) -> None:
     with pytest.raises(PromqlError) as raised:
-        rewrite_expression(text)
+        rewrite_query(text)
     assert "\n" not in str(raised.value)
 
 
 def test_a_long_chain_of_operators() -> None:
-    assert rewrite_expression(UTIL + " + a" * 2000).text == f"({UTIL_RATIO} * 100)" + " + a" * 2000
+    assert rewrite_query(UTIL + " + a" * 2000).text == f"({UTIL_RATIO} * 100)" + " + a" * 2000
 
 
 @pytest.mark.parametrize(
@@ -166,4 +166,4 @@ def test_a_long_chain_of_operators() -> None:
     ],
 )
 def test_valid_text_is_parsed(text: str) -> None:
-    rewrite_expression(text)
+    rewrite_query(text)

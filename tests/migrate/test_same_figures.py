@@ -17,7 +17,7 @@ from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.labels import Policy
 from podgpu.metrics.names import HOST_LABELS, NameSet
 from podgpu.metrics.parse import parse_text
-from podgpu.migrate.promql import renamed_labels, rewrite_expression
+from podgpu.migrate.promql import renamed_labels, rewrite_query
 from podgpu.simulate.gpu import SimulatedLoad
 from tests.cluster.real_servers import Point, needs, prometheus
 from tests.deploy.grafana import as_sent, several
@@ -121,8 +121,8 @@ def same(answers: Answers, old: str, new: str) -> None:
 @pytest.mark.parametrize("query", NVIDIA_12239)
 def test_nvidias_dashboard_rewritten_returns_the_same_figures(answers: Answers, query: str) -> None:
     picked = {"instance": several(["node-1:9400"]), "gpu": several(["0", "1"])}
-    rewritten = rewrite_expression(query)
-    assert rewritten.left == ()
+    rewritten = rewrite_query(query)
+    assert rewritten.unconverted == ()
     assert rewritten.text != query
     same(answers, as_sent(query, picked), as_sent(rewritten.text, picked))
 
@@ -130,8 +130,8 @@ def test_nvidias_dashboard_rewritten_returns_the_same_figures(answers: Answers, 
 @needs("prometheus", "promtool")
 @pytest.mark.parametrize("query", MORE)
 def test_rewritten_queries_return_the_same_figures(answers: Answers, query: str) -> None:
-    rewritten = rewrite_expression(query)
-    assert rewritten.left == ()
+    rewritten = rewrite_query(query)
+    assert rewritten.unconverted == ()
     same(answers, query, rewritten.text)
 
 
@@ -144,4 +144,4 @@ def test_every_whole_per_cent_compares_exactly(tmp_path: Path) -> None:
         answers = Answers(url, time)
         for percent in range(101):
             for query in (f"DCGM_FI_DEV_GPU_UTIL > {percent}", f"{percent} == avg by (gpu) (DCGM_FI_DEV_GPU_UTIL)"):
-                assert answers.ask(rewrite_expression(query).text).keys() == answers.ask(query).keys(), query
+                assert answers.ask(rewrite_query(query).text).keys() == answers.ask(query).keys(), query

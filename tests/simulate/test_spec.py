@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import combinations_with_replacement
 
@@ -93,19 +90,6 @@ def test_every_layout_that_fits_has_its_pods(key: str) -> None:
         instances = driver.gpus[0].instances
         assert [instance.profile.name for instance in instances] == layout
         assert len({instance.gi_id for instance in instances}) == len(layout)
-
-
-@pytest.mark.parametrize(
-    ("spec", "code", "instances"), [("7x1g.5gb", 0, 7), ("4x1g.10gb", 0, 4), ("8x1g.5gb", 2, 0), ("2x4g.20gb", 2, 0)]
-)
-def test_the_exporter_simulates_an_a100(spec: str, code: int, instances: int) -> None:
-    arguments = ["exporter", "--telemetry", f"simulated:1xA100/{spec}", "--kubernetes=false", "--once"]
-    done = subprocess.run([sys.executable, "-m", "podgpu", *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == code, done.stderr
-    shown = re.findall(r'^DCGM_FI_DEV_FB_USED{.*GPU_I_ID="(\d+)"', done.stdout, re.MULTILINE)
-    assert len(set(shown)) == instances
-    assert ("does not fit NVIDIA A100-SXM4-40GB: 8 of 7 compute slices" in done.stderr) is (code == 2)
-    assert "Traceback" not in done.stderr
 
 
 def test_every_node_has_gpus_of_its_own() -> None:

@@ -13,7 +13,7 @@ from podgpu.cli.main import run
 from podgpu.cli.node import simulated_driver
 from podgpu.cluster.view import decode_view
 from podgpu.holders.sources import SOURCES
-from podgpu.simulate.node import furnish, pods, tenants
+from podgpu.simulate.node import create_host_files, pods, tenants
 from tests.host.guard import HOST_VARIABLES, NODE_PATHS
 from tests.simulated import FaultyProc
 from tests.simulated_kubelet import FaultyKubelet
@@ -34,7 +34,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """Arguments of the simulated node."""
     host: Path = tmp_path_factory.mktemp("host")
     on_node = tenants(simulated_driver(GPUS))
-    furnish(host, on_node)
+    create_host_files(host, on_node)
     socket = f"/tmp/pgtop{os.getpid()}.sock"
     with FaultyKubelet(socket, pods(on_node)):
         yield [

@@ -52,29 +52,17 @@ NOT_IN_CONTAINER = {
 }
 
 
-@pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize("path", IN_POD.values(), ids=IN_POD)
-def test_a_container_of_a_pod(path: str, version: Literal[1, 2]) -> None:
-    assert parse_cgroup(cgroup_text(path, version)) == Workload(uid=UID, container_id=ID)
+CASES = {
+    **dict.fromkeys(IN_POD.items(), Workload(uid=UID, container_id=ID)),
+    **dict.fromkeys(OUTSIDE.items(), Workload(container_id=ID)),
+    **dict.fromkeys(NOT_IN_CONTAINER.items()),
+}
 
 
 @pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize("path", OUTSIDE.values(), ids=OUTSIDE)
-def test_a_container_without_a_pod(path: str, version: Literal[1, 2]) -> None:
-    assert parse_cgroup(cgroup_text(path, version)) == Workload(container_id=ID)
-
-
-@pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize("path", NOT_IN_CONTAINER.values(), ids=NOT_IN_CONTAINER)
-def test_not_in_a_container(path: str, version: Literal[1, 2]) -> None:
-    assert parse_cgroup(cgroup_text(path, version)) is None
-
-
-@pytest.mark.parametrize("driver", ["systemd", "cgroupfs"])
-def test_the_uid_of_a_static_pod_is_a_hash(driver: Driver) -> None:
-    found = parse_cgroup(container_cgroup(HASH, ID, driver=driver))
-    assert found is not None
-    assert found.uid == HASH
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
+def test_the_container_of_a_path(case: tuple[str, str], version: Literal[1, 2]) -> None:
+    assert parse_cgroup(cgroup_text(case[1], version)) == CASES[case]
 
 
 def test_a_hierarchy_with_the_pod_is_preferred() -> None:

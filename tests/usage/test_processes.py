@@ -38,7 +38,7 @@ class Node:
 
     @property
     def devices(self) -> list[Device]:
-        return [reading.device for gpu in self.gpus for reading in self.telemetry.read(gpu, ()).readings]
+        return [device for gpu in self.gpus for device in self.telemetry.read(gpu, ()).values]
 
     def run(self, pid: int, cgroup: str, gpu: int = 0, gi_id: int | None = None) -> None:
         if not (self.proc.root / str(pid)).exists():

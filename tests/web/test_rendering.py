@@ -12,7 +12,7 @@ import pytest
 from podgpu.agent.publish import Published
 from podgpu.metrics.counters import CounterSpec, shipped_counters
 from podgpu.metrics.labels import Policy
-from podgpu.model import Assignment, Device, HolderUsage, NodeState, Reading, Workload
+from podgpu.model import Assignment, Device, HolderUsage, NodeState, Workload
 from tests.agent.documents import make_state
 from tests.nodes.clock import PATIENCE
 from tests.nodes.node import Node
@@ -42,7 +42,8 @@ class WatchedCounters(tuple[CounterSpec, ...]):
 def node_with(pods: int) -> NodeState:
     workloads = [Workload("ns", f"pod-{n}", "main", f"u-{n}") for n in range(pods)]
     state = make_state(
-        [Reading(GPU, dict.fromkeys((c.field.id for c in COUNTERS), 1))],
+        GPU,
+        dict.fromkeys((c.field.id for c in COUNTERS), 1),
         [Assignment(GPU.key, w, "kubelet", str(n), 1 / pods) for n, w in enumerate(workloads)],
         {GPU.key: [(w, HolderUsage(0.5, n, 1, 1, 1, 1, 1, 1, n)) for n, w in enumerate(workloads)]},
     )
@@ -51,7 +52,7 @@ def node_with(pods: int) -> NodeState:
 
 def uses_of_one_rendering() -> int:
     counters = WatchedCounters(COUNTERS)
-    assert Published(node_with(3), Policy(counters), 0.0).fresh.plain
+    assert Published(lambda: node_with(3), Policy(counters), 0.0).fresh.plain
     return counters.uses
 
 
@@ -60,7 +61,7 @@ def large_exposition(node: Node) -> Iterator[tuple[WatchedCounters, Client]]:
     """One whose rendering blocks until `go` is set."""
     counters = WatchedCounters(COUNTERS)
     counters.go.clear()
-    node.agent.published = Published(node_with(500), Policy(counters), node.clock.monotonic())
+    node.agent.published = Published(lambda: node_with(500), Policy(counters), node.clock.monotonic())
     with running(node.agent) as client:
         try:
             yield counters, client

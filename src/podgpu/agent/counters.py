@@ -1,7 +1,4 @@
-"""Reads the list of configured counters, and schedules when their fields are read.
-
-A lane is a set of fields that are read at the same interval, such as a collection of dcgm-exporter's configuration.
-"""
+"""Reads the list of configured counters, groups their fields by interval, and schedules when each group is read."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from fnmatch import translate
 
 from podgpu.errors import SourceError, UsageError
 from podgpu.files import ReadOnChange
-from podgpu.gpu.source import Lane
+from podgpu.gpu.source import FieldGroup
 from podgpu.holders.api import CONFIGMAP_KEY
 from podgpu.metrics.conditions import FIELD_CONDITIONS
 from podgpu.metrics.counters import SHIPPED, CounterSpec, parse_counters, shipped_counters
@@ -27,7 +24,7 @@ _COUNTERS_DIRECTORY = "/etc/dcgm-exporter"
 _MAX_BYTES = 1 << 20
 ALWAYS_READ = (203, 155, 150, 250, 252)  # utilisation, power, temperature, memory
 _THROTTLE_INTERVAL = 5.0  # shortest interval for the throttling counters; one reading costs 1.5 ms of CPU (H200)
-_TOGETHER_SECONDS = 0.02  # lanes (see above) that are due within this time are read together
+_TOGETHER_SECONDS = 0.02  # field groups that are due within this time are read together
 WARM_UP_SECONDS = 1.0  # maximum interval between the first two readings, which are needed for rates
 CounterSpecs = tuple[CounterSpec, ...]
 ReadCounters = Callable[[], CounterSpecs]
@@ -85,7 +82,7 @@ def _parse(text: str, origin: str, names: NameSet) -> CounterSpecs:
         raise SourceError("malformed", str(e)) from e
 
 
-# -- lanes ---------------------------------------------------------------------------------------------------------
+# -- field groups --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,15 +131,15 @@ def _match(counters: Sequence[CounterSpec], pattern: str) -> list[CounterSpec]:
     return as_written or [counter for counter in counters if any(map(matches, names_of(counter.field.id)))]
 
 
-def make_lanes(
+def group_fields(
     counters: Sequence[CounterSpec],
     interval: float,
     collections: Sequence[Collection] = (),
     skip_empty: bool = False,
-) -> tuple[Lane, ...]:
-    """Groups fields by interval: one lane per collection, and one for all other fields, including those of podgpu.
+) -> tuple[FieldGroup, ...]:
+    """Returns one group per collection, and one for all other fields, including those of podgpu.
 
-    Throttling counters that are not in the counter file have their own lane with a longer interval. Raises UsageError
+    Throttling counters that are not in the counter file have their own group with a longer interval. Raises UsageError
     for an empty collection, unless `skip_empty` is set.
     """
     collection_of = collection_of_fields(counters, collections, skip_empty)
@@ -152,34 +149,35 @@ def make_lanes(
         own.add(CLOCK_EVENTS_FIELD)
     wanted = (configured | {i: fields()[i] for i in own}).values()
     slow = THROTTLE_REASONS.keys() - configured.keys() if interval < _THROTTLE_INTERVAL else set()
-    lanes = [
-        Lane(tuple(f for f in wanted if f.id not in collection_of and f.id not in slow), interval),
-        Lane(tuple(f for f in wanted if f.id in slow), _THROTTLE_INTERVAL),
+    groups = [
+        FieldGroup(tuple(f for f in wanted if f.id not in collection_of and f.id not in slow), interval),
+        FieldGroup(tuple(f for f in wanted if f.id in slow), _THROTTLE_INTERVAL),
     ]
     for collection in collections:
-        lanes.append(Lane(tuple(f for f in wanted if collection_of.get(f.id) is collection), collection.every))
-    return tuple(lane for lane in lanes if lane.fields)
+        own_fields = tuple(f for f in wanted if collection_of.get(f.id) is collection)
+        groups.append(FieldGroup(own_fields, collection.every))
+    return tuple(group for group in groups if group.fields)
 
 
 class Schedule:
-    """Decides when each lane (fields with the same interval) is read next. Not thread-safe."""
+    """Decides when each field group is read next. Not thread-safe."""
 
-    def __init__(self, lanes: Sequence[Lane]) -> None:
-        self.lanes = tuple(lanes)
-        self._next: dict[Lane, float] = {}
+    def __init__(self, groups: Sequence[FieldGroup]) -> None:
+        self.groups = tuple(groups)
+        self._next: dict[FieldGroup, float] = {}
 
     @property
     def next_at(self) -> float:
-        return min(self._next.get(lane, float("-inf")) for lane in self.lanes)
+        return min(self._next.get(group, float("-inf")) for group in self.groups)
 
-    def take_due(self, now: float) -> tuple[Lane, ...]:
-        """Returns the lanes to read now, and schedules their next reading.
+    def take_due(self, now: float) -> tuple[FieldGroup, ...]:
+        """Returns the groups to read now, and schedules their next reading.
 
-        Lanes are due at multiples of their interval, to be read together. A missed reading restarts the interval.
+        Groups are due at multiples of their interval, to be read together. A missed reading restarts the interval.
         """
-        due = tuple(lane for lane in self.lanes if self._next.get(lane, now) <= now + _TOGETHER_SECONDS)
-        for lane in due:
-            first = now + min(WARM_UP_SECONDS, lane.interval)
-            on_time = self._next[lane] + lane.interval if lane in self._next else first
-            self._next[lane] = on_time if on_time > now else now + lane.interval
+        due = tuple(group for group in self.groups if self._next.get(group, now) <= now + _TOGETHER_SECONDS)
+        for group in due:
+            first = now + min(WARM_UP_SECONDS, group.interval)
+            on_time = self._next[group] + group.interval if group in self._next else first
+            self._next[group] = on_time if on_time > now else now + group.interval
         return due

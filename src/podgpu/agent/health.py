@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Any
 
-from podgpu.agent.telemetry_turn import TelemetryResult
+from podgpu.agent.telemetry import TelemetryResult
 from podgpu.clock import Clock, RepeatFilter, UnixTime
-from podgpu.gpu.source import ErrorEvent, GpuAnswer
+from podgpu.gpu.source import ErrorEvent, GpuReading
 from podgpu.metrics.conditions import (
     DRIVER_AWAY,
     LOST,
@@ -30,7 +30,7 @@ from podgpu.metrics.conditions import (
     xid_spec,
 )
 from podgpu.metrics.fields import CLOCK_EVENTS, CLOCK_EVENTS_FIELD, THROTTLE_REASONS
-from podgpu.model import Assignment, Condition, Device, Value, Workload, XidCount, group_by_key, physical
+from podgpu.model import Assignment, Condition, Device, Value, Workload, XidCount, group_by_key, split_key
 
 XID_SECONDS = 86_400.0  # a GPU is reported as broken for a day after its last XID that needs action
 THROTTLE_SECONDS = 60.0  # shorter throttling is normal operation
@@ -104,10 +104,10 @@ class HealthWatch:
 
     def update(self, result: TelemetryResult) -> None:
         """Checks the GPUs. Called after each reading of them."""
-        now = self._clock()
-        is_due = any(f.id == CLOCK_EVENTS_FIELD for lane in result.lanes for f in lane.fields)
-        for reading in result.readings if is_due else ():
-            key, mask = reading.device.key, reading.values.get(CLOCK_EVENTS_FIELD)
+        now, all_values = self._clock(), result.values
+        is_due = any(f.id == CLOCK_EVENTS_FIELD for group in result.groups for f in group.fields)
+        for key, values in all_values.items() if is_due else ():
+            mask = values.get(CLOCK_EVENTS_FIELD)
             if isinstance(mask, int):
                 begun = mask & ~self._clock_masks.get(key, mask)
                 self._clock_masks[key] = mask
@@ -116,13 +116,12 @@ class HealthWatch:
         gpus = [d for d in result.devices if not d.is_instance]
         self._gpus = {d.uuid: self._gpus.get(d.uuid) or _Gpu() for d in gpus}
         shown = {d.uuid for d in result.selected}
-        readings = {r.device.uuid: r.values for r in result.readings if not r.device.is_instance}
-        links = _usual_links(gpus, result.answers)
+        links = _usual_links(gpus, result.readings)
         for d in gpus:
             gpu = self._gpus[d.uuid]
             gpu.details = None
             if d.uuid in shown:
-                gpu.details = _check_gpu(gpu, d, result, readings.get(d.uuid), links.get(d.model, 0), now)
+                gpu.details = _check_gpu(gpu, d, result, all_values.get(d.uuid), links.get(d.model, 0), now)
 
     def add_xids(self, events: Iterable[ErrorEvent]) -> None:
         now = self._clock()
@@ -133,7 +132,7 @@ class HealthWatch:
             self._xid_seen[key] = event.at
             self._last_xids[event.device] = event.code
             _xid_log.warning(f"XID {event.code} on {event.device}: {xid_spec(event.code).text}")
-            gpu = self._gpus.get(physical(event.device))
+            gpu = self._gpus.get(split_key(event.device)[0])
             if gpu is not None and xid_spec(event.code).needs_action:
                 first, _ = gpu.xids.get(event.code, (event.at - self._to_unix(0.0), now))
                 gpu.xids[event.code] = first, now
@@ -155,23 +154,23 @@ class HealthWatch:
         GPUs that are lost or disappeared (`absent`, by UUID) keep their last holders.
         """
         now = self._clock()
-        held = group_by_key((physical(assignment.device), assignment.holder) for assignment in assignments)
+        held = group_by_key((split_key(assignment.device)[0], assignment.holder) for assignment in assignments)
         for uuid, gpu in self._gpus.items():
             if uuid in held or not (uuid in absent or LOST in gpu.since):
                 gpu.holders = tuple(dict.fromkeys(held.get(uuid, ())))
-        slots: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+        devices: defaultdict[str, dict[str, Any]] = defaultdict(dict)
         recent_xids = self._xids.count_recent(now)
         for (key, xid), total in sorted(self._xids.totals.items()):
             count = XidCount(xid, total, self._xid_seen[key, xid], recent_xids[key, xid])
-            slots[key]["xids"] = (*slots[key].get("xids", ()), count)
-            slots[key]["last_xid"] = self._last_xids[key]
+            devices[key]["xids"] = (*devices[key].get("xids", ()), count)
+            devices[key]["last_xid"] = self._last_xids[key]
         recent, totals = self._clock_events.count_recent(now), self._clock_events.totals
         for key, event in sorted(recent.keys() | totals.keys()):
-            slots[key].setdefault("clock_events", {})[event] = recent[key, event], totals[key, event]
+            devices[key].setdefault("clock_events", {})[event] = recent[key, event], totals[key, event]
         for uuid, gpu in self._gpus.items():
             if gpu.details is not None:
-                slots[uuid] |= self._report_gpu(gpu, gpu.details, uuid in held, now)
-        return slots
+                devices[uuid] |= self._report_gpu(gpu, gpu.details, uuid in held, now)
+        return devices
 
     def _report_gpu(self, gpu: _Gpu, checked: Mapping[str, str | None], is_held: bool, now: float) -> dict[str, Any]:
         gpu.xids = {xid: seen for xid, seen in gpu.xids.items() if now - seen[1] < XID_SECONDS}
@@ -196,12 +195,12 @@ def _check_gpu(
         details[absence[0]] = absence[1]
     _check_reset(gpu, absence, values)
     if values is not None:
-        answer = result.answers[device.uuid]
-        if answer.reports_errors:
+        reading = result.readings[device.uuid]
+        if reading.reports_errors:
             details[XID] = None
         present = conditions_from_fields(values) | gpu.throttling.update(values, now)
         details |= {condition: "" if is_present else None for condition, is_present in present.items()}
-        up = answer.links_up
+        up = reading.links_up
         if up is not None and not device.mig_enabled:  # NVLinks are not used in MIG mode
             gpu.links = max(gpu.links, up)
             if gpu.links:  # a GPU without an NVLink bridge has no links
@@ -243,12 +242,12 @@ def _find_absence(device: Device, result: TelemetryResult) -> tuple[str, str] | 
     return (LOST, "") if others_answer or source.error == "gpu_lost" else (DRIVER_AWAY, source.error)
 
 
-def _usual_links(gpus: Sequence[Device], answers: Mapping[str, GpuAnswer]) -> dict[str, int]:
+def _usual_links(gpus: Sequence[Device], readings: Mapping[str, GpuReading]) -> dict[str, int]:
     """Returns the median number of active links by GPU model, if there are at least three GPUs of that model.
 
     GPUs of the same model on one board have the same number of links.
     """
-    links = ((gpu.model, answers[gpu.uuid].links_up) for gpu in gpus if gpu.uuid in answers)
+    links = ((gpu.model, readings[gpu.uuid].links_up) for gpu in gpus if gpu.uuid in readings)
     counts = group_by_key((model, up) for model, up in links if up is not None)
     return {model: median_low(ups) for model, ups in counts.items() if len(ups) > 2}
 

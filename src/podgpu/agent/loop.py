@@ -7,21 +7,22 @@ import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
-from podgpu.agent.counters import WARM_UP_SECONDS, Collection, ReadCounters, Schedule, make_lanes
+from podgpu.agent.counters import WARM_UP_SECONDS, Collection, ReadCounters, Schedule, group_fields
 from podgpu.agent.health import HealthWatch
-from podgpu.agent.publish import COUNTERS, ChangeLog, Published, add_memory, build_node_state
-from podgpu.agent.telemetry_turn import TelemetryResult, TelemetryTurn
-from podgpu.agent.usage_turn import UsageResult, UsageTurn
+from podgpu.agent.publish import COUNTERS, ChangeLog, Published, add_memory, build_node_state, list_unsupported
+from podgpu.agent.telemetry import TelemetryCollector, TelemetryResult
+from podgpu.agent.usage import UsageCollector, UsageResult
 from podgpu.clock import Clock
 from podgpu.device_selection import Selection
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.gpu.source import Telemetry
-from podgpu.holders.reader import AllocationReader, AllocationResult, HolderSources, find_lost_gpus
+from podgpu.holders.reader import AllocationReader, HolderSources, find_lost_gpus
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.labels import Policy
-from podgpu.model import PodLabels, RunningProcess, SourceStatus, Value
+from podgpu.model import Allocation, PodLabels, RunningProcess, SourceStatus, Value
 from podgpu.usage.containers import ContainerFinder
 from podgpu.workers import ErrorCounts, Workers
 
@@ -79,19 +80,21 @@ class Agent:
         self._read_counters = read_counters
         self._counter_sources: tuple[SourceStatus, ...] = ()
         self._schedule = self._make_schedule(policy.counters)
-        lanes = self._schedule.lanes
-        self._telemetry_turn = TelemetryTurn(telemetry, lanes, selection, workers, errors, deadline, self.clock)
+        groups = self._schedule.groups
+        self._telemetry_collector = TelemetryCollector(
+            telemetry, groups, selection, workers, errors, deadline, self.clock
+        )
         self._allocations = AllocationReader(holders or HolderSources(), workers, errors, self.clock, self.reload)
-        self._usage_turn = None
+        self._usage_collector = None
         if containers is not None:
             unallocated_after = _UNALLOCATED_READINGS * self.settings.allocation_interval
-            self._usage_turn = UsageTurn(
+            self._usage_collector = UsageCollector(
                 telemetry, containers, self._allocations, workers, errors, deadline, self.clock, unallocated_after
             )
         self._health = HealthWatch(self.clock, policy.xid_window_ms / 1000, policy.clock_window_ms / 1000)
         self._telemetry_result = TelemetryResult()
         self._serials: dict[str, Mapping[int, Value]] = {}  # by UUID; kept for GPUs that are lost later
-        self._allocation_result = AllocationResult()
+        self._allocation_result = Allocation()
         self._usage_result = UsageResult()
         self._changes = ChangeLog(self.clock.monotonic)
         self._exporter_id = secrets.token_hex(8)
@@ -119,15 +122,15 @@ class Agent:
             if self.clock.monotonic() >= self._released_until:
                 allocation, has_lost = self._allocation_result, bool(self._telemetry_result.gpus_lost)
                 lost = find_lost_gpus(allocation.offered, allocation.unmapped, has_lost)
-                result = self._telemetry_turn.collect(due, lost)
+                result = self._telemetry_collector.collect(due, lost)
                 if result.devices != self._telemetry_result.devices:
                     self._allocate_now.set()  # the new devices may resolve ids that were unknown
                 with self._publishing:
                     self._telemetry_result = result
                     self._health.update(result)
-                for uuid, answer in result.answers.items():
-                    if _SERIAL in answer.details:
-                        self._serials[uuid] = {_SERIAL: answer.details[_SERIAL]}
+                for uuid, reading in result.readings.items():
+                    if _SERIAL in reading.slow_values:
+                        self._serials[uuid] = {_SERIAL: reading.slow_values[_SERIAL]}
             self._read_at = self.clock.monotonic()
         self._publish()
 
@@ -137,14 +140,14 @@ class Agent:
         if counters_first:
             self.read_counters()
         telemetry = self._telemetry_result
-        self._allocation_result = self._allocations.read(add_memory(telemetry.devices, telemetry.readings))
+        self._allocation_result = self._allocations.read(add_memory(telemetry.devices, telemetry.values))
         self._publish()
 
     def read_usage(self) -> None:
         """Reads the usage of the GPUs once and publishes the result."""
-        if self._usage_turn is None or self.clock.monotonic() < self._released_until:
+        if self._usage_collector is None or self.clock.monotonic() < self._released_until:
             return
-        result = self._usage_turn.collect(self._telemetry_result, self._allocation_result)
+        result = self._usage_collector.collect(self._telemetry_result, self._allocation_result)
         with self._publishing:
             if self.clock.monotonic() >= self._released_until:  # `release` may have been called meanwhile
                 self._usage_result = result
@@ -164,7 +167,7 @@ class Agent:
             else:
                 with self._turn:
                     self._schedule, self._policy = schedule, replace(self._policy, counters=counters)
-                    self._telemetry_turn.set_lanes(schedule.lanes)
+                    self._telemetry_collector.set_groups(schedule.groups)
                 _log.info("counters changed: %d fields", len(counters))
                 self._wake.set()  # all fields are due
         self._counter_sources = (self._errors.make_status(COUNTERS, result),)
@@ -172,7 +175,7 @@ class Agent:
     def _make_schedule(self, counters: Sequence[CounterSpec]) -> Schedule:
         """Raises UsageError if a collection matches none of the counters."""
         settings = self.settings
-        return Schedule(make_lanes(counters, settings.interval, settings.collections, settings.counters_may_come))
+        return Schedule(group_fields(counters, settings.interval, settings.collections, settings.counters_may_come))
 
     def _publish(self) -> None:
         if self._stopping:
@@ -180,25 +183,35 @@ class Agent:
         with self._publishing:
             self._health.add_xids(self._telemetry.error_events())
             self.published = self._make_published()
-            self._changes.report(self.published.state, self._allocation_result.unmapped)
+            unsupported = list_unsupported(self._telemetry_result, self._configured)
+            self._changes.report(self._sources, unsupported, self._allocation_result.unmapped)
 
     def _make_published(self) -> Published:
         settings, policy = self.settings, self._policy
         telemetry, allocation, usage = self._telemetry_result, self._allocation_result, self._usage_result
-        sources = (*telemetry.sources, *allocation.sources, *usage.sources, *self._counter_sources)
-        state = build_node_state(
+        build = partial(
+            build_node_state,
             telemetry,
             allocation,
             usage,
             self._health.report(allocation.assignments, telemetry.absent),
-            configured={counter.field.id for counter in policy.counters},
+            configured=self._configured,
             pod_labels=self._pod_labels(),
             node=settings.node_name or policy.hostname or "this node",
             exporter_id=self._exporter_id,
             interval_seconds=settings.interval,
-            sources=self._errors.add_to(sources, allocation.unmapped),
+            sources=self._errors.add_to(self._sources, allocation.unmapped),
         )
-        return Published(state, policy, self._read_at)
+        return Published(build, policy, self._read_at)
+
+    @property
+    def _configured(self) -> set[int]:
+        return {counter.field.id for counter in self._policy.counters}
+
+    @property
+    def _sources(self) -> tuple[SourceStatus, ...]:
+        loops = (self._telemetry_result, self._allocation_result, self._usage_result)
+        return (*(source for result in loops for source in result.sources), *self._counter_sources)
 
     def warm_up(self) -> None:
         """Reads everything twice, because rates need two readings. For --once."""
@@ -211,7 +224,7 @@ class Agent:
 
     def check_selection(self) -> None:
         """Raises UsageError if `-d` names a device that does not exist. Checks nothing while there is no driver."""
-        result = self._telemetry_turn.collect()
+        result = self._telemetry_collector.collect()
         if result.sources[0].up:
             self.settings.selection.check(result.devices)
 
@@ -223,7 +236,7 @@ class Agent:
         loops = {"telemetry": self._telemetry_loop}
         if self._allocations.sources or self._read_counters is not None:
             loops["allocation"] = self._allocation_loop
-        if self._usage_turn is not None:
+        if self._usage_collector is not None:
             loops["usage"] = self._usage_loop
         for name, loop in loops.items():
             threading.Thread(target=self._guard, args=(name, loop, on_fatal), name=name, daemon=True).start()
@@ -275,16 +288,16 @@ class Agent:
             source = SourceStatus(self._telemetry.name, False, 0.0, "released", message)
             with self._publishing:
                 self._released_until = self.clock.monotonic() + seconds
-                self._telemetry_result = replace(self._telemetry_result, answers={}, sources=(source,))
+                self._telemetry_result = replace(self._telemetry_result, readings={}, sources=(source,))
                 self._usage_result = UsageResult()
-            self._telemetry_turn.drop_values()
+            self._telemetry_collector.drop_values()
         self._publish()
         return True
 
     def details(self, uuid: str) -> tuple[Mapping[int, Value], int | None]:
         """Returns rarely changing values of one GPU by field id, and the number of its active NVLinks."""
-        answer = self._telemetry_result.answers.get(uuid)
-        return (self._serials.get(uuid, {}), None) if answer is None else (answer.details, answer.links_up)
+        reading = self._telemetry_result.readings.get(uuid)
+        return (self._serials.get(uuid, {}), None) if reading is None else (reading.slow_values, reading.links_up)
 
     def list_processes(self) -> Mapping[str, Sequence[RunningProcess]]:
         """Returns the processes of the last usage turn by device key."""
@@ -298,7 +311,7 @@ class Agent:
         with self._turn, self._publishing:  # a concurrent turn would add the GPU again
             telemetry = self._telemetry_result
             known = {d.uuid for d in telemetry.devices}
-            if result := self._telemetry_turn.forget(telemetry, uuid, self._health.is_lost(uuid)):
+            if result := self._telemetry_collector.forget(telemetry, uuid, self._health.is_lost(uuid)):
                 self._telemetry_result = result
                 self._health.forget(uuid)
                 forgotten: Forgotten = "gpu"
@@ -332,6 +345,6 @@ class Agent:
         self._workers.close()
 
     def _release_driver(self) -> bool:
-        deadline = self.settings.deadline
+        deadline = max(2.0, self.settings.deadline)  # longer than a wait for XIDs
         results = self._workers.run({"release": lambda: self._telemetry.release(deadline / 2)}, deadline)
         return bool(results["release"].value)

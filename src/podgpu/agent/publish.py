@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import groupby
 from operator import attrgetter, itemgetter
 from pathlib import Path
@@ -18,37 +19,37 @@ from typing import Any, Literal
 import msgspec
 
 from podgpu import __version__
-from podgpu.agent.telemetry_turn import TelemetryResult
-from podgpu.agent.usage_turn import UsageResult
+from podgpu.agent.telemetry import TelemetryResult
+from podgpu.agent.usage import UsageResult
 from podgpu.clock import FaultLog
 from podgpu.errors import few_of
 from podgpu.holders.annotations import find_reserved
-from podgpu.holders.reader import AllocationResult, describe, explain
+from podgpu.holders.reader import describe, explain
 from podgpu.metrics.conditions import UNALLOCATED
 from podgpu.metrics.dcgm import render_dcgm
 from podgpu.metrics.encode import NO_LABELS, Body, Family, Sample, encode, families_in
-from podgpu.metrics.fields import THROTTLE_REASONS, fields
-from podgpu.metrics.labels import Policy, all_slots
-from podgpu.metrics.names import gpu_figures, in_legacy_units, slot_figures
+from podgpu.metrics.fields import THROTTLE_REASONS, by_name, fields
+from podgpu.metrics.labels import Policy
+from podgpu.metrics.names import device_figures, gpu_figures, in_legacy_units
 from podgpu.metrics.render import render_gpu_manager, render_own, render_self
 from podgpu.model import (
     RESERVATION,
+    Allocation,
     Condition,
     Device,
     DeviceState,
-    EntityState,
     Holder,
     HolderUsage,
     MigInstance,
     NodeState,
     PodLabels,
-    Reading,
     SourceStatus,
     Unmapped,
+    Value,
     Workload,
-    device_key,
     encode_node,
-    physical,
+    group_by_key,
+    split_key,
 )
 
 _log = logging.getLogger("podgpu")
@@ -67,7 +68,7 @@ _SAME_FAULT = {"hung": "deadline"}  # a slow call is reported as `deadline` at f
 
 def build_node_state(
     telemetry: TelemetryResult,
-    allocation: AllocationResult,
+    allocation: Allocation,
     usage: UsageResult,
     health: Mapping[str, dict[str, Any]],
     configured: Collection[int] = (),
@@ -92,11 +93,7 @@ def build_node_state(
         gpus_lost=telemetry.gpus_lost,
         devices=tuple(_build_gpus(telemetry, _join_holders(allocation, usage), usage, health, configured)),
         namespaces=usage.namespaces,
-        entities=tuple(
-            EntityState(o.kind, dict(o.labels), {names[i].name: v for i, v in o.values.items()})
-            for answer in telemetry.answers.values()
-            for o in answer.others
-        ),
+        entities=tuple(entity for reading in telemetry.readings.values() for entity in reading.entities),
         vcuda=tuple(map(allocation.with_api_uid, allocation.vcuda)),
         pod_labels={"/".join(pod): dict(labels) for pod, labels in (pod_labels or {}).items()},
         dropped={names[i].name: count for i, count in telemetry.dropped.items()},
@@ -104,7 +101,7 @@ def build_node_state(
     )
 
 
-def _join_holders(allocation: AllocationResult, usage: UsageResult) -> dict[str, list[Holder]]:
+def _join_holders(allocation: Allocation, usage: UsageResult) -> dict[str, list[Holder]]:
     """Joins assignments and usage by device key."""
     holders = defaultdict[str, list[Holder]](list)
     usages = {key: dict(entries) for key, entries in sorted(usage.holders.items())}
@@ -136,17 +133,15 @@ def _build_gpus(
     health: Mapping[str, dict[str, Any]],
     configured: Collection[int],
 ) -> Iterator[DeviceState]:
-    readings = {reading.device.key: reading for reading in telemetry.readings}
+    values_of = telemetry.values
+    figures_of = {key: _read_figures(values) for key, values in values_of.items()}
     shown = {device.key for device in telemetry.selected}
     names = fields()
-    unsupported: defaultdict[str, list[str]] = defaultdict(list)
-    for key, number in (entry for answer in telemetry.answers.values() for entry in answer.unsupported):
-        if number in configured and key in shown:
-            unsupported[key].append(names[number].name)
+    unsupported = group_by_key((key, name) for name, key in list_unsupported(telemetry, configured))
 
-    def build_slot(key: str) -> dict[str, Any]:
-        reading, used = readings.get(key), usage.devices.get(key)
-        figures = slot_figures(_read_figures(reading))
+    def build_device(key: str) -> dict[str, Any]:
+        values, used = values_of.get(key), usage.devices.get(key)
+        figures = device_figures(figures_of.get(key, {}))
         if figures["memory_used_bytes"] is None and used is not None:
             figures["memory_used_bytes"] = used.memory_used_bytes
         return {
@@ -154,10 +149,7 @@ def _build_gpus(
             **figures,
             "usage": used,
             "holders": tuple(holders.get(key, ())),
-            "fields": None if reading is None else {names[i].name: value for i, value in reading.values.items()},
-            "details": tuple(
-                (names[i].name, dict(labels), value) for i, labels, value in (reading.details if reading else ())
-            ),
+            "fields": None if values is None else by_name(values),
             "unsupported": tuple(unsupported.get(key, ())),
             **health.get(key, {}),
         }
@@ -165,27 +157,35 @@ def _build_gpus(
     instances: defaultdict[str, list[MigInstance]] = defaultdict(list)
     known = {device.uuid for device in telemetry.devices}  # without GPUs that were removed with `podgpu forget`
     devices = _find_devices(
-        telemetry, (*holders, *(k for k, slot in health.items() if "xids" in slot and physical(k) in known))
+        telemetry, (*holders, *(k for k, own in health.items() if "xids" in own and split_key(k)[0] in known))
     )
     for key, device in devices.items():
         if device.gi_id is not None:
             instances[device.uuid].append(
-                MigInstance(id=device.gi_id, profile=device.profile, uuids=device.mig_uuids, **build_slot(key))
+                MigInstance(id=device.gi_id, profile=device.profile, uuids=device.mig_uuids, **build_device(key))
             )
     for uuid, device in devices.items():
         if device.gi_id is not None:
             continue
-        reading, slot = readings.get(uuid), build_slot(uuid)
-        values = {} if reading is None else reading.values
+        values, members, reading = values_of.get(uuid, {}), build_device(uuid), telemetry.readings.get(uuid)
+        details = reading.details if reading is not None and uuid in values_of else ()
         throttled = {reason: values.get(number) for number, reason in THROTTLE_REASONS.items()}
-        users = (*slot["holders"], *(holder for instance in instances[uuid] for holder in instance.holders))
+        users = (*members["holders"], *(holder for instance in instances[uuid] for holder in instance.holders))
         yield DeviceState(
             **{member: getattr(device, member) for member in _IDENTITY},
             throttled_ns={reason: ns for reason, ns in throttled.items() if isinstance(ns, int)},
             instances=tuple(instances[uuid]),
-            **gpu_figures(_read_figures(reading)),  # type: ignore[arg-type]
-            **slot | {"conditions": (*slot.get("conditions", ()), *_find_unallocated_use(users))},
+            details=tuple((names[number].name, labels, value) for number, labels, value in details),
+            **gpu_figures(figures_of.get(uuid, {})),  # type: ignore[arg-type]
+            **members | {"conditions": (*members.get("conditions", ()), *_find_unallocated_use(users))},
         )
+
+
+def list_unsupported(telemetry: TelemetryResult, configured: Collection[int]) -> list[tuple[str, str]]:
+    """Returns field name and device key for each configured field that a selected device does not support."""
+    shown, names = {device.key for device in telemetry.selected}, fields()
+    entries = (entry for reading in telemetry.readings.values() for entry in reading.unsupported)
+    return [(names[number].name, key) for key, number in entries if number in configured and key in shown]
 
 
 def _find_devices(telemetry: TelemetryResult, used: Iterable[str]) -> dict[str, Device]:
@@ -193,10 +193,10 @@ def _find_devices(telemetry: TelemetryResult, used: Iterable[str]) -> dict[str, 
     known = {device.key: device for device in telemetry.devices}
     devices: dict[str, Device] = {}
     for key in (*(device.key for device in telemetry.selected), *used):
-        uuid, _, instance = key.partition("/gi")
+        uuid, gi_id = split_key(key)
         gpu = devices.setdefault(uuid, known.get(uuid) or Device(None, uuid, "", ""))
-        if instance:
-            devices[key] = known.get(key) or replace(gpu, gi_id=int(instance))
+        if gi_id is not None:
+            devices[key] = known.get(key) or replace(gpu, gi_id=gi_id)
     return devices
 
 
@@ -207,16 +207,14 @@ def _find_unallocated_use(holders: Iterable[Holder]) -> Iterator[Condition]:
         yield Condition(UNALLOCATED, since, few_of((user.text for user in users), 2)[:256])
 
 
-def _read_figures(reading: Reading | None) -> dict[str, float]:
-    if reading is None:
-        return {}
-    numbers = {i: value for i, value in reading.values.items() if not isinstance(value, str)}
+def _read_figures(values: Mapping[int, Value]) -> dict[str, float]:
+    numbers = {i: value for i, value in values.items() if not isinstance(value, str)}
     return {fields()[i].name: value for i, value in in_legacy_units(numbers).items()}
 
 
-def add_memory(devices: Iterable[Device], readings: Iterable[Reading]) -> tuple[Device, ...]:
+def add_memory(devices: Iterable[Device], values: Mapping[str, Mapping[int, Value]]) -> tuple[Device, ...]:
     """Adds the total memory of each device, which allocation sources need to compute shares."""
-    totals = {reading.device.key: slot_figures(_read_figures(reading))["memory_total_bytes"] for reading in readings}
+    totals = {key: device_figures(_read_figures(own))["memory_total_bytes"] for key, own in values.items()}
     return tuple(replace(device, memory_bytes=totals.get(device.key)) for device in devices)
 
 
@@ -235,15 +233,20 @@ def remove_figures(state: NodeState) -> NodeState:
 class Published:
     """The document after one turn, its JSON and its metrics text.
 
-    The texts are rendered on the first request, without waiting for a driver, and then cached.
+    All are built on the first request, without waiting for a driver, and then cached. There may be several turns
+    between two requests.
     """
 
-    def __init__(self, state: NodeState, policy: Policy, read_at: float) -> None:
-        self.state = state
+    def __init__(self, build: Callable[[], NodeState], policy: Policy, read_at: float) -> None:
         self.read_at = read_at  # monotonic time of the last telemetry turn
         self.rendered: dict[RenderedText, Body] = {}
+        self._build = build
         self._policy = policy
         self._lock = threading.Lock()
+
+    @cached_property
+    def state(self) -> NodeState:
+        return self._build()
 
     @property
     def fresh(self) -> Body:
@@ -299,13 +302,15 @@ class ChangeLog:
         self._unsupported: set[tuple[str, str]] = set()  # field and device key
         self._unmapped: frozenset[Unmapped] = frozenset()
 
-    def report(self, state: NodeState, unmapped: Iterable[Unmapped]) -> None:
-        self._report_sources([source for source in state.sources if source.up is not None])
-        slots = [(device_key(gpu.uuid, getattr(slot, "id", None)), slot) for gpu, slot in all_slots(state)]
-        self._report_unsupported({(name, key) for key, slot in slots for name in slot.unsupported})
+    def report(
+        self, sources: Iterable[SourceStatus], unsupported: Iterable[tuple[str, str]], unmapped: Iterable[Unmapped]
+    ) -> None:
+        """`unsupported`: result of `list_unsupported`."""
+        self._report_sources(sources)
+        self._report_unsupported(set(unsupported))
         self._report_unmapped(frozenset(unmapped))
 
-    def _report_sources(self, sources: Sequence[SourceStatus]) -> None:
+    def _report_sources(self, sources: Iterable[SourceStatus]) -> None:
         for source in sources:
             key = source.name, source.device
             name = f"{source.name} ({source.device})" if source.device else source.name

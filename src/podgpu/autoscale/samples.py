@@ -24,9 +24,9 @@ from podgpu.autoscale.requests import no_data
 from podgpu.clock import Clock
 from podgpu.cluster.collect import ViewSettings
 from podgpu.cluster.nodes import NodeEntry
-from podgpu.cluster.parts import HeldPart, SlotKey
+from podgpu.cluster.parts import HeldPart
 from podgpu.cluster.state import ClusterState, used_value
-from podgpu.model import NS, HolderUsage, Slot, WorkloadKey
+from podgpu.model import NS, GpuOrInstance, HolderUsage, WorkloadKey
 
 _log = logging.getLogger(__name__)
 SampleKey = tuple[str, str]
@@ -65,15 +65,15 @@ class UsageRates:
 
     def __init__(self, stale_after: float) -> None:
         self._stale_after = stale_after
-        self._before: dict[tuple[str, SlotKey, WorkloadKey], _UsageRate] = {}
-        self._now: dict[tuple[str, SlotKey, WorkloadKey], _UsageRate] = {}
+        self._before: dict[tuple[str, str, WorkloadKey], _UsageRate] = {}
+        self._now: dict[tuple[str, str, WorkloadKey], _UsageRate] = {}
 
     def next_round(self) -> None:
         """Starts the next round. Removes the holders that did not occur in the previous round."""
         self._before, self._now = self._now, {}
 
     def update(self, node: NodeEntry, part: HeldPart) -> _UsageRate:
-        key = node.name, part.slot_key, part.holder.key
+        key = node.name, part.device_key, part.holder.key
         usage = part.holder.usage or HolderUsage()
         if usage.utilization_ratio is None:  # the use is not measured now, so the counters stay constant
             usage = structs.replace(usage, busy_ns=None, idle_ns=None)
@@ -99,7 +99,10 @@ class UsageRates:
         return abs((rate.at - before.at) - (rate.read_at - before.read_at)) > self._stale_after
 
     def _count_idle(self, before: _UsageRate, rate: _UsageRate) -> float | None:
-        """Computes the idle time from counters, because a utilisation gauge would miss work between scrapes."""
+        """Computes the idle time from counters, because a utilisation gauge would miss work between scrapes.
+
+        `HeldPart.idle_since` is not enough to scale a workload to zero: without counters, it is only probable.
+        """
         busy = _growth(before.usage.busy_ns, rate.usage.busy_ns, NS)
         idle = _growth(before.usage.idle_ns, rate.usage.idle_ns, NS)
         if busy is None or idle is None:
@@ -121,7 +124,11 @@ def _count_first_idle(rate: _UsageRate) -> float | None:
 
 
 def _growth(before: int | None, now: int | None, scale: float, most: float = inf) -> float | None:
-    """Returns a counter's increase. None if a value is unknown, the counter was reset, or the result exceeds `most`."""
+    """Returns a counter's increase. None if a value is unknown, the counter was reset, or the result exceeds `most`.
+
+    After a reset, the time that the counter covers is unknown, so there is no rate. The history (`RoundReader`) charges
+    the new value instead, because only the amount matters there.
+    """
     if before is None or now is None or now < before:
         return None
     growth = (now - before) / scale
@@ -138,7 +145,7 @@ def sample_round(state: ClusterState, rates: UsageRates, pods: RunningPods, at: 
     for node in state.nodes:
         if node.stale:
             continue
-        for _, group in groupby(node.held, key=attrgetter("slot_key")):
+        for _, group in groupby(node.held, key=attrgetter("device_key")):
             parts = [(part, rates.update(node, part)) for part in group]
             by_pod: dict[SampleKey, list[tuple[HeldPart, _UsageRate]]] = {}
             for part, rate in parts:
@@ -182,15 +189,16 @@ def _make_row(devices: Sequence[_PodDevice], state: ClusterState) -> array[float
     for metric, ratios in zip(RATIO_METRICS, zip(*starmap(_read_ratios, devices), strict=True), strict=True):
         if (ratio := _sum(ratios)) is not None:
             row[metric.column] = 100 * ratio / len(devices)
-    slots = [parts[0][0].slot for parts, _ in devices]
-    memory, memory_total = _sum(starmap(_read_memory, devices)), _sum(slot.memory_total_bytes or None for slot in slots)
+    held = [parts[0][0].device for parts, _ in devices]
+    memory_total = _sum(device.memory_total_bytes or None for device in held)
+    memory = _sum(starmap(_read_memory, devices))
     if memory is not None and memory_total:
         row[MEMORY.column] = min(100.0, 100 * memory / memory_total)
     watts = _sum(starmap(_read_watts, devices))
     if watts is not None:
         row[POWER.column] = watts
-    used = [value for slot in slots if (value := used_value(slot, state.settings)) is not None]
-    if len(used) == len(slots):
+    used = [value for device in held if (value := used_value(device, state.settings)) is not None]
+    if len(used) == len(held):
         row[USED.column] = 100 * sum(min(1.0, value / state.settings.full) for value in used)
         row[USED_COUNT] = float(sum(value > 0 for value in used))
     idle = [None if part.idle_since is None else rate.idle_seconds for parts, _ in devices for part, rate in parts]
@@ -202,30 +210,30 @@ def _make_row(devices: Sequence[_PodDevice], state: ClusterState) -> array[float
 
 def _read_ratios(parts: Sequence[tuple[HeldPart, _UsageRate]], alone: bool) -> tuple[float | None, ...]:
     """Returns the ratios of one device in the order of RATIO_METRICS."""
-    slot = parts[0][0].slot
+    device = parts[0][0].device
     utilization = _sum((part.holder.usage or HolderUsage()).utilization_ratio for part, _ in parts)
     if alone and utilization is None:
-        utilization = slot.utilization_ratio
+        utilization = device.utilization_ratio
     busy = _sum(rate.busy for _, rate in parts)
     wait = 0.0 if alone else _sum(rate.wait for _, rate in parts)
-    profiling = (_read_field(slot, metric.field) if alone else None for metric in PROFILING_METRICS)
+    profiling = (_read_field(device, metric.field) if alone else None for metric in PROFILING_METRICS)
     return tuple(None if ratio is None else min(1.0, ratio) for ratio in (utilization, busy, wait, *profiling))
 
 
 def _read_memory(parts: Sequence[tuple[HeldPart, _UsageRate]], alone: bool) -> float | None:
     memory = _sum((part.holder.usage or HolderUsage()).memory_used_bytes for part, _ in parts)
-    return parts[0][0].slot.memory_used_bytes if alone and memory is None else memory
+    return parts[0][0].device.memory_used_bytes if alone and memory is None else memory
 
 
 def _read_watts(parts: Sequence[tuple[HeldPart, _UsageRate]], alone: bool) -> float | None:
-    slot, gpu = parts[0][0].slot, parts[0][0].gpu
-    if alone and slot is gpu and gpu.power_mw is not None:
+    device, gpu = parts[0][0].device, parts[0][0].gpu
+    if alone and device is gpu and gpu.power_mw is not None:
         return gpu.power_mw / 1000
     return _sum(rate.watts for _, rate in parts)
 
 
-def _read_field(slot: Slot, field: str) -> float | None:
-    value = (slot.fields or {}).get(field)
+def _read_field(device: GpuOrInstance, field: str) -> float | None:
+    value = (device.fields or {}).get(field)
     return value if isinstance(value, int | float) and 0 <= value <= _MAX_RATIO else None
 
 
@@ -283,10 +291,15 @@ class SampleStore:
         self._clock = clock or Clock()
         self._rates = UsageRates(settings.stale_after)
         self._snapshot: MetricsSnapshot | None = None
+        self._refusal = ""  # why the last round cannot be used
 
     def add_round(self, state: ClusterState) -> None:
         """Adds the samples of a finished round and publishes a new snapshot."""
         before, now, pods = self._snapshot, self._clock.monotonic(), self._pods()
+        refusal = _refuse_clusters({node.reading.cluster for node in state.nodes})
+        if refusal and not self._refusal:
+            _log.warning("%s", refusal)
+        self._refusal = refusal
         samples = sample_round(state, self._rates, pods, now)
         for key, nodes in samples.ignored.items():
             if key in pods.by_key and (before is None or key not in before.last.ignored):
@@ -311,11 +324,21 @@ class SampleStore:
         )
 
     def snapshot(self) -> MetricsSnapshot:
-        """Raises Refusal if there is no snapshot yet, or if it is too old."""
+        """Raises Refusal if there is no snapshot yet, if it is too old, or if it has pods of several clusters."""
         snapshot = self._snapshot
         if snapshot is None:
             raise no_data("podgpu autoscale has not read the nodes yet: retry later")
         late = self._clock.monotonic() - snapshot.last.at
         if late > self.settings.stale_after + 2 * self.settings.interval:
             raise no_data(f"podgpu autoscale last read the nodes {late:.0f} s ago, which is too long: see its log")
+        if self._refusal:
+            raise no_data(self._refusal)
         return snapshot
+
+
+def _refuse_clusters(names: Collection[str]) -> str:
+    """Returns a reason if there are several clusters. The HPA requests a pod by namespace and name only."""
+    if len(names) < 2:
+        return ""
+    listed = ", ".join(sorted(names)[:5])
+    return f'Prometheus has GPUs of several clusters ({listed}): select one with --match, such as cluster="a"'

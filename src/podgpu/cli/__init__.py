@@ -1,4 +1,4 @@
-"""The command line of podgpu. Each command has its own module, which parses the options and starts the command."""
+"""Implements the command line. Each command has its own module."""
 
 from podgpu.cli.main import main
 

@@ -1,26 +1,26 @@
-"""`podgpu cluster`: reads every node and serves one page, metrics and JSON for all of them."""
+"""`podgpu cluster`: reads all nodes and serves one page, metrics and JSON for the cluster."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from podgpu.cli.options import is_set, make_command
-from podgpu.cli.terminal import configure_logging
+from podgpu.cli.options import is_set, make_command, naming_option
 from podgpu.cluster.collect import Collector, ViewSettings, check_settings
-from podgpu.cluster.discover import ApiNodeLabels, ApiOwners, KubernetesTargets, ServiceSelector
+from podgpu.cluster.discover import ApiMap, KubernetesTargets, ServiceSelector
 from podgpu.cluster.loop import Cluster, MakeCollector
 from podgpu.cluster.prices import ReadPrices, no_prices, read_prices
 from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer
 from podgpu.cluster.prometheus_history import PrometheusHistory
 from podgpu.cluster.prometheus_ranges import PrometheusRanges
+from podgpu.cluster.prometheus_selection import PrometheusSelection
 from podgpu.cluster.ranges import UsageAnswers
 from podgpu.cluster.record import MAX_GPUS, cluster_recorder, cluster_usage
 from podgpu.cluster.scrape import ScrapeCollector, unique_targets
@@ -28,6 +28,9 @@ from podgpu.errors import UsageError
 from podgpu.history.answers import HistorySource
 from podgpu.http_client import Access
 from podgpu.kube.config import load_config
+from podgpu.kube.objects import NODES_PATH, PODS_PATH, parse_node_labels, parse_owner
+from podgpu.metrics.adapter import PodName
+from podgpu.model import WorkloadOwner
 from podgpu.web.app import Listener, Service, load_protection, make_listeners, run
 from podgpu.web.cluster_app import cluster_application, cluster_probes
 
@@ -37,7 +40,7 @@ _SYNC_SECONDS = 10.0
 _INTERVALS_FRESH = 3
 _DROP_AFTER = 300.0
 _SCRAPE_TIMEOUT = 5.0
-_MAX_GPUS = 12_500  # with --prometheus, larger clusters are not read GPU by GPU, because that takes too long
+_MAX_GPUS = 12_500  # limit of --prometheus; queries for single GPUs of larger clusters take too long
 _BACKENDS = ("prometheus", "scrape", "discover_kubernetes")
 
 
@@ -57,7 +60,6 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
     Give exactly one of --prometheus, --scrape or --discover-kubernetes.
     """
-    configure_logging(options["log_format"], options["debug"])
     settings = make_settings(
         ctx,
         options,
@@ -72,10 +74,12 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         history: HistorySource
         usage: UsageAnswers
         services: list[Service] = [cluster]
+        select = None
         if options["prometheus"]:
             server = _prometheus_server(options)
             history = PrometheusHistory(server)
             usage = PrometheusRanges(server, prices, lambda: cluster.published.state)
+            select = PrometheusSelection(server, cluster, prices)
         else:
             history = recorder = cluster_recorder(cluster, options["history_dir"])
             usage = cluster_usage(cluster, recorder)
@@ -83,14 +87,14 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             _log.info("history of up to %d GPUs is stored in %s; for more, use --prometheus", MAX_GPUS, where)
             services.append(recorder)
         protection = load_protection(options["web_config_file"])
-        app = cluster_application(cluster, protection, history, usage, options["web_enable_lifecycle"])
+        app = cluster_application(cluster, protection, history, usage, options["web_enable_lifecycle"], select)
         tls, text = protection.make_tls if protection else None, "listening on %s/metrics; the page is at /"
         main = Listener(app, options["address"], tls=tls, announcement=text)
         run(services, make_listeners(main, cluster_probes(cluster), options["probe_address"]))
 
 
 def make_settings(ctx: click.Context, options: dict[str, Any], **more: Any) -> ViewSettings:
-    """Builds the settings of the cluster view. Raises UsageError if the backend's options are wrong."""
+    """Builds the settings of the cluster view. Raises UsageError if options contradict each other."""
     _check_backend(ctx, options)
     stale_after = options["stale_after"] if is_set(ctx, "stale_after") else _INTERVALS_FRESH * options["interval"]
     return check_settings(
@@ -105,7 +109,7 @@ def make_settings(ctx: click.Context, options: dict[str, Any], **more: Any) -> V
 
 
 def _check_backend(ctx: click.Context, options: dict[str, Any]) -> None:
-    """Raises UsageError unless exactly one backend is chosen and no flags of the others are set.
+    """Raises UsageError unless exactly one backend is chosen, and if a flag belongs to another backend.
 
     Environment variables of other backends are ignored, because they may be meant for another command.
     """
@@ -130,23 +134,30 @@ def _check_backend(ctx: click.Context, options: dict[str, Any]) -> None:
 def choose_collector(
     options: Mapping[str, Any], settings: ViewSettings, stack: ExitStack, prices: ReadPrices = no_prices
 ) -> MakeCollector:
-    """Returns a function that creates the collector."""
+    """Returns a function that creates the collector of the chosen backend."""
     owners = _owners(options, stack)
-    read_owners = owners.all if owners else dict
+    read_owners = owners.read if owners else dict
     if options["prometheus"]:
-        make = partial(PrometheusCollector, _prometheus_server(options), settings, owners=read_owners)
-        with _naming_option("--prometheus"):
-            make()  # called once now, so that errors in the options are raised at start
+        make = partial(
+            PrometheusCollector,
+            _prometheus_server(options),
+            settings,
+            owners=read_owners,
+            label_names=lambda: prices()[0].label_names,
+        )
+        with naming_option("--prometheus"):
+            make()  # checks the options now; the cluster loop creates its own collector later
         return make
     access = Access.from_options(options, "exporter")
-    # Only --owners api reports on the page that owners cannot be read.
-    owner_notes = owners.notes if owners and options["owners"] == "api" else tuple
-    labels = ApiNodeLabels(load_config(options["kubeconfig"])) if options.get("prices") and _uses_api(options) else None
-    if labels is not None:
+    labels = None
+    if options.get("prices") and _uses_api(options):
+        labels = ApiMap(load_config(options["kubeconfig"]), NODES_PATH, parse_node_labels, "labels of nodes")
         stack.callback(labels.close)
+    # Failures to read owners are shown on the page only with --owners api, not with auto.
+    shown = [one for one in (owners if options["owners"] == "api" else None, labels) if one]
 
     def notes() -> Sequence[str]:
-        return (*owner_notes(), *(labels.notes() if labels else ()))
+        return [note for one in shown for note in one.notes()]
 
     make_scraper = partial(
         ScrapeCollector,
@@ -158,13 +169,16 @@ def choose_collector(
         read_node_labels=lambda: labels.read() if labels and prices()[0].label_names else {},
     )
     if options["scrape"]:
-        with _naming_option("--scrape"):
+        with naming_option("--scrape"):
             urls = unique_targets(options["scrape"].split(","), access)
         return partial(make_scraper, lambda: urls, read_notes=notes)
-    targets = _discover(options, stack)
+    https = bool(options["exporter_ca_file"] or options["exporter_insecure_skip_verify"])
+    selector = ServiceSelector.parse(options["discover_kubernetes"])
+    targets = KubernetesTargets(load_config(options["kubeconfig"]), selector, https=https)
+    stack.callback(targets.close)
 
     def discover_and_make() -> Collector:
-        """Waits for the API server. Runs in the cluster loop's thread, so that probes are answered meanwhile."""
+        """Waits for the API server. Called in the thread of the cluster loop, so that probes are answered meanwhile."""
         if not targets.wait_synced(_SYNC_SECONDS):
             _log.warning("%s", "; ".join(targets.notes()))
         return make_scraper(targets.urls, read_notes=lambda: (*targets.notes(), *notes()))
@@ -180,38 +194,21 @@ def _prometheus_server(options: Mapping[str, Any]) -> PrometheusServer:
         access=Access.from_options(options, "prometheus", **headers),
         match=options["match"].strip(),
         node_labels=_names(options["node_label"]),
-        cluster_label=options.get("cluster_label", "cluster"),
+        cluster_label=options["cluster_label"],
     )
 
 
-def _discover(options: Mapping[str, Any], stack: ExitStack) -> KubernetesTargets:
-    selector = ServiceSelector.parse(options["discover_kubernetes"])
-    https = bool(options["exporter_ca_file"] or options["exporter_insecure_skip_verify"])
-    targets = KubernetesTargets(load_config(options["kubeconfig"]), selector, https=https)
-    stack.callback(targets.close)
-    return targets
-
-
-def _owners(options: Mapping[str, Any], stack: ExitStack) -> ApiOwners | None:
+def _owners(options: Mapping[str, Any], stack: ExitStack) -> ApiMap[PodName, WorkloadOwner] | None:
     if options["owners"] == "none" or (options["owners"] == "auto" and not _uses_api(options)):
         return None
-    owners = ApiOwners(load_config(options["kubeconfig"]))
+    owners = ApiMap(load_config(options["kubeconfig"]), PODS_PATH, parse_owner, "owners of pods")
     stack.callback(owners.close)
     return owners
 
 
 def _uses_api(options: Mapping[str, Any]) -> bool:
-    """Returns False if only ~/.kube/config could name an API server, because it may belong to another cluster."""
+    """Returns True if an API server is configured. Ignores ~/.kube/config, which may belong to another cluster."""
     return bool(options["discover_kubernetes"] or options["kubeconfig"] or "KUBERNETES_SERVICE_HOST" in os.environ)
-
-
-@contextmanager
-def _naming_option(option: str) -> Iterator[None]:
-    """Puts the option in front of a UsageError's message, unless the message begins with an option."""
-    try:
-        yield
-    except UsageError as e:
-        raise UsageError(str(e) if str(e).startswith("--") else f"{option} {e}") from e
 
 
 def _names(text: str) -> tuple[str, ...]:

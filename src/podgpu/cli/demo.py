@@ -10,7 +10,6 @@ import json
 import math
 import os
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 import click
@@ -54,15 +52,16 @@ from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.labels import Policy
 from podgpu.model import WorkloadOwner
-from podgpu.simulate.driver import TurnLog
+from podgpu.simulate.driver import RoundRobinLog
 from podgpu.simulate.gpu import SimulatedGpu
-from podgpu.simulate.node import StageNode, Tenant
+from podgpu.simulate.node import DemoNode, Tenant
 from podgpu.usage.containers import ContainerFinder
 from podgpu.web.app import Address, Listener, Service, run
 from podgpu.web.cluster_app import cluster_application
 from podgpu.web.exporter_app import application, node_recorder, node_usage
 
-OTHER_GPUS = ("6xH100,2xH100/1x3g.40gb+1x2g.20gb+1x1g.10gb", "4xH200")  # GPUs of the second and third node
+OTHER_GPUS = ("6xH100,2xH100/1x3g.40gb+1x2g.20gb+1x1g.10gb", "4xH200", "2xRTX4090")  # GPUs of the other nodes
+_PLAIN = 3  # index of the node without Kubernetes
 CLUSTER = ViewSettings(interval=2.0, stale_after=6.0, drop_after=120.0, window=60.0, idle_after=30.0)
 _PODS_PER_NODE = 8
 _LOOPBACK = "127.0.0.1"
@@ -93,7 +92,7 @@ _TEAMS = {"research": "nlp", "serving": "chat", "batch": "search"}
     ("podgpu top --cluster localhost:9401", "in a second terminal: show the demo as a table"),
 )
 def command(address: Address, cluster_address: Address, gpus: str, calm: bool, prices: str) -> None:
-    """Run three exporters on SIMULATED GPUs with simulated kubelets, and the cluster view.
+    """Run exporters on SIMULATED GPUs, three with simulated kubelets and one without Kubernetes, and the cluster view.
 
     Needs no GPU and no cluster. Within a minute, a job ends, a GPU reports an XID error, another falls off the bus and
     a node goes down. After two minutes everything is well again. --calm turns this off.
@@ -105,10 +104,10 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
     with ExitStack() as stack:
         nodes = []
         for number, spec in enumerate([gpus, *OTHER_GPUS]):
-            root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="podgpu-demo-")))
-            node = StageNode(f"node-{number + 1}", spec, root, first=number * _PODS_PER_NODE)
-            nodes.append(stack.enter_context(node))
-            click.echo(f"SIMULATED {node.name}: {spec}, {len(node.kubelet.pods)} pods")
+            node = stack.enter_context(make_node(number, spec, Clock()))
+            nodes.append(node)
+            what = f"{len(node.kubelet.pods)} pods" if node.kubelet.pods else "a node without Kubernetes"
+            click.echo(f"SIMULATED {node.name}: {spec}, {what}")
         exporters = [make_exporter(node, read) for node in nodes]
         # In parallel, because each exporter waits a second between its first two readings.
         with ThreadPoolExecutor(len(exporters)) as pool:
@@ -132,21 +131,26 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
 
         def on_listening(bound: Sequence[Address]) -> None:
             targets.extend(f"http://{where.host or _LOOPBACK}:{where.port}/metrics" for where in bound[:-1])
-            _print_overview(bound, script)
+            _print_overview(nodes, bound, script)
             threading.Thread(target=perform, args=(script, stopping), name="demo", daemon=True).start()
 
         run([*services, cluster, recorder], listeners, on_listening)
     click.echo("demo ended")
 
 
-def _print_overview(bound: Sequence[Address], script: Sequence[Act]) -> None:
-    *nodes, cluster = bound
+def make_node(number: int, gpus: str, clock: Clock) -> DemoNode:
+    """`number`: position of the node, from 0."""
+    name = "workstation-1" if number == _PLAIN else f"node-{number + 1}"
+    return DemoNode(name, gpus, clock, number * _PODS_PER_NODE, number == _PLAIN)
+
+
+def _print_overview(nodes: Sequence[DemoNode], bound: Sequence[Address], script: Sequence[Act]) -> None:
+    *addresses, cluster = bound
     click.echo("All values come from a simulated driver.\n")
-    click.echo(f"  the cluster  {cluster.url}/          a page; {cluster.url}/metrics")
-    for number, node in enumerate(nodes, start=1):
-        click.echo(f"  node-{number}       {node.url}/          a page; {node.url}/metrics")
+    for name, where in (("the cluster", cluster), *zip((node.name for node in nodes), addresses, strict=True)):
+        click.echo(f"  {name:13}  {where.url}/          a page; {where.url}/metrics")
     podgpu = os.path.relpath(sys.argv[0]) if sys.argv[0].endswith("/podgpu") else "podgpu"
-    click.echo(f"  a terminal   {podgpu} top --cluster {cluster.url}\n")
+    click.echo(f"  a terminal     {podgpu} top --cluster {cluster.url}\n")
     if script:
         click.echo(f"Events, repeated every {CYCLE_SECONDS:.0f} s (turn them off with --calm):")
         for act in script:
@@ -160,20 +164,20 @@ class Act(NamedTuple):
     do: Callable[[], object]
 
 
-def make_script(nodes: Sequence[StageNode]) -> list[Act]:
-    """Returns the events of the demo's three nodes. All faults exist at the same time between 30 and 90 seconds."""
-    first, lost, last = nodes
+def make_script(nodes: Sequence[DemoNode]) -> list[Act]:
+    """Returns the events of the nodes with Kubernetes. All faults exist at the same time between 30 and 90 seconds."""
+    first, lost, last, *_ = nodes
     ill = min(6, len(first.driver.gpus) - 1)
     job = [tenant for tenant in last.tenants if tenant.pod == f"{_JOB}-{_FIRST_JOB}"]
     numbers = itertools.count(_FIRST_JOB + 1)
 
     def end_job() -> None:
-        last.move_out(job[0].namespace, job[0].pod)
+        last.remove_pod(job[0].namespace, job[0].pod)
 
     def begin_next_job() -> None:
         name = f"{_JOB}-{next(numbers)}"
         job[:] = [replace(tenant, pod=name) for tenant in job]
-        last.move_in(*job)
+        last.add_tenants(*job)
 
     return [
         Act(10.0, f"{last.name}: a training job ends", end_job),
@@ -211,8 +215,7 @@ class DemoExporter(NamedTuple):
     application: web.Application
 
 
-def make_exporter(node: StageNode, prices: ReadPrices, clock: Clock | None = None) -> DemoExporter:
-    clock = clock or Clock()
+def make_exporter(node: DemoNode, prices: ReadPrices) -> DemoExporter:
     names = IdentityReader(str(node.root / "pods"), str(node.root / "containers"))
     count = len(node.driver.gpus)
     agent = Agent(
@@ -220,19 +223,19 @@ def make_exporter(node: StageNode, prices: ReadPrices, clock: Clock | None = Non
             node.driver,
             "simulated",
             lambda: count,
-            clock=clock.monotonic,
-            wall=clock.wall,
-            switch_logs=SwitchLogFactory("exact", lambda gpu, _: TurnLog(node.driver, gpu.uuid), lambda: True),
+            clock=node.clock.monotonic,
+            wall=node.clock.wall,
+            switch_logs=SwitchLogFactory("exact", lambda gpu, _: RoundRobinLog(node.driver, gpu.uuid), lambda: True),
         ),
-        HolderSources([KubeletAllocation(node.kubelet.socket)], names.read),
+        HolderSources([] if node.is_plain else [KubeletAllocation(node.kubelet.socket)], names.read),
         Settings(
             interval=1.0,
             allocation_interval=1.0,
             policy=Policy(counters=shipped_counters("dcp") or (), hostname=node.name),
         ),
-        clock,
-        containers=ContainerFinder(str(node.root / "proc")),
-        pod_labels=lambda: {(t.namespace, t.pod): (("team", team_of(t.namespace)),) for t in node.tenants},
+        node.clock,
+        containers=ContainerFinder(str(node.root / "proc"), finds_users=node.is_plain),
+        pod_labels=lambda: {(t.namespace, t.pod): (("team", team_of(t.namespace)),) for t in node.tenants if t.pod},
     )
     recorder = node_recorder(agent, prices=prices)
     app = application(agent, history=recorder, prices=prices, usage=node_usage(agent, recorder, prices))
@@ -256,7 +259,7 @@ def team_of(namespace: str) -> str:
     return _TEAMS.get(namespace, "data-science")
 
 
-def find_owners(nodes: Sequence[StageNode]) -> dict[tuple[str, str], WorkloadOwner]:
+def find_owners(nodes: Sequence[DemoNode]) -> dict[tuple[str, str], WorkloadOwner]:
     tenants = {(tenant.namespace, tenant.pod) for node in nodes for tenant in node.tenants}
     return {pod: owner for pod in tenants if (owner := _owner_of(pod[1])) is not None}
 
@@ -274,19 +277,17 @@ _JOB_HOURS = 4.0
 _PAUSE_HOURS = 0.2
 _NIGHT = 0.6  # load of services at night, relative to the day
 _FAULTS = (  # node, GPU (None: all), from and to (hours ago), condition, message
-    (2, None, 8.0, 7.8, "node_gone", "its node does not answer"),
-    (0, 6, 5.0, 4.6, "xid", "it reported XID 48 (double-bit ECC error)"),
-    (1, 3, 11.0, 10.3, "lost", "the driver no longer lists it: it fell off the bus or was removed"),
-    (1, 0, 3.0, 2.6, "thermal", "thermal throttling for most of the last minute"),
-    (0, 5, 19.0, 2.0, "idle", "notebooks/jupyter-ada-0/notebook holds it and does not use it"),
+    ("node-3", None, 8.0, 7.8, "node_gone", "its node does not answer"),
+    ("node-1", 6, 5.0, 4.6, "xid", "it reported XID 48 (double-bit ECC error)"),
+    ("node-2", 3, 11.0, 10.3, "lost", "the driver no longer lists it: it fell off the bus or was removed"),
+    ("node-2", 0, 1.2, 0.9, "thermal", "thermal throttling for most of the last minute"),
+    ("node-1", 5, 19.0, 2.0, "idle", "notebooks/jupyter-ada-0/notebook holds it and does not use it"),
 )
 
 
-def write_past(
-    nodes: Sequence[StageNode], recorders: Mapping[str, HistoryRecorder], prices: Prices, now: float
-) -> None:
+def write_past(nodes: Sequence[DemoNode], recorders: Mapping[str, HistoryRecorder], prices: Prices, now: float) -> None:
     """Writes the history of the last day, its last hour in fine steps. `recorders`: by node; key "" is the cluster."""
-    stays = [list(_stays(number, node)) for number, node in enumerate(nodes)]
+    stays = {node.name: list(_stays(node)) for node in nodes}
     start, fine = (int(now - length) // COARSE * COARSE for length in (DAY, HOUR))
     # Samples with the time `at` are stored in the interval that begins at `at`, so they contain the usage after `at`.
     times = [(at, COARSE) for at in range(start, fine, COARSE)]
@@ -294,13 +295,13 @@ def write_past(
     for at, seconds in times:
         ago = (now - at) / HOUR
         samples = []
-        for number, node in enumerate(nodes):
-            present = [tenant for tenant, begin, end in stays[number] if end < ago <= begin]
+        for node in nodes:
+            present = [tenant for tenant, begin, end in stays[node.name] if end < ago <= begin]
             for gpu in node.driver.gpus:
                 held = [tenant for tenant in present if tenant.gpu == gpu.number]
                 for instance, size in _divide(gpu):
                     tenants = [tenant for tenant in held if tenant.gi_id == instance]
-                    device = _PastDevice(number, node.name, gpu, instance, size, tenants)
+                    device = _PastDevice(node.name, gpu, instance, size, tenants)
                     samples.append(device.sample(at, ago, seconds, prices, held if instance is None else tenants))
         for name, recorder in recorders.items():
             recorder.append(HistoryRound(at, [sample for sample in samples if name in ("", sample.node)]))
@@ -312,12 +313,12 @@ def _divide(gpu: SimulatedGpu) -> list[tuple[int | None, float]]:
     return [*instances, (None, 1.0 - sum(size for _, size in instances))]
 
 
-def _stays(number: int, node: StageNode) -> Iterator[tuple[Tenant, float, float]]:
+def _stays(node: DemoNode) -> Iterator[tuple[Tenant, float, float]]:
     """Yields each pod of the demo with its begin and end, in hours before now.
 
     The GPUs of the third node's training job had earlier jobs, which are included.
     """
-    jobs = [tenant for tenant in node.tenants if tenant.pod.startswith("llm-train-")] if number == 2 else []
+    jobs = [tenant for tenant in node.tenants if tenant.pod.startswith("llm-train-")] if node.name == "node-3" else []
     for tenant in node.tenants:
         yield tenant, 1.5 if tenant in jobs else math.inf, 0.0
     for job in range(5):
@@ -330,7 +331,6 @@ def _stays(number: int, node: StageNode) -> Iterator[tuple[Tenant, float, float]
 class _PastDevice(NamedTuple):
     """A GPU or MIG instance with its holders at one time."""
 
-    number: int  # index on the node
     node: str
     gpu: SimulatedGpu
     instance: int | None
@@ -342,7 +342,7 @@ class _PastDevice(NamedTuple):
         conditions = [
             (name, text)
             for node, gpu, begin, end, name, text in _FAULTS
-            if node == self.number and gpu in (None, self.gpu.number) and end < ago <= begin
+            if node == self.node and gpu in (None, self.gpu.number) and end < ago <= begin
         ]
         gone = any(name == "node_gone" for name, _ in conditions)
         is_blind = gone or any(name == "lost" for name, _ in conditions)
@@ -396,6 +396,8 @@ def _load(tenant: Tenant, at: int) -> float:
 
 @cache
 def _account_of(tenant: Tenant) -> UsageAccount:
+    if tenant.user:
+        return UsageAccount(job=tenant.job or f"user {tenant.user}")
     owner = _owner_of(tenant.pod) or WorkloadOwner("", "")
     labels = json.dumps({"team": team_of(tenant.namespace)})
     return UsageAccount(tenant.namespace, tenant.pod, "", "", "", owner.kind, owner.name, labels)

@@ -78,8 +78,8 @@ def examine_node(
     pause: Callable[[float], object] = time.sleep,
     dev: str = "/dev",
 ) -> list[Finding]:
-    """Checks this node with the exporter's options. Errors that would stop the exporter become findings."""
-    counters = choose_counters(options, options["dcgm_names"])[0]
+    """Checks this node with the options of the exporter. Errors that would stop the exporter become findings."""
+    counters = choose_counters(options)[0]
     collection_of_fields(counters, options["config"].collections)
     LabelFilter(options["kubernetes_pod_label_allowlist_regex"])
     selection = parse_selection(options["devices"])
@@ -131,7 +131,7 @@ def _read_configmap(options: Options, api: ApiAccess, counters: CounterSpecs) ->
 def _make_sources(
     options: Options, api: ApiAccess, telemetry: Telemetry, deadline: float
 ) -> tuple[list[AllocationSource], list[Finding]]:
-    """Opens the sources and watches that the exporter would open."""
+    """Opens the allocation sources and watches that the exporter would open."""
     findings = []
     if options["kubernetes_enable_pod_labels"]:
         try:
@@ -155,4 +155,8 @@ def _explain_no_claims(api: ApiAccess) -> Finding:
         api.check()
     except NoApi as error:
         return wrong("DRA", f"--kubernetes-enable-dra: {error}")
-    return wrong("DRA", "--kubernetes-enable-dra: cannot watch ResourceSlices", "run it again with --debug")
+    return wrong(
+        "DRA",
+        "--kubernetes-enable-dra: cannot watch ResourceSlices",
+        "run podgpu doctor again with --debug and read the log",
+    )

@@ -1,4 +1,4 @@
-"""`podgpu exporter`: serves the GPUs of one node on /metrics. Reads dcgm-exporter's YAML configuration (version 2)."""
+"""`podgpu exporter`: serves the GPUs of one node on /metrics. Accepts dcgm-exporter's YAML configuration file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from podgpu.agent.counters import Collection
 from podgpu.agent.loop import Agent
 from podgpu.cli.node import build_exporter_agent
 from podgpu.cli.options import EXPORTER_OPTIONS, FROM_FILE, is_set, make_command
-from podgpu.cli.terminal import configure_logging, print_out
+from podgpu.cli.terminal import print_out
 from podgpu.clock import parse_duration
 from podgpu.cluster.prices import read_prices
 from podgpu.decode import decode_yaml
@@ -43,14 +43,13 @@ _ALL_FIELDS = ["*"]
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
     """Export this node's GPUs to Prometheus. Accepts every flag and variable of dcgm-exporter."""
-    configure_logging(options["log_format"], options["debug"])
     options = resolve_options(ctx, options)
     once = options["once"]
     sockets = open_systemd_sockets(os.environ) if options["web_systemd_socket"] and not once else []
-    # Also loaded with --once, so that errors in these files are found before deployment.
+    # Loaded even with --once, so that users can find errors in these files before deployment.
     protection = load_protection(options["web_config_file"])
     prices = read_prices(options["prices"])
-    # The exporter must answer probes soon, even if the API server does not respond. With --once it can wait longer.
+    # The exporter must answer probes soon, so it waits only briefly for the API server. With --once it waits longer.
     with closing(ApiAccess(options["kubeconfig"], SYNC_SECONDS if once else SOON_SECONDS)) as api:
         agent = build_exporter_agent(options, api)
         for sentence in list_ignored_options(ctx, options["config"]):
@@ -82,9 +81,9 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
 
 def resolve_options(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """Merges the configuration file into the options and checks options that depend on each other. Raises UsageError.
+    """Merges the configuration file into the options. Raises UsageError if options contradict each other.
 
-    Adds `host_engine`, which is None unless -r is given.
+    Adds `host_engine`: the parsed address of -r, or None.
     """
     options = merge_config_file(ctx, options)
     engine = None
@@ -104,7 +103,7 @@ def resolve_options(ctx: click.Context, options: dict[str, Any]) -> dict[str, An
 def list_ignored_options(ctx: click.Context, config: ConfigFile) -> list[str]:
     """Returns warnings about options and entries of the configuration file that have no effect.
 
-    Options that are set to their default are not listed.
+    Omits options that are set to their default values.
     """
     ignored = (
         option
@@ -130,16 +129,14 @@ def _print_once(agent: Agent) -> None:
 
 
 class ConfigFile(NamedTuple):
-    """Content of the configuration file."""
-
-    options: Mapping[str, Any] = {}  # values of options; None means not set
-    counters: tuple[CounterSpec, ...] | None = None  # None if the file does not list counters itself
-    collections: tuple[Collection, ...] = ()  # without the one that includes ['*']
+    options: Mapping[str, Any] = {}  # option -> value; None if the file does not set the option
+    counters: tuple[CounterSpec, ...] | None = None  # None if the file lists no counters
+    collections: tuple[Collection, ...] = ()  # without the collection ['*'], whose interval is an option
     ignored: tuple[str, ...] = ()  # warnings about entries without effect
 
 
 def merge_config_file(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """Returns the options, completed from the configuration file. `config` has entries that match no option."""
+    """Returns the options with the values of the configuration file. Adds `config`, the parsed file."""
     path = options["config_file"]
     try:
         config = parse_config_file(read_bounded(path, _MAX_BYTES), path) if path else ConfigFile()
@@ -192,12 +189,12 @@ class _Config(_ConfigSection):
     version: Literal[2]
     metrics: _Metrics | None = None
     collections: Annotated[list[_ConfigCollection], Meta(min_length=1)] | None = None
-    sources: Any = None  # settings for watching DCGM; accepted without effect
+    sources: Any = None  # accepted without effect
     server: _Server | None = None
 
 
 def parse_config_file(content: bytes, path: str) -> ConfigFile:
-    """Parses the file. Raises UsageError with the path of the file and of the invalid entry."""
+    """Parses the configuration file. Raises UsageError if an entry is invalid."""
     config = decode_yaml(content, path, _Config)
     metrics, server = config.metrics or _Metrics(), config.server or _Server()
     if metrics.file and metrics.fields:
@@ -218,7 +215,7 @@ def parse_config_file(content: bytes, path: str) -> ConfigFile:
 
 
 def _read_collections(config: _Config, path: str) -> tuple[float | None, tuple[Collection, ...]]:
-    """Returns the interval of the collection that includes ['*'], and the other collections."""
+    """Returns the interval of the collection that includes ['*'] (all fields), and the other collections."""
     interval = None
     collections = []
     for number, row in enumerate(config.collections or ()):
@@ -236,7 +233,7 @@ def _read_collections(config: _Config, path: str) -> tuple[float | None, tuple[C
 
 
 def _read_fields(fields: Sequence[_ConfigField], path: str) -> tuple[CounterSpec, ...]:
-    """Returns the counters. If two rows have the same field, the first one is used, as in a counter file."""
+    """Returns the counters. If two rows have the same field, the first row is used, as in a counter file."""
     first: dict[int, CounterSpec] = {}
     for number, row in enumerate(fields):
         try:

@@ -1,4 +1,4 @@
-"""Entry point: runs the command, and reports errors as one line and an exit code."""
+"""Entry point. Runs a command, and reports errors as one line and an exit code."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ _EXAMPLES = (
     ("podgpu doctor", "on a GPU node: check that podgpu can read the GPUs and find their pods"),
     ("podgpu top", "on a GPU node: show which pods use the GPUs"),
 )
-_CREDENTIALS = re.compile(r"[^\s'\"()]*:[^\s'\"()]*@")  # a URL in a message may contain a password
+_CREDENTIALS = re.compile(r"[^\s'\"()]*:[^\s'\"()]*@")  # login in a URL, which is removed from messages
 
 
 class _Commands(click.Group):
-    """Imports the module of a command only when it is used, so that the exporter needs less memory."""
+    """Imports the module of a command only when the command runs. This saves memory."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -73,7 +73,7 @@ class _Commands(click.Group):
 
 
 def _read_commit() -> str:
-    """Returns a text with the commit that `make release` writes into the package."""
+    """Returns the commit for --version. Only packages from `make release` contain it."""
     try:
         return f"commit {(resources.files('podgpu') / 'commit.txt').read_text(encoding='utf-8').strip()}"
     except FileNotFoundError:
@@ -87,13 +87,13 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # only the exporter uses it
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # only the exporter handles it; it must not end other commands
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         code = run(list(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:
         code = 130
-    for number in (signal.SIGINT, signal.SIGTERM):  # otherwise a second signal at exit would kill the process
+    for number in (signal.SIGINT, signal.SIGTERM):  # a second signal must not end the process before it has flushed
         signal.signal(number, signal.SIG_IGN)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Returns 0 for success, 1 if podgpu cannot run or found a problem, 2 for wrong usage."""
+    """Returns the exit code: 0 for success, 1 if podgpu cannot run or found a problem, 2 for wrong usage."""
     if arguments[:1] and arguments[0] in COMMANDS:
         arguments = normalize_arguments(arguments)
     try:
@@ -115,10 +115,8 @@ def run(arguments: list[str]) -> int:
         return _fail(f"{_CREDENTIALS.sub('…@', _explain(error))} (see podgpu{command} --help)", 2)
     except click.Abort:
         return 130
-    except UsageError as error:
-        return _fail(str(error), 2)
     except PodgpuError as error:
-        return _fail(str(error), 1)
+        return _fail(str(error), 2 if isinstance(error, UsageError) else 1)
     except ModuleNotFoundError as error:
         if error.name not in ("grpc", "cryptography"):
             raise
@@ -128,7 +126,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _explain(error: click.UsageError) -> str:
-    """Explains a wrong value. click's own message names the environment variable even if the flag is wrong."""
+    """Formats a usage error. click's own text names the environment variable even if the value came from the flag."""
     if isinstance(error, click.BadParameter) and error.param is not None:
         return f"{max(error.param.opts, key=len)}: {error.message}{describe_origin(error.param, error.ctx)}"
     return error.format_message()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import stat
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +35,13 @@ def command(files: tuple[str, ...], **options: Any) -> int:
     that cannot be converted are listed. Then nothing is written (except with --force), and the exit code is 1.
     """
     _check(files, options)
-    if options["expr"]:
-        migrated = {"--expr": _expression(options["expr"])}
-    else:
-        migrated = {name: _migrate(_read(name), name) for name in files}
+    try:
+        migrated = {name: _migrate(_read(name), name) for name in files} or {"--expr": rewrite_query(options["expr"])}
+    except PromqlError as e:
+        raise UsageError(f"--expr is not PromQL: {e}") from e
     for name, result in migrated.items():
         _report(name, result)
-    if any(result.left for result in migrated.values()) and not options["force"]:
+    if any(result.unconverted for result in migrated.values()) and not options["force"]:
         click.echo("podgpu: nothing was written; use --force to write the converted queries", err=True)
         return 1
     for name, result in migrated.items():
@@ -77,7 +76,7 @@ def _read(name: str) -> str:
 
 
 def _migrate(text: str, name: str) -> RewriteResult:
-    """Converts a file. Files that begin with { or [ are dashboards, unless their name ends in .yaml, .yml or .rules."""
+    """Converts a file. Files that begin with { or [ are dashboards, unless their names end in .yaml, .yml or .rules."""
     origin = "standard input" if name == _STDIN else name
     if not text.strip():
         raise UsageError(f"{origin} is empty")
@@ -86,21 +85,13 @@ def _migrate(text: str, name: str) -> RewriteResult:
     return migrate_rules(text, origin)
 
 
-def _expression(text: str) -> RewriteResult:
-    try:
-        rewritten = rewrite_query(text)
-    except PromqlError as e:
-        raise UsageError(f"--expr is not PromQL: {e}") from e
-    return replace(rewritten, changed=int(rewritten.text != text))
-
-
 def _report(name: str, result: RewriteResult) -> None:
     shown = "standard input" if name == _STDIN else one_line(name)
-    for sentence in result.left:
+    for sentence in result.unconverted:
         click.echo(f"podgpu: {shown}: not converted: {one_line(sentence)}", err=True)
     for sentence in dict.fromkeys(result.notes):
         click.echo(f"podgpu: {shown}: note: {one_line(sentence)}", err=True)
-    if not result.changed and not result.left:
+    if not result.changed and not result.unconverted:
         click.echo(f"podgpu: {shown}: nothing to convert", err=True)
     elif name != "--expr":
-        click.echo(f"podgpu: {shown}: {result.changed} converted, {len(result.left)} not", err=True)
+        click.echo(f"podgpu: {shown}: {result.changed} converted, {len(result.unconverted)} not", err=True)

@@ -1,6 +1,6 @@
-"""Creates from the options what commands for one node need: telemetry, allocation sources and the agent.
+"""Creates the telemetry, the allocation sources and the agent of a node from command-line options.
 
-DCGM and the simulated driver are imported when they are selected, because few nodes need them.
+DCGM and the simulated driver are imported only when they are selected. This saves memory.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ Options = Mapping[str, Any]
 
 
 def node_name(default: str = "") -> str:
-    """Returns the variable NODE_NAME, else `default`, else the host name."""
+    """Returns the environment variable NODE_NAME, or else `default`, or else the host name."""
     return os.environ.get("NODE_NAME") or default or socket.gethostname()
 
 
 def build_exporter_agent(
     options: Options, api: ApiAccess, telemetry: Telemetry | None = None, clock: Clock | None = None
 ) -> Agent:
-    """Builds the exporter's agent. Tests pass their own telemetry and clock."""
+    """Builds the agent of the exporter. Without `telemetry`, opens the source that --telemetry names."""
     names: NameSet = options["dcgm_names"]
-    counters, read_again = choose_counters(options, names)
+    counters, read_again = choose_counters(options)
     selection = parse_selection(options["devices"])
     telemetry = telemetry or open_telemetry(options["telemetry"], options)
     configmap = options["configmap_data"]
@@ -84,7 +84,7 @@ def build_exporter_agent(
             clock_window_ms=round(options["clock_events_count_window_size"] * 1000),
         ),
     )
-    pod_labels = _make_label_reader(options, api)  # opens a watch, so it must run before `make_holders`
+    pod_labels = _make_label_reader(options, api)  # opens a watch, so it comes before `make_holders`
     agent = Agent(
         telemetry,
         make_holders(options, api, telemetry),
@@ -99,14 +99,14 @@ def build_exporter_agent(
     return agent
 
 
-def choose_counters(options: Options, names: NameSet) -> tuple[CounterSpecs, ReadCounters | None]:
-    """Returns the counters of the configuration file, else of `-f`.
+def choose_counters(options: Options) -> tuple[CounterSpecs, ReadCounters | None]:
+    """Returns the counters of the configuration file, or else of `-f`.
 
-    The second value is a function that re-reads them, or None if they cannot change.
+    The second value is a function that reads the counters again, or None if they cannot change.
     """
     if (counters := options["config"].counters) is not None:
-        return add_other_names(counters, names), None
-    return read_counters(options["collectors"], names)
+        return add_other_names(counters, options["dcgm_names"]), None
+    return read_counters(options["collectors"], options["dcgm_names"])
 
 
 def _make_label_reader(options: Options, api: ApiAccess) -> Callable[[], PodLabels]:
@@ -121,8 +121,7 @@ def _make_label_reader(options: Options, api: ApiAccess) -> Callable[[], PodLabe
 
 
 def make_holders(options: Options, api: ApiAccess, telemetry: Telemetry) -> HolderSources:
-    """Creates the allocation sources. Call this after all watches are opened, because it adds a source that reports
-    their health."""
+    """Creates the allocation sources. All watches must be open, because the last source reports their health."""
     sources = make_allocations(options, api, telemetry)
     if api.feeds:
         sources.append(ApiHealth(api.feeds))
@@ -143,9 +142,9 @@ def make_allocations(options: Options, api: ApiAccess, telemetry: Telemetry) -> 
 
 
 def make_finder(options: Options) -> ContainerFinder:
-    """Creates the finder of process owners. It detects Linux users and jobs unless an option selects pods or jobs."""
+    """Creates the finder of process owners. Without -k and --allocation, it also finds Linux users and jobs."""
     is_plain = not options["kubernetes"] and options["allocation"] == "auto"
-    is_simulated = options["telemetry"].partition(":")[0] == "simulated"  # its processes are not in /proc
+    is_simulated = options["telemetry"].partition(":")[0] == "simulated"  # simulated processes are not in /proc
     return ContainerFinder(
         options["path_proc"], finds_users=is_plain and not (is_simulated and options["path_proc"] == "/proc")
     )
@@ -164,32 +163,32 @@ def _open_nvml(argument: str, options: Options) -> Telemetry:
         raise UsageError(f"--telemetry nvml takes no argument, but {redact_url(argument)} was given")
     return NvmlTelemetry(
         count_expected=partial(count_pci_gpus, options.get("path_sysfs", "/sys")),
-        sees_processes=in_host_pid_namespace() is True,
+        sees_processes=in_host_pid_namespace(),
         switch_logs=_make_switch_logs(options),
     )
 
 
-def _make_switch_logs(options: Options, **parts: Any) -> SwitchLogFactory | None:
-    """Returns the factory, or None if --usage-from needs no context switches. `parts`: its other arguments."""
+def _make_switch_logs(options: Options, **arguments: Any) -> SwitchLogFactory | None:
+    """Returns the factory of context-switch logs, or None if --usage-from does not use these logs."""
     wanted = options.get("usage_from", "samples")
-    return None if wanted in ("none", "samples") else SwitchLogFactory(wanted, **parts)
+    return None if wanted in ("none", "samples") else SwitchLogFactory(wanted, **arguments)
 
 
 def simulated_driver(spec: str = "") -> SimulatedNvml:
-    """Creates a simulated driver. Its GPUs have different UUIDs on each node."""
+    """Creates a simulated driver. The UUIDs of its GPUs depend on the node's name."""
     from podgpu.simulate.driver import SimulatedNvml
 
     return SimulatedNvml(spec or DEFAULT_SPEC, node=node_name())
 
 
 def _open_simulated(argument: str, options: Options) -> Telemetry:
-    from podgpu.simulate.driver import TurnLog
+    from podgpu.simulate.driver import RoundRobinLog
     from podgpu.simulate.node import place_loads, tenants
 
     driver = simulated_driver(argument)
     place_loads(driver, tenants(driver))
     count = len(driver.gpus)
-    logs = _make_switch_logs(options, open_log=lambda gpu, _: TurnLog(driver, gpu.uuid), privileged=lambda: True)
+    logs = _make_switch_logs(options, open_log=lambda gpu, _: RoundRobinLog(driver, gpu.uuid), privileged=lambda: True)
     return NvmlTelemetry(driver, "simulated", count_expected=lambda: count, switch_logs=logs)
 
 
@@ -205,14 +204,14 @@ def _open_dcgm(argument: str, options: Options) -> Telemetry:
         cpus=parse_selection(options.get("cpu_devices", "f"), "-p"),
         library=argument,
     )
-    if engine is not None and not engine.is_local:  # the GPUs are in another machine
+    if engine is not None and not engine.is_local:  # this machine's driver cannot read the GPUs of another machine
         return DcgmTelemetry(settings)
     return DcgmTelemetry(settings, _open_nvml("", options), partial(count_pci_gpus, options.get("path_sysfs", "/sys")))
 
 
 def open_exposition(place: str, options: Options) -> ExpositionSource:
-    """Opens the metrics of another exporter, from a URL or a file."""
-    # Shorter than the deadline of the whole reading, because the timeout's error message is more specific.
+    """Opens the metrics of another exporter. `place`: a URL or the path of a file."""
+    # Ends before the deadline of the reading, because the message of this timeout is more specific.
     timeout = min(DEFAULT_TIMEOUT, 0.8 * max(1.0, float(options.get("collect_interval", DEFAULT_TIMEOUT))))
     return open_exposition_source(place, Access.from_options(options, "exporter"), timeout=timeout)
 
@@ -233,14 +232,14 @@ TELEMETRIES: Mapping[str, Callable[[str, Options], Telemetry]] = {
 }
 
 
-def open_telemetry(chosen: str, options: Options | None = None) -> Telemetry:
-    """Opens `--telemetry NAME[:ARGUMENT]`."""
+def open_telemetry(chosen: str, options: Options) -> Telemetry:
+    """Opens a source of GPU values. `chosen`: value of --telemetry, NAME[:ARGUMENT]."""
     name, _, argument = chosen.partition(":")
     if name not in TELEMETRIES:
         raise UsageError(f"--telemetry {redact_url(chosen)}: unknown source; valid are {', '.join(TELEMETRIES)}")
-    engine = (options or {}).get("host_engine")
+    engine = options.get("host_engine")
     if engine is not None and name == "auto":
         name = "dcgm"
     if engine is not None and name != "dcgm":
         _log.warning("-r %s is ignored, because --telemetry is %s", engine.text, name)
-    return TELEMETRIES[name](argument, options or {})
+    return TELEMETRIES[name](argument, options)

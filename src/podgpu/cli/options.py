@@ -1,13 +1,14 @@
 """Builds click commands from options.csv, which contains the options of all commands.
 
-Also accepts the syntax of dcgm-exporter's Go flags: `-c=1000`, `-collectors x`, `--debug=false`.
+Commands also accept the syntax of Go flags, as dcgm-exporter does: `-c=1000`, `-collectors x`, `--debug=false`.
 """
 
 from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from podgpu.cli.terminal import configure_logging
 from podgpu.clock import parse_duration
 from podgpu.errors import UsageError
 from podgpu.holders.sources import describe_sources
@@ -34,14 +36,13 @@ GROUPS = {
     "no effect": "Options of dcgm-exporter that are accepted without effect",
 }
 FROM_FILE = "podgpu.from_file"
-"""Key in `Context.meta` of a dict: parameter -> configuration file that sets it."""
+"""Key in `Context.meta`. Its value maps parameters to the configuration file that sets them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
     flag: str
-    short: str = ""
-    """Short name: a letter, or a second long name."""
+    short: str = ""  # second name of the option: a letter, or a long name
     env: str = ""
     default: str = ""
     help: str = ""
@@ -49,10 +50,8 @@ class Option:
     """flag (without a value), bool, duration (a plain number is seconds), milliseconds (a plain number is
     milliseconds), whole:LOW-HIGH, choice:a|b, ADDRESS (to listen on), ADDRESS|none, or the placeholder of a text such
     as FILE."""
-    group: str = "common"
-    """Key of GROUPS."""
-    common: bool = True
-    """True if --help shows the option; False if only --help-all does."""
+    group: str = "common"  # key of GROUPS
+    common: bool = True  # True if --help shows the option; False if only --help-all shows it
 
     @property
     def parameter(self) -> str:
@@ -60,7 +59,7 @@ class Option:
 
     @property
     def works(self) -> bool:
-        """False if the option has no effect and is accepted only so that a migrated DaemonSet starts."""
+        """False for options of dcgm-exporter without effect. They are accepted so that a migrated DaemonSet starts."""
         return self.group != "no effect"
 
     @property
@@ -93,7 +92,7 @@ _PLAIN_UNITS = {"duration": "s", "milliseconds": "ms"}
 
 
 class _Parsed(click.ParamType):  # type: ignore[type-arg]
-    """A click type that parses with a function. The function raises UsageError for a wrong value."""
+    """A click type whose values are parsed by a function that raises UsageError."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name = name
@@ -118,7 +117,7 @@ def _parse_seconds(unit: str, text: str) -> float:
 def _parse_listen_address(may_be_none: bool, text: str) -> Address | None:
     if may_be_none and text in ("", "none"):
         return None
-    from podgpu.web.app import parse_address  # imports aiohttp, which the hook needs only with an address
+    from podgpu.web.app import parse_address  # imports aiohttp, which most runs of the hook do not need
 
     return parse_address(text)
 
@@ -140,25 +139,32 @@ def _make_type(kind: str) -> click.ParamType:  # type: ignore[type-arg]
 
 
 def describe_origin(param: click.Parameter | None, ctx: click.Context | None) -> str:
-    """Returns a note about the environment variable or file that contains the value."""
+    """Returns a note that names the environment variable or file that sets the option. Empty for flags."""
     if param is None or ctx is None or param.name is None:
         return ""
     if param.name in ctx.meta.get(FROM_FILE, {}):
         return f" (from {ctx.meta[FROM_FILE][param.name]})"
-    if ctx.get_parameter_source(param.name) is not ParameterSource.ENVIRONMENT:
-        return ""
-    return f" (from the variable {param.envvar})"
+    is_variable = ctx.get_parameter_source(param.name) is ParameterSource.ENVIRONMENT
+    return f" (from the variable {param.envvar})" if is_variable else ""
 
 
 def is_set(ctx: click.Context, parameter: str) -> bool:
-    """Returns True if a flag or environment variable sets the option."""
+    """Returns True if a flag or an environment variable sets the option."""
     return ctx.get_parameter_source(parameter) is not ParameterSource.DEFAULT
+
+
+@contextmanager
+def naming_option(option: str) -> Iterator[None]:
+    """Adds the option to the start of a UsageError's message, unless the message begins with an option."""
+    try:
+        yield
+    except UsageError as e:
+        raise UsageError(str(e) if str(e).startswith("--") else f"{option} {e}") from e
 
 
 # Commands
 
-Example = tuple[str, str]
-"""A command line and its description."""
+Example = tuple[str, str]  # command line, description
 _HELP_ALL = "podgpu.help_all"
 _NAMES_WIDTH = 30
 
@@ -166,23 +172,27 @@ _NAMES_WIDTH = 30
 def make_command(
     name: str, *examples: Example, shared: Iterable[str] = (), hidden: bool = False
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """Returns a decorator that makes a function a command with the options of its rows, grouped help and --help-all.
+    """Returns a decorator that makes a function a command. The options are the command's rows in options.csv.
 
-    `shared`: flags of the exporter that the command also accepts. Rows of the command override these flags. If `hidden`
-    is set, only --help-all shows these flags.
+    `shared`: flags of the exporter that the command also accepts. With `hidden`, only --help-all shows these flags.
     """
     own = {option.flag: option for option in _OPTIONS.get(name, ())}
     exporter = {option.flag: option for option in EXPORTER_OPTIONS}
     others = [exporter[flag] for flag in shared if flag not in own]
     rows = [*own.values(), *(replace(option, common=option.common and not hidden) for option in others)]
+    params = [_make_option(row) for row in rows]
     if any(not row.common for row in rows):
-        rows.append(Option("help-all", kind="help", help="Show every option and exit."))
+        text = "Show every option and exit."
+        all_options = click.Option(
+            ["--help-all"], help=text, is_flag=True, is_eager=True, expose_value=False, callback=_show_all
+        )
+        params.append(all_options)
     return click.command(
         name,
         cls=GroupedCommand,
         rows=rows,
         examples=examples,
-        params=[_make_option(row) for row in rows],
+        params=params,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     )
 
@@ -195,19 +205,15 @@ def _show_all(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
 
 
 def _make_option(row: Option) -> click.Option:
-    more: dict[str, Any]
-    if row.kind == "help":
-        more = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _show_all}
-    elif row.kind == "flag":
-        more = {"is_flag": True}
-    else:
-        more = {
-            "type": _make_type(row.kind),
-            "envvar": row.env or None,
-            "show_envvar": True,
-            "default": row.default,
-            "show_default": row.default not in ("", "false"),
-        }
+    if row.kind == "flag":
+        return click.Option([*row.names, row.parameter], help=row.help, is_flag=True)
+    more: dict[str, Any] = {
+        "type": _make_type(row.kind),
+        "envvar": row.env or None,
+        "show_envvar": True,
+        "default": row.default,
+        "show_default": row.default not in ("", "false"),
+    }
     if row.kind == "bool":
         metavar = "" if row.default == "false" else "[true|false]"
         more |= {"is_flag": False, "flag_value": "true", "metavar": metavar}
@@ -223,18 +229,19 @@ class GroupedCommand(click.Command):
         self.examples = examples
 
     def invoke(self, ctx: click.Context) -> Any:
-        """If the message of a UsageError starts with an option, appends the variable or file that set the option."""
+        """Configures logging and runs the command. Names the origin of the option in the message of a UsageError."""
+        if "log_format" in ctx.params:
+            configure_logging(ctx.params["log_format"], ctx.params["debug"])
         try:
             return super().invoke(ctx)
         except UsageError as error:
             name = str(error).partition(" ")[0].rstrip(":")
             param = next((param for param in self.params if name in param.opts), None)
-            origin = describe_origin(param, ctx)
-            raise UsageError(f"{error}{origin}") from error
+            raise UsageError(f"{error}{describe_origin(param, ctx)}") from error
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         shown = (row for row in self.rows if row.common or ctx.meta.get(_HELP_ALL))
-        groups = {f"--{row.flag}": row.group for row in shown} | {"--help": "common"}
+        groups = {f"--{row.flag}": row.group for row in shown} | dict.fromkeys(("--help-all", "--help"), "common")
         for group, title in GROUPS.items():
             params = [param for param in self.get_params(ctx) if any(groups.get(name) == group for name in param.opts)]
             records = [record for param in params if (record := param.get_help_record(ctx)) is not None]
@@ -255,14 +262,13 @@ def write_examples(formatter: click.HelpFormatter, examples: Sequence[Example]) 
 
 
 def normalize_arguments(arguments: Sequence[str]) -> list[str]:
-    """Converts Go's `-c=1000` to `-c 1000`, and `-collectors file` to `--collectors file`."""
+    """Converts the syntax of Go flags: `-c=1000` to `-c 1000`, and `-collectors file` to `--collectors file`."""
     long_names = {name[2:] for option in EXPORTER_OPTIONS for name in option.names if name.startswith("--")}
     normal: list[str] = []
     for argument in arguments:
+        match = re.match(r"-([a-z][\w-]+)(=.*)?$", argument)
         if re.match(r"-[A-Za-z]=", argument):
             normal += [argument[:2], argument[3:]]
-        elif (match := re.match(r"-([a-z][\w-]+)(=.*)?$", argument)) and match[1] in long_names:
-            normal.append(f"-{argument}")
         else:
-            normal.append(argument)
+            normal.append(f"-{argument}" if match and match[1] in long_names else argument)
     return normal

@@ -1,4 +1,4 @@
-"""Writes to standard output and detects its features, configures logging to standard error, and handles signals."""
+"""Prints to standard output, configures logging to standard error, and handles signals."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from podgpu.errors import StartError, one_line
 
 
 def print_out(text: str | bytes) -> None:
-    """Prints to standard output. Characters that cannot be encoded become question marks. Raises StartError."""
+    """Prints to standard output. Replaces characters that cannot be encoded. Raises StartError if printing fails."""
     encoding = sys.stdout.encoding or "utf-8"
     try:
         click.echo(text.encode(encoding, "replace").decode(encoding) if isinstance(text, str) else text, nl=False)
     except BrokenPipeError:
-        raise  # click exits without a message
+        raise  # click then exits without a message
     except OSError as error:
         raise StartError(f"standard output cannot be written: {error.strerror}") from error
 
 
 def is_screen() -> bool:
-    """Returns True for a terminal that supports control sequences. If TERM is not set, `dumb` is assumed."""
+    """Returns True if standard output is a terminal that supports control sequences."""
     return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
@@ -39,7 +39,7 @@ def wants_colour() -> bool:
 
 @contextmanager
 def quiet_logs(debug: bool = False) -> Iterator[None]:
-    """Suppresses log lines, because they would disturb the screen. With `debug`, they are still printed."""
+    """Suppresses log lines, because they would disturb the screen. With `debug`, log lines are printed."""
     before = logging.root.manager.disable
     if debug:
         configure_logging("text", debug)
@@ -71,7 +71,7 @@ class _Formatter(logging.Formatter):
 
 
 def _is_our_error(record: logging.LogRecord) -> bool:
-    """Returns False for errors of malformed requests. Otherwise, a port scanner would fill the log with tracebacks."""
+    """Returns False for malformed requests, so that a port scanner does not fill the log with tracebacks."""
     error = record.exc_info[1] if record.exc_info else None
     return type(error).__module__ != "aiohttp.http_exceptions"
 
@@ -87,7 +87,7 @@ def configure_logging(log_format: str, debug: bool) -> None:
 
 
 def stop_on_signal() -> threading.Event:
-    """Returns an event that SIGTERM and SIGINT set, for commands without a web server."""
+    """Returns an event that SIGTERM and SIGINT set. For commands without a web server."""
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from podgpu.agent.loop import Agent, Settings
 from podgpu.cli.node import Options, make_finder, make_holders, node_name, open_telemetry
-from podgpu.cli.options import is_set, make_command
+from podgpu.cli.options import is_set, make_command, naming_option
 from podgpu.cli.terminal import is_screen, print_out, quiet_logs, wants_colour
 from podgpu.device_selection import parse_selection
 from podgpu.errors import UsageError, one_line
@@ -26,7 +26,7 @@ from podgpu.top.screen import Screen
 from podgpu.top.source import ClusterSource, ExporterSource, Feed, LocalSource, Source
 from podgpu.top.table import Table, as_text, render_totals
 
-_FIELDS = (150, 155, 203, 250, 251, 252, 253, 1001)  # temperature, power, utilisation, memory
+_FIELDS = (150, 155, 203, 250, 251, 252, 253, 1001)  # DCGM fields: temperature, power, utilisation, memory
 _LOCAL = (
     "kubernetes",
     "devices",
@@ -70,15 +70,15 @@ def command(ctx: click.Context, /, **options: Any) -> int:
             return 0
         if options["once"] or not (sys.stdin.isatty() and is_screen()):
             return _print_once(feed, options["sort"], options["filter"])
-        from podgpu.top.live import show_live  # imports rich's console, which is needed only on a terminal
+        from podgpu.top.live import show_live  # imports rich, which is needed only on a terminal
 
         return show_live(feed, Screen(feed.name, options["sort"], options["filter"]))
 
 
 def _reject_local_options(ctx: click.Context, options: dict[str, Any]) -> None:
-    """Raises UsageError if --url or --cluster is combined with flags that apply only to the local driver.
+    """Raises UsageError if --url or --cluster is combined with flags of the local driver.
 
-    Environment variables for such options are ignored, because they may be meant for the exporter.
+    Environment variables of such flags are ignored, because they may be meant for the exporter.
     """
     if options["url"] and options["cluster"]:
         raise UsageError("--url and --cluster cannot be combined: give one of them")
@@ -89,10 +89,10 @@ def _reject_local_options(ctx: click.Context, options: dict[str, Any]) -> None:
 
 
 def _open_source(options: Options, at_exit: ExitStack) -> Source:
-    if options["url"]:
-        return ExporterSource(options["url"])
-    if options["cluster"]:
-        return ClusterSource(options["cluster"])
+    for name, kind in (("url", ExporterSource), ("cluster", ClusterSource)):
+        if options[name]:
+            with naming_option(f"--{name}"):
+                return kind(options[name])
     api = ApiAccess(options["kubeconfig"])
     at_exit.callback(api.close)
     counters = tuple(CounterSpec(fields()[number], fields()[number].name, "gauge", "") for number in _FIELDS)
@@ -114,10 +114,10 @@ def _print_once(feed: Feed, order: Order, wanted: str) -> int:
     lines = arrange(seen.lines, order, wanted)
     table = Table(lines, order, width)
     printed = [table.header(), *table.render()]
-    if width:  # without a width, the output is for scripts, which need no totals
+    if width:  # only for terminals, because scripts need no totals
         printed.append(render_totals(seen.view.totals, seen.view.currency, width))
     if width and wants_colour():
-        from podgpu.top.live import make_text, open_console  # imports rich's console, as above
+        from podgpu.top.live import make_text, open_console  # imports rich
 
         console = open_console()
         for line in printed:

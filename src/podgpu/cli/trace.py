@@ -95,10 +95,10 @@ def _with_simulated_files(options: Options) -> Iterator[Options]:
     if name != "simulated":
         yield options
         return
-    from podgpu.simulate.node import furnish, tenants
+    from podgpu.simulate.node import create_host_files, tenants
 
     with TemporaryDirectory() as folder:
-        furnish(Path(folder), tenants(simulated_driver(argument)))
+        create_host_files(Path(folder), tenants(simulated_driver(argument)))
         yield {**options, "path_proc": f"{folder}/proc", "path_varlog": folder}
 
 
@@ -187,8 +187,8 @@ class Recording:
         self._add_marks(self._engines[self._gpu.key].marks, now)
 
     def _add_marks(self, marks: list[tuple[int, str]], now: float) -> None:
-        values = self._telemetry.read(self._gpu, [fields()[CLOCK_EVENTS_FIELD]]).readings[0].values
-        mask = values.get(CLOCK_EVENTS_FIELD)
+        reading = self._telemetry.read(self._gpu, [fields()[CLOCK_EVENTS_FIELD]])
+        mask = next(iter(reading.values.values())).get(CLOCK_EVENTS_FIELD)
         clock_events = clock_events_in_words(mask) if isinstance(mask, int) else ""
         if clock_events != self._clock_events:
             self._clock_events = clock_events

@@ -30,7 +30,7 @@ class ViewSettings:
     window: float = 300.0
     idle_after: float | None = 1800.0  # a holder idle for longer than this is wasteful; None disables the check
     legacy_map_metrics: bool = False
-    max_gpus: float = math.inf  # if Prometheus has more GPUs, podgpu reads totals, but not single GPUs
+    max_gpus: float = math.inf  # if Prometheus has more GPUs, podgpu reads totals and single pages
 
     @cached_property
     def full(self) -> float:
@@ -44,7 +44,7 @@ class ViewSettings:
 
     @cached_property
     def used_field_name(self) -> str:
-        """Key of --used-field in `Slot.fields`."""
+        """Key of --used-field in `GpuOrInstance.fields`."""
         spec = meaning(self.used_field)
         return spec.field.name if spec else self.used_field
 
@@ -130,7 +130,9 @@ class FleetCounts(NamedTuple):
     gpus: int
     broken: int
     power_watts: float | None
-    held: tuple[tuple[str, float, float], ...]  # billed model, allocated GPUs and idle GPUs
+    held: tuple[tuple[str, str, str, float, float], ...]  # cluster, namespace, billed model, allocated and idle GPUs
+    has_rule: bool = True
+    has_clusters: bool = False  # Prometheus has several clusters
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ class ClusterReading:
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (target, reason) -> failures since the start
     notes: tuple[str, ...] = ()  # warnings that do not belong to a node
     owners: Owners = field(default_factory=dict)
-    idle_for: Mapping[tuple[str, str], float] = field(default_factory=dict)  # (UUID, MIG instance) -> idle seconds
+    idle_for: Mapping[str, float] = field(default_factory=dict)  # `Device.key` -> idle seconds
     fleet: FleetCounts | None = None
 
 

@@ -1,31 +1,28 @@
-"""Reads the addresses of exporters (EndpointSlices of Services) and the owners of pods from the API server."""
+"""Reads the addresses of exporters (EndpointSlices of Services) and data of pods and nodes from the API server."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Generic, NamedTuple, TypeVar
 
-from podgpu.cluster.collect import NodeLabels, Owners
 from podgpu.errors import UsageError
 from podgpu.kube.config import ApiConfig
 from podgpu.kube.objects import (
-    NODES_PATH,
-    PODS_PATH,
     SERVICE_LABEL,
     EndpointSliceRecord,
-    endpoint_slices_path,
+    KubeObject,
+    collection_path,
     merge_urls,
     parse_endpoint_slice,
-    parse_node_labels,
-    parse_owner,
-    services_path,
 )
 from podgpu.kube.reflector import Informer, ReflectorSettings
-from podgpu.model import WorkloadOwner
 
+K = TypeVar("K")
+V = TypeVar("V")
 _SYNC_SECONDS = 10.0
-_PODS_PER_PAGE = 500  # the page size of kubectl, about 500 KB of metadata
+_PAGE_SIZE = 500  # the page size of kubectl, about 500 KB of metadata
 _NAMESPACE = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 
@@ -67,14 +64,14 @@ class KubernetesTargets:
         https: bool = False,
         settings: ReflectorSettings | None = None,
     ) -> None:
-        """`https`: if True, all ports use TLS. Otherwise, only ports declared as https use it."""
+        """`https`: see `parse_endpoint_slice`."""
         self._config = config
         self._selector = selector
         self._https = https
         self._settings = settings
         self._services: Informer[tuple[str, str]] = Informer(
             config,
-            services_path(selector.namespace),
+            collection_path("/api/v1", "services", selector.namespace),
             {"labelSelector": selector.labels},
             lambda body: (body["metadata"]["namespace"], body["metadata"]["name"]),
             settings=settings,
@@ -88,7 +85,7 @@ class KubernetesTargets:
     def _watch_slices(self, selector: str) -> Informer[EndpointSliceRecord]:
         return Informer(
             self._config,
-            endpoint_slices_path(self._selector.namespace),
+            collection_path("/apis/discovery.k8s.io/v1", "endpointslices", self._selector.namespace),
             {"labelSelector": selector},
             lambda body: parse_endpoint_slice(body, self._https),
             settings=self._settings,
@@ -131,48 +128,34 @@ class KubernetesTargets:
                 informer.close()
 
 
-class ApiOwners:
-    """Reads the owners of all pods from the API server, for clusters without kube-state-metrics or Prometheus."""
+class ApiMap(Generic[K, V]):
+    """Reads a key and a value from the metadata of all objects at a path. Starts the watch when it is first read."""
 
-    def __init__(self, config: ApiConfig, settings: ReflectorSettings | None = None) -> None:
-        self._pods: Informer[tuple[tuple[str, str], WorkloadOwner]] = Informer(
-            config, PODS_PATH, {}, parse_owner, settings=settings, metadata_only=True, page_size=_PODS_PER_PAGE
+    def __init__(
+        self,
+        config: ApiConfig,
+        path: str,
+        parse: Callable[[KubeObject], tuple[K, V] | None],
+        what: str,
+        settings: ReflectorSettings | None = None,
+    ) -> None:
+        """`what` is the name of the values in notes."""
+        self._what = what
+        self._watch = partial(
+            Informer[tuple[K, V]], config, path, {}, parse, settings=settings, metadata_only=True, page_size=_PAGE_SIZE
         )
+        self._objects: Informer[tuple[K, V]] | None = None
 
-    def all(self) -> Owners:
-        return dict(self._pods.items())
-
-    def notes(self) -> Sequence[str]:
-        error = self._pods.error
-        return () if error is None else (f"the owners of pods may be out of date: {error}",)
-
-    def wait_synced(self, timeout: float) -> bool:
-        return self._pods.wait_synced(timeout)
-
-    def close(self) -> None:
-        self._pods.close()
-
-
-class ApiNodeLabels:
-    """Reads the labels of all nodes from the API server. The watch starts with the first call of `read`."""
-
-    def __init__(self, config: ApiConfig, settings: ReflectorSettings | None = None) -> None:
-        self._config = config
-        self._settings = settings
-        self._nodes: Informer[tuple[str, Mapping[str, str]]] | None = None
-
-    def read(self) -> NodeLabels:
-        if self._nodes is None:
-            self._nodes = Informer(
-                self._config, NODES_PATH, {}, parse_node_labels, settings=self._settings, metadata_only=True
-            )
-            self._nodes.wait_synced(_SYNC_SECONDS)  # otherwise the usage of the first round has no price
-        return dict(self._nodes.items())
+    def read(self) -> dict[K, V]:
+        if self._objects is None:
+            self._objects = self._watch()
+            self._objects.wait_synced(_SYNC_SECONDS)  # otherwise the first round would not have the values
+        return dict(self._objects.items())
 
     def notes(self) -> Sequence[str]:
-        error = None if self._nodes is None else self._nodes.error
-        return () if error is None else (f"the labels of nodes may be out of date: {error}",)
+        error = self._objects.error if self._objects else None
+        return () if error is None else (f"the {self._what} may be out of date: {error}",)
 
     def close(self) -> None:
-        if self._nodes is not None:
-            self._nodes.close()
+        if self._objects is not None:
+            self._objects.close()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from dataclasses import replace as replace_fields
 
 import msgspec
 from msgspec.structs import replace
 
 from podgpu.cluster.collect import NodeReading, TargetOutcome, ViewSettings
-from podgpu.cluster.parts import HeldPart, SlotKey, is_lost, is_shown
+from podgpu.cluster.parts import HeldPart, is_lost, is_shown
 from podgpu.cluster.prices import NO_PRICES, Prices
 from podgpu.errors import few_of
 from podgpu.metrics.conditions import DRIVER_AWAY, LOST, NODE_GONE, UNREADABLE, conditions, words_for
@@ -44,8 +45,8 @@ class NodeEntry(msgspec.Struct, frozen=True, gc=False):
         """Yields the GPUs for which `is_shown` is True."""
         return (gpu for gpu in self.state.devices if is_shown(gpu))
 
-    def held_by_slot(self) -> dict[SlotKey, list[HeldPart]]:
-        return group_by_key((part.slot_key, part) for part in self.held)
+    def held_by_device(self) -> dict[str, list[HeldPart]]:
+        return group_by_key((part.device_key, part) for part in self.held)
 
 
 class Alert(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -66,67 +67,25 @@ def choose_nodes(
 ) -> tuple[list[NodeEntry], list[Alert]]:
     """Returns one entry per node (with `held` still empty), and alerts about nodes or GPUs with two exporters.
 
-    If several exporters report a node or a GPU, prefers one with current values, then one that reports holders, then
-    the one chosen in the last round. If a node is no longer reported, its last reading is kept for a while.
+    `before`: the nodes of the last round. If a node is no longer reported, its last reading is kept for a while.
     """
-
-    def is_stale(reading: NodeReading) -> bool:
-        return reading.state.stale or now - reading.read_at > settings.stale_after
-
-    def is_rival(reading: NodeReading, other: NodeReading) -> bool:
-        """Returns False if `reading` is outdated, or if both readings come from one exporter with two addresses."""
-        exporter_id = reading.state.exporter_id
-        is_other = reading.target != other.target and (not exporter_id or exporter_id != other.state.exporter_id)
-        return is_other and reading.listed is not False and not is_stale(reading)
-
-    def rank(reading: NodeReading, uuid: str = "") -> tuple[object, ...]:
-        """Returns a sort key; the smallest key is preferred. With `uuid`, ranks nodes that report this GPU."""
-        state, stale = reading.state, is_stale(reading)
-        shown = before.get(state.node)
-        was_used = shown is not None and shown.reading.target == reading.target
-        if uuid:
-            was_used = shown is not None and any(g.uuid == uuid and not is_lost(g) for g in shown.state.devices)
-        return (
-            stale,
-            uuid != "" and uuid in _lost_gpus(state),
-            reading.listed is False,
-            not state.devices,
-            not any(slot.holders for gpu in state.devices for slot in (gpu, *gpu.instances)),
-            not reading.named,
-            -reading.read_at if stale else 0.0,
-            not was_used,
-            state.producer != "podgpu",
-            state.node,
-            reading.target,
-        )
-
-    by_name: dict[str, list[NodeReading]] = defaultdict(list)
+    chooser = _Chooser(before, settings.stale_after, now)
     reported = {reading.state.node for reading in readings}
     missing = [replace_fields(node.reading, listed=False) for node in before.values() if node.name not in reported]
-    for reading in (*readings, *missing):
-        if now - reading.read_at <= settings.drop_after or (reading.listed and reading.state.devices):
-            by_name[reading.state.node].append(reading)
-    chosen = {name: min(by_name[name], key=rank) for name in sorted(by_name)}
+    by_node = group_by_key(
+        (reading.state.node, reading)
+        for reading in (*readings, *missing)
+        if now - reading.read_at <= settings.drop_after or (reading.listed and reading.state.devices)
+    )
+    chosen = {name: min(by_node[name], key=chooser.rank) for name in sorted(by_node)}
     alerts = []
-    nodes_of: dict[str, set[str]] = defaultdict(set)  # UUID -> names of the nodes that report it
     for name, reading in chosen.items():
-        others = {copy.target for copy in by_name[name] if is_rival(copy, reading)}
-        if others:
+        if others := {copy.target for copy in by_node[name] if chooser.is_rival(copy, reading)}:
             alerts.append(_describe_conflict(name, reading.target, others, "this node"))
-        for gpu in reading.state.devices:
-            nodes_of[gpu.uuid].add(name)
-    hidden: dict[str, set[str]] = defaultdict(set)  # node name -> UUIDs that are shown on another node
-    conflicts: dict[tuple[str, str], None] = {}  # name of the node that shows the GPU, name of another node
-    for uuid, names in nodes_of.items():
-        if uuid and len(names) > 1:
-            best, *others_of = sorted(names, key=lambda name: rank(chosen[name], uuid))
-            for other in others_of:
-                hidden[other].add(uuid)
-                if is_rival(chosen[other], chosen[best]) and uuid not in _lost_gpus(chosen[other].state):
-                    conflicts[best, other] = None
-    for best, other in conflicts:
+    hidden, rivals = chooser.share_out_gpus(chosen)
+    for name, other in rivals:
         rival = f"{chosen[other].target} (node {other})"
-        alerts.append(_describe_conflict(best, chosen[best].target, {rival}, "the same GPUs"))
+        alerts.append(_describe_conflict(name, chosen[name].target, {rival}, "the same GPUs"))
     nodes = []
     for name, reading in chosen.items():
         state = _remove_gpus(reading.state, hidden[name])
@@ -137,12 +96,72 @@ def choose_nodes(
                     reading=reading,
                     state=state,
                     age_seconds=max(0.0, now - reading.read_at),
-                    stale=is_stale(reading),
+                    stale=chooser.is_stale(reading),
                     gone=now - reading.read_at > settings.stale_after,
-                    notes=tuple(_describe_reading(reading, by_name[name], outcomes)),
+                    notes=tuple(_describe_reading(reading, by_node[name], outcomes)),
                 )
             )
     return nodes, alerts
+
+
+@dataclass(frozen=True)
+class _Chooser:
+    """Chooses between several readings of one node, and between several nodes that report one GPU."""
+
+    before: Mapping[str, NodeEntry]  # nodes of the last round
+    stale_after: float
+    now: float
+
+    def is_stale(self, reading: NodeReading) -> bool:
+        return reading.state.stale or self.now - reading.read_at > self.stale_after
+
+    def is_rival(self, reading: NodeReading, other: NodeReading) -> bool:
+        """Returns False if `reading` is outdated, or if both readings come from one exporter with two addresses."""
+        exporter_id = reading.state.exporter_id
+        is_other = reading.target != other.target and (not exporter_id or exporter_id != other.state.exporter_id)
+        return is_other and reading.listed is not False and not self.is_stale(reading)
+
+    def rank(self, reading: NodeReading, uuid: str = "") -> tuple[object, ...]:
+        """Returns a sort key; the smallest key is preferred. With `uuid`, ranks nodes that report this GPU.
+
+        Prefers current values, then a reading with holders, then the choice of the last round.
+        """
+        state, stale, shown = reading.state, self.is_stale(reading), self.before.get(reading.state.node)
+        if uuid:
+            was_chosen = shown is not None and uuid in _present_gpus(shown.state)
+        else:
+            was_chosen = shown is not None and shown.reading.target == reading.target
+        return (
+            stale,
+            uuid != "" and uuid not in _present_gpus(state),
+            reading.listed is False,
+            not state.devices,
+            not any(device.holders for gpu in state.devices for device in (gpu, *gpu.instances)),
+            not reading.named,
+            -reading.read_at if stale else 0.0,
+            not was_chosen,
+            state.producer != "podgpu",
+            state.node,
+            reading.target,
+        )
+
+    def share_out_gpus(self, chosen: Mapping[str, NodeReading]) -> tuple[dict[str, set[str]], list[tuple[str, str]]]:
+        """Chooses one node for each GPU that several nodes report.
+
+        Returns the UUIDs that are hidden on each node, and pairs of nodes: the chosen one, and one to report.
+        """
+        reported = ((gpu.uuid, name) for name, reading in chosen.items() for gpu in reading.state.devices)
+        hidden: dict[str, set[str]] = defaultdict(set)
+        rivals: dict[tuple[str, str], None] = {}
+        for uuid, names in group_by_key(reported).items():
+            if not uuid or len(names) == 1:
+                continue
+            best, *others = sorted(set(names), key=lambda name: self.rank(chosen[name], uuid))
+            for other in others:
+                hidden[other].add(uuid)
+                if self.is_rival(chosen[other], chosen[best]) and uuid in _present_gpus(chosen[other].state):
+                    rivals[best, other] = None
+        return hidden, list(rivals)
 
 
 def _describe_reading(
@@ -170,8 +189,8 @@ def _describe_conflict(node: str, used: str, others: Collection[str], what: str)
     return Alert("warning", text, node)
 
 
-def _lost_gpus(state: NodeState) -> set[str]:
-    return {gpu.uuid for gpu in state.devices if is_lost(gpu)}
+def _present_gpus(state: NodeState) -> set[str]:
+    return {gpu.uuid for gpu in state.devices if not is_lost(gpu)}
 
 
 def _remove_gpus(state: NodeState, uuids: Collection[str]) -> NodeState:
@@ -201,7 +220,7 @@ def add_lost_gpus(state: NodeState, earlier: NodeState, reported: Collection[str
 
 def _make_lost(gpu: DeviceState, wall: float) -> DeviceState:
     since = next((c.since for c in gpu.conditions if c.name == LOST), round(wall, 3))
-    holders = [Workload(*parts_of(holder)) for slot in (gpu, *gpu.instances) for holder in slot.holders]
+    holders = [Workload(*parts_of(holder)) for device in (gpu, *gpu.instances) for holder in device.holders]
     return DeviceState(
         uuid=gpu.uuid,
         index=gpu.index,

@@ -48,22 +48,14 @@ class _NodePrices(msgspec.Struct, forbid_unknown_fields=True):
     """Prices of the nodes that have all of `labels`. A model that is not in `models` costs `factor` times its price."""
 
     labels: Annotated[dict[str, str], Meta(min_length=1)]
-    factor: Annotated[float, Meta(ge=0, le=1000)] | None = None
+    factor: Annotated[float, Meta(ge=0, le=1000)] = 1.0
     models: dict[str, Price] = {}
-
-    def __post_init__(self) -> None:
-        if self.factor is None and not self.models:
-            raise ValueError("prices of nodes need `factor` or `models`")
 
 
 class _PriceChange(msgspec.Struct, forbid_unknown_fields=True):
     from_: date = msgspec.field(name="from")
     models: dict[str, Price] = {}
-    nodes: list[_NodePrices] | None = None  # None: those that were valid before
-
-    def __post_init__(self) -> None:
-        if not self.models and self.nodes is None:
-            raise ValueError("a price change needs `models` or `nodes`")
+    nodes: list[_NodePrices] | None = None  # None: as before
 
 
 class _PriceFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -151,23 +143,25 @@ def parse_prices(content: bytes, file: str, source: PriceSource = "file") -> Pri
     from podgpu.decode import decode_yaml  # an exporter without prices does not load YAML
 
     parsed = decode_yaml(content, file, _PriceFile)
-    models, rules, changes = parsed.models, parsed.nodes, []
-
-    def make_rules() -> list[tuple[Mapping[str, str], Prices]]:
-        return [(r.labels, Prices(parsed.currency, {**_scale(models, r.factor), **r.models}, source)) for r in rules]
-
-    first_rules = make_rules()
-    for change in sorted(parsed.changes, key=lambda change: change.from_):
+    models: dict[str, Price] = {}
+    nodes: list[_NodePrices] = []
+    periods = []
+    for change in (_PriceChange(date.min, parsed.models, parsed.nodes), *sorted(parsed.changes, key=lambda c: c.from_)):
         models = {**models, **change.models}
-        rules = rules if change.nodes is None else change.nodes
+        nodes = nodes if change.nodes is None else change.nodes
+        rules = [(one.labels, Prices(parsed.currency, _adapt(models, one), source)) for one in nodes]
         start = datetime(*change.from_.timetuple()[:3], tzinfo=UTC).timestamp()
-        changes.append((start, Prices(parsed.currency, models, source, nodes=make_rules())))
-    return Prices(parsed.currency, parsed.models, source, changes, first_rules)
+        periods.append((start, Prices(parsed.currency, models, source, nodes=rules)))
+    (_, prices), *prices.changes = periods
+    return prices
 
 
-def _scale(models: Mapping[str, Price], factor: float | None) -> dict[str, Price]:
-    by = 1.0 if factor is None else factor
-    return {name: Price(None if p.gpu_hour is None else p.gpu_hour * by, p.kwh) for name, p in models.items()}
+def _adapt(models: Mapping[str, Price], to: _NodePrices) -> dict[str, Price]:
+    scaled = {
+        name: Price(None if price.gpu_hour is None else price.gpu_hour * to.factor, price.kwh)
+        for name, price in models.items()
+    }
+    return scaled | to.models
 
 
 def read_prices(option: str) -> ReadPrices:

@@ -12,7 +12,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import aiohttp
 import msgspec
@@ -33,29 +33,38 @@ from podgpu.metrics.adapter import (
     PodName,
     TargetState,
     nodes_from_vectors,
-    read_gpu_id,
+    read_device_key,
 )
 from podgpu.metrics.conditions import FIELD_CONDITIONS
 from podgpu.metrics.fields import XID_FIELD
 from podgpu.metrics.mig import billed_name
-from podgpu.metrics.names import generations, meaning, names_of
+from podgpu.metrics.names import generations, meaning, names_of, successors
 from podgpu.metrics.parse import ParsedSample
 from podgpu.model import NodeState, WorkloadOwner
 
 UTIL, GR_ENGINE, TEMPERATURE, POWER = 203, 1001, 150, 155
 FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED = 250, 251, 252, 253
 _OWNER_SECONDS = 60.0  # between two queries for unknown owners, because kube-state-metrics may report a pod late
-_PODS_PER_QUERY = 500
+_PODS_PER_QUERY = 100  # VictoriaMetrics rejects queries of more than 16 KiB
 _IDLE_CHECKS = 30  # samples must exist at this number of times in the idle window
 
 MAX_ANSWER_BYTES = 32 * 1024 * 1024  # twice the response for 8,000 GPUs
 MAX_NOTES = 5
+T = TypeVar("T")
 _CONCURRENCY = 5  # a quarter of the 20 queries that Prometheus runs at a time by default
 _MAX_TEXT = 300
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+BROKEN = 'condition!="unallocated_use"'
+_DCGM_BLANK = 0x7FFFFFF0
 _SPECIAL = re.compile(r"([\\.+*?()|\[\]{}^$])")  # special characters in RE2
 RULE_LABELS = ("kind", "namespace", "owner_kind", "owner_name", "hpc_job", "modelName", "GPU_I_PROFILE")
 USAGE_RULE = "podgpu:usage:increase5m"
+_USAGE_SECONDS = 300.0
+_NO_RULE = (
+    f"Prometheus does not have the recording rule {USAGE_RULE}: totals are computed from counters every 5 minutes, and"
+    " long ranges are slow. To load the rules, set rules.enabled in podgpu's Helm chart, or add its file"
+    " podgpu-usage.yaml to Prometheus or vmalert"
+)
 
 
 # Writing PromQL
@@ -68,8 +77,17 @@ def quote(value: str) -> str:
 
 def one_of(label: str, values: Iterable[str]) -> str:
     """Returns a matcher for any of the values."""
-    pattern = "|".join(_SPECIAL.sub(r"\\\1", value) for value in values)
-    return f"{label}=~{quote(pattern)}"
+    return f"{label}=~{quote('|'.join(map(escape, values)))}"
+
+
+def escape(text: str) -> str:
+    """Escapes the special characters of a regular expression."""
+    return _SPECIAL.sub(r"\\\1", text)
+
+
+def split(values: Sequence[T], length: int) -> list[Sequence[T]]:
+    """Divides values into parts of at most `length`, to keep queries short."""
+    return [values[first : first + length] for first in range(0, len(values), length)]
 
 
 def select(names: Sequence[str], *matchers: str) -> str:
@@ -140,7 +158,7 @@ class PrometheusClient:
             "nocache": "1",  # otherwise VictoriaMetrics omits the last 30 seconds
         }
         self._session: aiohttp.ClientSession | None = None
-        self._slots = asyncio.Semaphore(_CONCURRENCY)
+        self._devices = asyncio.Semaphore(_CONCURRENCY)
 
     async def query_time(self) -> float:
         """Returns the Unix time of the server's clock. Raises SourceError."""
@@ -172,7 +190,7 @@ class PrometheusClient:
     async def _read(self, path: str, query: str, form: Mapping[str, str]) -> list[_Element]:
         """Sends the query by POST, because it may be too long for a URL. Raises SourceError."""
         form = {"query": query, **self._options, **form}
-        async with self._slots:
+        async with self._devices:
             if self._session is None:
                 self._session = open_session()
             response = await self._http.send(self._session, "POST", path, form, "application/json")
@@ -220,10 +238,19 @@ class PrometheusCollector:
         settings: ViewSettings,
         *,
         owners: Callable[[], Owners] = dict,
+        label_names: Callable[[], Sequence[str]] = list,
         clock: Clock | None = None,
+        targets: str = "",
+        has_clusters: bool = False,
     ) -> None:
-        """`owners`: returns the owners of pods that kube-state-metrics does not report."""
-        self._match = server.match
+        """`owners`: returns the owners of pods that kube-state-metrics does not report.
+
+        `label_names`: returns the names of the node labels to read. `targets`: matcher that selects the exporters.
+        `has_clusters`: node names contain the cluster's name, even if all nodes belong to one cluster.
+        """
+        self._server = server
+        self._label_names = label_names
+        self._match = ",".join(filter(None, (targets, server.match)))
         self._node_labels = server.node_labels
         self._cluster_label = server.cluster_label
         self._client = PrometheusClient(server)
@@ -231,6 +258,9 @@ class PrometheusCollector:
         self._clock = clock or Clock()
         self._owners: dict[str, PodOwners] = {}  # by cluster
         self._other_owners = owners
+        self._has_clusters = has_clusters
+        self._usage: list[ParsedSample] = []  # without the recording rule: the last results of `usage_queries`
+        self._usage_at = -math.inf
         self._errors: Counter[tuple[str, str]] = Counter()
         self._reading = ClusterReading()
 
@@ -272,12 +302,11 @@ class PrometheusCollector:
                 return []
 
         fleet = await self._count_fleet(now) if self._settings.max_gpus < math.inf else None
-        if fleet is not None and fleet.gpus > self._settings.max_gpus:
-            note = (
-                f"Prometheus has {fleet.gpus:,} GPUs: above {self._settings.max_gpus:,.0f}, the page has totals, cost"
-                " and waste, but no single GPUs, pods and nodes; to see these, select fewer series with --match"
-            )
-            self._reading = replace(self._reading, nodes=(), fleet=fleet, notes=(note, *self._client.notes))
+        if fleet is not None:
+            notes = [f"Prometheus has {fleet.gpus:,} GPUs, so the page shows only a part of them at a time"]
+            if not fleet.has_rule:
+                notes.append(_NO_RULE)
+            self._reading = replace(self._reading, nodes=(), fleet=fleet, notes=(*notes, *self._client.notes))
             return failures
         queries = series_queries(self._match, self._node_labels, self._settings.keep_fields, self._cluster_label)
         vectors = await asyncio.gather(*(query(part.what, part.text) for part in queries))
@@ -291,19 +320,25 @@ class PrometheusCollector:
             node_labels=self._node_labels,
             cluster_label=self._cluster_label,
         )
-        several = len({target.cluster for target in targets}) > 1
+        names = [target.state.node for target in targets]
+        several = self._has_clusters or len({target.cluster for target in targets}) > 1
         if several:
             targets = [_name_cluster(target) for target in targets]
         others = self._other_owners()
         owners: dict[str, Owners] = {}
         for cluster in {target.cluster for target in targets}:
             if cluster not in self._owners:
-                self._owners[cluster] = PodOwners(self._client, self._match, self._cluster_label, cluster)
+                self._owners[cluster] = PodOwners(self._client, self._server.match, self._cluster_label, cluster)
             try:
                 await self._owners[cluster].update([t.state for t in targets if t.cluster == cluster], monotonic)
             except SourceError as error:
                 failures.append(("owners of pods", error))
             owners[cluster] = {**others, **self._owners[cluster].known}
+        node_labels: dict[tuple[str, str], dict[str, str]] = {}
+        try:
+            node_labels = await read_node_labels(self._client, self._server, self._label_names(), now)
+        except SourceError as error:
+            failures.append(("labels of nodes", error))
         idle, window = [], self._settings.idle_after
         if window and not self._reading.nodes:  # only in the first round; afterwards podgpu measures idle times itself
             idle = await query("idle GPUs", idle_query(self._match, window))
@@ -316,38 +351,64 @@ class PrometheusCollector:
         self._reading = replace(
             self._reading,
             nodes=tuple(
-                self._make_reading(t, now, monotonic, owners[t.cluster], t.cluster if several else "") for t in targets
+                replace(
+                    self._make_reading(t, now, monotonic, owners[t.cluster], t.cluster if several else ""),
+                    labels=node_labels.get((t.cluster, name)),
+                )
+                for t, name in zip(targets, names, strict=True)
             ),
             owners=others,
-            idle_for={(read_gpu_id(s.labels), s.labels.get("GPU_I_ID", "")): window or 0.0 for s in idle},
+            idle_for={read_device_key(s.labels): window or 0.0 for s in idle},
             fleet=None,
             notes=tuple(notes),
         )
         return failures
 
     async def _count_fleet(self, now: float) -> FleetCounts | None:
-        """Returns totals from the recording rule. Without it, returns None, or raises SourceError above `max_gpus`."""
+        """Returns the totals if there are more than `max_gpus`: from the recording rule, or else from counters."""
+        keys = by(self._cluster_label, "kind", "namespace", "modelName", "GPU_I_PROFILE")
         series = f"last_over_time({select((USAGE_RULE,), self._match)}[10m])"
-        keys = by("kind", "modelName", "GPU_I_PROFILE")
         query = f"sum {keys} (max {by(self._cluster_label, *RULE_LABELS)} ({series})) / 300"
-        found: dict[str, dict[str, float]] = defaultdict(dict)  # kind -> billed model -> mean of 5 minutes
-        for sample in await self._client.query(query, now):
-            found[sample.labels.get("kind", "")][_billed_model(sample.labels)] = sample.value
-        totals = {kind: math.fsum(models.values()) for kind, models in found.items()}
-        if "gpu_seconds" not in totals:
+        samples = await self._client.query(query, now)
+        has_rule = any(sample.labels.get("kind") == "gpu_seconds" for sample in samples)
+        if not has_rule:
             gpus = select(_field_names(TEMPERATURE, UTIL), self._match)
             counts = await self._client.query(f"count(group {by(self._cluster_label, *UUID_LABELS)} ({gpus}))", now)
-            if counts and counts[0].value > self._settings.max_gpus:
-                text = f"Prometheus has {counts[0].value:,.0f} GPUs: load the recording rule {USAGE_RULE}"
-                raise SourceError("too_many_gpus", f"{text}, or select fewer series with --match")
+            if not counts or counts[0].value <= self._settings.max_gpus:
+                return None
+            samples = await self._count_usage(now)
+        found: dict[str, dict[tuple[str, str, str], float]] = defaultdict(lambda: defaultdict(float))  # by kind
+        for labels, value in ((sample.labels, sample.value) for sample in samples):
+            key = labels.get(self._cluster_label, ""), labels.get("namespace", ""), _billed_model(labels)
+            found[labels.get("kind", "")][key] += value
+        totals = {kind: math.fsum(amounts.values()) for kind, amounts in found.items()}
+        if totals["gpu_seconds"] <= self._settings.max_gpus:
             return None
-        allocated = sorted(found["allocated"].items())
+        has_clusters = len({cluster for cluster, _, _ in found["gpu_seconds"]}) > 1
         return FleetCounts(
             gpus=round(totals["gpu_seconds"]),
             broken=round(totals.get("broken_seconds", 0.0)),
             power_watts=round(totals.get("energy", 0.0) + totals.get("unattributed_energy", 0.0), 1) or None,
-            held=tuple((model, held, found["idle"].get(model, 0.0)) for model, held in allocated),
+            held=tuple(
+                (key[0] if has_clusters else "", *key[1:], held, found["idle"][key])
+                for key, held in sorted(found["allocated"].items())
+            ),
+            has_rule=has_rule,
+            has_clusters=has_clusters,
         )
+
+    async def _count_usage(self, now: float) -> list[ParsedSample]:
+        """Computes what the recording rule would store. Repeated only every 5 minutes, because it loads the server."""
+        if not 0 <= now - self._usage_at < _USAGE_SECONDS:
+            queries = usage_queries(self._match, self._cluster_label)
+            try:
+                results = await asyncio.gather(*(self._client.query(query, now) for query in queries.values()))
+            except SourceError as error:
+                raise SourceError("too_many_gpus", f"{_NO_RULE}. This failed: {error}") from error
+            found = ((kind, one) for kind, samples in zip(queries, results, strict=True) for one in samples)
+            self._usage = [one._replace(labels={**one.labels, "kind": kind}) for kind, one in found]
+            self._usage_at = now
+        return self._usage
 
     def _make_reading(
         self, target: TargetState, now: float, monotonic: float, owners: Owners, cluster: str
@@ -444,6 +505,40 @@ def _own_names(*names: str) -> tuple[str, ...]:
     return tuple(f"podgpu_{name}" for name in names)
 
 
+def usage_queries(match: str, cluster_label: str) -> dict[str, str]:
+    """Returns queries for the kinds of USAGE_RULE that the totals need, in GPUs and watts."""
+    keys = (cluster_label, "namespace", "modelName", "GPU_I_PROFILE")
+    holder = by(*keys, "job", "instance", "pod", "container", "hpc_job", "UUID", "GPU_I_ID")
+
+    def rate(name: str) -> str:
+        return f"max {holder} (rate({select((name,), match)}[5m]))"
+
+    def of_gpus(names: Sequence[str], *matchers: str) -> str:
+        return f"max {by(cluster_label, 'modelName', *UUID_LABELS)} ({select(names, *matchers, match)})"
+
+    allocated = rate("podgpu_container_gpu_allocated_seconds_total")
+    conditions = _own_names("device_condition_since_timestamp_seconds")
+    return {
+        "allocated": f"sum {by(*keys)} ({allocated})",
+        "idle": f"sum {by(*keys)} ({allocated} * {rate('podgpu_container_gpu_idle_seconds_total')})",
+        "energy": f"sum {by(cluster_label)} ({of_gpus(_field_names(POWER))})",
+        "gpu_seconds": f"count {by(cluster_label)} ({of_gpus(_field_names(TEMPERATURE, UTIL))})",
+        "broken_seconds": f"count({of_gpus(conditions, BROKEN)})",
+    }
+
+
+def field_query(number: int, labels: str, select_names: Callable[[Sequence[str]], str]) -> str:
+    """Returns a query for a DCGM field in the unit of dcgm-exporter 4.8. `max` merges the copies on MIG instances."""
+    old_names, new_names = generations(number)
+    query = f"max {labels} (({select_names(old_names)}) < {_DCGM_BLANK})"
+    if new_names:
+        successor = successors().get(number)
+        factor = 1.0 if successor is None else successor.factor
+        newer = f"max {labels} (({select_names(new_names)}) < {_DCGM_BLANK * factor:.0f})"
+        query += f" or {newer} / {factor!r}"
+    return query
+
+
 def idle_query(match: str, window: float) -> str:
     """Builds a query for devices whose utilisation was 0 during the whole window.
 
@@ -467,7 +562,38 @@ def idle_query(match: str, window: float) -> str:
     return f"{idle(UTIL, gpu)} or {engine} or {idle(GR_ENGINE, (*gpu, 'GPU_I_ID'), instances)}"
 
 
-# Owners of pods
+# Labels of nodes and owners of pods
+
+
+async def read_node_labels(
+    client: PrometheusClient, server: PrometheusServer, names: Sequence[str], at: float, window: str = ""
+) -> dict[tuple[str, str], dict[str, str]]:
+    """Returns the labels `names` of each node by cluster and node, at `at` or in the last `window` (such as 3600s).
+
+    They come from kube-state-metrics. Omits nodes whose labels changed in the window. Raises SourceError.
+    """
+    if not names:
+        return {}
+    keys = {name: _kube_label(name) for name in names}
+    series = select(("kube_node_labels",), server.match)
+    series = f"last_over_time({series}[{window}])" if window else series
+    labels_of = by(server.cluster_label, "node", "exported_node", *keys.values())
+    found: dict[tuple[str, str], list[dict[str, str]]] = defaultdict(list)
+    for labels in (sample.labels for sample in await client.query(f"group {labels_of} ({series})", at)):
+        node = labels.get(server.cluster_label, ""), labels.get("exported_node") or labels.get("node", "")
+        found[node].append({name: labels[key] for name, key in keys.items() if key in labels})
+    missing = [name for name in names if not any(name in own for every in found.values() for own in every)]
+    if found and missing:
+        client.notes.append(
+            f"no node has the label {missing[0]!r} of the price file in kube_node_labels: check that kube-state-metrics"
+            " exports it (--metric-labels-allowlist)"
+        )
+    return {node: every[0] for node, every in found.items() if len(every) == 1}
+
+
+def _kube_label(name: str) -> str:
+    """Returns the name that kube-state-metrics gives to a label of a node."""
+    return "label_" + re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", re.sub(r"[^a-zA-Z0-9_]", "_", name)).lower()
 
 
 class PodOwners:
@@ -482,8 +608,8 @@ class PodOwners:
 
     async def update(self, states: Iterable[NodeState], now: float) -> None:
         """Queries the owners of new pods, at most once a minute."""
-        slots = (slot for state in states for device in state.devices for slot in (device, *device.instances))
-        pods = {(h.namespace, h.pod) for slot in slots for h in slot.holders if h.pod}
+        devices = (device for state in states for gpu in state.devices for device in (gpu, *gpu.instances))
+        pods = {(h.namespace, h.pod) for device in devices for h in device.holders if h.pod}
         self.known = {pod: owner for pod, owner in self.known.items() if pod in pods}
         missing = sorted(pods - self.known.keys())
         if missing and now - self._queried_at >= _OWNER_SECONDS:
@@ -496,8 +622,8 @@ class PodOwners:
     ) -> dict[PodName, WorkloadOwner]:
         """Returns the owners at `at`, or in the last `window` (such as 3600s) before `at`. Raises SourceError."""
         owners: dict[PodName, WorkloadOwner] = {}
-        for first in range(0, len(pods), _PODS_PER_QUERY):
-            owners |= await self._query_owners(pods[first : first + _PODS_PER_QUERY], window, at)
+        for part in split(pods, _PODS_PER_QUERY):
+            owners |= await self._query_owners(part, window, at)
         return owners
 
     async def _query_owners(

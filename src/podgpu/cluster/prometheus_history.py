@@ -21,6 +21,7 @@ from podgpu.cluster.prometheus import (
     PrometheusServer,
     RangeSeries,
     by,
+    field_query,
     one_of,
     quote,
     select,
@@ -44,7 +45,7 @@ from podgpu.history.store import Figures
 from podgpu.metrics.adapter import POD_LABEL_VARIANTS, UUID_LABELS, WORKLOAD_LABELS, LabelMap, PodName, read_workload
 from podgpu.metrics.conditions import conditions, words_for
 from podgpu.metrics.fields import fields
-from podgpu.metrics.names import generations, names_of, successors
+from podgpu.metrics.names import names_of
 from podgpu.model import MIB, Workload
 
 CACHE_SECONDS = 15.0
@@ -52,7 +53,6 @@ _FINE, _COARSE = 15, 300  # steps in seconds, as in the SQLite store
 _MAX_SAMPLES = 20_000  # of a range query; VictoriaMetrics allows 30,000
 _MAX_GAP_SECONDS = 300  # in a shorter gap, a holder or condition continues, because a scrape may be missing
 _MAX_GPUS_OF_POD = 256
-_DCGM_BLANK = 0x7FFFFFF0
 _KEYS = (*UUID_LABELS, "GPU_I_ID")
 _HELD_NAMES = ("podgpu_allocation_info", *names_of(UTIL), *names_of(GR_ENGINE))
 
@@ -231,16 +231,8 @@ class _HistoryReader:
         return self._over_steps("max", self._while_held(f"max {by(*_KEYS, 'condition')} ({series})", pod))
 
     def _field(self, number: int, uuids: Sequence[str]) -> str:
-        """Returns a query in the unit of dcgm-exporter 4.8. `max` merges the copies of a value on MIG instances."""
         labels = by(*_KEYS) if fields()[number].per_instance else by(*UUID_LABELS)
-        old_names, new_names = generations(number)
-        query = f"max {labels} (({self._select(old_names, uuids)}) < {_DCGM_BLANK})"
-        if new_names:
-            successor = successors().get(number)
-            factor = 1.0 if successor is None else successor.factor
-            newer = f"max {labels} (({self._select(new_names, uuids)}) < {_DCGM_BLANK * factor:.0f})"
-            query += f" or {newer} / {factor!r}"
-        return query
+        return field_query(number, labels, lambda names: self._select(names, uuids))
 
     def _select(self, names: Sequence[str], uuids: Sequence[str]) -> str:
         matchers = [one_of(label, uuids) if uuids else f'{label}!=""' for label in UUID_LABELS]

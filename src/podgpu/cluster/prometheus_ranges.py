@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from podgpu.cluster.parts import divide
 from podgpu.cluster.prices import Prices, ReadPrices
@@ -27,10 +27,11 @@ from podgpu.cluster.prometheus import (
     PrometheusClient,
     PrometheusServer,
     by,
+    read_node_labels,
     select,
 )
 from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RowName, make_range, name_row, utc_text
-from podgpu.cluster.state import ClusterState
+from podgpu.cluster.state import ClusterState, describe_unpriced
 from podgpu.errors import SourceError
 from podgpu.history.answers import UsageSum
 from podgpu.history.store import COARSE, FINE, HOUR, UNALLOCATED, Amounts, UsageAccount
@@ -110,12 +111,13 @@ class _RangeReader:
     state: ClusterState
     notes: list[str] = field(default_factory=list)
     rule: str = ""
-    methods: dict[tuple[str, ...], set[str]] = field(default_factory=lambda: defaultdict(set))  # by `_HolderPart[:3]`
+    methods: dict[tuple[Any, ...], set[str]] = field(default_factory=lambda: defaultdict(set))
+    """By `_HolderPart`. Without a recording rule, by its first three fields, which identify the device."""
 
     async def read(self, start: float, end: float, step: int, now: float) -> RangeAnswer:
         """Adds a note for each failed query. Raises SourceError if the allocated hours cannot be read."""
         rule = self.rule = await self._find_rule(start, end)
-        methods = await self._read_methods(start, end)
+        await self._read_methods(start, end)
         usage: list[UsageSum] = []
         for first, last, prices in self.prices.periods(start, end):
             if rule:
@@ -128,6 +130,9 @@ class _RangeReader:
             self.notes.append(f"Prometheus has no GPU metrics at {utc_text(start)}, the start of the range")
         if not any(any(one.account) for one in usage):
             self.notes.append("Prometheus has no counters of podgpu's exporters in this range")
+        self.notes.extend(describe_unpriced(self.state.nodes, self.prices))
+        if rule and self.prices.label_names:
+            self.notes.append("prices depend on node labels, but there are too many GPUs to read their nodes: no cost")
         rows_now = None if self.query.end is not None else await self._read_now(now)
         return make_range(
             self.query,
@@ -136,7 +141,6 @@ class _RangeReader:
             self.prices.at(end),
             tuple(dict.fromkeys((*self.notes, *self.client.notes))),
             self.state.simulated,
-            methods,
             rows_now,
             rule or "counters",
         )
@@ -152,21 +156,26 @@ class _RangeReader:
 
     # Queries
 
-    async def _read_methods(self, start: float, end: float) -> list[str]:
-        """Reads how GPU use was measured. Recording rules do not store this; then reads the current methods."""
-        series, keys = select(("podgpu_device_usage_method",), self.server.match), ["method"]
-        if not self.rule:
-            series = f"last_over_time({series}[{round(end - start)}s])"
-            keys += [self.server.cluster_label, *UUID_LABELS, "GPU_I_ID"]
-        found = await self._ask("methods of usage", f"group {by(*keys)} ({series})", end)
-        for labels in (sample.labels for sample in found if not self.rule):
-            gpu = labels.get(self.server.cluster_label, ""), read_gpu_id(labels), labels.get("GPU_I_ID", "")
-            self.methods[gpu].add(labels.get("method", ""))
-        return sorted({sample.labels.get("method", "") for sample in found} - {""})
+    async def _read_methods(self, start: float, end: float) -> None:
+        """Reads how GPU use was measured. Adds a note if the recording rule is of a version that did not store this."""
+        cluster, kind = self.server.cluster_label, 'kind="method"' if self.rule else ""
+        series = select((self.rule or "podgpu_device_usage_method",), kind, self.server.match)
+        keys = by("method", cluster, *(RULE_LABELS if self.rule else (*UUID_LABELS, "GPU_I_ID")))
+        query = f"group {keys} (last_over_time({series}[{round(end - start)}s]))"
+        found = [sample.labels for sample in await self._ask("methods of usage", query, end)]
+        for labels in found:
+            gpu = labels.get(cluster, ""), read_gpu_id(labels), labels.get("GPU_I_ID", "")
+            self.methods[self._read_part(labels) or gpu].add(labels.get("method", ""))
+        if self.rule and not found:
+            self.notes.append(f"missing: methods of usage: {self.rule} was recorded by rules of an older version")
 
     async def _find_rule(self, start: float, end: float) -> str:
-        """Returns the coarsest recording rule that covers as much of the range as the counters, or an empty text."""
-        if self.query.by not in ("owner", "namespace"):
+        """Returns the coarsest recording rule that covers as much of the range as the counters, or an empty text.
+
+        The rules have no nodes, so they are not used for prices by node label, unless single GPUs are too many to read.
+        """
+        is_by_node = self.prices.label_names and self.state.fleet is None
+        if self.query.by not in ("owner", "namespace") or is_by_node:
             return ""
         for name, seconds in _RULES.items():
             length = end - start
@@ -201,9 +210,8 @@ class _RangeReader:
         gpus = f"group {by(cluster, *_GPU_KEYS)} ({select(_GPU_NAMES, self.server.match)})"
         queries = {kind: self._increase(name, end - start) for kind, name in _COUNTERS.items()}
         queries["shares"] = self._shares(end - start)
-        queries["gpu_seconds"] = (
-            f"{step} * sum {by(cluster, *MODEL_LABELS)} (count_over_time(({gpus})[{length}ms:{step}s]))"
-        )
+        keys = (*MODEL_LABELS, *(UUID_LABELS if self.prices.label_names else ()))
+        queries["gpu_seconds"] = f"{step} * sum {by(cluster, *keys)} (count_over_time(({gpus})[{length}ms:{step}s]))"
         return await self._ask_all(queries, end)
 
     async def _ask_all(self, queries: Mapping[str, str], at: float) -> Vectors:
@@ -252,12 +260,12 @@ class _RangeReader:
         queries["idle"] = self._increase(_COUNTERS["idle"], COARSE)
         found = await self._ask_all(queries, at)
         held, shares, _, seconds, idle = (self._add_by_part(samples) for samples in found.values())
-        slots: dict[tuple[str, ...], dict[_HolderPart, LabelMap]] = defaultdict(dict)
+        devices: dict[tuple[str, ...], dict[_HolderPart, LabelMap]] = defaultdict(dict)
         for labels in (sample.labels for sample in found["allocated"]):
             if (part := self._read_part(labels)) in held:
-                slots[part[:3]][part] = labels
+                devices[part[:3]][part] = labels
         now: dict[str, list[ParsedSample]] = {"allocated": [], "shares": [], "idle": []}
-        for parts in slots.values():
+        for parts in devices.values():
             for part, share in zip(parts, divide([shares.get(part) for part in parts], 1.0), strict=True):
                 unused = idle.get(part, 0.0) * share * COARSE / seconds[part] if seconds.get(part) else 0.0
                 for kind, value in (("allocated", share * COARSE), ("shares", share), ("idle", unused)):
@@ -316,34 +324,56 @@ class _RangeReader:
             if (part := self._read_part(sample.labels)) is not None
         }
         accounts = await self._read_accounts(billed, start, end)
-        seconds: dict[tuple[str, str], float] = defaultdict(float)  # of unallocated GPUs, by cluster and model
-        joules: dict[tuple[str, str], float] = defaultdict(float)
+        gpu_prices = await self._read_gpu_prices(prices, start, end)
+        seconds: dict[tuple[str, str, Prices], float] = defaultdict(float)  # of unallocated GPUs
+        joules: dict[tuple[str, str, Prices], float] = defaultdict(float)
         for sums, kind in ((seconds, "gpu_seconds"), (joules, "unattributed_energy")):
             for sample in found.get(kind, ()):
-                sums[sample.labels.get(self.server.cluster_label, ""), _read_model(sample.labels)] += sample.value
+                cluster = sample.labels.get(self.server.cluster_label, "")
+                own = gpu_prices.get((cluster, read_gpu_id(sample.labels)), prices)
+                sums[cluster, _read_model(sample.labels), own] += sample.value
         amounts_of = {kind: self._add_by_part(found.get(kind, ())) for kind in (*_COUNTERS, "shares")}
         usage = []
         for part, sample in billed.items():
             workload, model = part.workload, _read_model(sample.labels)
             profile = sample.labels.get("GPU_I_PROFILE", "")
             name = billed_name(model, profile) if profile else model
-            price = prices.of(name).gpu_hour if prices.currency else None
+            own = gpu_prices.get((part.cluster, part.gpu), prices)
+            price = own.of(name).gpu_hour
             amounts = _make_amounts([sums.get(part) for sums in amounts_of.values()], name, price or 0.0)
             account = accounts.get((part.cluster, (workload.namespace, workload.pod))) or UsageAccount(
                 workload.namespace, workload.pod, workload.job, workload.uid, workload.container_id
             )
             if part.owner is not None:
                 account = account._replace(owner_kind=part.owner.kind, owner_name=part.owner.name)
-            methods = tuple(sorted(self.methods.get(part[:3], ())))
+            methods = tuple(sorted(self.methods.get(part if self.rule else part[:3], ())))
             usage.append(UsageSum(account, "" if price is None else prices.currency, amounts, part.cluster, methods))
-            if (part.cluster, model) in seconds:
-                seconds[part.cluster, model] -= amounts.allocated_seconds
-        for cluster, model in sorted(seconds):
-            price = prices.of(model).gpu_hour if prices.currency else None
-            rest = max(0.0, seconds[cluster, model])
-            amounts = Amounts(rest, cost=(price or 0.0) * rest / 3600, energy_joules=joules[cluster, model])
+            if (part.cluster, model, own) in seconds:
+                seconds[part.cluster, model, own] -= amounts.allocated_seconds
+        for (cluster, model, own), left in seconds.items():
+            price = own.of(model).gpu_hour
+            rest = max(0.0, left)
+            amounts = Amounts(rest, cost=(price or 0.0) * rest / 3600, energy_joules=joules[cluster, model, own])
             usage.append(UsageSum(UNALLOCATED, "" if price is None else prices.currency, amounts, cluster))
         return sorted(usage)  # makes rounding independent of the order of query results
+
+    async def _read_gpu_prices(self, prices: Prices, start: float, end: float) -> dict[tuple[str, str], Prices]:
+        """Returns prices by cluster and GPU, if they depend on node labels. Omits GPUs of nodes with unknown labels."""
+        if not prices.nodes or self.rule:
+            return {}
+        window, nodes = f"{round(end - start)}s", self.server.node_labels
+        try:
+            known = await read_node_labels(self.client, self.server, prices.label_names, end, window)
+        except SourceError as error:
+            self.notes.append(f"missing: labels of nodes: {error}")
+            return {}
+        series = f"last_over_time({select(_GPU_NAMES, self.server.match)}[{window}])"
+        query = f"group {by(self.server.cluster_label, *UUID_LABELS, *nodes)} ({series})"
+        found: dict[tuple[str, str], set[Prices]] = defaultdict(set)
+        for labels in (sample.labels for sample in await self._ask("nodes of GPUs", query, end)):
+            cluster, node = labels.get(self.server.cluster_label, ""), _read_first(labels, nodes)
+            found[cluster, read_gpu_id(labels)].add(prices.on_node(known.get((cluster, node))))
+        return {gpu: own.pop() for gpu, own in found.items() if len(own) == 1}
 
     def _add_by_part(self, samples: Iterable[ParsedSample]) -> dict[_HolderPart, float]:
         parts: dict[_HolderPart, float] = defaultdict(float)
@@ -371,7 +401,11 @@ class _RangeReader:
 
 
 def _read_model(labels: LabelMap) -> str:
-    return next((labels[name] for name in MODEL_LABELS if labels.get(name)), "")
+    return _read_first(labels, MODEL_LABELS)
+
+
+def _read_first(labels: LabelMap, names: Iterable[str]) -> str:
+    return next((labels[name] for name in names if labels.get(name)), "")
 
 
 def _make_amounts(sums: Sequence[float | None], name: str, price: float) -> Amounts:

@@ -174,12 +174,12 @@ def make_range(
     prices: Prices,
     notes: Sequence[str] = (),
     simulated: bool = False,
-    methods: Sequence[str] = (),
     now: Mapping[RowName, Mapping[str, Any]] | None = None,
     source: str = "",
 ) -> RangeAnswer:
     """Groups the usage into rows and adds it up. `now`: current values by row."""
     groups = group_by_key((name_row(one, query), one) for one in usage)
+    methods = sorted({method for one in usage for method in one.methods})
     rows = [
         RangeRow(
             **{
@@ -214,7 +214,7 @@ def make_range(
         prices=prices.source,
         source=source,
         simulated=simulated,
-        methods=list(methods),
+        methods=methods,
         labels=sorted({name for text in {one.account.labels for one in usage} if text for name in json.loads(text)}),
         notes=[*notes, *missing],
         totals=totals,
@@ -226,9 +226,10 @@ def group_now(state: ClusterState, usage: Iterable[UsageSum], query: RangeQuery)
     """Maps each row to its current values. A pod that has ended has 0 GPUs."""
     known = {one.account[:5]: one for one in usage}
     groups: dict[RowName, list[HeldPart]] = {name_row(one, query): [] for one in usage if one.account != UNALLOCATED}
-    for part in (part for node in state.nodes for part in node.held):
+    parts = [(part, node.state.pod_labels) for node in state.nodes for part in node.held]
+    for part, pod_labels in parts:
         if part.holder.key:  # a reservation for an unknown pod has no row
-            account = account_of(part)
+            account = account_of(part, pod_labels)
             one = known.get(account[:5]) or UsageSum(account, "", Amounts())
             groups.setdefault(name_row(one, query), []).append(part)
     return {name: _add_up_now(held) for name, held in groups.items()}
@@ -246,6 +247,7 @@ def account_of(part: HeldPart, pod_labels: Mapping[str, Mapping[str, str]] | Non
         owner_kind=owner.kind if owner else "",
         owner_name=owner.name if owner else "",
         labels=json.dumps(labels, sort_keys=True) if labels else "",
+        methods=part.device.usage.method if part.device.usage else "",
     )
 
 
@@ -305,7 +307,6 @@ def _add_up_now(held: Sequence[HeldPart]) -> dict[str, Any]:
         "cost_per_hour": now.cost_per_hour,
         "idle_since": round(max(since)) if since and len(since) == len(held) else None,
         "unknown_because": max((part.unknown_because for part in held), default=""),
-        "methods": sorted({part.slot.usage.method for part in held if part.slot.usage} - {""}),
     }
 
 
@@ -442,11 +443,8 @@ def read_range_answer(db: Connection, query: RangeQuery, now: float, state: Clus
     if since is None or start + COARSE < since:
         notes.append(f"there is no record before {utc_text(now if since is None else since)}")
     notes.extend(describe_unpriced(state.nodes, state.prices))
-    methods = {s.usage.method for n in state.nodes for g in n.gpus for s in (g, *g.instances) if s.usage} - {""}
     now_by_row = None if query.end is not None else group_now(state, sums, query)
-    return make_range(
-        query, (start, min(end, now)), sums, state.prices, notes, state.simulated, sorted(methods), now_by_row
-    )
+    return make_range(query, (start, min(end, now)), sums, state.prices, notes, state.simulated, now_by_row)
 
 
 def read_summary(db: Connection, namespace: str, pod: str, now: float, state: ClusterState) -> JobSummary | None:

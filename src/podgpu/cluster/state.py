@@ -26,13 +26,13 @@ from podgpu.cluster.nodes import (
 from podgpu.cluster.parts import (
     HeldPart,
     classify_use,
+    device_model,
+    divide_device,
     divide_gpu,
-    divide_slot,
-    gpu_id,
     holders_of,
     is_blind,
+    key_of,
     measure_use,
-    slot_model,
 )
 from podgpu.cluster.prices import NO_PRICES, Prices
 from podgpu.errors import few_of
@@ -41,11 +41,11 @@ from podgpu.model import (
     NS,
     Condition,
     DeviceState,
+    GpuOrInstance,
     Holder,
     HolderUsage,
     MigInstance,
     NodeState,
-    Slot,
 )
 
 AVERAGED = frozenset({"cluster", "namespace", "node", "model"})
@@ -93,7 +93,8 @@ class ClusterState:
     prices: Prices = NO_PRICES
     outcomes: tuple[TargetOutcome, ...] = ()  # sorted by target
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    fleet: FleetCounts | None = None  # if set, only totals are known and `nodes` is empty
+    fleet: FleetCounts | None = None  # totals, if there are too many GPUs to read; then `nodes` has only a selection
+    found: int | None = None  # number of GPUs that match the selection
     clock_offset: float = 0.0  # Unix time minus monotonic time. Constant until the wall clock is set
 
     @property
@@ -204,7 +205,7 @@ def describe_unpriced(nodes: Iterable[NodeEntry], prices: Prices) -> Iterator[st
         for node in nodes
         if not node.prices.nodes
         for gpu in node.gpus
-        for model in (slot_model(gpu, slot) for slot in (None, *gpu.instances))
+        for model in (device_model(gpu, device) for device in (None, *gpu.instances))
         if node.prices.of(model).gpu_hour is None
     }
     if unpriced:
@@ -241,25 +242,25 @@ def _hold(node: NodeEntry, idle: _IdleTimes | None, owners: Owners) -> Iterator[
         if not (gpu.holders or gpu.instances):
             continue
         blind = node.stale or is_blind(gpu)
-        for instance, slot_part in divide_gpu(gpu):
-            slot: Slot = instance or gpu
-            holders = holders_of(gpu, slot)
+        for instance, device_part in divide_gpu(gpu):
+            device: GpuOrInstance = instance or gpu
+            holders = holders_of(gpu, device)
             if not holders:
                 continue
-            hour = node.prices.of(slot_model(gpu, instance)).gpu_hour
-            for holder, share in zip(holders, divide_slot(holders), strict=True):
+            hour = node.prices.of(device_model(gpu, instance)).gpu_hour
+            for holder, share in zip(holders, divide_device(holders), strict=True):
                 if idle is None:
                     since = None if holder.usage is None else holder.usage.idle_since
                 else:
                     since = idle.find(gpu, instance, holder)
-                part = share * slot_part
+                part = share * device_part
                 yield HeldPart(
                     gpu,
                     instance,
                     holder,
                     part,
                     share,
-                    "unknown" if blind else classify_use(slot, holder, since, idle is not None),
+                    "unknown" if blind else classify_use(device, holder, since, idle is not None),
                     since,
                     owners.get((holder.namespace, holder.pod)),
                     None if hour is None else hour * (part if instance is None else share),
@@ -271,27 +272,27 @@ def _hold(node: NodeEntry, idle: _IdleTimes | None, owners: Owners) -> Iterator[
 class _IdleTimes:
     """Determines how long each holder of a node has been idle.
 
-    podgpu's exporter reports this time. For other exporters, a holder is idle if its utilisation (or its device's) is 0
-    and its busy time has not increased since the last reading.
+    podgpu's exporter reports this time (see `Account.idle_streak_ns`). For other exporters, a holder is idle if its
+    utilisation (or its device's) is 0 and its busy time has not increased since the last reading. This shows probable
+    idle times; `UsageRates` counts only idle time that is proven, because it scales workloads to zero.
     """
 
     node: NodeEntry
     earlier: NodeEntry | None
     offset: float  # Unix time minus monotonic time
     clock_change: float  # change of `offset` since the last round
-    idle_for: Mapping[tuple[str, str], float]
+    idle_for: Mapping[str, float]
 
     def __post_init__(self) -> None:
         skew = self.node.reading.skew_seconds or 0.0
         self._skew = skew if abs(skew) > CLOCK_AHEAD else 0.0
         parts = self.earlier.held if self.earlier else ()
-        self._before = {(part.slot_key, part.holder.key): part for part in parts}
+        self._before = {(part.device_key, part.holder.key): part for part in parts}
 
     def find(self, gpu: DeviceState, instance: MigInstance | None, holder: Holder) -> float | None:
         """Returns the Unix time when the holder became idle. None if the holder is busy or its use is unknown."""
         usage, node, earlier = holder.usage or _NO_USAGE, self.node, self.earlier
-        key = (gpu_id(gpu), None if instance is None else instance.id), holder.key
-        before = self._before.get(key)
+        before = self._before.get((key_of(gpu, instance), holder.key))
         before_since = None
         if before is not None and before.last_idle_since is not None:
             before_since = before.last_idle_since + self.clock_change
@@ -318,7 +319,7 @@ class _IdleTimes:
         counted = None if usage.idle_ns is None else usage.idle_ns / NS
         if counted is not None and usage.busy_ns == 0:
             return counted
-        observed = self.idle_for.get((gpu.uuid, "" if instance is None else str(instance.id)), 0.0)
+        observed = self.idle_for.get(key_of(gpu, instance), 0.0)
         return observed if counted is None else min(observed, counted)
 
 
@@ -336,7 +337,7 @@ def mean_by_scope(nodes: Iterable[NodeEntry], owners: Owners, settings: ViewSett
             continue
         own_scope, cluster = Scope("node", node=node.name), node.reading.cluster
         for gpu, instance, value in measured_devices(node, settings):
-            scopes = {CLUSTER, own_scope, Scope("model", model=slot_model(gpu, instance))}
+            scopes = {CLUSTER, own_scope, Scope("model", model=device_model(gpu, instance))}
             for holder in _all_holders(gpu, instance):
                 if holder.namespace:
                     scopes.add(Scope("namespace", holder.namespace, cluster=cluster))
@@ -364,8 +365,8 @@ def measured_devices(
             yield gpu, None, own
 
 
-def used_value(slot: Slot, settings: ViewSettings) -> float | None:
-    value = slot.fields.get(settings.used_field_name) if slot.fields else None
+def used_value(device: GpuOrInstance, settings: ViewSettings) -> float | None:
+    value = device.fields.get(settings.used_field_name) if device.fields else None
     return value if isinstance(value, int | float) and 0 <= value <= settings.full * _MAX_RATIO else None
 
 
@@ -373,4 +374,4 @@ def _all_holders(gpu: DeviceState, instance: MigInstance | None) -> Sequence[Hol
     """Returns the holders. For a GPU in MIG mode, includes the holders of its instances."""
     if instance is not None or not gpu.instances:
         return holders_of(gpu, instance or gpu)
-    return [holder for slot in (gpu, *gpu.instances) for holder in holders_of(gpu, slot)]
+    return [holder for device in (gpu, *gpu.instances) for holder in holders_of(gpu, device)]

@@ -18,16 +18,17 @@ from podgpu.cluster.nodes import Alert, NodeEntry, describe_condition
 from podgpu.cluster.parts import (
     HeldPart,
     HeldSums,
-    SlotKey,
     Totals,
     Use,
+    device_memory,
+    device_model,
+    device_utilization,
     divide_gpu,
     gpu_id,
     gpu_utilization,
     is_lost,
-    slot_memory,
-    slot_model,
-    slot_utilization,
+    key_of,
+    may_be_busy,
     sum_held,
 )
 from podgpu.cluster.prices import Prices
@@ -42,12 +43,12 @@ from podgpu.model import (
     NS,
     Condition,
     DeviceState,
+    DeviceTotals,
+    GpuOrInstance,
     HolderUsage,
     MigInstance,
     NodeState,
     RunningProcess,
-    Slot,
-    SlotUsage,
     SourceStatus,
     Value,
     Workload,
@@ -58,7 +59,7 @@ from podgpu.model import (
 
 ApiVersion = Literal["podgpu/v1"]
 API: ApiVersion = "podgpu/v1"
-_NO_USAGE, _NO_SLOT_USAGE = HolderUsage(), SlotUsage()
+_NO_USAGE, _NO_TOTALS = HolderUsage(), DeviceTotals()
 
 
 class _JsonStruct(msgspec.Struct, omit_defaults=True):
@@ -98,7 +99,7 @@ class HolderView(Workload, frozen=True, kw_only=True):
     running: tuple[RunningProcess, ...] = ()  # only on a node without Kubernetes
 
 
-class SlotView(_JsonStruct, kw_only=True):
+class DeviceView(_JsonStruct, kw_only=True):
     """The fields that GPUs and MIG instances have in common."""
 
     utilization_ratio: float | None = None
@@ -114,7 +115,7 @@ class SlotView(_JsonStruct, kw_only=True):
     price_per_hour: float | None = None
 
 
-class InstanceView(SlotView, kw_only=True):
+class InstanceView(DeviceView, kw_only=True):
     id: str
     profile: str
     slices: int | None = None
@@ -122,7 +123,7 @@ class InstanceView(SlotView, kw_only=True):
     part: float | None = None  # fraction of the physical GPU
 
 
-class GpuView(SlotView, kw_only=True):
+class GpuView(DeviceView, kw_only=True):
     uuid: str
     index: int | None = None
     model: str
@@ -167,6 +168,8 @@ class View(_JsonStruct, kw_only=True):
     idle_after_seconds: float | None = None
     currency: str = ""
     prices: str = ""
+    paged: bool = False  # there are too many GPUs to list all; `nodes` has only the requested ones
+    found: int | None = None  # number of GPUs that match the request
     totals: Totals
     namespaces: list[NamespaceView]
     nodes: list[NodeView]
@@ -247,6 +250,8 @@ def make_view(state: ClusterState) -> View:
         idle_after_seconds=state.settings.idle_after if is_cluster else None,
         currency=prices.currency,
         prices=prices.source,
+        paged=state.fleet is not None,
+        found=state.found,
         totals=total_of(state),
         namespaces=_make_namespaces(state),
         nodes=[_make_node(node) for node in state.nodes],
@@ -259,58 +264,74 @@ def total_of(state: ClusterState) -> Totals:
     gpus = [(node, gpu) for node in state.nodes for gpu in node.gpus]
     watts = [gpu.power_mw / 1000 for node, gpu in gpus if gpu.power_mw is not None and not node.stale]
     held = sum_held((part for node in state.nodes for part in node.held), state.prices.currency).rounded()
+    unknown = round(sum(_unheld_unknown(node, gpu) for node, gpu in gpus), 4)
     return Totals(
         **asdict(held),
         gpus=len(gpus),
-        free=round(max(0.0, len(gpus) - held.allocated), 4),
+        free=round(max(0.0, len(gpus) - held.allocated - unknown), 4),
+        unheld_unknown=unknown,
         broken=sum(any(c.name != UNALLOCATED for c in gpu.conditions) for _, gpu in gpus),
         power_watts=round(sum(watts), 1) if watts else None,
     )
 
 
+def _unheld_unknown(node: NodeEntry, gpu: DeviceState) -> float:
+    """Returns the fraction of the GPU without a known holder, if it may be in use. Returns 0 if it is free."""
+    parts = [part.part for part in node.held if part.gpu is gpu]
+    is_unknown = node.gone or (not parts and may_be_busy(gpu_utilization(gpu), device_memory(gpu)))
+    return max(0.0, 1.0 - sum(parts)) if is_unknown else 0.0
+
+
 def _total_of_fleet(fleet: FleetCounts, prices: Prices) -> Totals:
+    sums = _sum_fleet(fleet.held, prices)
+    return Totals(
+        **asdict(sums),
+        gpus=fleet.gpus,
+        free=round(max(0.0, fleet.gpus - sums.allocated), 4),
+        broken=fleet.broken,
+        power_watts=fleet.power_watts,
+    )
+
+
+def _sum_fleet(rows: Iterable[tuple[str, str, str, float, float]], prices: Prices) -> HeldSums:
+    """Adds up rows of `FleetCounts.held`."""
     allocated = idle = cost = wasted = 0.0
-    for model, held, unused in fleet.held:
+    for _, _, model, held, unused in rows:
         size, price = parent_and_fraction(model)[1] or 0.0, prices.of(model).gpu_hour or 0.0
         allocated += held * size
         idle += unused * size
         cost += held * price
         wasted += unused * price
     sums = HeldSums(allocated=allocated, used=allocated - idle, idle=idle, unknown=0.0)
-    if prices.currency:
-        sums = replace(sums, cost_per_hour=cost, wasted_per_hour=wasted)
-    return Totals(
-        **asdict(sums.rounded()),
-        gpus=fleet.gpus,
-        free=round(max(0.0, fleet.gpus - allocated), 4),
-        broken=fleet.broken,
-        power_watts=fleet.power_watts,
-    )
+    has_cost = prices.currency and not prices.nodes
+    return (replace(sums, cost_per_hour=cost, wasted_per_hour=wasted) if has_cost else sums).rounded()
 
 
 def _make_namespaces(state: ClusterState) -> list[NamespaceView]:
-    parts = (part for node in state.nodes for part in node.held if part.holder.namespace)
-    groups = group_by_key(((part.holder.namespace, part.cluster), part) for part in parts)
-    views = []
-    for name, cluster in sorted(groups):
-        held = sum_held(groups[name, cluster], state.prices.currency).rounded()
-        views.append(
-            NamespaceView(
-                namespace=name,
-                cluster=cluster,
-                allocated_gpus=held.allocated,
-                used_gpus=None if held.allocated and held.unknown == held.allocated else held.used,
-                idle_gpus=held.idle,
-                unknown_gpus=held.unknown,
-                cost_per_hour=held.cost_per_hour,
-                wasted_per_hour=held.wasted_per_hour,
-            )
+    if state.fleet is not None:
+        rows = group_by_key(((row[1], row[0]), row) for row in state.fleet.held if row[1])
+        sums = {name: _sum_fleet(group, state.prices) for name, group in rows.items()}
+    else:
+        parts = (part for node in state.nodes for part in node.held if part.holder.namespace)
+        groups = group_by_key(((part.holder.namespace, part.cluster), part) for part in parts)
+        sums = {name: sum_held(group, state.prices.currency).rounded() for name, group in groups.items()}
+    return [
+        NamespaceView(
+            namespace=name,
+            cluster=cluster,
+            allocated_gpus=held.allocated,
+            used_gpus=None if held.allocated and held.unknown == held.allocated else held.used,
+            idle_gpus=held.idle,
+            unknown_gpus=held.unknown,
+            cost_per_hour=held.cost_per_hour,
+            wasted_per_hour=held.wasted_per_hour,
         )
-    return views
+        for (name, cluster), held in sorted(sums.items())
+    ]
 
 
 def _make_node(node: NodeEntry) -> NodeView:
-    held = node.held_by_slot()
+    held = node.held_by_device()
     return NodeView(
         name=node.name,
         cluster=node.reading.cluster,
@@ -323,7 +344,7 @@ def _make_node(node: NodeEntry) -> NodeView:
     )
 
 
-def _make_gpu(gpu: DeviceState, held: Mapping[SlotKey, list[HeldPart]], prices: Prices) -> GpuView:
+def _make_gpu(gpu: DeviceState, held: Mapping[str, list[HeldPart]], prices: Prices) -> GpuView:
     uuid = gpu_id(gpu)
     instances = [
         InstanceView(
@@ -332,14 +353,14 @@ def _make_gpu(gpu: DeviceState, held: Mapping[SlotKey, list[HeldPart]], prices: 
             slices=slices_of_profile(instance.profile),
             gpu_slices=slices_of_gpu(gpu.model),
             part=round(part, 6),
-            **_slot_members(gpu, instance, held.get((uuid, instance.id), ()), prices),
+            **_device_members(gpu, instance, held.get(key_of(gpu, instance), ()), prices),
         )
         for instance, part in divide_gpu(gpu)
         if instance is not None
     ]
     members: dict[str, Any] = {}
     if not gpu.hidden:
-        members = _slot_members(gpu, None, held.get((uuid, None), ()), prices)
+        members = _device_members(gpu, None, held.get(uuid, ()), prices)
         members["power_watts"] = None if gpu.power_mw is None else round(gpu.power_mw / 1000, 1)
         members["temperature_celsius"] = gpu.temperature_celsius
         members["last_holders"] = gpu.last_holders
@@ -347,20 +368,20 @@ def _make_gpu(gpu: DeviceState, held: Mapping[SlotKey, list[HeldPart]], prices: 
     return GpuView(uuid=uuid, index=gpu.index, model=gpu.model, instances=instances, **members)
 
 
-def _slot_members(
+def _device_members(
     gpu: DeviceState, instance: MigInstance | None, held: Iterable[HeldPart], prices: Prices
 ) -> dict[str, Any]:
-    slot: Slot = instance or gpu
-    usage = slot.usage or _NO_SLOT_USAGE
+    device: GpuOrInstance = instance or gpu
+    usage = device.usage or _NO_TOTALS
     return {
-        "utilization_ratio": _rounded(slot_utilization(slot)),
-        "memory_used_bytes": slot_memory(slot),
-        "memory_total_bytes": slot.memory_total_bytes,
+        "utilization_ratio": _rounded(device_utilization(device)),
+        "memory_used_bytes": device_memory(device),
+        "memory_total_bytes": device.memory_total_bytes,
         "energy_joules": _divided(usage.energy_mj, MJ),
         "holders": [_make_holder(part) for part in held],
         "conditions": [_make_condition(condition) for condition in gpu.conditions],
         "absent": is_lost(gpu),
-        "price_per_hour": _rounded(prices.of(slot_model(gpu, instance)).gpu_hour),
+        "price_per_hour": _rounded(prices.of(device_model(gpu, instance)).gpu_hour),
     }
 
 
@@ -440,8 +461,8 @@ def make_pod(
 
 
 def _part_held_by(gpu: GpuView, namespace: str, pod: str) -> GpuView | None:
-    def holds(slot: SlotView) -> bool:
-        return any(holder.pod == pod and holder.namespace == namespace for holder in slot.holders)
+    def holds(device: DeviceView) -> bool:
+        return any(holder.pod == pod and holder.namespace == namespace for holder in device.holders)
 
     instances = [instance for instance in gpu.instances if holds(instance)]
     if holds(gpu):
@@ -468,7 +489,7 @@ def make_details(state: NodeState, uuid: str, more: Mapping[int, Value], links_u
     values: dict[str, Value] = {"DCGM_FI_DEV_PCI_BUSID": gpu.pci_bus_id} if gpu.pci_bus_id else {}  # even if lost
     values |= {fields()[number].name: value for number, value in more.items()} | (gpu.fields or {})
     source = next((status.name for status in state.sources if status.up is not None), "")
-    xids = (count for slot in (gpu, *gpu.instances) for count in slot.xids)
+    xids = (count for device in (gpu, *gpu.instances) for count in device.xids)
     return GpuDetails(
         fields=_make_fields(values, source, links_up),
         xids=[

@@ -1,4 +1,4 @@
-"""Findings of `podgpu doctor`, and their output as text and JSON."""
+"""Defines the findings of `podgpu doctor`, and formats them as text and JSON."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _STYLES = {Level.OK: ("ok", "32"), Level.NOTE: ("note", "33"), Level.WRONG: ("WR
 
 
 def as_text(findings: Sequence[Finding], colour: bool = False) -> str:
-    """Formats aligned lines, with the advice below each finding, and a summary."""
+    """Returns one line per finding, followed by its advice, and a summary at the end."""
     width = max((len(finding.subject) for finding in findings), default=0)
     lines: list[str] = []
     for finding in findings:

@@ -23,7 +23,7 @@ from podgpu.gpu.exporter import ExporterTelemetry
 from podgpu.gpu.nvml.driver import MIN_GPM_SECONDS, VersionMismatch
 from podgpu.gpu.nvml.switch_attribution import SwitchLogError
 from podgpu.gpu.nvml.telemetry import NvmlTelemetry, count_pci_gpus
-from podgpu.gpu.source import GpuAnswer, Inventory, Telemetry
+from podgpu.gpu.source import GpuReading, Inventory, Telemetry
 from podgpu.holders import AllocationSource
 from podgpu.holders.annotations import replace_reservations
 from podgpu.holders.api import ApiAccess
@@ -35,10 +35,10 @@ from podgpu.kube.reflector import Informer
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.fields import Field, Gpm, fields
 from podgpu.model import Allocation, Device, Unmapped, UsageMethod
+from podgpu.usage.containers import in_host_pid_namespace
 from podgpu.workers import Workers
 
 SIMULATED = "simulated"
-_HOST_PID_NAMESPACE = "pid:[4026531836]"  # inode of the initial PID namespace on every Linux (PROC_PID_INIT_INO)
 _SYS_ADMIN = 1 << 21
 _DRIVER_VERSION, _NVML_VERSION = 1, 2
 _RUNTIME = (
@@ -52,18 +52,17 @@ ReadError = SourceError | StartError
 
 @dataclass(frozen=True, slots=True)
 class GpuReadings:
-    """The results of reading the driver and the GPUs."""
+    """Values and errors that were read from the driver and the GPUs."""
 
     inventory: Inventory | None = None  # None if the driver could not be read, see `error`
     error: ReadError | None = None
-    answers: Mapping[Device, GpuAnswer] = field(default_factory=dict)
+    read: Mapping[Device, GpuReading] = field(default_factory=dict)
     failures: Mapping[Device, ReadError] = field(default_factory=dict)
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The GPUs and their MIG instances. The instances of a GPU that did not respond are unknown."""
-        answered = (reading.device for answer in self.answers.values() for reading in answer.readings)
-        return (*answered, *self.failures)
+        """GPUs and MIG instances, including GPUs that failed. The instances of a failed GPU are not known."""
+        return (*(device for reading in self.read.values() for device in reading.values), *self.failures)
 
     @property
     def is_complete(self) -> bool:
@@ -85,7 +84,7 @@ def read_gpus(
 
     chosen = tuple(wanted.values())
 
-    def read(gpu: Device) -> GpuAnswer:
+    def read(gpu: Device) -> GpuReading:
         telemetry.read(gpu, chosen)
         pause(MIN_GPM_SECONDS)  # rates and GPM need two readings
         return telemetry.read(gpu, chosen)
@@ -95,7 +94,7 @@ def read_gpus(
     by_gpu = {gpu: results[f"GPU {gpu.index}"] for gpu in gpus}
     return GpuReadings(
         result.value,
-        answers={gpu: result.value for gpu, result in by_gpu.items() if result.value is not None},
+        read={gpu: result.value for gpu, result in by_gpu.items() if result.value is not None},
         failures={gpu: result.error for gpu, result in by_gpu.items() if result.error is not None},
     )
 
@@ -103,7 +102,7 @@ def read_gpus(
 def check_gpus(
     readings: GpuReadings, telemetry: Telemetry, counters: Sequence[CounterSpec], proc: str, sysfs: str
 ) -> list[Finding]:
-    """Checks the source of GPU values. If the source is the driver, also compares its GPUs with the PCI bus."""
+    """Checks the source of GPU values, its GPUs, their MIG instances, and whether they support the counters."""
     if isinstance(telemetry, ExporterTelemetry):
         findings, provider = _check_exporter(telemetry.shown, readings), "that exporter's counter file"
     elif isinstance(telemetry, DcgmTelemetry) and readings.inventory is None:
@@ -130,15 +129,15 @@ def _count_models(gpus: Iterable[Device]) -> str:
 
 
 def _check_driver(readings: GpuReadings, expected: int | None, proc: str, sysfs: str) -> list[Finding]:
-    """`expected` is the number of GPUs on the PCI bus, or None if unknown."""
+    """`expected`: number of GPUs on the PCI bus, or None if it is unknown."""
     inventory = readings.inventory
     if inventory is None:
         return [_explain_driver_error(readings.error, proc, sysfs)]
     values = {
         number: value
-        for answer in readings.answers.values()
-        for reading in answer.readings
-        for number, value in reading.values.items()
+        for reading in readings.read.values()
+        for own in reading.values.values()
+        for number, value in own.items()
     }
     driver = values.get(_DRIVER_VERSION) or read_kernel_driver(proc) or "driver of unknown version"
     nvml = f", NVML {values[_NVML_VERSION]}" if _NVML_VERSION in values else ""
@@ -148,9 +147,9 @@ def _check_driver(readings: GpuReadings, expected: int | None, proc: str, sysfs:
         *(wrong("GPUs", f"GPU {index} does not respond: {error}") for index, error in inventory.unreachable.items()),
         *(wrong("GPUs", f"{error} ({gpu.uuid})", _DMESG) for gpu, error in readings.failures.items()),
         *(
-            note("GPUs", f"GPU {gpu.index}: some calls failed ({', '.join(sorted(set(answer.errors)))})", _DMESG)
-            for gpu, answer in readings.answers.items()
-            if answer.errors
+            note("GPUs", f"GPU {gpu.index}: some calls failed ({', '.join(sorted(set(reading.errors)))})", _DMESG)
+            for gpu, reading in readings.read.items()
+            if reading.errors
         ),
     ]
 
@@ -190,9 +189,7 @@ def _explain_driver_error(error: ReadError | None, proc: str, sysfs: str) -> Fin
 
 def _check_mig(readings: GpuReadings) -> list[Finding]:
     layouts = {
-        answer.readings[0].device: [reading.device for reading in answer.readings[1:]]
-        for answer in readings.answers.values()
-        if answer.readings
+        gpu: instances for gpu, *instances in filter(None, (reading.values for reading in readings.read.values()))
     }
     enabled = {gpu: instances for gpu, instances in layouts.items() if gpu.mig_enabled}
     if layouts and not enabled:
@@ -223,13 +220,13 @@ def _check_exporter(shown: str, readings: GpuReadings) -> list[Finding]:
 
 
 def _check_counters(readings: GpuReadings, counters: Sequence[CounterSpec], provider: str) -> list[Finding]:
-    """`provider`: the program that supplies the values instead of the driver; empty for the driver."""
+    """`provider`: where users can add counters; empty if values come directly from the driver."""
     unsupported: dict[str, set[int]] = defaultdict(set)
-    for gpu, answer in readings.answers.items():
-        in_mig_mode = any(reading.device.mig_enabled for reading in answer.readings)
-        available: set[int] = {number for reading in answer.readings for number in reading.values}
+    for gpu, reading in readings.read.items():
+        in_mig_mode = any(device.mig_enabled for device in reading.values)
+        available = {number for values in reading.values.values() for number in values}
         model = (gpu.model or "the GPU") + (" in MIG mode" if in_mig_mode else "")
-        unsupported[model] |= {number for _, number in answer.unsupported} - available
+        unsupported[model] |= {number for _, number in reading.unsupported} - available
     findings = []
     for model, numbers in unsupported.items():
         missing = [counter for counter in counters if counter.field.id in numbers]
@@ -266,7 +263,7 @@ _CHECK_DRIVER = (
 def check_usage(
     telemetry: Telemetry, gpus: Sequence[Device], method: UsageMethod, workers: Workers, deadline: float
 ) -> list[Finding]:
-    """Checks which method of `--usage-from` can split the busy time of shared GPUs on this node."""
+    """Checks whether the method of `--usage-from` works on this node, and finds GPUs that are used through MPS."""
     processes = workers.run({f"processes-{gpu.uuid}": partial(telemetry.processes, gpu) for gpu in gpus}, deadline)
     under_mps = [gpu.index for gpu in gpus if any(p.mps for p in processes[f"processes-{gpu.uuid}"].value or ())]
     mps = [note("MPS", f"GPU {few_of(under_mps)}: {_MPS}")] if under_mps else []
@@ -285,8 +282,9 @@ def check_usage(
         result = results[f"switches-{gpu.uuid}"]
         finding = result.value or wrong("sharing", f"unknown: {result.error}", _CHECK_DRIVER)
         findings[finding].append(str(gpu.index))
-    texts = (f"GPU{'s' * (len(numbers) > 1)} {few_of(numbers)}: " for numbers in findings.values())
-    return [*mps, *(replace(finding, text=text + finding.text) for finding, text in zip(findings, texts, strict=True))]
+    for finding, numbers in findings.items():
+        mps.append(replace(finding, text=f"GPU{'s' * (len(numbers) > 1)} {few_of(numbers)}: {finding.text}"))
+    return mps
 
 
 def _check_switches(telemetry: NvmlTelemetry, gpu: Device, method: UsageMethod) -> Finding:
@@ -312,7 +310,7 @@ def _check_switches(telemetry: NvmlTelemetry, gpu: Device, method: UsageMethod) 
 
 
 def read_kernel_driver(proc: str) -> str:
-    """Returns the version of the kernel's NVIDIA driver, which is readable in containers. Empty if there is none."""
+    """Returns the version of the loaded NVIDIA kernel module, or an empty text. Works in every container."""
     version = re.search(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)", _read(Path(proc, "driver/nvidia/version")))
     return version[1] if version else ""
 
@@ -331,20 +329,17 @@ def check_privileges(proc: str, exact_usage: bool) -> list[Finding]:
     user = f"uid {uid[1]}" if uid else "unknown uid"
     needed = "CAP_SYS_ADMIN for --usage-from exact" if exact_usage else "none"
     text = f"running as {user}; root is needed only for the kubelet socket; capabilities needed: {needed}"
-    findings = [ok("privileges", text)]
-    if capabilities and int(capabilities[1], 16) & _SYS_ADMIN and not exact_usage:
-        findings.append(
-            note(
-                "privileges",
-                "this process has CAP_SYS_ADMIN, which podgpu does not need",
-                "in a pod, set securityContext: {privileged: false, capabilities: {drop: [ALL]}}",
-            )
-        )
-    return findings
+    if exact_usage or not capabilities or not int(capabilities[1], 16) & _SYS_ADMIN:
+        return [ok("privileges", text)]
+    advice = "in a pod, set securityContext: {privileged: false, capabilities: {drop: [ALL]}}"
+    return [
+        ok("privileges", text),
+        note("privileges", "this process has CAP_SYS_ADMIN, which podgpu does not need", advice),
+    ]
 
 
 def check_device_files(dev: str) -> list[Finding]:
-    """Returns no finding if there are no device files, because WSL works without them."""
+    """Checks that the GPUs' device files can be opened. There may be none, because WSL works without them."""
     files = sorted([*Path(dev).glob("nvidiactl"), *Path(dev).glob("nvidia[0-9]*")])
     closed = [str(path) for path in files if not os.access(path, os.R_OK | os.W_OK)]
     if closed:
@@ -354,14 +349,10 @@ def check_device_files(dev: str) -> list[Finding]:
 
 
 def check_pid_namespace(proc: str) -> Finding:
-    try:
-        namespace = os.readlink(Path(proc, "self/ns/pid"))
-    except OSError:
-        return note("pid namespace", "unknown, because /proc/self/ns/pid cannot be read", "mount /proc")
-    if namespace == _HOST_PID_NAMESPACE:
+    if in_host_pid_namespace(proc):
         return ok("pid namespace", "host PID namespace")
     text = "not in the host PID namespace: per-container usage is unavailable"
-    return note("pid namespace", text, "set hostPID: true to enable it")
+    return note("pid namespace", text, "set hostPID: true, and mount /proc if podgpu cannot read it")
 
 
 def check_host_name(no_hostname: bool) -> Finding:
@@ -380,7 +371,7 @@ def check_host_name(no_hostname: bool) -> Finding:
 # The API server, the kubelet and other allocation sources, and the device ids that they report
 
 _WATCH_REFUSED_S = 0.5
-"""Seconds to wait for the rejection of a watch. The API server does not confirm watches that it accepts."""
+"""Seconds to wait for the rejection of a watch. An accepted watch gets no response before the first event."""
 
 
 def check_watches(watches: Sequence[Informer[Any]], timeout: float) -> list[Finding]:
@@ -410,7 +401,7 @@ def check_holders(
     workers: Workers,
     deadline: float,
 ) -> list[Finding]:
-    """Reads and reports each source separately, then checks the merged allocation."""
+    """Reads each source of holders, reports its state, and checks the merged allocation."""
     if not sources:
         return [note("kubelet", "not used, because --kubernetes (DCGM_EXPORTER_KUBERNETES) is false: no pod labels")]
     kubelet = next((source for source in sources if isinstance(source, KubeletAllocation)), None)
@@ -472,7 +463,7 @@ def _check_kubelet(path: str, response: Any, allocation: Allocation, api: ApiAcc
 
 
 def _explain_no_pods(responds: str, api_pods: int) -> Finding:
-    """Explains an empty list of pods. After a restart, a kubelet lists none until the API server has answered."""
+    """Explains an empty list of pods. A restarted kubelet lists no pods until the API server has answered."""
     advice = "run doctor again in a minute; if this persists, check the kubelet's log and the API server"
     if api_pods:
         text = f"{responds}, but lists no pods, and the API server has {plural(api_pods, 'pod')} on this node"
@@ -487,8 +478,7 @@ _ROOTS = "the kubelet's directory in k0s: /var/lib/k0s/kubelet, in microk8s: /va
 
 
 def _explain_error(name: str, error: Exception | None, kubelet_required: bool) -> Finding:
-    """Reports the error without the worker's name. The error messages of sources already contain advice."""
-    text = str(error).removeprefix(f"{name}: ")
+    text = str(error).removeprefix(f"{name}: ")  # the finding itself shows the name
     if name != SOURCE or getattr(error, "reason", "") != "socket_missing":
         return wrong(name, text)
     return (wrong if kubelet_required else note)("kubelet", f"no pod labels, because {text}", _ROOTS)
@@ -506,7 +496,7 @@ def check_mapping(
     resource_names: frozenset[str],
     resources: Sequence[str],
 ) -> list[Finding]:
-    """Checks that each assigned id is a device of this node. `resources` are all resources that the kubelet lists."""
+    """Checks that each assigned id is a device of this node. `resources`: names of all resources that pods hold."""
     if readings.inventory is None:
         assignments = plural(len(allocation.unmapped), "assignment")
         return [note("mapping", f"{assignments} cannot be mapped to GPUs without the driver")]
@@ -552,7 +542,7 @@ def _explain_unmapped(unmapped: Unmapped, readings: GpuReadings, resource_names:
 
 
 def _explain_unknown(device_id: DeviceId, readings: GpuReadings) -> tuple[str, str]:
-    """Returns the reason why a well-formed id matches no device of this node, and the advice."""
+    """Returns the reason why a valid id matches no device of this node, and advice."""
     if not readings.is_complete:
         return "it may be a GPU that does not respond", "fix the problems of the GPUs first"
     if device_id.mig_uuid is not None or device_id.gi_id is not None:

@@ -10,21 +10,20 @@ from dataclasses import dataclass, field, replace
 from podgpu import __version__
 from podgpu.clock import Clock, FaultLog
 from podgpu.errors import SourceError
-from podgpu.files import AtomicFile, OutputError, look_at
+from podgpu.files import AtomicFile, OutputError, identify_file
 from podgpu.gpu.exporter import find_devices
 from podgpu.gpu.source import CompanionDriver
-from podgpu.holders.reader import AllocationResult
 from podgpu.metrics.adapter import LabelMap, read_device_key
 from podgpu.metrics.encode import Family, Labels, Sample, encode
 from podgpu.metrics.labels import HOLDER_LABELS, Policy, holder_pairs
 from podgpu.metrics.parse import ParsedFamily, ParsedSample, encode_parsed
 from podgpu.metrics.render import render_self
-from podgpu.model import Assignment, Device, NodeState, SourceStatus
+from podgpu.model import Allocation, Assignment, Device, NodeState, SourceStatus
 from podgpu.workers import ErrorCounts
 
 _log = logging.getLogger("podgpu")
 SOURCE = "exporter"
-"""Value of the `source` label for the exporter's metrics in podgpu's own metrics."""
+"""Value of the `source` label in podgpu's own metrics, for reads of the other exporter."""
 OUTPUT = "textfile"
 _OWN_PREFIX = "podgpu_"
 _LOG_AGAIN_SECONDS = 60.0
@@ -36,10 +35,10 @@ _LOG_AGAIN_SECONDS = 60.0
 def relabel(
     exposition: Iterable[ParsedFamily], assignments: Iterable[Assignment], policy: Policy
 ) -> tuple[list[ParsedFamily], int]:
-    """Removes existing pod labels. Adds new pod labels to the series of devices with exactly one holder.
+    """Replaces the pod labels of an exposition. Only series of devices with exactly one holder get new pod labels.
 
-    If a series has copies for several holders, the copies are merged, or dropped if their values differ. podgpu's own
-    families stay unchanged. Returns the families and the number of dropped series.
+    Series that then have equal labels are merged, or dropped if their values differ. podgpu's own families stay
+    unchanged. Returns the families and the number of dropped series.
     """
     holders = _find_sole_holders(assignments)
     families: list[ParsedFamily] = []
@@ -64,14 +63,14 @@ def relabel(
 
 
 def _select_copy(copies: Sequence[ParsedSample]) -> ParsedSample | None:
-    """Returns the copy without pod labels if there is one, else the first copy. Returns None if the values differ."""
+    """Returns the copy that had no pod labels, or else the first copy. Returns None if the values of copies differ."""
     without_holder = [sample for sample in copies if HOLDER_LABELS.isdisjoint(sample.labels)]
     chosen = without_holder or copies
     return chosen[0] if len({str(sample.value) for sample in chosen}) == 1 else None  # as text, because NaN != NaN
 
 
 def _find_sole_holders(assignments: Iterable[Assignment]) -> dict[str, Assignment]:
-    """Maps each device with exactly one workload to the assignment of that workload."""
+    """Returns device -> assignment, for devices with exactly one holder."""
     held: dict[str, Assignment | None] = {}
     for assignment in assignments:
         first = held.setdefault(assignment.device, assignment)
@@ -94,83 +93,66 @@ def _make_labels(sample: ParsedSample, holders: Mapping[str, Assignment], policy
 # The file
 
 
-@dataclass(frozen=True)
-class EnrichSettings:
-    policy: Policy = field(default_factory=Policy)
-    stale_after: float | None = 75.0  # seconds after which old values are removed; None means never
-    device_name_ids: bool = False
-
-
+@dataclass
 class Enricher:
-    def __init__(
-        self,
-        fetch: Callable[[], Sequence[ParsedFamily]],
-        find_holders: Callable[[Sequence[Device]], AllocationResult],
-        textfile: AtomicFile,
-        errors: ErrorCounts,
-        settings: EnrichSettings | None = None,
-        companion: CompanionDriver | None = None,
-        clock: Clock | None = None,
-    ) -> None:
-        self._fetch = fetch
-        self._find_holders = find_holders
-        self._file = textfile
-        self._settings = settings or EnrichSettings()
-        self._companion = companion or CompanionDriver(None)
-        self._clock = (clock or Clock()).monotonic
-        self._wall = (clock or Clock()).wall
-        self._errors = errors
-        self._faults: FaultLog[str] = FaultLog(self._clock, _LOG_AGAIN_SECONDS)
-        self._written_at: float | None = None
-        """Time when the values in the file were read; None if the file has no values."""
-        with suppress(SourceError):
-            age = self._wall() - look_at(str(textfile.path)).modified_ns / 1e9
-            self._written_at = self._clock() - max(0.0, age)
+    fetch: Callable[[], Sequence[ParsedFamily]]
+    find_holders: Callable[[Sequence[Device]], Allocation]
+    file: AtomicFile
+    errors: ErrorCounts
+    policy: Policy = field(default_factory=Policy)
+    stale_after: float | None = None  # seconds after which old values are removed; None means never
+    device_name_ids: bool = False
+    companion: CompanionDriver = field(default_factory=lambda: CompanionDriver(None))
+    clock: Clock = field(default_factory=Clock)
 
-    def turn(self) -> Sequence[SourceStatus]:
+    def __post_init__(self) -> None:
+        self._faults: FaultLog[str] = FaultLog(self.clock.monotonic, _LOG_AGAIN_SECONDS)
+        self._written_at: float | None = None
+        """Monotonic time when the values in the file were read; None if the file has no values."""
+        with suppress(SourceError):
+            age = self.clock.wall() - identify_file(str(self.file.path)).modified_ns / 1e9
+            self._written_at = self.clock.monotonic() - max(0.0, age)
+
+    def update_file(self) -> Sequence[SourceStatus]:
         """Reads the metrics, adds the labels and writes the file. Returns the status of the allocation sources.
 
         Raises SourceError if the metrics cannot be read, OutputError if the file cannot be written.
         """
-        started = self._clock()
+        started = self.clock.monotonic()
         try:
-            exposition = self._fetch()
-            devices = self._complete_devices(exposition)
+            exposition = self.fetch()
+            found = find_devices((s for f in exposition for s in f.samples), SOURCE, self.device_name_ids)
+            self.companion.update()
+            devices = tuple(self.companion.complete(device) for device, _ in found)
         except SourceError as e:
             self._count_error(SOURCE, e.reason, str(e))
             if self._is_stale():
-                failure = SourceStatus(SOURCE, False, self._clock() - started, e.reason, str(e))
-                self._write(self._encode_self((failure,), AllocationResult(), 0.0))
+                failure = SourceStatus(SOURCE, False, self.clock.monotonic() - started, e.reason, str(e))
+                self._write(self._encode_self((failure,), Allocation(), 0.0))
                 if self._written_at is not None:
-                    _log.warning("%s: the values were removed, because they are stale", self._file.path)
+                    _log.warning("%s: the values were removed, because they are stale", self.file.path)
                 self._written_at = None
             raise
         self._log_success(SOURCE)
-        held = self._find_holders(devices)
+        held = self.find_holders(devices)
         for source in held.sources:
             if source.up:
                 self._log_success(source.name)
             else:
                 self._log_failure(source.name, source.error, source.message)
         assignments = [replace(one, holder=held.with_api_uid(one.holder)) for one in held.assignments]
-        families, ambiguous = relabel(exposition, assignments, self._settings.policy)
+        families, ambiguous = relabel(exposition, assignments, self.policy)
         if ambiguous:
-            self._errors.add(SOURCE, "copies_differ", ambiguous)
-        sources = (SourceStatus(SOURCE, True, self._clock() - started), *held.sources)
+            self.errors.add(SOURCE, "copies_differ", ambiguous)
+        sources = (SourceStatus(SOURCE, True, self.clock.monotonic() - started), *held.sources)
         existing = {family.name for family in families}
-        self._write(encode_parsed(families) + self._encode_self(sources, held, self._wall(), existing))
-        self._written_at = self._clock()
+        self._write(encode_parsed(families) + self._encode_self(sources, held, self.clock.wall(), existing))
+        self._written_at = self.clock.monotonic()
         return held.sources
-
-    def _complete_devices(self, exposition: Iterable[ParsedFamily]) -> tuple[Device, ...]:
-        samples = (sample for family in exposition for sample in family.samples)
-        slots = find_devices(samples, SOURCE, self._settings.device_name_ids)
-        self._companion.update()
-        return tuple(self._companion.complete(device) for device, _ in slots)
 
     def _write(self, content: bytes) -> None:
         try:
-            self._file.write(content)
+            self.file.write(content)
         except OutputError as e:
             self._count_error(OUTPUT, e.reason, str(e))
             if self._is_stale():
@@ -179,36 +161,36 @@ class Enricher:
         self._log_success(OUTPUT)
 
     def _remove_file(self) -> None:
-        """Deletes the stale file if it cannot be overwritten. Deleting works even on a full disk."""
+        """Deletes a stale file that cannot be overwritten. Deletion works even on a full disk."""
         if self._written_at is None:
             return
         try:
-            self._file.remove()
+            self.file.remove()
         except OutputError as e:
             self._count_error(OUTPUT, "not_removed", f"the file has stale values, but {e}")
             return
         self._written_at = None
-        _log.warning("%s: removed, because its values are stale and it cannot be written", self._file.path)
+        _log.warning("%s: removed, because its values are stale and it cannot be written", self.file.path)
 
     def _is_stale(self) -> bool:
-        limit = self._settings.stale_after
-        return limit is not None and (self._written_at is None or self._clock() - self._written_at > limit)
+        limit = self.stale_after
+        return limit is not None and (self._written_at is None or self.clock.monotonic() - self._written_at > limit)
 
     def _encode_self(
         self,
         sources: tuple[SourceStatus, ...],
-        held: AllocationResult,
+        held: Allocation,
         taken_at: float,
         existing: Set[str] = frozenset(),
     ) -> bytes:
-        """Encodes podgpu's own metrics. Skips `existing` families, because a second HELP line would be invalid."""
-        statuses = self._errors.add_to(sources, held.unmapped)
+        """Encodes podgpu's own metrics. Skips families in `existing`, because a second HELP line would be invalid."""
+        statuses = self.errors.add_to(sources, held.unmapped)
         state = NodeState(producer="podgpu", version=__version__, taken_at=taken_at or None, sources=statuses)
         families = (family for family in render_self(state) if family.name not in existing)
-        return encode(_add_file_label(family, self._file.path.name) for family in families)
+        return encode(_add_file_label(family, self.file.path.name) for family in families)
 
     def _count_error(self, source: str, reason: str, message: str) -> None:
-        self._errors.add(source, reason)
+        self.errors.add(source, reason)
         self._log_failure(source, reason, message)
 
     def _log_failure(self, source: str, reason: str, message: str) -> None:
@@ -221,7 +203,7 @@ class Enricher:
 
 
 def _add_file_label(family: Family, file: str) -> Family:
-    """Adds the label `file`, because two files in one directory must not contain the same series."""
+    """Adds the label `file`, because two files in node_exporter's directory must not contain the same series."""
     return family._replace(
         samples=tuple(Sample(Labels((*s.labels.pairs, ("file", file))), s.value) for s in family.samples)
     )

@@ -15,7 +15,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 from podgpu.errors import SourceError, StartError, Unsupported
 from podgpu.metrics.fields import Field
-from podgpu.model import Device, DeviceUsage, OtherReading, ProcessUsage, Reading, Value
+from podgpu.model import Detail, Device, DeviceUsage, EntityState, ProcessUsage, Value
 
 Lack = Literal["no_process_utilization", "no_energy", "no_memory", "no_instance_utilization", "no_process_list"]
 """Error reason for a usage value that a GPU does not provide."""
@@ -23,33 +23,29 @@ EXPORTER_FIELDS = 9000  # fields from this id on are computed by dcgm-exporter o
 _COMPANION_WAIT = 0.5
 
 
-@dataclass(frozen=True, slots=True, eq=False)  # compared by identity, because sources use lanes as cache keys
-class Lane:
-    """A group of fields that are read together, at the same interval."""
+@dataclass(frozen=True, slots=True, eq=False)  # compared by identity, because sources use groups as cache keys
+class FieldGroup:
+    """Fields that are read together, at the same interval. DCGM has the same term."""
 
     fields: tuple[Field, ...]
     interval: float
 
 
 @dataclass(frozen=True, slots=True)
-class GpuAnswer:
-    """Readings of one physical GPU and of each of its instances."""
+class GpuReading:
+    """The values of one physical GPU and of its MIG instances. Fields without a value have no entry."""
 
-    readings: tuple[Reading, ...]
-    unsupported: tuple[tuple[str, int], ...] = ()
-    """(device key, field id) of fields that are not supported."""
-    dropped: tuple[int, ...] = ()
-    """Ids of fields whose value was rejected (special code, NaN or impossible), once per occurrence."""
-    errors: tuple[str, ...] = ()
-    """Reasons of failed calls. The other values of the reading are valid."""
-    others: tuple[OtherReading, ...] = ()
-    """Readings of the GPU's links, or of switches and CPUs."""
-    details: Mapping[int, Value] = field(default_factory=dict)
-    """Field id -> value, shown on the GPU's page. Read less often than the other fields."""
-    reports_errors: bool = True
-    """False if the source cannot report errors (XIDs) of this GPU."""
-    links_up: int | None = None
-    """Number of NVLinks that are up; None if the GPU has none or does not report them."""
+    values: Mapping[Device, Mapping[int, Value]]  # the GPU, then its instances -> field id -> value
+    details: tuple[Detail, ...] = ()  # fields of the GPU that have several values, such as health checks
+    unsupported: tuple[tuple[str, int], ...] = ()  # device key, field id
+    dropped: tuple[
+        int, ...
+    ] = ()  # fields whose value was rejected (special code, NaN, impossible), once per occurrence
+    errors: tuple[str, ...] = ()  # reasons of failed calls; the values above are valid
+    entities: tuple[EntityState, ...] = ()  # the GPU's links, or switches and CPUs
+    slow_values: Mapping[int, Value] = field(default_factory=dict)  # for the GPU's page, read less often; by field id
+    reports_errors: bool = True  # False if the source cannot report errors (XIDs) of this GPU
+    links_up: int | None = None  # number of NVLinks that are up; None if the GPU has none or does not report them
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +118,7 @@ class Telemetry(Protocol):
     def inventory(self) -> Inventory:
         """Returns the physical GPUs. Opens the driver if necessary. Raises SourceError."""
 
-    def read(self, gpu: Device, fields: Sequence[Field]) -> GpuAnswer:
+    def read(self, gpu: Device, fields: Sequence[Field]) -> GpuReading:
         """Reads one GPU and its instances. Called from that GPU's worker. Raises SourceError."""
 
     def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
@@ -152,11 +148,11 @@ class Telemetry(Protocol):
 class HostEngine(Protocol):
     """A source that reads GPUs at intervals of its own (DCGM). It also reads NVSwitches, NVLinks, CPUs and cores."""
 
-    def schedule(self, lanes: Sequence[Lane]) -> None:
-        """Sets the lanes (fields with the same interval). Later calls of `read` pass the fields of one lane."""
+    def schedule(self, groups: Sequence[FieldGroup]) -> None:
+        """Sets the field groups. Later calls of `read` pass the fields of one group."""
 
-    def read_others(self, fields: Sequence[Field]) -> GpuAnswer:
-        """Returns an answer with `others` and without readings. Called from its own worker. Raises SourceError."""
+    def read_others(self, fields: Sequence[Field]) -> GpuReading:
+        """Returns an reading with `entities` only. Called from its own worker. Raises SourceError."""
 
 
 class CompanionDriver:
@@ -197,7 +193,7 @@ class CompanionDriver:
             for gpu in driver.inventory().gpus:
                 devices[gpu.key] = gpu
                 with suppress(SourceError):
-                    devices |= {reading.device.key: reading.device for reading in driver.read(gpu, ()).readings}
+                    devices |= {device.key: device for device in driver.read(gpu, ()).values}
         self._devices = devices
 
     def _find_driver(self, gpu: Device) -> Telemetry:

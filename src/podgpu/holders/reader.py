@@ -10,10 +10,10 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from operator import attrgetter
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -40,7 +40,6 @@ from podgpu.model import (
 from podgpu.workers import ErrorCounts, Result, Workers
 
 _log = logging.getLogger("podgpu")
-W = TypeVar("W", bound=Workload)
 GRACE_SECONDS = 60.0
 """How long a holder is kept after it was last listed, if it is unknown whether its container runs."""
 DEADLINE = 5.0  # seconds per reading; a slower source is not called again until it answers, and its late answer is used
@@ -57,20 +56,6 @@ class HolderSources:
     sources: Sequence[AllocationSource] = ()
     read_identities: Callable[[], Identities] = Identities
     read_containers: Callable[[], Collection[Workload] | None] = lambda: None  # None if processes are not visible
-
-
-@dataclass(frozen=True, slots=True)
-class AllocationResult(Allocation):
-    """The merged allocation, and the status of the sources."""
-
-    sources: tuple[SourceStatus, ...] = ()
-    api_uids: Mapping[str, str] = field(default_factory=dict)  # static pods: kubelet's UID -> API server's UID
-    at: float | None = None  # Unix time
-
-    def with_api_uid(self, workload: W) -> W:
-        """Replaces the UID of a static pod by that of the API server, if known."""
-        uid = self.api_uids.get(workload.uid)
-        return workload if uid is None else structs.replace(workload, uid=uid)
 
 
 _resource_key = attrgetter("device", "replica", "attributes")  # attributes distinguish DRA claims on one device
@@ -197,7 +182,7 @@ class AllocationReader:
         if getattr(result.error, "reason", "") != "hung":  # "hung" only means that another thread is already reading
             self._identities_result = result
 
-    def read(self, devices: Sequence[Device]) -> AllocationResult:
+    def read(self, devices: Sequence[Device]) -> Allocation:
         jobs = {source.name: partial(source.assignments, devices) for source in self.sources}
         results = self._workers.run(jobs, DEADLINE, self._on_late)
         at = self._clock.wall()
@@ -208,9 +193,7 @@ class AllocationReader:
         # Without devices, every id would be reported as unknown.
         unmapped = tuple(entry for entry in merged.unmapped if devices or entry.reason != "unknown_device")
         sources, uids = (*statuses, *self._check_identities()), self._identities.api_uids
-        return AllocationResult(
-            merged.assignments, unmapped, merged.vcuda, merged.offered, sources=sources, api_uids=uids, at=at
-        )
+        return replace(merged, unmapped=unmapped, sources=sources, api_uids=uids, at=at)
 
     def _check_identities(self) -> tuple[SourceStatus, ...]:
         """Returns the status of the identities only if a reading has failed since the start."""

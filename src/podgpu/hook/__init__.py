@@ -1,6 +1,6 @@
-"""Container runtime hook (NRI plugin): observes every container and maintains podlist.json.
+"""An NRI plugin for the container runtime. Observes every container and maintains podlist.json.
 
-`nri` implements the protocol and answers requests, `devices` finds the GPUs of a container, and `loop` connects to the
+`nri` implements the protocol and answers requests. `devices` finds the GPUs of a container. `loop` connects to the
 runtime and writes the file.
 """
 
@@ -14,11 +14,11 @@ _COUNTERS = {name: spec.labels for name, spec in families_in("hook").items() if 
 
 
 class HookCounters:
-    """Counters of the hook's own metrics. Thread-safe."""
+    """The counters of the hook's own metrics. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # A counter without labels is 0 before the first event.
+        # Counters without labels start at 0. Counters with labels have no series before the first event.
         self._values: dict[str, dict[str, float]] = {
             name: {} if labels else {"": 0} for name, labels in _COUNTERS.items()
         }

@@ -1,7 +1,8 @@
-"""Finds the GPUs of a sandbox's containers, and how this node numbers its GPUs.
+"""Finds the GPUs of a pod's containers, and reads how this node numbers its GPUs.
 
-Sources, in order: koordinator's annotation (for the whole pod), NVIDIA_VISIBLE_DEVICES, mounted device files, device
-nodes. Users can set variables and mounts to any text, so these are used only if they have the form of a GPU id.
+The first of these sources that names GPUs is used: koordinator's annotation (for the whole pod),
+NVIDIA_VISIBLE_DEVICES, mounted device files, device nodes. Users can set variables and mounts to any text, so texts
+that are not GPU ids are ignored.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ _CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 _NVIDIA_MAJOR = 195
 _FIRST_CONTROL_MINOR = 254
-"""254 is nvidia-modeset and 255 is nvidiactl. Every GPU container has them."""
+"""Minors from 254 are not GPUs: 254 is nvidia-modeset, 255 is nvidiactl. Every GPU container has both."""
 _DEFAULT_DEVICES = {(1, 3), (1, 5), (1, 8)}
-"""/dev/null, /dev/zero and /dev/random. Only privileged containers list them, because they list all of /dev."""
+"""Major and minor of /dev/null, /dev/zero and /dev/random. Only privileged containers list these devices."""
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,5}", re.ASCII)
 _CDI_NAME = re.compile(r"[a-z0-9.-]+/[a-z0-9-]+=(.+)", re.IGNORECASE | re.ASCII)
 _MANAGEMENT = "management.nvidia.com/"
-"""CDI device names of containers that manage GPUs. Such containers can access all GPUs but hold none."""
+"""Prefix of the CDI device names for containers that manage GPUs. Such containers access all GPUs but hold none."""
 _MAX_INFORMATION_BYTES = 64 * 1024
 _PCI_NAME = re.compile(r"[0-9a-f]+:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
 _UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-f-]{36})\s*$", re.MULTILINE | re.IGNORECASE)
-"""A valid UUID. For a GPU that was never opened, the driver writes question marks, which do not match."""
+"""Matches a valid UUID. If the GPU was never opened, the driver writes question marks instead of a UUID."""
 _MINOR = re.compile(r"^Device Minor:\s*([0-9]{1,6})\s*$", re.MULTILINE)
 _EXCLUDED = re.compile(r"^GPU Excluded:\s*Yes\s*$", re.MULTILINE | re.IGNORECASE)
 
@@ -51,30 +52,31 @@ class Card(NamedTuple):
 
 @dataclass(frozen=True)
 class Cards:
-    """GPUs in the order of their indices; empty without a driver.
+    """The GPUs of this node in the order of their indices. Empty without a driver.
 
-    koordinator writes minors, but the container toolkit reads indices."""
+    Minors are also needed, because koordinator uses minors and the container toolkit uses indices.
+    """
 
     cards: tuple[Card, ...] = ()
 
     def find_by_minor(self, minor: int) -> str:
-        """Returns the UUID, or the minor number if the UUID is unknown. podlist.json also uses minor numbers."""
+        """Returns the UUID. If it is unknown, returns the minor, which is also valid in podlist.json."""
         return next((card.uuid for card in self.cards if card.minor == minor and card.uuid), str(minor))
 
     def find_by_index(self, index: int) -> str:
-        """Returns the UUID, or the index if the UUID is unknown, because index and minor are equal on most nodes."""
+        """Returns the UUID. If it is unknown, returns the index, which equals the minor on most nodes."""
         uuid = self.cards[index].uuid if index < len(self.cards) else ""
         return uuid or str(index)
 
     @property
     def uuids(self) -> tuple[str, ...]:
-        """UUIDs of all GPUs. Empty if one of them is unknown."""
+        """The UUIDs of all GPUs. Empty if any UUID is unknown."""
         uuids = tuple(card.uuid for card in self.cards)
         return uuids if all(uuids) else ()
 
 
 def read_cards(proc: str) -> Cards:
-    """Reads /proc/driver/nvidia/gpus, so that no driver library is needed. Blocks if the driver hangs."""
+    """Reads the GPUs from /proc, because the hook has no driver library. Blocks if the driver hangs."""
     root = os.path.join(proc, "driver", "nvidia", "gpus")
     try:
         places = [name for name in os.listdir(root) if _PCI_NAME.fullmatch(name)]
@@ -95,16 +97,16 @@ def read_cards(proc: str) -> Cards:
 
 
 class Sandbox(NamedTuple):
-    """A sandbox (NRI's PodSandbox) and its containers. Never modified, so that other threads can read it."""
+    """A pod (NRI's PodSandbox) and its containers. Immutable, so that other threads can read it."""
 
     pod: Any
     containers: tuple[Any, ...] = ()
 
 
 def find_gpus(sandbox: Sandbox, cards: Cards) -> list[PodlistEntry]:
-    """Returns the sandbox's containers that have GPUs. Raises BadAnnotation if the annotation is malformed."""
+    """Returns one entry per container with GPUs. Raises BadAnnotation if koordinator's annotation is malformed."""
     pod = sandbox.pod
-    if not pod.namespace or not pod.name:  # programs that read podlist.json reject such an entry
+    if not pod.namespace or not pod.name:  # programs that read podlist.json reject entries without names
         return []
     assigned = find_assigned(pod, cards)
     held = ((container.name, assigned or _find_own(container, cards)) for container in sandbox.containers)
@@ -120,7 +122,7 @@ def find_assigned(pod: Any, cards: Cards) -> tuple[str, ...]:
 
 
 def read_variables(container: Any) -> dict[str, str]:
-    """Returns the container's NVIDIA variables. The last value of a repeated name is used."""
+    """Returns the container's NVIDIA_* variables. If a name is repeated, its last value counts."""
     texts = (variable.decode(errors="replace") for variable in container.env if variable.startswith(b"NVIDIA_"))
     return dict(text.partition("=")[::2] for text in texts)
 
@@ -141,7 +143,7 @@ def _find_own(container: Any, cards: Cards) -> tuple[str, ...]:
 
 
 def _read_minors(devices: Sequence[Any]) -> list[int]:
-    """Returns the minors of the device nodes. A privileged container has all device nodes and holds no GPU."""
+    """Returns the minors of the GPUs. Ignores privileged containers, because they have all device nodes."""
     if any((device.major, device.minor) in _DEFAULT_DEVICES for device in devices):
         return []
     minors = {device.minor for device in devices if device.major == _NVIDIA_MAJOR}
@@ -149,15 +151,15 @@ def _read_minors(devices: Sequence[Any]) -> list[int]:
 
 
 def _mounted_name(name: str) -> str:
-    """Converts the path of a mount, `<id>` or `cdi/<vendor>/<class>/<id>`, to an id or a CDI name."""
+    """Converts the path of a mount to an id or a CDI name. The path is `<id>` or `cdi/<vendor>/<class>/<id>`."""
     parts = name.split("/", 3)
     return f"{parts[1]}/{parts[2]}={parts[3]}" if parts[0] == "cdi" and len(parts) == 4 else name
 
 
 def _resolve(words: Iterable[str], is_monitor: bool, cards: Cards) -> tuple[str, ...] | None:
-    """Resolves ids as the container toolkit does. Returns None if no word is an id.
+    """Converts GPU names as the container toolkit does. Returns None if no word is a GPU name.
 
-    `is_monitor`: the container's driver capabilities allow only queries. Such a container with `all` is not a holder.
+    With `is_monitor`, the container may only query GPUs, so `all` does not make it a holder of GPUs.
     """
     ids: list[str] = []
     is_known = False

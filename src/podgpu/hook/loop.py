@@ -1,13 +1,12 @@
-"""Connects to the runtime, and reconnects if the connection ends. A second thread writes podlist.json.
+"""Connects to the container runtime, and reconnects if the connection ends. A second thread writes podlist.json.
 
 Changes during or shortly after a write are combined into one write. If another program removes or overwrites the
-file, it is restored. If the file cannot be written, the old file stays and the write is retried every 5 s.
+file, the hook restores it. If the file cannot be written, the old file stays, and the hook tries again every 5 s.
 """
 
 from __future__ import annotations
 
 import logging
-import platform
 import socket
 import threading
 import time
@@ -18,14 +17,13 @@ from functools import partial
 
 import msgspec
 
-from podgpu import __version__
 from podgpu.errors import SourceError, StartError
 from podgpu.files import AtomicFile, OutputError, read_bounded
 from podgpu.holders.node_files import MAX_BYTES, PodlistEntry
 from podgpu.hook import HookCounters
 from podgpu.hook.devices import Cards, Sandbox, find_gpus, read_cards
 from podgpu.hook.nri import Plugin, Session
-from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample, make_families
+from podgpu.metrics.encode import NO_LABELS, VERSIONS, Family, Sample, make_families
 from podgpu.workers import Workers
 
 _log = logging.getLogger("podgpu")
@@ -39,7 +37,7 @@ _CARDS_INTERVAL, _CARDS_DEADLINE = 10.0, 1.0
 @dataclass(frozen=True, slots=True)
 class HookSettings:
     socket: str = "/var/run/nri/nri.sock"
-    inherited: int | None = None  # descriptor of the connection, if the runtime started the hook
+    inherited: int | None = None  # if the runtime started the hook: file descriptor of the open connection
     name: str = "podgpu"
     index: str = "90"
     inject: bool = False
@@ -47,12 +45,10 @@ class HookSettings:
 
 
 class Hook:
-    """The service that `podgpu hook` runs."""
-
     def __init__(self, settings: HookSettings, file: AtomicFile, read: Callable[[str], Cards] = read_cards) -> None:
         self._settings = settings
         self._counters = HookCounters()
-        self._writer = PodlistWriter(file, self._counters, partial(read, settings.proc))
+        self.writer = PodlistWriter(file, self._counters, partial(read, settings.proc))
         self._stopping = threading.Event()
         self._connection: socket.socket | None = None
         self._plugin: Plugin | None = None  # plugin of the open connection
@@ -64,38 +60,33 @@ class Hook:
         plugin = self._plugin
         return plugin is not None and plugin.is_synchronised
 
-    @property
-    def is_up_to_date(self) -> bool:
-        return self._writer.is_up_to_date
-
     def families(self) -> list[Family]:
         plugin = self._plugin
-        build = Labels((("version", __version__), ("python_version", platform.python_version())))
         gauges = {
             "podgpu_hook_synchronised": int(self.is_synchronised),
             "podgpu_hook_containers": plugin.containers if plugin is not None else 0,
-            "podgpu_hook_gpu_containers": self._writer.gpu_containers,
-            "podgpu_hook_podlist_up_to_date": int(self.is_up_to_date),
+            "podgpu_hook_gpu_containers": self.writer.gpu_containers,
+            "podgpu_hook_podlist_up_to_date": int(self.writer.is_up_to_date),
         }
         samples = {name: [Sample(NO_LABELS, value)] for name, value in gauges.items()}
-        samples["podgpu_hook_build_info"] = [Sample(build, 1)]
+        samples["podgpu_hook_build_info"] = [Sample(VERSIONS, 1)]
         return make_families("hook", {**samples, **self._counters.samples()})
 
     def start(self, on_fatal: Callable[[], object]) -> None:
-        """Starts the threads. `on_fatal` is called when an inherited connection ends: podgpu cannot open it again."""
-        self._writer.start()
+        """Starts the threads. Calls `on_fatal` when an inherited connection ends, because it cannot be opened again."""
+        self.writer.start()
         threading.Thread(target=self._run, args=(on_fatal,), name="hook-runtime", daemon=True).start()
 
     def reload(self) -> None:
-        """Does nothing, because the hook has no configuration files."""
+        """Required by the web server. Does nothing, because the hook has no configuration files."""
 
     def stop(self) -> None:
-        """Stops the threads. Does not remove the file, because containers continue to run without the hook."""
+        """Stops the threads. Keeps the file, because containers continue to run without the hook."""
         self._stopping.set()
         connection = self._connection
         if connection is not None:
             _shut(connection)
-        self._writer.stop()
+        self.writer.stop()
 
     def _run(self, on_end: Callable[[], object]) -> None:
         while not self._stopping.is_set():
@@ -107,9 +98,9 @@ class Hook:
             self._stopping.wait(_RETRY_SECONDS)
 
     def _connect_once(self) -> bool:
-        """Returns True if the runtime reported its containers before the connection ended."""
-        cards = (lambda: self._writer.cards) if self._settings.inject else None
-        plugin = Plugin(self._writer.update, self._counters, cards)
+        """Runs one connection until it ends. Returns True if the runtime reported its containers before the end."""
+        cards = (lambda: self.writer.cards) if self._settings.inject else None
+        plugin = Plugin(self.writer.update, self._counters, cards)
         reason, message = "connection_ended", "the runtime ended the connection"
         try:
             self._connection = self._connect()
@@ -152,7 +143,7 @@ class Hook:
 
 
 def _shut(connection: socket.socket) -> None:
-    """Shuts the connection down, which ends a blocked read in another thread."""
+    """Shuts the connection down, so that a blocked read in another thread ends."""
     with suppress(OSError):  # already closed
         connection.shutdown(socket.SHUT_RDWR)
 
@@ -176,7 +167,7 @@ class PodlistWriter:
         self._next_cards_at = 0.0
         self.cards = Cards()
         self._sandboxes: tuple[Sandbox, ...] | None = None
-        """None until the runtime has reported all containers. The previous file is kept until then."""
+        """None until the runtime has reported all containers. Until then, nothing is written."""
         self._logged: set[str] = set()
         self._wake = threading.Event()
         self._stopping = False
@@ -195,7 +186,7 @@ class PodlistWriter:
         self._wake.set()
 
     def stop(self) -> None:
-        """Stops the thread after it has written the last update. Waits for at most a few seconds."""
+        """Stops the thread after it has written the last update. Waits at most 5 s."""
         self._stopping = True
         self._wake.set()
         if self._thread.is_alive():
@@ -203,7 +194,7 @@ class PodlistWriter:
         self._workers.close()
 
     def update_cards(self) -> None:
-        """Reads the GPUs again. Waits at most a second, because the driver may hang. A late answer is used later."""
+        """Reads the GPUs, at most every 10 s. Waits at most 1 s, because the driver may hang."""
         if time.monotonic() < self._next_cards_at:
             return
         result = self._workers.run({"cards": self._read_cards}, _CARDS_DEADLINE, self._wake.set)["cards"]
@@ -229,7 +220,7 @@ class PodlistWriter:
                 time.sleep(_PAUSE_SECONDS)
 
     def write_changes(self) -> None:
-        """Writes the file if its content changed. Raises OutputError; the old file is then unchanged."""
+        """Writes the file if its content changed. Raises OutputError if that fails."""
         sandboxes = self._sandboxes
         if sandboxes is None:
             return

@@ -1,8 +1,8 @@
 """Handles one NRI connection: multiplexing, ttrpc frames, registration, and answers to the runtime's requests.
 
 Two byte streams share the connection: one for requests of the runtime, one for requests of the plugin. The runtime
-waits for each answer, so `Plugin` never waits for a disk, a driver or a lock. If `Plugin` fails, it answers without
-changing the container, because the runtime does not start a container after an error.
+waits for each answer, so `Plugin` never waits for a disk, a driver or a lock. After an internal error, the answer
+contains no changes. An error in the answer would prevent the start of the container.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -44,7 +45,7 @@ _METHODS = {
     10: "StopContainer",
     11: "RemoveContainer",
 }
-"""Number of a subscribed event -> its method. Few events are subscribed, because each one delays pod starts."""
+"""Subscribed events: number -> method. Few events are subscribed, because each one delays pod starts."""
 EVENTS = sum(1 << number - 1 for number in _METHODS)
 _STOPPED = 4
 _log = logging.getLogger("podgpu")
@@ -58,13 +59,13 @@ class Message(NamedTuple):
 
 
 def split_messages(received: Iterable[bytes]) -> Iterator[Message]:
-    """Yields complete messages. Raises SourceError if the data is invalid or a message is too long to be buffered."""
+    """Yields the messages in the received bytes. Raises SourceError if a length in the bytes exceeds the maximum."""
     frames, streams = bytearray(), {PLUGIN_SERVICE: bytearray(), RUNTIME_SERVICE: bytearray()}
     for piece in received:
         frames += piece
         while frame := _cut(frames, _FRAME_HEADER, 1, _MAX_FRAME):
             (service, _length), content = frame
-            if service not in streams:  # ignored, because NRI may add services
+            if service not in streams:  # unknown services are ignored, because NRI may add some
                 continue
             streams[service] += content
             while message := _cut(streams[service], _MESSAGE_HEADER, 0, MAX_MESSAGE):
@@ -75,7 +76,7 @@ def split_messages(received: Iterable[bytes]) -> Iterator[Message]:
 def _cut(
     buffer: bytearray, header: struct.Struct, length_position: int, limit: int
 ) -> tuple[tuple[int, ...], bytes] | None:
-    """Removes a header and its content from the buffer and returns both. Returns None if they are incomplete."""
+    """Removes a header and its content from the start of the buffer. Returns both, or None if they are incomplete."""
     if len(buffer) < header.size:
         return None
     fields = header.unpack_from(buffer)
@@ -97,31 +98,23 @@ def encode(message: Message) -> bytes:
     return b"".join(_FRAME_HEADER.pack(message.service, len(frame)) + frame for frame in frames)
 
 
+@dataclass
 class Session:
     """Registers the plugin and answers requests until the connection ends."""
 
-    def __init__(
-        self,
-        connection: socket.socket,
-        answer: Callable[[str, bytes], bytes],
-        name: tuple[str, str],
-        counters: HookCounters,
-    ) -> None:
-        """`answer`: returns the encoded response to a method and its payload, and may raise any exception. `name`: name
-        and two-digit index of the plugin."""
-        self._connection = connection
-        self._call = answer
-        self._name, self._index = name
-        self._counters = counters
-        self._registered = False
+    connection: socket.socket
+    call: Callable[[str, bytes], bytes]  # (method, payload) -> encoded response; may raise any exception
+    name: tuple[str, str]  # name and two-digit index of the plugin
+    counters: HookCounters
+    is_registered: bool = False
 
     def run(self) -> None:
-        """Returns when the runtime ends the connection. Raises SourceError if it fails."""
-        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_SECONDS, 0))
-        self._connection.settimeout(_REGISTRATION_SECONDS)
+        """Returns when the runtime ends the connection. Raises SourceError if the connection or registration fails."""
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_SECONDS, 0))
+        self.connection.settimeout(_REGISTRATION_SECONDS)
         try:
             self._register()
-            for message in split_messages(iter(lambda: self._connection.recv(_READ_BYTES), b"")):
+            for message in split_messages(iter(lambda: self.connection.recv(_READ_BYTES), b"")):
                 self._handle(message)
         except TimeoutError as error:
             raise SourceError(
@@ -130,8 +123,8 @@ class Session:
         except OSError as error:
             raise SourceError("connection_lost", f"the connection to the runtime broke ({error.strerror})") from error
         finally:
-            self._connection.close()
-        if not self._registered:
+            self.connection.close()
+        if not self.is_registered:
             raise SourceError(
                 "refused",
                 "the runtime closed the connection before it registered the plugin: see its log; it may accept only"
@@ -139,17 +132,17 @@ class Session:
             )
 
     def _register(self) -> None:
-        registration = nri_pb2.RegisterPluginRequest(plugin_name=self._name, plugin_idx=self._index)
+        registration = nri_pb2.RegisterPluginRequest(plugin_name=self.name[0], plugin_idx=self.name[1])
         request = nri_pb2.Request(service=RUNTIME_API, method="RegisterPlugin", payload=_serialize(registration))
-        self._connection.sendall(encode(Message(RUNTIME_SERVICE, 1, REQUEST, _serialize(request))))
+        self.connection.sendall(encode(Message(RUNTIME_SERVICE, 1, REQUEST, _serialize(request))))
 
     def _handle(self, message: Message) -> None:
         if message.service == RUNTIME_SERVICE and message.kind == RESPONSE:
             self._finish_registration(message.data)
         elif message.service == PLUGIN_SERVICE and message.kind == REQUEST:
-            self._connection.sendall(encode(message._replace(kind=RESPONSE, data=self._answer(message.data))))
+            self.connection.sendall(encode(message._replace(kind=RESPONSE, data=self._answer(message.data))))
         else:
-            self._counters.error("unexpected_message")
+            self.counters.error("unexpected_message")
 
     def _finish_registration(self, data: bytes) -> None:
         try:
@@ -159,11 +152,11 @@ class Session:
         if answer.status.code:
             raise SourceError(
                 "refused",
-                f"the runtime rejects the plugin {self._index}-{self._name} ({answer.status.message}): podgpu"
+                f"the runtime rejects the plugin {'-'.join(reversed(self.name))} ({answer.status.message}): podgpu"
                 " needs NRI version v1alpha1 (containerd 1.7 or later, CRI-O 1.26 or later); see the runtime's log",
             )
-        self._registered = True
-        self._connection.settimeout(None)
+        self.is_registered = True
+        self.connection.settimeout(None)
 
     def _answer(self, data: bytes) -> bytes:
         started = time.monotonic()
@@ -173,7 +166,7 @@ class Session:
             method = request.method
             if request.service != PLUGIN_API:
                 raise NotImplementedError
-            response.payload = self._call(method, request.payload)
+            response.payload = self.call(method, request.payload)
         except NotImplementedError:
             self._failed(f"{request.service}/{method}", "other_protocol", f"podgpu implements {PLUGIN_API} only")
             response.status.code, method = _UNIMPLEMENTED, "other"
@@ -184,12 +177,12 @@ class Session:
         except Exception as error:  # noqa: BLE001 - a bug here must not fail a container
             _log.exception("unexpected error, please report it")
             self._failed(method, "bug", repr(error))
-        self._counters.add("podgpu_hook_requests_total", method)
-        self._counters.add("podgpu_hook_request_seconds_total", method, time.monotonic() - started)
+        self.counters.add("podgpu_hook_requests_total", method)
+        self.counters.add("podgpu_hook_request_seconds_total", method, time.monotonic() - started)
         return _serialize(response)
 
     def _failed(self, method: str, reason: str, problem: str) -> None:
-        self._counters.error(reason)
+        self.counters.error(reason)
         _log.warning("NRI request %s failed, so the container is not changed: %s", method, problem)
 
 
@@ -198,29 +191,23 @@ def _serialize(message: Any) -> bytes:
     return encoded
 
 
-# Answers to the runtime's requests. Containers are adjusted only with --inject
+# Answers to the runtime's requests
 
 
+@dataclass
 class Plugin:
-    """State of one connection. After a reconnect, the runtime reports everything again to a new Plugin."""
+    """Answers requests and tracks the containers. Lives as long as the connection, because the runtime reports all
+    containers again after a reconnect."""
 
-    def __init__(
-        self,
-        on_change: Callable[[tuple[Sandbox, ...]], None],
-        counters: HookCounters,
-        cards: Callable[[], Cards] | None = None,
-    ) -> None:
-        """Calls `on_change` with all sandboxes after every change, once the runtime has reported all containers.
-
-        With `cards`, sets NVIDIA_VISIBLE_DEVICES of new containers (--inject).
-        """
-        self._on_change = on_change
-        self._cards = cards
-        self._counters = counters
-        self._sandboxes: dict[str, Sandbox] = {}
-        self._reported_pods: list[Any] = []  # pods in the messages of a Synchronize request that is not complete yet
-        self._reported_containers: list[Any] = []
-        self.is_synchronised = False
+    on_change: Callable[[tuple[Sandbox, ...]], None]
+    """Called with all sandboxes after every change, after the first full report of the runtime."""
+    counters: HookCounters
+    cards: Callable[[], Cards] | None = None
+    """If given (--inject), the plugin sets NVIDIA_VISIBLE_DEVICES of new containers."""
+    is_synchronised: bool = False
+    _sandboxes: dict[str, Sandbox] = field(default_factory=dict)
+    _reported_pods: list[Any] = field(default_factory=list)  # of a Synchronize request that has more messages to come
+    _reported_containers: list[Any] = field(default_factory=list)
 
     @property
     def containers(self) -> int:
@@ -259,13 +246,13 @@ class Plugin:
         self._sandboxes = {}
         for pod in self._reported_pods:
             self._add(pod)
-        # If two containers have the same name, the newer one is running.
+        # If two containers have the same name, the newer one replaces the other, because only the newer one runs.
         for container in sorted(self._reported_containers, key=lambda container: container.created_at):
             if container.pod_sandbox_id in self._sandboxes:
                 self._put_container(self._sandboxes[container.pod_sandbox_id].pod, container)
         self._reported_pods, self._reported_containers = [], []
         self.is_synchronised = True
-        self._counters.add("podgpu_hook_synchronisations_total")
+        self.counters.add("podgpu_hook_synchronisations_total")
         _log.info("the runtime reported all its containers: %d", self.containers)
         self._publish()
         return b""
@@ -274,15 +261,15 @@ class Plugin:
         subject = nri_pb2.Subject.FromString(payload)
         self._apply("CreateContainer", subject.pod, subject.container)
         sandbox = self._sandboxes.get(subject.pod.id)
-        if self._cards is None or sandbox is None:
+        if self.cards is None or sandbox is None:
             return b""
-        value = ",".join(find_assigned(sandbox.pod, self._cards()))
+        value = ",".join(find_assigned(sandbox.pod, self.cards()))
         if not value or value == read_variables(subject.container).get(VISIBLE_DEVICES, ""):
             return b""
-        self._counters.add("podgpu_hook_adjustments_total")
+        self.counters.add("podgpu_hook_adjustments_total")
         env = [nri_pb2.KeyValue(key=VISIBLE_DEVICES, value=value)]
         if any(variable.startswith(f"{VISIBLE_DEVICES}=".encode()) for variable in subject.container.env):
-            # Another plugin may have set the variable. Unless it is removed first, the runtime rejects the container.
+            # Another plugin may have set the variable. The runtime then accepts a new value only after its removal.
             env.insert(0, nri_pb2.KeyValue(key=f"-{VISIBLE_DEVICES}", value=""))
         return _serialize(nri_pb2.CreateContainerResponse(adjust=nri_pb2.ContainerAdjustment(env=env)))
 
@@ -293,12 +280,12 @@ class Plugin:
             self._sandboxes.pop(pod.id, None)
         elif method in ("StopContainer", "RemoveContainer"):
             self._remove_container(container.id)
-        elif method:  # events after the creation also add a container whose creation was missed
+        elif method:  # also for later events, because the creation of the container may have been missed
             self._put_container(pod, container)
         self._publish()
 
     def _add(self, pod: Any) -> None:
-        """Adds a sandbox. Removes older sandboxes of the same pod, whose stop event may have been missed."""
+        """Adds a sandbox. Removes older sandboxes of the pod, in case their stop events were missed."""
         for sandbox in self.sandboxes:
             if pod.uid and sandbox.pod.uid == pod.uid and sandbox.pod.id != pod.id:
                 del self._sandboxes[sandbox.pod.id]
@@ -306,13 +293,13 @@ class Plugin:
         self._sandboxes[pod.id] = Sandbox(pod, known.containers if known else ())
 
     def _put_container(self, pod: Any, container: Any) -> None:
-        """Adds a container. Replaces an older one with the same name, whose stop event may have been missed."""
+        """Adds a container. Removes an older one with the same name, in case its stop event was missed."""
         self._remove_container(container.id)
         if container.state == _STOPPED:
             return
         known = self._sandboxes.get(pod.id, Sandbox(pod))
         others = (other for other in known.containers if other.name != container.name)
-        # When a container ends, the runtime may send only the pod's id. The names are then taken from the known pod.
+        # The runtime may send only the pod's id. The earlier pod, which has names, is then kept.
         self._sandboxes[pod.id] = Sandbox(pod if pod.name else known.pod, (*others, container))
 
     def _remove_container(self, container_id: str) -> None:
@@ -323,4 +310,4 @@ class Plugin:
 
     def _publish(self) -> None:
         if self.is_synchronised:
-            self._on_change(self.sandboxes)
+            self.on_change(self.sandboxes)

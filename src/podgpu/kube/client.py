@@ -1,4 +1,4 @@
-"""Sends requests to the API server, with credentials, timeouts and size limits, and explains errors.
+"""Sends requests to the API server, with credentials, timeouts and size limits.
 
 Tokens and certificates are renewed before they expire, and after the server rejects them.
 """
@@ -33,10 +33,10 @@ from podgpu.tls import ContextCache, load_pair, make_client_context
 _log = logging.getLogger(__name__)
 _MAX_BYTES = 32 * 1024 * 1024  # enough for a page of 500 large pods
 _MAX_OBJECT_BYTES = 4 * 1024 * 1024
-"""Maximum size of one line of a watch. etcd stores objects of at most 1.5 MiB, which are larger as JSON."""
+"""Maximum size of one line of a watch. An object has at most 1.5 MiB in etcd, and more as JSON."""
 _CONNECT_SECONDS = 10.0
 _FAILURES = {"tls": "tls", "timeout": "timeout", "not_http": "bad_answer"}
-"""Reason of a failed request -> reason of the SourceError. Other failures are `unreachable`."""
+"""Reason from `explain_errors` -> reason of the SourceError. Other reasons become `unreachable`."""
 _STATUSES = {401: "unauthorized", 403: "forbidden", 404: "not_found", 409: "conflict", 410: "gone"}
 
 
@@ -44,7 +44,7 @@ class ApiClient:
     """Client of one API server. Must be used and closed in one event loop."""
 
     def __init__(self, config: ApiConfig, deadline: float = 30.0, metadata_only: bool = False) -> None:
-        """`metadata_only`: requests objects without spec and status. A pod is then ten times smaller."""
+        """With `metadata_only`, objects have no spec and status. A pod is then ten times smaller."""
         self.config = config
         self._deadline = deadline
         self._credentials = Credentials(config)
@@ -62,7 +62,7 @@ class ApiClient:
             await self._session.close()
 
     async def get(self, path: str, params: Mapping[str, str] | None = None) -> KubeObject:
-        """Returns the object or list at a path."""
+        """Returns the decoded response: one object, or a list of objects."""
         body = await self.read(path, params)
         try:
             return find_decoder(KubeObject).decode(body)
@@ -94,7 +94,7 @@ class ApiClient:
             with explain_errors(lambda reason, why: self._explain(reason, why, path)):
                 try:
                     line = await response.content.readline()
-                except (ValueError, HttpProcessingError) as error:  # the type depends on the version of aiohttp
+                except (ValueError, HttpProcessingError) as error:  # depends on aiohttp's version
                     problem = f"an event of {path} is larger than the {_MAX_OBJECT_BYTES} bytes that podgpu accepts"
                     raise SourceError("bad_answer", problem) from error
             if not line:
@@ -113,7 +113,7 @@ class ApiClient:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Sends a request and yields a successful response. Raises SourceError for any other result."""
         token, tls = await self._credentials.current()
-        # Requests no compression, because a server may buffer a compressed event until the next event.
+        # Compression is off, because a server may hold back a compressed event until the next event.
         headers = {"Accept": "application/json", "Accept-Encoding": "identity", **headers}
         if token:
             headers["Authorization"] = f"Bearer {token}"
@@ -154,13 +154,13 @@ class ApiClient:
     def _explain(self, failure: str, why: str, path: str) -> SourceError:
         if failure == "tls":
             self._credentials.invalidate()
-        advice = "check that the API server runs, its address and certificates in the kubeconfig, and network policies"
+        advice = "check that the API server runs, that the kubeconfig is right, and that network policies allow access"
         text = f"no answer from {self.config.server} to {path} ({why}): {advice}"
         return SourceError(_FAILURES.get(failure, "unreachable"), text)
 
 
 def explain_status(status: int, body: bytes, path: str, origin: str) -> SourceError:
-    """Explains a response with an error status, or an error event. For 403, names the missing permission."""
+    """Returns the SourceError for an error status, or for an error event of a watch. Quotes the server's message."""
     reason = _STATUSES.get(status, "server_error" if status >= 429 else "bad_answer")
     try:
         message = str(find_decoder(KubeObject).decode(body).get("message"))
@@ -176,13 +176,13 @@ def explain_status(status: int, body: bytes, path: str, origin: str) -> SourceEr
 # Credentials
 
 _FILE_MAX_AGE = 60.0
-"""Seconds after which token and certificate files are read again. The kubelet renews tokens before they expire."""
+"""Seconds after which token and certificate files are read again, because the kubelet replaces expiring tokens."""
 _RENEW_BEFORE_SECONDS = 60.0
 _MAX_TOKEN = 64 * 1024
 
 
 class Credential(msgspec.Struct):
-    """`status` of an ExecCredential."""
+    """The credential that an exec plugin prints (`status` of an ExecCredential)."""
 
     token: str | None = None
     certificate: str | None = field(name="clientCertificateData", default=None)
@@ -207,13 +207,14 @@ class Credentials:
     async def current(self) -> tuple[str, ssl.SSLContext | None]:
         """Returns the bearer token (may be empty) and the TLS context (None for plain HTTP)."""
         async with self._lock:
-            if self._current is None or not self._renewed_at <= self._clock() < self._renew_at:  # the clock may be set
+            # The lower bound matters if the system clock is set back.
+            if self._current is None or not self._renewed_at <= self._clock() < self._renew_at:
                 await self._renew()
             assert self._current is not None
             return self._current
 
     def invalidate(self) -> None:
-        """Makes the next request renew the credentials. Call it after the server rejected them."""
+        """Makes the next request renew the credentials. Called after the server rejected them."""
         self._renew_at = 0.0
 
     async def _renew(self) -> None:
@@ -225,13 +226,13 @@ class Credentials:
             expires = credential.expires.timestamp() if credential.expires else float("inf")
             renew_at = expires - min(_RENEW_BEFORE_SECONDS, (expires - self._clock()) / 2)
         try:
-            # In a thread, because the disk may be slow.
+            # Files are read in a thread, because the disk may be slow.
             token = await asyncio.to_thread(self._read_token, credential)
             self._current = token, await asyncio.to_thread(self._load_tls, credential)
         except SourceError as error:
             if self._current is None:
                 raise
-            # Keeps the old credentials, because the files may be in the middle of a rotation.
+            # The old credentials are kept, because another program may be replacing the files right now.
             _log.warning("%s; the previous credentials are still used", error)
         self._renew_at = renew_at
 
@@ -270,7 +271,7 @@ class Credentials:
 
 
 def _check_token(token: str, where: str, reason: str = "no_token") -> str:
-    """Returns the token. Raises SourceError if it cannot be sent in a header."""
+    """Returns the token. Raises SourceError if the token cannot be sent in a header."""
     if token and token.isascii() and token.isprintable() and " " not in token:
         return token
     raise SourceError(reason, f"there is no usable token in {where}: it is empty or contains spaces")
@@ -294,7 +295,7 @@ async def run_plugin(plugin: ExecPlugin, seconds: float = 30.0) -> Credential:
             stdout=PIPE,
             stderr=PIPE,
             env={**os.environ, "KUBERNETES_EXEC_INFO": info, **variables},
-            start_new_session=True,  # so that killpg also kills its children
+            start_new_session=True,  # so that killpg also kills the plugin's children
         )
     except (OSError, ValueError) as problem:
         hint = " ".join((plugin.install_hint or "install it, or put its full path into the kubeconfig").split())
@@ -323,13 +324,13 @@ def parse_credential(output: bytes, plugin: ExecPlugin) -> Credential:
     name = f"the output of the credential plugin {plugin.command}"
     try:
         answer = find_decoder(_ExecCredential).decode(output)
-    except (msgspec.DecodeError, ValueError, RecursionError):  # the original error may quote a secret
+    except (msgspec.DecodeError, ValueError, RecursionError):  # without the original error, which may quote a secret
         raise SourceError("exec_plugin", f"{name} is not an ExecCredential in JSON: update the plugin") from None
-    made = answer.status
-    has_both = bool(made.certificate) == bool(made.key)
-    if answer.api_version != plugin.api_version or not has_both or not (made.token or made.certificate):
+    credential = answer.status
+    is_pair = bool(credential.certificate) == bool(credential.key)
+    if answer.api_version != plugin.api_version or not is_pair or not (credential.token or credential.certificate):
         problem = f"must have the API version {plugin.api_version} of the kubeconfig, and a token or a certificate"
         raise SourceError("exec_plugin", f"{name} {problem} with its key: update the plugin")
-    if made.token:
-        _check_token(made.token, name, "exec_plugin")
-    return made
+    if credential.token:
+        _check_token(credential.token, name, "exec_plugin")
+    return credential

@@ -1,6 +1,7 @@
-"""Finds the API server: the pod's service account, else $KUBECONFIG, else ~/.kube/config.
+"""Finds the API server and the credentials for it.
 
-Kubeconfig files are merged as in kubectl. Error messages never quote a field's value, because it may be a secret.
+Tries the pod's service account, then $KUBECONFIG, then ~/.kube/config. Merges kubeconfig files as kubectl does. Error
+messages never quote values of a kubeconfig, because these may be secrets.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from podgpu.decode import convert, decode_yaml, shorten_path
+from podgpu.decode import convert, decode_yaml, format_error
 from podgpu.errors import UsageError
 from podgpu.tls import NO_PEM, Pem
 
@@ -39,7 +40,7 @@ class ExecVariable(msgspec.Struct, frozen=True):
 
 
 class ExecPlugin(msgspec.Struct, rename="camel", frozen=True):
-    """A command that prints a credential (`users[].user.exec` of a kubeconfig)."""
+    """A command that prints a credential. Configured in `users[].user.exec` of a kubeconfig."""
 
     command: str
     api_version: str
@@ -58,7 +59,7 @@ class ApiConfig:
     """One API server and the credentials to use with it."""
 
     server: str  # URL without a trailing slash
-    origin: str  # used in messages, such as `the pod's service account` or `/root/.kube/config (context kind)`
+    origin: str  # where the configuration was found, for messages: `/root/.kube/config (context kind)`
     ca: Pem = NO_PEM  # if empty, the system's certificate authorities are used
     verify: bool = True
     tls_server_name: str = ""
@@ -75,7 +76,7 @@ def load_config(
     environ: Mapping[str, str] = os.environ,
     service_account: str = SERVICE_ACCOUNT,
 ) -> ApiConfig:
-    """Returns the API server to use. A given kubeconfig overrides the service account.
+    """Returns the API server to use. The file `kubeconfig`, if given, overrides the service account.
 
     Raises NoApi if no API server is configured, or if the configuration cannot be used.
     """
@@ -144,34 +145,34 @@ class _Kubeconfig(msgspec.Struct, rename="kebab"):
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """The keys and values of an entry, and the entry's location for messages and relative paths."""
+    """One context, cluster or user of a kubeconfig."""
 
     file: str
-    where: str
-    members: Mapping[str, Any]
+    where: str  # path in the file, for messages
+    values: Mapping[str, Any]
 
     def error(self, name: str, problem: str) -> NoApi:
         return NoApi(f"{self.file}: {self.where}.{name}: {problem}")
 
     def text(self, name: str) -> str:
-        """Returns the value of the key `name`, or an empty text if it is not set."""
-        value = self.members.get(name) or ""
+        """Returns the value of a key, or an empty text if the key is not set."""
+        value = self.values.get(name) or ""
         if not isinstance(value, str):
             raise self.error(name, "is not a text")
         return value
 
     def path(self, name: str) -> str:
-        """Resolves a path relative to the file that contains it."""
+        """Resolves a path relative to the kubeconfig."""
         return os.path.join(os.path.dirname(os.path.abspath(self.file)), name) if name else ""
 
     def pem(self, name: str) -> Pem:
-        """Returns the PEM text in the key `NAME-data`. If that is not set, returns the file named in the key NAME."""
+        """Returns the PEM text of the key NAME-data. Without that key, returns the PEM file of the key NAME."""
         data = self.text(f"{name}-data")
         if not data:
             return Pem(file=self.path(self.text(name)))
         try:
             text = base64.b64decode("".join(data.split()), validate=True).decode("ascii")
-        except ValueError:  # the original error quotes the field
+        except ValueError:  # without the original error, which quotes the value
             raise self.error(f"{name}-data", "is not PEM in base64") from None
         return Pem(text=text, origin=f"{self.file}: {self.where}.{name}-data")
 
@@ -181,7 +182,7 @@ def _read_kubeconfig(paths: Sequence[str]) -> ApiConfig:
     files: dict[str, _Kubeconfig] = {}
     for path in paths:
         try:
-            files[path] = decode_yaml(Path(path).read_bytes(), path, _Kubeconfig)  # like kubectl, accepts a pipe
+            files[path] = decode_yaml(Path(path).read_bytes(), path, _Kubeconfig)  # pipes are accepted, as in kubectl
         except OSError as error:
             raise NoApi(f"cannot read the kubeconfig {path}: {error.strerror}") from error
         except UsageError as error:
@@ -209,7 +210,7 @@ def _find_entry(files: Mapping[str, _Kubeconfig], section: str, name: str) -> _E
 
 def _make_config(cluster: _Entry, user: _Entry, origin: str) -> ApiConfig:
     for name in _UNSUPPORTED:
-        if user.members.get(name):
+        if user.values.get(name):
             raise user.error(name, "is not supported: use a token, a client certificate or an exec plugin")
     url = cluster.text("server").rstrip("/")
     if not _SERVER.fullmatch(url):
@@ -220,26 +221,26 @@ def _make_config(cluster: _Entry, user: _Entry, origin: str) -> ApiConfig:
         server=url,
         origin=origin,
         ca=cluster.pem("certificate-authority"),
-        verify=not cluster.members.get("insecure-skip-tls-verify"),
+        verify=not cluster.values.get("insecure-skip-tls-verify"),
         tls_server_name=cluster.text("tls-server-name"),
         certificate=user.pem("client-certificate"),
         key=user.pem("client-key"),
         token=user.text("token").strip(),
         token_file=user.path(user.text("tokenFile")),
-        plugin=_make_plugin(user) if user.members.get("exec") else None,
+        plugin=_make_plugin(user) if user.values.get("exec") else None,
     )
 
 
 def _make_plugin(user: _Entry) -> ExecPlugin:
     try:
-        plugin = convert(user.members["exec"], ExecPlugin)
+        plugin = convert(user.values["exec"], ExecPlugin)
     except msgspec.ValidationError as error:
-        raise user.error("exec", shorten_path(error)) from None
+        raise user.error("exec", format_error(error)) from None
     if plugin.api_version not in _EXEC_VERSIONS:
         versions = " or ".join(_EXEC_VERSIONS)
         raise user.error("exec.apiVersion", f"is not {versions}: update the plugin and its kubeconfig entry")
     if plugin.interactive_mode == "Always":
         raise user.error("exec.interactiveMode", "is Always: podgpu needs a plugin that works without a terminal")
-    # A bare name is searched in $PATH; a path is relative to the kubeconfig.
+    # As in kubectl, a name without a slash is searched in $PATH, and a path is relative to the kubeconfig.
     command = user.path(plugin.command) if os.sep in plugin.command else plugin.command
     return msgspec.structs.replace(plugin, command=command)

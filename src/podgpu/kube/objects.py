@@ -1,7 +1,7 @@
 """Reduces Pods and EndpointSlices to small frozen records, because a store may hold 100,000 of them.
 
-The API server validates objects, so parsers do not. For malformed objects they raise errors such as KeyError, and the
-reflector skips these objects.
+Parsers do not validate objects, because the API server does. If a parser raises an error such as KeyError, the
+reflector skips the object.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ Pairs = tuple[tuple[str, str], ...]
 
 PODS_PATH = "/api/v1/pods"
 _MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
-"""Annotation with the uid of a static pod in cgroups, logs and checkpoints. The API server assigns another uid."""
+"""Static pods have two uids. This annotation contains the kubelet's uid, which cgroups and logs also use."""
 _HASH_LABEL = "pod-template-hash"
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerRecord:
     name: str
-    requests: Pairs = ()  # extended resources and quantities; limits override requests
+    requests: Pairs = ()  # extended resource and quantity; a limit overrides a request
     container_id: str = ""  # without the runtime's prefix; empty before the container is created
-    finished: bool = False  # an init container that has succeeded
+    finished: bool = False  # True for an init container that has succeeded
 
     def amount(self, resource: str) -> Fraction:
-        """Returns the requested quantity of a resource, or 0."""
+        """Returns the requested quantity of a resource, or 0 if there is no request."""
         try:
             return parse_quantity(dict(self.requests).get(resource, ""))
         except ValueError:
@@ -48,14 +48,14 @@ class ContainerRecord:
 class PodRecord:
     namespace: str
     name: str
-    uid: str  # the kubelet's uid, which differs from the API server's uid for static pods
+    uid: str  # the kubelet's uid; only static pods have another uid in the API server
     node: str = ""
     phase: str = ""
     labels: Pairs = ()
-    annotations: Pairs = ()  # only those selected in `parse_pod`
+    annotations: Pairs = ()  # only those that `parse_pod` keeps
     init_containers: tuple[ContainerRecord, ...] = ()
     containers: tuple[ContainerRecord, ...] = ()
-    api_uid: str = ""  # the API server's uid, if it differs
+    api_uid: str = ""  # the API server's uid if it differs from `uid`, else empty
 
     @property
     def all_containers(self) -> tuple[ContainerRecord, ...]:
@@ -69,8 +69,8 @@ class PodRecord:
         return dict(self.annotations).get(key, "")
 
 
-def parse_pod(body: KubeObject, is_read: Callable[[str], bool] = lambda _: False) -> PodRecord | None:
-    """Parses a Pod. `is_read` selects the annotations to keep. Returns None for an object without name or uid."""
+def parse_pod(body: KubeObject, keeps_annotation: Callable[[str], bool] = lambda _: False) -> PodRecord | None:
+    """Parses a Pod. Keeps the annotations that `keeps_annotation` accepts. Returns None if name or uid is missing."""
     metadata, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
     name, api_uid = metadata.get("name"), metadata.get("uid")
     if not name or not api_uid:
@@ -84,7 +84,7 @@ def parse_pod(body: KubeObject, is_read: Callable[[str], bool] = lambda _: False
         intern(spec.get("nodeName", "")),
         intern(status.get("phase", "")),
         tuple(sorted((intern(key), intern(text)) for key, text in (metadata.get("labels") or {}).items())),
-        tuple(sorted((intern(key), text) for key, text in annotations.items() if is_read(key))),
+        tuple(sorted((intern(key), text) for key, text in annotations.items() if keeps_annotation(key))),
         tuple(_read_containers(spec.get("initContainers"), status.get("initContainerStatuses"), are_init=True)),
         tuple(_read_containers(spec.get("containers"), status.get("containerStatuses"))),
         api_uid if api_uid != uid else "",
@@ -94,7 +94,7 @@ def parse_pod(body: KubeObject, is_read: Callable[[str], bool] = lambda _: False
 def _read_containers(
     containers: list[KubeObject] | None, statuses: list[KubeObject] | None, are_init: bool = False
 ) -> Iterator[ContainerRecord]:
-    """Yields containers in the order of the spec, because annotations refer to them by number."""
+    """Yields containers in the order of the spec, because annotations refer to containers by position."""
     status_of = {status["name"]: status for status in statuses or ()}
     for container in containers or ():
         status = status_of.get(container["name"], {})
@@ -110,7 +110,7 @@ def _read_containers(
 
 
 def parse_owner(body: KubeObject) -> tuple[tuple[str, str], WorkloadOwner] | None:
-    """Returns the namespace and name of a Pod, and its owner; None if it has no owner. Needs only metadata."""
+    """Returns (namespace, name) of a Pod and the owner of the Pod. Returns None if there is no owner."""
     metadata = body["metadata"]
     controller = next((owner for owner in metadata.get("ownerReferences") or () if owner.get("controller")), None)
     if controller is None:
@@ -139,7 +139,7 @@ _UNITS = {
 
 
 def parse_quantity(text: str) -> Fraction:
-    """Parses a Kubernetes quantity: `50`, `500m`, `8Gi`, `1e3`. Raises ValueError, also for negative quantities."""
+    """Parses a Kubernetes quantity: `50`, `500m`, `8Gi`, `1e3`. Raises ValueError if it is negative or invalid."""
     match = _QUANTITY.fullmatch(text)
     if match is None:
         raise ValueError(f"{text[:40]!a} is not a quantity")
@@ -149,7 +149,7 @@ def parse_quantity(text: str) -> Fraction:
 # Services and their EndpointSlices
 
 SERVICE_LABEL = "kubernetes.io/service-name"
-"""Label with the name of a slice's Service. Slices not created by Kubernetes may lack the Service's other labels."""
+"""Label of an EndpointSlice that contains the name of the Service."""
 METRICS_PORT = "metrics"
 """Name of the port to scrape. If a Service has only one port, the port may have any name."""
 
@@ -162,17 +162,12 @@ class EndpointSliceRecord(NamedTuple):
     problem: str = ""  # message if the Service has no port for metrics
 
 
-def services_path(namespace: str = "") -> str:
-    return f"/api/v1/namespaces/{namespace}/services" if namespace else "/api/v1/services"
-
-
-def endpoint_slices_path(namespace: str = "") -> str:
-    scope = f"namespaces/{namespace}/" if namespace else ""
-    return f"/apis/discovery.k8s.io/v1/{scope}endpointslices"
+def collection_path(api: str, kind: str, namespace: str = "") -> str:
+    return f"{api}/namespaces/{namespace}/{kind}" if namespace else f"{api}/{kind}"
 
 
 def parse_endpoint_slice(body: KubeObject, https: bool = False) -> EndpointSliceRecord:
-    """`https`: if True, all ports use TLS. Otherwise, only ports declared as https use it."""
+    """Parses an EndpointSlice. With `https`, all URLs use https; otherwise only those of ports declared as https."""
     metadata = body["metadata"]
     service = metadata["namespace"], (metadata.get("labels") or {}).get(SERVICE_LABEL) or metadata["name"]
     ports = [port for port in body.get("ports") or () if port.get("port") and port.get("protocol") in (None, "TCP")]
@@ -192,7 +187,7 @@ def parse_endpoint_slice(body: KubeObject, https: bool = False) -> EndpointSlice
 
 
 def merge_urls(slices: Iterable[EndpointSliceRecord]) -> tuple[str, ...]:
-    """Returns one URL per pod, sorted. A pod with IPv4 and IPv6 is in two slices; its IPv4 address is used."""
+    """Returns one URL per pod, sorted. If a pod has an IPv4 and an IPv6 address, uses the IPv4 address."""
     urls: dict[str, str] = {}
     every = [each for record in slices for each in record.urls]
     for uid, url in sorted(every, key=lambda each: ("[" in each[1], each[1])):

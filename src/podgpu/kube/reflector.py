@@ -1,6 +1,6 @@
-"""Keeps a local copy of one collection of objects: lists the collection, watches it, and recovers from failures.
+"""Keeps local copies of API objects up to date: lists a collection, watches it, and recovers from failures.
 
-The names of the classes come from client-go.
+The terms reflector and informer come from client-go.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ FindPath = Callable[[ApiClient], Awaitable[str]]
 @dataclass(frozen=True, slots=True)
 class ReflectorSettings:
     first_delay: float = 0.5
-    max_delay: float = 8.0  # while the API server is unreachable; recovery is detected after 4 s on average
-    max_refused_delay: float = 60.0
+    max_delay: float = 8.0  # longest retry delay in seconds while the API server is unreachable
+    max_refused_delay: float = 60.0  # longest retry delay after errors in REFUSALS
     # If a watch delivers no data for this long, the collection is listed again. Servers send a bookmark every minute.
     silence_seconds: float = 150.0
     watch_seconds: tuple[int, int] = (300, 600)  # range of a random lifetime, so that clients do not renew together
@@ -58,7 +58,7 @@ def _key(item: KubeObject) -> str:
 
 
 class Informer(Generic[T]):
-    """Stores converted objects of a collection, which a thread keeps up to date. Any thread may read them.
+    """Stores the converted objects of a collection. Its own thread keeps them up to date. Any thread may read them.
 
     While the API server is unreachable, the last objects are kept.
     """
@@ -75,7 +75,7 @@ class Informer(Generic[T]):
         find_path: FindPath | None = None,
         page_size: int = 0,
     ) -> None:
-        """`params` may contain fieldSelector and labelSelector, for example to select only the objects of one node.
+        """`params` may contain fieldSelector and labelSelector, to select for example the objects of one node.
 
         `convert` returns the value to store, or None to skip the object. With `page_size` 0, the list is not paged.
         """
@@ -84,7 +84,7 @@ class Informer(Generic[T]):
         self.synced = False  # True after the whole collection has been read once
         self._answered = threading.Event()  # set when the collection was read, or access was rejected
         self.error: SourceError | None = None
-        """The last error, if the objects may be stale. None while the watch works, and before the first response."""
+        """The last error; None while the watch works, and before the first response. If set, objects may be stale."""
         self._config = config
         self._path = path
         self._params = dict(params)
@@ -94,7 +94,7 @@ class Informer(Generic[T]):
         self._find_path = find_path
         self._page_size = page_size
         self._retries: Counter[str] = Counter()
-        """Retries since the last event, by reason. A server that is starting fails for several reasons in a row."""
+        """Reason -> retries since the last event. Counted by reason, so that a new kind of failure is retried soon."""
         self._resume_version = ""  # the watch resumes after this version; if empty, the collection is listed first
         self._reads_etcd = False  # True if the next list must come from etcd, not from the API server's cache
         self._loop = asyncio.new_event_loop()
@@ -107,7 +107,7 @@ class Informer(Generic[T]):
         """Closes the connection and ends the thread. The objects stay readable. Can be called twice."""
         with suppress(RuntimeError):  # the loop is already closed
             self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(_CLOSE_SECONDS)  # a DNS lookup cannot be cancelled, so the daemon thread may outlive this
+        self._thread.join(_CLOSE_SECONDS)  # a DNS lookup cannot be cancelled, so the thread may run longer
 
     def items(self) -> tuple[T, ...]:
         with self._lock:
@@ -124,7 +124,7 @@ class Informer(Generic[T]):
             reflecting = asyncio.create_task(self._reflect(client))
             await self._stop.wait()
             reflecting.cancel()
-            # Aborts TLS connections before the task ends. Closing them would wait for the server.
+            # Closing the client first aborts TLS connections. If the task closed them, it would wait for the server.
             await client.close()
             with suppress(asyncio.CancelledError):
                 await reflecting
@@ -149,7 +149,7 @@ class Informer(Generic[T]):
         if error.reason in ("gone", "not_found", "bad_answer"):
             self._resume_version = ""
         if self.error is None or self.error.reason != error.reason:
-            # After a long outage the server always responds with "gone", so this is not a warning.
+            # A server always responds with "gone" after a long outage, so this is not logged as a warning.
             _log.log(logging.INFO if error.reason == "gone" else logging.WARNING, "watch of %s: %s", self._path, error)
         self.error = error
         if error.reason in REFUSALS:
@@ -227,7 +227,7 @@ class Informer(Generic[T]):
         self._retries.clear()
 
     def _reduce(self, item: KubeObject) -> T | None:
-        """Converts one object. If that fails, returns None to skip only this object."""
+        """Converts one object. If that fails, returns None, so that only this object is skipped."""
         try:
             return self._convert(item)
         except Exception:  # noqa: BLE001

@@ -172,6 +172,11 @@ def fields() -> Mapping[int, Field]:
     }
 
 
+def by_name(values: Mapping[int, Value]) -> dict[str, Value]:
+    """Returns the values by the name of their field instead of its id."""
+    return {fields()[number].name: value for number, value in values.items()}
+
+
 def table_text(*names: str) -> str:
     """Reads a file of this package. `importlib.resources` would use half a MiB more memory."""
     folder, _, _ = __file__.rpartition("/")
@@ -180,7 +185,9 @@ def table_text(*names: str) -> str:
 
 
 def table_rows(table: str) -> Iterator[dict[str, str]]:
-    return iter(csv.DictReader(table_text(table).splitlines()))
+    for row in csv.DictReader(table_text(table).splitlines()):
+        assert None not in row, f"{table} has an unquoted comma in {row}"
+        yield row
 
 
 @cache

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import yaml
@@ -19,7 +20,6 @@ from podgpu.migrate.promql import (
     apply_edits,
     find_old_names,
     renamed_labels,
-    rewrite_expression,
     rewrite_query,
 )
 
@@ -34,7 +34,7 @@ class FileChange:
 
 
 def _report_old_names(text: str, problem: str) -> RewriteResult | None:
-    """Reports old metric names in a text that cannot be rewritten. Returns None if the text has no old name."""
+    """Reports the old names in a text, without changing it. Returns None if there are none."""
     names = find_old_names(text)
     return RewriteResult(text, (f"{', '.join(names)}: {problem}",)) if names else None
 
@@ -43,7 +43,7 @@ def _apply_changes(text: str, changes: Iterable[FileChange]) -> RewriteResult:
     changes = sorted(changes, key=lambda change: change.start)
     return RewriteResult(
         apply_edits(text, [(change.start, change.end, change.text) for change in changes]),
-        tuple(f"{change.place}: {message}" for change in changes for message in change.result.left),
+        tuple(f"{change.place}: {message}" for change in changes for message in change.result.unconverted),
         tuple(f"{change.place}: {message}" for change in changes for message in change.result.notes),
         changed=sum(text[change.start : change.end] != change.text for change in changes),
     )
@@ -62,7 +62,7 @@ _TEMPLATE = re.compile(r"\{\{\s*(\w+)\s*\}\}|\$\{__(?:field\.labels|data\.fields
 
 @dataclass(frozen=True, slots=True)
 class _JsonString:
-    """A key or string value in the file, with its path and position."""
+    """A key or a string value in the file."""
 
     path: tuple[str | int, ...]
     value: str
@@ -72,7 +72,7 @@ class _JsonString:
 
     @property
     def key(self) -> str:
-        """The last key of the path."""
+        """The last key in the path. List indices are skipped."""
         return next((str(part) for part in reversed(self.path) if isinstance(part, str)), "")
 
     @property
@@ -82,7 +82,7 @@ class _JsonString:
 
 
 def migrate_dashboard(text: str, origin: str) -> RewriteResult:
-    """Rewrites a dashboard. Raises UsageError if the text is not a JSON object."""
+    """Rewrites the queries of a dashboard, and the label names in panels. Raises UsageError if it is no JSON object."""
     try:
         document = json.loads(text.removeprefix("\ufeff"))
     except (ValueError, RecursionError) as error:
@@ -91,8 +91,8 @@ def migrate_dashboard(text: str, origin: str) -> RewriteResult:
         raise UsageError(f"{origin}: not a dashboard, which must be a JSON object")
     texts = _find_strings(text)
     rewritten = {string: result for string in texts if (result := _rewrite_string(string)) is not None}
-    # In panels and variables that read the exporter's series, legends, columns and patterns may contain its labels.
-    to_rewrite = {_owner_of(string) for string, result in rewritten.items() if result.is_exporter}
+    # Legends, columns and patterns may contain label names. They are renamed where the exporter's series are read.
+    to_rewrite = {_owner_of(string) for string, result in rewritten.items() if result.reads_exporter}
     for string in texts:
         if _owner_of(string) in to_rewrite and string not in rewritten:
             rewritten[string] = _rewrite_label_text(string)
@@ -115,19 +115,19 @@ def _change_string(string: _JsonString, rewritten: RewriteResult, text: str) -> 
 
 
 def _rewrite_string(string: _JsonString) -> RewriteResult | None:
-    """Rewrites a query. In other strings, reports old metric names. Ignores titles and descriptions."""
+    """Rewrites a query. Reports old names in other strings, except in titles and descriptions."""
     is_variable = string.path[:1] == ("templating",)
     if not string.is_key and (string.key == "expr" or (is_variable and string.key in ("query", "definition"))):
-        return _rewrite_promql(string.value, rewrite_expression if string.key == "expr" else rewrite_query)
+        return _rewrite_promql(string.value)
     if string.key in _PROSE or is_variable:
         return None
     return _report_old_names(string.value, "mentioned outside a query; check it manually")
 
 
-def _rewrite_promql(text: str, rewrite: Callable[[str], RewriteResult]) -> RewriteResult | None:
+def _rewrite_promql(text: str, recorded: frozenset[str] = frozenset()) -> RewriteResult | None:
     try:
-        return rewrite(text)
-    except PromqlError as error:  # a variable's value may be a list or a data source instead of PromQL
+        return rewrite_query(text, recorded)
+    except PromqlError as error:  # the query of a dashboard variable need not be PromQL
         return _report_old_names(text, f"cannot be parsed as PromQL: {error}")
 
 
@@ -135,7 +135,7 @@ def _rewrite_label_text(string: _JsonString) -> RewriteResult:
     """Rewrites label names in legends, columns and patterns."""
     if not _VARIABLE_KEYS.isdisjoint(string.path):
         return RewriteResult(string.value)
-    if string.key == "regex" and not string.is_key:  # matches series as text, such as `Hostname="…"`
+    if string.key == "regex" and not string.is_key:  # Grafana applies it to the text of series: `Hostname="…"`
         return RewriteResult(_PRINTED_LABEL.sub(lambda match: renamed_labels().get(match[0], match[0]), string.value))
     if string.key in _LEGENDS or "${__" in string.value:
         return RewriteResult(_TEMPLATE.sub(_rename_in_legend, string.value))
@@ -150,7 +150,7 @@ def _rename_in_legend(match: re.Match[str]) -> str:
 
 
 def _find_strings(text: str) -> list[_JsonString]:
-    """Finds all strings in valid JSON."""
+    """Returns all keys and string values of valid JSON, in the order of the file."""
     strings: list[_JsonString] = []
     path: list[str | int | None] = []  # key or index at each nesting level; None where a key is expected
     for match in _TOKEN.finditer(text):
@@ -177,17 +177,17 @@ def _find_strings(text: str) -> list[_JsonString]:
 _BLOCKS = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 _LABELS = re.compile(r"((?:\$labels|\.Labels)\.|index\s+\$labels\s+\")(\w+)")
 _PROPERTIES = re.compile(r"(?:[&!]\S*[ \t]+)+")
-"""Matches YAML anchors and tags before a value."""
+"""Matches the YAML anchors and tags in front of a value."""
 _USES = {"expr": "expr", "record": "record", "annotations": "template", "labels": "template"}
-"""Key of a rule -> `_Scalar.use`, which determines how the value of the key is rewritten."""
+"""Key of a rule -> `_Scalar.use`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Scalar:
     node: yaml.ScalarNode
     path: str
-    use: str  # "expr", "template", "record", or empty outside of rules
-    rule: str = ""  # position of the rule that contains the scalar
+    use: str  # determines how the value is rewritten: "expr", "template", "record" or "" (only reported)
+    rule: str = ""  # identifies the rule that contains the scalar
 
     @property
     def value(self) -> str:
@@ -195,24 +195,25 @@ class _Scalar:
 
 
 def migrate_rules(text: str, origin: str) -> RewriteResult:
-    """Rewrites a rule file. Raises UsageError if the text is not YAML or has no rules."""
+    """Rewrites the expressions and templates of a rule file. Raises UsageError if it is not YAML or has no rules."""
     scalars = _find_scalars(text, origin)
     if not any(scalar.use == "expr" for scalar in scalars):
         raise UsageError(f"{origin}: has no rules, which are entries with expr and alert or record")
     recorded: frozenset[str] | None = None  # metrics that rules of this file record from the exporter's series
-    found: frozenset[str] = frozenset()
-    while found != recorded:  # repeated, because rules may read the metrics of other rules
-        recorded = found
+    next_recorded: frozenset[str] = frozenset()
+    while next_recorded != recorded:  # repeated, because rules may read the metrics of other rules
+        recorded = next_recorded
         results = {scalar: result for scalar in scalars if (result := _rewrite_value(scalar, recorded)) is not None}
-        of_exporter = {scalar.rule for scalar, result in results.items() if result.is_exporter}
-        found = frozenset(s.value for s in scalars if s.use == "record" and s.rule in of_exporter)
-    # Templates of rules that do not read the exporter's series stay unchanged, because they do not have its labels.
+        of_exporter = {scalar.rule for scalar, result in results.items() if result.reads_exporter}
+        next_recorded = frozenset(s.value for s in scalars if s.use == "record" and s.rule in of_exporter)
+    # Templates of rules that do not read the exporter's series stay unchanged. Their labels come from other exporters.
     results = {s: result for s, result in results.items() if s.use != "template" or s.rule in of_exporter}
     intended = [results[scalar].text if scalar in results else scalar.value for scalar in scalars]
     for write in (_write_in_style, _write_quoted):
         migrated = _apply_changes(text, [_make_change(text, s, result, write) for s, result in results.items()])
-        if _read_values(migrated.text, origin) == intended:
-            return migrated
+        with suppress(UsageError):
+            if [scalar.value for scalar in _find_scalars(migrated.text, origin)] == intended:
+                return migrated
     raise UsageError(
         f"{origin}: cannot be rewritten without changing its formatting; please report this and attach the file"
     )
@@ -228,30 +229,23 @@ def _find_scalars(text: str, origin: str) -> list[_Scalar]:
         raise UsageError(f"{origin}{place}: not YAML: {getattr(error, 'problem', type(error).__name__)}") from None
 
 
-def _read_values(text: str, origin: str) -> list[str] | None:
-    try:
-        return [scalar.value for scalar in _find_scalars(text, origin)]
-    except UsageError:
-        return None
-
-
 def _walk(node: yaml.Node, seen: set[int], path: str = "", use: str = "", rule: str = "") -> Iterator[_Scalar]:
-    """Yields each scalar once, even if aliases refer to it."""
+    """Yields the scalars below a node. Yields each scalar once, even if aliases refer to it."""
     if id(node) in seen:
         return
     seen.add(id(node))
     if isinstance(node, yaml.ScalarNode):
-        yield _Scalar(node, path or "the whole", use, rule)
+        yield _Scalar(node, path or "the document", use, rule)
     elif isinstance(node, yaml.SequenceNode):
         for number, child in enumerate(node.value):
             yield from _walk(child, seen, f"{path}[{number}]", use, rule)
     elif isinstance(node, yaml.MappingNode):
-        members = {str(key.value): value for key, value in node.value if isinstance(key, yaml.ScalarNode)}
-        kind = next((kind for kind in ("alert", "record") if kind in members and "expr" in members), "")
+        children = {str(key.value): value for key, value in node.value if isinstance(key, yaml.ScalarNode)}
+        kind = next((kind for kind in ("alert", "record") if kind in children and "expr" in children), "")
         if kind:
             rule = f"{path} at {node.start_mark.index}"
-            path = f"{kind} {members[kind].value}" if isinstance(members[kind], yaml.ScalarNode) else path
-        for name, value in members.items():
+            path = f"{kind} {children[kind].value}" if isinstance(children[kind], yaml.ScalarNode) else path
+        for name, value in children.items():
             yield from _walk(value, seen, f"{path}.{name}".lstrip("."), _USES.get(name, "") if kind else use, rule)
 
 
@@ -260,7 +254,7 @@ def _walk(node: yaml.Node, seen: set[int], path: str = "", use: str = "", rule: 
 
 def _rewrite_value(scalar: _Scalar, recorded: frozenset[str]) -> RewriteResult | None:
     if scalar.use == "expr":
-        return _rewrite_promql(scalar.value, lambda text: rewrite_expression(text, recorded))
+        return _rewrite_promql(scalar.value, recorded)
     if scalar.use == "template":
         return _rewrite_template(scalar.value)
     return _report_old_names(scalar.value, "mentioned outside an expression; check it manually")
@@ -292,7 +286,7 @@ def _make_change(
 
 
 def _write_in_style(source: str, node: yaml.ScalarNode, value: str) -> str:
-    """Writes the value in the style of the source. A folded or plain value of several lines becomes one line."""
+    """Writes the value in the style of the source: quoted, plain or as a block."""
     if node.style == "'":
         return "'" + value.replace("'", "''") + "'"
     if node.style == '"':

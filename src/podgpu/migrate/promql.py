@@ -1,8 +1,8 @@
 """Converts a PromQL expression from the names of dcgm-exporter 4.8 to those of 4.9, without changing its result.
 
-The expression may contain Grafana variables. If the unit of a metric changed, `X` becomes `(Y * 100)`. A range vector
-cannot be multiplied, so the result of the range function is multiplied instead. Only the changed text is replaced. If
-something cannot be rewritten, the whole expression stays unchanged.
+If the unit of a metric changed, the expression converts the value: `X` becomes `(Y * 100)`. A range vector cannot be
+multiplied, so `rate(X[5m])` becomes `(rate(Y[5m]) * 100)`. Grafana variables are accepted. If a part of the expression
+cannot be converted, the whole expression stays unchanged.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _PRECEDENCE = {
     **dict.fromkeys(("*", "/", "%", "atan2"), 4),
     "^": 5,
 }
-"""Precedence of binary operators. All are parsed as left-associative, because only the positions of operands matter."""
+"""Precedence of binary operators. All are parsed as left-associative, because values are not computed."""
 _EXPORTER_METRICS = re.compile(r"(?:DCGM_|dcgm_|podgpu[_:]|ALERTS(?:_FOR_STATE)?$)")
-"""Matches metrics that have the exporter's labels: the exporter's own metrics, and the results of podgpu's rules."""
+"""Matches metrics that have the exporter's labels: those of the exporter, and those that podgpu's rules record."""
 _WORDS = re.compile(r"[A-Za-z_:][\w:]*")
 _PERCENT = Fraction(100)
 _LINEAR = frozenset(
@@ -55,7 +55,7 @@ _LINEAR = frozenset(
         *("quantile_over_time", "stddev_over_time", "last_over_time", "first_over_time", "mad_over_time"),
     }
 )
-"""Range functions whose result is proportional to the values."""
+"""Range functions whose result scales with the values, so that the result can be converted instead of the range."""
 _UNITLESS = frozenset(
     {
         *("count_over_time", "present_over_time", "absent_over_time", "changes", "resets"),
@@ -68,7 +68,7 @@ _LABEL_ARGUMENTS = {
     **{"label_replace": slice(1, 4, 2), "label_join": slice(1, None)},
     **dict.fromkeys(("sort_by_label", "sort_by_label_desc"), slice(1, None)),
 }
-"""Function -> arguments that are label names. label_replace and label_join set the first of these labels."""
+"""Function -> positions of arguments that are label names. label_replace and label_join set the first of them."""
 
 
 class PromqlError(PodgpuError):
@@ -81,12 +81,12 @@ class PromqlError(PodgpuError):
 class RenamedMetric(NamedTuple):
     name: str
     factor: Fraction  # old value = new value * factor
-    is_default: bool  # dcgm-exporter exports it without a custom counter file
+    is_default: bool  # True if dcgm-exporter exports the metric by default
 
 
 @cache
 def renamed_metrics() -> Mapping[str, RenamedMetric]:
-    """Old name -> new name and unit."""
+    """Returns old metric name -> new metric."""
     default = {counter.name for counter in shipped_counters("default") or ()}
     return {
         name: RenamedMetric(rename.new_name, 1 / Fraction(str(rename.factor)), rename.old.name in default)
@@ -98,13 +98,13 @@ def renamed_metrics() -> Mapping[str, RenamedMetric]:
 
 @cache
 def renamed_labels() -> Mapping[str, str]:
-    """Old label -> new label."""
+    """Returns old label name -> new label name."""
     old, new = HOST_LABELS["4.8"][0], HOST_LABELS["4.9"][0]
     return {old: new} | {rename.old.name: rename.new_name for rename in renames() if rename.old.type == "text"}
 
 
 def find_old_names(text: str) -> list[str]:
-    """Finds old names in any text, except `Hostname`, which is too common."""
+    """Returns the old metric and label names in a text. Skips the label `Hostname`, because the word is too common."""
     words = dict.fromkeys(_WORDS.findall(text))
     return [w for w in words if w in renamed_metrics() or (w in renamed_labels() and w.startswith("DCGM_"))]
 
@@ -114,36 +114,33 @@ def find_old_names(text: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class RewriteResult:
-    text: str  # unchanged if something could not be rewritten
-    left: tuple[str, ...] = ()  # messages about text that could not be rewritten
+    text: str
+    unconverted: tuple[str, ...] = ()  # messages about text that was not converted and needs a manual change
     notes: tuple[str, ...] = ()
-    is_exporter: bool = False  # the expression reads the exporter's series, so legends may contain its labels
-    changed: int = 0  # number of rewritten strings in a file
+    reads_exporter: bool = False  # True if the expression reads the exporter's series, whose labels were renamed
+    changed: int = 0  # number of rewritten strings
 
 
-def rewrite_query(text: str) -> RewriteResult:
-    """Rewrites the query of a Grafana variable: label_values(…), query_result(…) and so on, or PromQL."""
-    stripped = text.strip()
-    if stripped.startswith("metrics("):
-        return RewriteResult(text, (f"{stripped}: selects metrics by a pattern; rewrite it manually",))
-    return rewrite_expression(text)
+def rewrite_query(text: str, recorded: frozenset[str] = frozenset()) -> RewriteResult:
+    """Rewrites a PromQL expression, or a query function of Grafana such as label_values(…).
 
-
-def rewrite_expression(text: str, recorded: frozenset[str] = frozenset()) -> RewriteResult:
-    """Rewrites an expression. Treats metrics in `recorded` like the exporter's own metrics. May raise PromqlError."""
+    Metrics in `recorded` have the exporter's labels. Raises PromqlError if parsing fails.
+    """
+    if text.lstrip().startswith("metrics("):
+        return RewriteResult(text, (f"{text.strip()}: selects metrics by a pattern; rewrite it manually",))
     rewriter = _Rewriter(text, recorded, _tokenize(text))
     try:
-        is_exporter = rewriter.parse()
+        reads_exporter = rewriter.parse()
     except RecursionError:
         raise PromqlError("nested too deep") from None
-    if rewriter.left:
-        return RewriteResult(text, tuple(dict.fromkeys(rewriter.left)), is_exporter=is_exporter)
-    notes = tuple(dict.fromkeys(rewriter.notes))
-    return RewriteResult(apply_edits(text, rewriter.edits), notes=notes, is_exporter=is_exporter)
+    if rewriter.unconverted:
+        return RewriteResult(text, tuple(dict.fromkeys(rewriter.unconverted)), reads_exporter=reads_exporter)
+    new, notes = apply_edits(text, rewriter.edits), tuple(dict.fromkeys(rewriter.notes))
+    return RewriteResult(new, (), notes, reads_exporter, int(new != text))
 
 
 def apply_edits(text: str, edits: Iterable[tuple[int, int, str]]) -> str:
-    """Applies edits (start, end, new text). Insertions at the same position keep their order."""
+    """Applies edits of (start, end, new text), which must not overlap. Insertions at one position keep their order."""
     parts: list[str] = []
     position = 0
     for start, end, new in sorted(edits, key=lambda edit: (edit[0], edit[1])):
@@ -155,53 +152,50 @@ def apply_edits(text: str, edits: Iterable[tuple[int, int, str]]) -> str:
 # The parser, which records the edits
 
 
-class _Word(NamedTuple):
-    """A token or the content of a string, with its position."""
-
+class _Token(NamedTuple):
     text: str
     start: int
     end: int
     kind: str  # group of _TOKEN, or `end`
 
-    def unquote(self) -> _Word:
-        """Removes the quotes. Escapes stay, because names do not contain them."""
-        return _Word(self.text[1:-1], self.start + 1, self.end - 1, "") if self.kind == "string" else self
+    def unquote(self) -> _Token:
+        """Removes the quotes of a string. Escapes stay, because names contain none."""
+        return _Token(self.text[1:-1], self.start + 1, self.end - 1, "") if self.kind == "string" else self
 
 
 @dataclass(slots=True)
-class _Part:
-    """A parsed subexpression."""
-
+class _Expression:
     start: int
     end: int
-    word: _Word | None = None  # the string, or the name before the braces of a selector
+    token: _Token | None = None  # first token of a string, number or selector; None for other expressions
     metrics: tuple[str, ...] = ()  # metric names in the subexpression's selectors
     set_labels: tuple[str, ...] = ()  # labels that label_replace and label_join set
-    factor: Fraction = Fraction(1)  # unit conversion that still has to be applied to the value
+    factor: Fraction = Fraction(1)  # unit conversion that the enclosing expression must apply
     is_range: bool = False
 
 
-def _tokenize(text: str) -> list[_Word]:
-    tokens: list[_Word] = []
+def _tokenize(text: str) -> list[_Token]:
+    tokens: list[_Token] = []
     for match in _TOKEN.finditer(text):
         if match.lastgroup == "unknown":
             raise PromqlError(f"cannot parse {match[0]!a} at character {match.start() + 1}")
         if match.lastgroup != "space":
-            tokens.append(_Word(match[0], match.start(), match.end(), match.lastgroup or ""))
-    return [*tokens, _Word("", len(text), len(text), "end")]
+            tokens.append(_Token(match[0], match.start(), match.end(), match.lastgroup or ""))
+    return [*tokens, _Token("", len(text), len(text), "end")]
 
 
 @dataclass
 class _Rewriter:
     text: str
     recorded: frozenset[str]
-    tokens: Sequence[_Word]
+    tokens: Sequence[_Token]
     position: int = 0
     edits: list[tuple[int, int, str]] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)
+    unconverted: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    conversions: list[tuple[_Part, bool]] = field(default_factory=list)  # subexpression, whether its value is compared
-    patterns: list[tuple[_Part, str]] = field(default_factory=list)  # selector, pattern of metric names
+    # Expressions whose values change their unit, and whether each value is compared with another value.
+    conversions: list[tuple[_Expression, bool]] = field(default_factory=list)
+    patterns: list[tuple[_Expression, str]] = field(default_factory=list)  # selector, pattern of metric names
 
     def parse(self) -> bool:
         """Parses the expression and collects the edits. Returns True if the expression reads the exporter's series."""
@@ -211,17 +205,17 @@ class _Rewriter:
             raise _unexpected(self.next, "an operator or the end")
         for part, is_compared in self.conversions:
             self._convert(part, is_compared)
-        is_exporter = any(map(self._has_exporter_labels, whole.metrics))
+        reads_exporter = any(map(self._has_exporter_labels, whole.metrics))
         for selector, pattern in self.patterns:
-            if is_exporter or "DCGM" in pattern:
+            if reads_exporter or "DCGM" in pattern:
                 self._fail(selector, "selects metrics by a pattern of names; rewrite it manually")
-        return is_exporter
+        return reads_exporter
 
     @property
-    def next(self) -> _Word:
+    def next(self) -> _Token:
         return self.tokens[self.position]
 
-    def _take(self) -> _Word:
+    def _take(self) -> _Token:
         token = self.next
         self.position += token.kind != "end"
         return token
@@ -243,19 +237,19 @@ class _Rewriter:
     def _last_end(self) -> int:
         return self.tokens[self.position - 1].end
 
-    def _take_word(self, expected: str, *kinds: str) -> _Word:
+    def _take_kind(self, expected: str, *kinds: str) -> _Token:
         token = self._take()
         if token.kind not in kinds:
             raise _unexpected(token, expected)
         return token
 
-    def _fail(self, part: _Part, problem: str) -> None:
+    def _fail(self, part: _Expression, problem: str) -> None:
         text = " ".join(self.text[part.start : part.end].split())
-        self.left.append(f"{text if len(text) <= 100 else f'{text[:99]}…'}: {problem}")
+        self.unconverted.append(f"{text if len(text) <= 100 else f'{text[:99]}…'}: {problem}")
 
     # Operators
 
-    def _parse_binary(self, level: int) -> _Part:
+    def _parse_binary(self, level: int) -> _Expression:
         left = self._parse_signed()
         while self._is_next(*_PRECEDENCE) and _PRECEDENCE[self.next.text.lower()] >= level:
             operator = self._take().text.lower()
@@ -273,7 +267,7 @@ class _Rewriter:
             left = both
         return left
 
-    def _parse_signed(self) -> _Part:
+    def _parse_signed(self) -> _Expression:
         start = self.next.start
         if not self._accept("+", "-"):
             return self._parse_modifiers(self._parse_primary())
@@ -281,7 +275,7 @@ class _Rewriter:
         self._write_conversion(part)
         return _join(start, part.end, (part,))
 
-    def _parse_modifiers(self, part: _Part) -> _Part:
+    def _parse_modifiers(self, part: _Expression) -> _Expression:
         """Parses [range], [range:step], offset and @, in any order."""
         while True:
             if self._accept("["):
@@ -291,14 +285,14 @@ class _Rewriter:
                 part.is_range = True
             elif self._accept("offset"):
                 self._accept("-")
-                self._take_word("a duration", "duration", "number", "variable")
+                self._take_kind("a duration", "duration", "number", "variable")
             elif self._accept("@"):
                 self._accept("-")
                 if self._accept("start", "end"):
                     self._expect("(")
                     self._expect(")")
                 else:
-                    self._take_word("a time", "number", "variable")
+                    self._take_kind("a time", "number", "variable")
             else:
                 return part
             part.end = self._last_end
@@ -311,10 +305,10 @@ class _Rewriter:
         self._expect("]")
         return is_subquery
 
-    def _parse_primary(self) -> _Part:
+    def _parse_primary(self) -> _Expression:
         token = self._take()
         if token.kind in ("number", "duration", "string"):
-            return _Part(token.start, token.end, token)
+            return _Expression(token.start, token.end, token)
         if token.kind == "operator" and token.text == "(":
             part = self._parse_binary(0)
             self._expect(")")
@@ -325,14 +319,14 @@ class _Rewriter:
         if token.kind == "name" and self._is_next("(", "by", "without"):
             return self._parse_call(token)
         if token.kind == "name" and token.text.lower() in ("inf", "nan"):
-            return _Part(token.start, token.end)
+            return _Expression(token.start, token.end)
         if token.kind not in ("name", "variable"):
             raise _unexpected(token, "an expression")
         return self._parse_selector(token, token)
 
     # Functions and aggregations
 
-    def _parse_call(self, token: _Word) -> _Part:
+    def _parse_call(self, token: _Token) -> _Expression:
         function = token.text.lower()
         labels = self._parse_labels() if self._accept("by", "without") else []
         self._expect("(")
@@ -350,12 +344,12 @@ class _Rewriter:
             else:
                 self._write_conversion(argument)
         if function == "label_values":
-            words = [argument.word for argument in arguments[-1:] if argument.word]
-            all_series = _Part(call.start, call.end, metrics=("",))  # label_values(label) has no selector
+            words = [argument.token for argument in arguments[-1:] if argument.token]
+            all_series = _Expression(call.start, call.end, metrics=("",))  # label_values(label) reads all series
             self._rename_labels(call, words, arguments[:-1] or [all_series])
             return call
         self._rename_labels(call, labels, (call,))
-        named = [argument.word for argument in arguments[_LABEL_ARGUMENTS.get(function, slice(0))] if argument.word]
+        named = [argument.token for argument in arguments[_LABEL_ARGUMENTS.get(function, slice(0))] if argument.token]
         if function in ("label_replace", "label_join"):
             call.set_labels += tuple(word.unquote().text for word in named[:1])
         self._rename_labels(call, named, ())
@@ -364,12 +358,12 @@ class _Rewriter:
             self._fail(call, f"uses {_NAME}, which the migration changes")
         return call
 
-    def _parse_labels(self) -> list[_Word]:
+    def _parse_labels(self) -> list[_Token]:
         self._expect("(")
         return list(self._parse_list(")", self._take_label))
 
-    def _take_label(self) -> _Word:
-        return self._take_word("a label", "name", "variable", "string")
+    def _take_label(self) -> _Token:
+        return self._take_kind("a label", "name", "variable", "string")
 
     def _parse_list(self, end: str, parse: Callable[[], _Item]) -> Iterator[_Item]:
         while not self._is_next(end):
@@ -378,25 +372,22 @@ class _Rewriter:
                 break
         self._expect(end)
 
-    def _rename_labels(self, part: _Part, words: Iterable[_Word], operands: Iterable[_Part]) -> None:
-        """Renames labels. If an operand may read another exporter's metrics, reports that a label may belong to it."""
+    def _rename_labels(self, part: _Expression, words: Iterable[_Token], operands: Iterable[_Expression]) -> None:
+        """Renames labels. Reports a label if an operand reads metrics that may come from another exporter."""
         for word in words:
             label = word.unquote()
             if new := renamed_labels().get(label.text):
                 self.edits.append((label.start, label.end, new))
-                if not all(self._has_label(operand, label.text) for operand in operands):
+                unknown = (one for one in operands if one.metrics and label.text not in one.set_labels)
+                if not all(any(map(self._has_exporter_labels, one.metrics)) for one in unknown):
                     self._fail(part, f"has the label {label.text}, which may belong to another exporter")
-
-    def _has_label(self, part: _Part, label: str) -> bool:
-        is_known = not part.metrics or label in part.set_labels
-        return is_known or any(map(self._has_exporter_labels, part.metrics))
 
     def _has_exporter_labels(self, metric: str) -> bool:
         return metric in self.recorded or _EXPORTER_METRICS.match(metric) is not None
 
     # Selectors
 
-    def _parse_selector(self, first: _Word, name: _Word | None) -> _Part:
+    def _parse_selector(self, first: _Token, name: _Token | None) -> _Expression:
         """Parses `name`, `name{…}` or `{…}`. The range is parsed later."""
         end, labels, patterns = first.end, [], []
         if name is None or self._accept("{"):
@@ -407,14 +398,14 @@ class _Rewriter:
                     operator = self._take()
                     if operator.text not in ("=", "!=", "=~", "!~"):
                         raise _unexpected(operator, "one of = != =~ !~")
-                    value = self._take_word("a string", "string", "variable")
+                    value = self._take_kind("a string", "string", "variable")
                     labels.append(label)
                     if label.text == _NAME and operator.text == "=" and name is None:
                         name = value.unquote()
                     elif label.text == _NAME:
                         patterns.append(value.text)
             end = self._last_end
-        part = _Part(first.start, end, first, (name.text if name else "",))
+        part = _Expression(first.start, end, first, (name.text if name else "",))
         text = part.metrics[0]
         is_number = _VARIABLE.fullmatch(text) and not labels and not self._is_next("[")
         if _VARIABLE.search(text) and not is_number:  # a text that consists only of a variable may be a number
@@ -433,13 +424,13 @@ class _Rewriter:
 
     # Conversions
 
-    def _write_conversion(self, part: _Part) -> None:
+    def _write_conversion(self, part: _Expression) -> None:
         if part.factor != 1 and part.is_range:
             self._fail(part, "a range without a function cannot be converted to another unit")
         elif part.factor != 1:
             self.conversions.append((part, False))
 
-    def _convert(self, part: _Part, is_compared: bool) -> None:
+    def _convert(self, part: _Expression, is_compared: bool) -> None:
         """Adds edits that convert the value. Rounds percentages in comparisons, because 0.55 * 100 exceeds 55."""
         operator, number = ("*", part.factor) if part.factor > 1 else ("/", 1 / part.factor)
         conversion = f" {operator} {number.numerator if number.denominator == 1 else f'{float(number):.17g}'}"
@@ -448,11 +439,11 @@ class _Rewriter:
         self.edits.append((part.end, part.end, f"{conversion}, 0.0001)" if rounds else f"{conversion})"))
 
 
-def _join(start: int, end: int, parts: Iterable[_Part]) -> _Part:
+def _join(start: int, end: int, parts: Iterable[_Expression]) -> _Expression:
     metrics = tuple(metric for part in parts for metric in part.metrics)
-    return _Part(start, end, None, metrics, tuple(label for part in parts for label in part.set_labels))
+    return _Expression(start, end, None, metrics, tuple(label for part in parts for label in part.set_labels))
 
 
-def _unexpected(token: _Word, expected: str) -> PromqlError:
+def _unexpected(token: _Token, expected: str) -> PromqlError:
     what = "the end" if token.kind == "end" else f"{token.text[:40]!a} at character {token.start + 1}"
     return PromqlError(f"expected {expected}, but got {what}")

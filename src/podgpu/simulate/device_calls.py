@@ -1,6 +1,6 @@
 """Implements the NVML calls of simulated devices: functions, field values and GPM samples.
 
-Calling a function that is not in the tables raises "not supported". Results have the types of pynvml.
+Results have the types of pynvml. Functions that are missing in GPU_CALLS and MIG_CALLS are not supported.
 """
 
 from __future__ import annotations
@@ -12,49 +12,37 @@ from typing import Any, NamedTuple, NoReturn
 
 import pynvml
 
-from podgpu.simulate.gpu import (
-    FULL_CELSIUS,
-    IDLE_CELSIUS,
-    NVLINK_BYTES,
-    PCIE_RX_BYTES,
-    PCIE_TX_BYTES,
-    Share,
-    SimulatedGpu,
-    SimulatedInstance,
-    SimulatedLoad,
-)
-from podgpu.simulate.models import MIB
+from podgpu.simulate.gpu import FULL_CELSIUS, IDLE_CELSIUS, Activity, SimulatedGpu, SimulatedInstance, SimulatedLoad
+from podgpu.simulate.models import AMPERE, MIB, GpuModel
 
 NO_INSTANCE = ALL_LINKS = 0xFFFFFFFF
 _SAMPLING_PERIOD_US = 100_000
 _MAX_CELSIUS = 87
+_PCIE_TX_BYTES, _PCIE_RX_BYTES, _NVLINK_BYTES = 6_000_000, 20_000_000, 400_000_000
+"""Bytes per busy second. _NVLINK_BYTES is per link and direction."""
 _PROCESS_KINDS = {"Compute": "compute", "Graphics": "graphics", "MPSCompute": "mps"}
 
 
 def pointer_to(address: int, pointer_type: Any) -> Any:
-    """Creates a handle: a pointer of pynvml's type. Its address is a number that is never dereferenced."""
+    """Creates a handle, a pointer of pynvml's type. The address only identifies an object and is never dereferenced."""
     return ctypes.cast(ctypes.c_void_p(address), pointer_type)
 
 
 def address_in(handle: Any) -> int:
-    """Returns the number in a handle, or 0 if the argument is not a handle."""
+    """Returns the address in a handle, or 0 if the argument is not a handle."""
     try:
         return ctypes.cast(handle, ctypes.c_void_p).value or 0
     except ctypes.ArgumentError:
         return 0
 
 
-def raise_error(code: int) -> NoReturn:
-    """Raises NVMLError. A function, because a lambda cannot contain a raise statement."""
+def raise_error(code: int = pynvml.NVML_ERROR_NOT_SUPPORTED) -> NoReturn:
+    """Raises NVMLError. This is a function, because a lambda cannot contain a raise statement."""
     raise pynvml.NVMLError(code)
 
 
-def _not_supported() -> NoReturn:
-    raise_error(pynvml.NVML_ERROR_NOT_SUPPORTED)
-
-
-def fill(struct: Any, **members: Any) -> Any:
-    for name, value in members.items():
+def fill(struct: Any, **values: Any) -> Any:
+    for name, value in values.items():
         setattr(struct, name, value)
     return struct
 
@@ -75,7 +63,7 @@ def _memory(gpu: SimulatedGpu, instance: SimulatedInstance | None = None, versio
         total, reserved = instance.profile.memory_mib * MIB, 16 * MIB * instance.profile.memory_slices
         used = gpu.memory_used(instance.gi_id)
     free = total - reserved - used
-    if version is None:  # in the first version of the structure, `used` includes reserved memory
+    if version is None:  # the first version of the structure includes reserved memory in `used`
         return fill(pynvml.c_nvmlMemory_t(), total=total, free=free, used=used + reserved)
     struct = pynvml.c_nvmlMemory_v2_t()
     return fill(struct, version=version, total=total, reserved=reserved, free=free, used=used)
@@ -86,18 +74,18 @@ def _utilisation(gpu: SimulatedGpu) -> Any:
     return fill(pynvml.c_nvmlUtilization_t(), gpu=round(100 * activity.busy), memory=round(100 * activity.dram))
 
 
-def _clock(clocks: tuple[int, int, int], kind: int) -> int:
-    """Returns the clock of a kind (an NVML constant). Graphics and SM clock are the same."""
-    return (clocks[0], *clocks)[kind]
+def _clock(model: GpuModel, kind: int, is_busy: bool) -> int:
+    """Returns a clock by its NVML constant: graphics (which equals the SM clock), SM, memory or video."""
+    return (model.sm_clock, model.sm_clock, model.memory_clock, model.video_clock)[kind][is_busy]
 
 
 def _threshold(gpu: SimulatedGpu, which: int) -> Any:
     offsets = {0: 8, 1: 2, 3: 0} | ({2: 8} if gpu.model.hbm else {})
-    return _MAX_CELSIUS + offsets[which] if which in offsets else _not_supported()
+    return _MAX_CELSIUS + offsets[which] if which in offsets else raise_error()
 
 
 def list_processes(loads: Iterable[SimulatedLoad], function: str) -> list[Any]:
-    """Lists the processes of one kind. `function`: nvmlDeviceGet<kind>RunningProcesses, with or without `_v<n>`."""
+    """Implements nvmlDeviceGet<kind>RunningProcesses, with or without a suffix such as `_v3`."""
     kind = function.removeprefix("nvmlDeviceGet").partition("RunningProcesses")[0]
     return [
         pynvml.nvmlFriendlyObject(
@@ -114,9 +102,9 @@ def list_processes(loads: Iterable[SimulatedLoad], function: str) -> list[Any]:
 
 
 def _samples(gpu: SimulatedGpu, kind: int, since_us: int) -> Any:
-    """Implements nvmlDeviceGetSamples for utilisation. Other kinds of samples are not simulated."""
+    """Implements nvmlDeviceGetSamples. Simulates only utilisation samples."""
     if kind != pynvml.NVML_GPU_UTILIZATION_SAMPLES:
-        _not_supported()
+        raise_error()
     samples = []
     for seen in gpu.samples(since_us):
         sample = fill(pynvml.c_nvmlSample_t(), timeStamp=seen.wall_us)
@@ -126,14 +114,14 @@ def _samples(gpu: SimulatedGpu, kind: int, since_us: int) -> Any:
 
 
 def _process_utilisation(kind: type[Any], gpu: SimulatedGpu, since_us: int) -> Any:
-    """Implements both NVML functions for process utilisation. They return different structures (`kind`)."""
+    """Implements both NVML functions for process utilisation. They return structures of different types (`kind`)."""
     means = gpu.process_means(since_us)
-    entries = [fill(kind(), pid=m.pid, timeStamp=m.last_ran_us, smUtil=round(100 * m.sm)) for m in means]
+    entries = [fill(kind(), pid=pid, timeStamp=last_ran, smUtil=round(100 * mean)) for pid, last_ran, mean in means]
     return entries or raise_error(pynvml.NVML_ERROR_NOT_FOUND)
 
 
 def _where(has: Callable[[SimulatedGpu], bool], read: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda gpu, *arguments: read(gpu, *arguments) if has(gpu) else _not_supported()
+    return lambda gpu, *arguments: read(gpu, *arguments) if has(gpu) else raise_error()
 
 
 def _without_mig(read: Callable[..., Any]) -> Callable[..., Any]:
@@ -165,8 +153,8 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetPowerManagementDefaultLimit": _LIMIT,
     "nvmlDeviceGetPowerManagementLimitConstraints": lambda gpu: [gpu.model.power[1] * 1000, _LIMIT(gpu)],
     "nvmlDeviceGetTotalEnergyConsumption": lambda gpu: gpu.energy_mj,
-    "nvmlDeviceGetClockInfo": lambda gpu, kind: _clock(gpu.clocks_while(gpu.activity.device.busy > 0), kind),
-    "nvmlDeviceGetMaxClockInfo": lambda gpu, kind: _clock(gpu.clocks_while(True), kind),
+    "nvmlDeviceGetClockInfo": lambda gpu, kind: _clock(gpu.model, kind, gpu.activity.device.busy > 0),
+    "nvmlDeviceGetMaxClockInfo": lambda gpu, kind: _clock(gpu.model, kind, True),
     "nvmlDeviceGetCurrentClocksEventReasons": lambda gpu: (
         0 if gpu.activity.device.busy else pynvml.nvmlClocksEventReasonGpuIdle
     ),
@@ -178,7 +166,9 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
         lambda gpu: round(30 + 60 * max(0.0, gpu.celsius - IDLE_CELSIUS) / (FULL_CELSIUS - IDLE_CELSIUS)),
     ),
     "nvmlDeviceGetTotalEccErrors": _where(_HAS_ECC, lambda gpu, error, counter: 0),
-    "nvmlDeviceGetRemappedRows": _where(lambda gpu: gpu.model.row_remapping, lambda gpu: (0, 0, 0, 0)),
+    "nvmlDeviceGetRemappedRows": _where(
+        lambda gpu: gpu.model.ecc and gpu.model.architecture >= AMPERE, lambda gpu: (0, 0, 0, 0)
+    ),
     "nvmlDeviceGetCurrPcieLinkGeneration": lambda gpu: gpu.model.pcie_generation,
     "nvmlDeviceGetMaxPcieLinkGeneration": lambda gpu: gpu.model.pcie_generation,
     "nvmlDeviceGetCurrPcieLinkWidth": lambda gpu: 16,
@@ -212,7 +202,7 @@ Reader = Callable[[SimulatedGpu, int], int | None]  # (GPU, scope) -> value, or 
 
 
 def read_field_values(gpu: SimulatedGpu, fields: Iterable[Any]) -> Any:
-    """Returns a ctypes array like pynvml. `fields` are ids, or pairs of id and scope."""
+    """Implements nvmlDeviceGetFieldValues. `fields` are ids, or pairs of id and scope."""
     wanted = [entry if isinstance(entry, tuple | list) else (entry, 0) for entry in fields]
     values = (pynvml.c_nvmlFieldValue_t * len(wanted))()
     for value, (field_id, scope) in zip(values, wanted, strict=True):
@@ -230,11 +220,11 @@ def _value_where(has: Callable[[SimulatedGpu], object], value: int = 0) -> Reade
 
 
 def _nvlink_kib(gpu: SimulatedGpu, scope: int) -> int | None:
-    """Returns the KiB sent or received since the last reset, on one link or on all links."""
+    """Returns the KiB sent or received since the last reset. `scope`: number of a link, or ALL_LINKS."""
     links = gpu.nvlinks
     if not links or (scope >= links and scope != ALL_LINKS):
         return None
-    return int(gpu.meter.busy * NVLINK_BYTES / 1024) * (links if scope == ALL_LINKS else 1)
+    return int(gpu.meter.busy * _NVLINK_BYTES / 1024) * (links if scope == ALL_LINKS else 1)
 
 
 _FIELDS: dict[int, Reader] = {
@@ -243,7 +233,7 @@ _FIELDS: dict[int, Reader] = {
     **dict.fromkeys((74, 75, 76, 77, 79, 269, 270, 271), lambda gpu, scope: 0),
     **dict.fromkeys((138, 139), _nvlink_kib),
     78: lambda gpu, scope: int(gpu.idle_seconds * 1e9),
-    82: lambda gpu, scope: gpu.memory_celsius,
+    82: lambda gpu, scope: round(gpu.celsius - 2 + 8 * gpu.activity.device.dram) if gpu.model.hbm else None,
     165: lambda gpu, scope: None if scope >= gpu.nvlinks else 1,
 }
 
@@ -252,15 +242,15 @@ _FIELDS: dict[int, Reader] = {
 
 _PERCENT: dict[int, tuple[float, float, float]] = {
     1: (1.0, 0.0, 0.0),  # graphics engine
-    2: (0.6, 0.4, 0.0),  # SM: at least as busy as its tensor cores
+    2: (0.6, 0.4, 0.0),  # SM
     3: (0.1, 0.1, 0.0),  # SM occupancy
     5: (0.0, 1.0, 0.0),  # any tensor
     10: (0.0, 0.0, 1.0),  # DRAM bandwidth
     11: (0.0, 0.0, 0.0),  # FP64
-    12: (0.2, -0.2, 0.0),  # FP32: only while the tensor cores are idle
+    12: (0.2, -0.2, 0.0),  # FP32, which is used only while the tensor cores are idle
     13: (0.05, -0.05, 0.0),  # FP16
 }
-"""GPM metric -> weights of busy, tensor and memory time. The metric's value is the weighted sum of these times."""
+"""GPM metric -> weights of busy, tensor and DRAM time. The weighted sum of these times is the metric's value."""
 
 
 class GpmSample(NamedTuple):
@@ -268,11 +258,11 @@ class GpmSample(NamedTuple):
     gi_id: int | None = None
     at: float = 0.0
     nvlinks: int = 0
-    meter: Share = Share()
+    meter: Activity = Activity()
 
 
 def evaluate_gpm(request: Any, first: GpmSample, second: GpmSample) -> Any:
-    """Fills the results into `request`, a c_nvmlGpmMetricsGet_t, and returns it."""
+    """Implements nvmlGpmMetricsGet. Writes the results into `request` (c_nvmlGpmMetricsGet_t) and returns it."""
     if second.gpu is None or (first.gpu, first.gi_id) != (second.gpu, second.gi_id):
         raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     for index in range(request.numMetrics):
@@ -296,7 +286,7 @@ def _evaluate(metric: int, first: GpmSample, second: GpmSample) -> float | None:
 
 def _mib_per_second(metric: int, busy: float, nvlinks: int) -> float | None:
     if metric in (20, 21):
-        return busy * (PCIE_TX_BYTES if metric == 20 else PCIE_RX_BYTES) / MIB
+        return busy * (_PCIE_TX_BYTES if metric == 20 else _PCIE_RX_BYTES) / MIB
     if metric in (60, 61) and nvlinks:
-        return busy * nvlinks * NVLINK_BYTES / MIB
+        return busy * nvlinks * _NVLINK_BYTES / MIB
     return None

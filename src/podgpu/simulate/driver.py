@@ -1,6 +1,6 @@
-"""A simulated driver: an object with the functions, constants and structures of the pynvml module.
+"""Simulates the driver: an object with the functions, constants and structures of the pynvml module.
 
-Functions that are not simulated raise "not supported". The real driver is never called. One lock protects all state.
+Functions that are not simulated raise "not supported". One lock protects all state.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ from podgpu.simulate.gpu import SimulatedGpu, SimulatedInstance, SimulatedLoad
 from podgpu.simulate.models import MigProfile, parse_spec
 
 _MAX_WAIT_SECONDS = 0.025
-"""Maximum wait for events, in seconds of real time, because an injected clock may not advance. It is short, because
-shutting down the driver waits until it has passed."""
+"""Maximum real time to wait for events. It is short, because stopping podgpu waits until it has passed."""
 _SLICE_NS, _SWITCH_NS = 2_200_000, 84_000  # time slice and context switch, measured on an H200
 
 
@@ -52,8 +51,7 @@ class EventSet:
 class SimulatedNvml:
     """Replaces the pynvml module: `driver.nvmlInit()`, `driver.nvmlDeviceGetPowerUsage(handle)`.
 
-    UUIDs are derived from the node's name, so that GPUs of different nodes differ. In all methods, `number` is
-    `SimulatedGpu.number`.
+    UUIDs are derived from the name of the node, so each node has different UUIDs.
     """
 
     def __init__(
@@ -75,10 +73,10 @@ class SimulatedNvml:
         self._addresses = itertools.count(0x7F00_0000_1000, 0x40)
         self._layouts = itertools.count()
         self._targets: dict[int, tuple[SimulatedGpu, SimulatedInstance | None]] = {}
-        """Address of a handle -> its device."""
+        """Address in a handle -> device."""
         self._event_sets: dict[int, EventSet] = {}
         self._gpm_samples: dict[int, GpmSample] = {}
-        epoch = wall() - clock()  # computed once, so that all calls return the same timestamp for a sample
+        epoch = wall() - clock()  # computed once, so that the timestamp of a sample never changes
         self.gpus: list[SimulatedGpu] = []
         for number, one in enumerate(parse_spec(spec)):
             gpu = SimulatedGpu(
@@ -90,7 +88,7 @@ class SimulatedNvml:
                 epoch=epoch,
             )
             if one.profiles:
-                self._cut(gpu, one.profiles)
+                self._create_instances(gpu, one.profiles)
             self.gpus.append(gpu)
         self._listed = list(self.gpus)
         """GPUs in the order of their index."""
@@ -118,7 +116,7 @@ class SimulatedNvml:
         self.gpus[number].lost = False
 
     def reset(self, number: int) -> None:
-        """Resets the counters, ends processes, invalidates handles and restores a lost GPU."""
+        """Resets a GPU, which also ends its processes, invalidates its handles and restores it if it was lost."""
         gpu = self.gpus[number]
         with self.lock:
             self.recover(number)
@@ -128,7 +126,7 @@ class SimulatedNvml:
     def raise_xid(self, number: int, xid: int, gi_id: int | None = None) -> None:
         gpu = self.gpus[number]
         with self.lock:
-            # A GPU has no handle between a reload of the driver and the next listing.
+            # After a reload of the driver, a GPU has no handle until podgpu lists the GPUs again.
             address = next((address for address, target in self._targets.items() if target == (gpu, None)), None)
             for event_set in self._event_sets.values():
                 if address is not None and number in event_set.registered:
@@ -145,7 +143,7 @@ class SimulatedNvml:
     # Calls
 
     def __getattr__(self, name: str) -> Any:
-        # Python calls this only for missing attributes. Functions are stored as attributes when they are first used.
+        # Python calls this method only for missing attributes. The first access stores the function as an attribute.
         known = getattr(pynvml, name)
         if name not in self._functions and not isinstance(known, FunctionType):
             return known
@@ -164,7 +162,7 @@ class SimulatedNvml:
             if name in self._functions:
                 return self._functions[name](*arguments)
             if not name.startswith(("nvmlDevice", "nvmlGpm")):
-                raise_error(pynvml.NVML_ERROR_NOT_SUPPORTED)
+                raise_error()
             gpu, instance = self._find(self._targets, arguments[0])
             _check_present(gpu)
             return self._call_device(name, self.advance(gpu), instance, *arguments[1:])
@@ -173,7 +171,7 @@ class SimulatedNvml:
         if "RunningProcesses" in name:
             return list_processes(gpu.running(None if instance is None else instance.gi_id), name)
         if instance is not None:
-            function = MIG_CALLS.get(name) or raise_error(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            function = MIG_CALLS.get(name) or raise_error()
             return function(gpu, instance, *arguments)
         match name:
             case "nvmlDeviceGetIndex":
@@ -188,7 +186,7 @@ class SimulatedNvml:
                 return self._fill_gpm_sample(gpu, None, *arguments)
             case "nvmlGpmMigSampleGet":
                 return self._fill_gpm_sample(gpu, *arguments)
-        function = GPU_CALLS.get(name) or raise_error(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        function = GPU_CALLS.get(name) or raise_error()
         return function(gpu, *arguments)
 
     def _make_functions(self) -> dict[str, Callable[..., Any]]:
@@ -200,7 +198,9 @@ class SimulatedNvml:
             "nvmlSystemGetNVMLVersion": lambda: f"13.{self._driver_version}",
             "nvmlSystemGetCudaDriverVersion_v2": lambda: 13000,
             "nvmlDeviceGetCount": lambda: len(self._listed),
-            "nvmlDeviceGetHandleByIndex": self._find_by_index,
+            "nvmlDeviceGetHandleByIndex": lambda index: self._find_handle(
+                self._listed[index] if index < len(self._listed) else raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+            ),
             "nvmlDeviceGetHandleByUUID": self._find_by_uuid,
             "nvmlDeviceGetHandleByPciBusId": lambda wanted: self._find_handle(
                 next((gpu for gpu in self._listed if pci_bus_id(gpu) == wanted), None)
@@ -234,12 +234,12 @@ class SimulatedNvml:
     # Devices
 
     def advance(self, gpu: SimulatedGpu) -> SimulatedGpu:
-        """Computes the state of the GPU up to now. The caller holds the lock."""
+        """Updates the state of the GPU to the current time. The caller must hold the lock."""
         gpu.advance(self._clock())
         return gpu
 
     def _find_handle(self, gpu: SimulatedGpu | None, instance: SimulatedInstance | None = None) -> Any:
-        """Returns the handle of a device, which stays the same until it is invalidated."""
+        """Returns the handle of a device. Repeated calls return the same handle."""
         if gpu is None:
             raise_error(pynvml.NVML_ERROR_NOT_FOUND)
         _check_present(gpu)
@@ -250,11 +250,6 @@ class SimulatedNvml:
             self._targets[address] = target
         return pointer_to(address, pynvml.c_nvmlDevice_t)
 
-    def _find_by_index(self, index: int) -> Any:
-        if index >= len(self._listed):
-            raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        return self._find_handle(self._listed[index])
-
     def _find_by_uuid(self, wanted: str) -> Any:
         targets = [(gpu, instance) for gpu in self._listed for instance in (None, *gpu.instances)]
         found = (target for target in targets if (target[1] or target[0]).uuid == wanted)
@@ -262,21 +257,21 @@ class SimulatedNvml:
 
     def _find_mig_handle(self, gpu: SimulatedGpu, index: int) -> Any:
         if not gpu.model.profiles:
-            raise_error(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        instance = next((instance for instance in gpu.instances if instance.slot == index), None)
+            raise_error()
+        instance = next((instance for instance in gpu.instances if instance.index == index), None)
         return self._find_handle(gpu if instance else None, instance)
 
-    def _cut(self, gpu: SimulatedGpu, profiles: Sequence[MigProfile]) -> None:
-        """Creates MIG instances with the driver's ids: whole GPU 0, halves from 1, quarters from 3, eighths from 7."""
+    def _create_instances(self, gpu: SimulatedGpu, profiles: Sequence[MigProfile]) -> None:
+        """Creates MIG instances with the ids of the real driver: whole GPU 0, halves from 1, quarters from 3."""
         layout = next(self._layouts)
         instances: dict[int, SimulatedInstance] = {}
-        for slot, profile in enumerate(profiles):
+        for index, profile in enumerate(profiles):
             gi_id = gpu.model.memory_slices // profile.memory_slices - 1
             while gi_id in instances:
                 gi_id += 1
-            uuid = f"MIG-{self._make_uuid('mig', gpu.number, layout, slot)}"
-            instances[gi_id] = SimulatedInstance(slot, gi_id, profile, uuid)
-        gpu.cut(tuple(instances.values()))
+            uuid = f"MIG-{self._make_uuid('mig', gpu.number, layout, index)}"
+            instances[gi_id] = SimulatedInstance(index, gi_id, profile, uuid)
+        gpu.set_instances(tuple(instances.values()))
 
     def _make_uuid(self, *parts: object) -> uuid.UUID:
         named = (self._node, 0, *parts) if self._node else (0, *parts)
@@ -300,7 +295,7 @@ class SimulatedNvml:
         self._changed.notify_all()
 
     def _wait(self, pointer: Any, timeout_ms: int) -> Any:
-        """Returns the next event. May time out before `timeout_ms`."""
+        """Implements nvmlEventSetWait_v2, but waits at most _MAX_WAIT_SECONDS."""
         if not self._find(self._event_sets, pointer).waiting:
             self._changed.wait(min(timeout_ms / 1000, _MAX_WAIT_SECONDS))
         self._check_session()
@@ -309,7 +304,7 @@ class SimulatedNvml:
 
     def _fill_gpm_sample(self, gpu: SimulatedGpu, gi_id: int | None, pointer: Any) -> Any:
         if not gpu.model.gpm:
-            raise_error(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            raise_error()
         meter = gpu.meter if gi_id is None else gpu.instance_meters[gi_id]
         self._find(self._gpm_samples, pointer)
         self._gpm_samples[address_in(pointer)] = GpmSample(gpu.number, gi_id, gpu.at, gpu.nvlinks, meter)
@@ -325,10 +320,10 @@ def _check_present(gpu: SimulatedGpu) -> None:
         raise_error(pynvml.NVML_ERROR_GPU_IS_LOST)
 
 
-class TurnLog:
-    """The context-switch log of a GPU without MIG. Loads that have work take turns, and each runs for one time slice.
+class RoundRobinLog:
+    """Simulates the context-switch log of a GPU without MIG. Processes with work run in turn, for one time slice each.
 
-    The switches are computed when the log is read.
+    The context switches are computed when the log is read.
     """
 
     def __init__(self, driver: SimulatedNvml, uuid: str) -> None:
@@ -338,7 +333,7 @@ class TurnLog:
         self._resident = 0
         self._works = False
         self._left: dict[int, int] = {}
-        """Pid -> nanoseconds of work in the current period."""
+        """Pid -> nanoseconds of work left in the current period."""
         self._next: dict[int, int] = {}
         """Pid -> start of the next period."""
         self._records: list[tuple[int, int, int]] = []
@@ -379,17 +374,17 @@ class TurnLog:
             ready = sorted(pid for pid in loads if self._left.get(pid))
             self._works = bool(ready)
             if ready:
-                self._give_turn(next((pid for pid in ready if pid > self._resident), ready[0]))
+                self._run_slice(next((pid for pid in ready if pid > self._resident), ready[0]))
             else:
                 self._at = min((self._next[pid] for pid in loads), default=until)
 
-    def _give_turn(self, pid: int) -> None:
+    def _run_slice(self, pid: int) -> None:
         if pid != self._resident:
             if self._resident:
                 self._records.append((self._at, SAVED, self._resident))
                 self._at += _SWITCH_NS
             self._records.append((self._at, SWITCHED_IN, pid))
             self._resident = pid
-        turn = min(self._left[pid], _SLICE_NS)
-        self._left[pid] -= turn
-        self._at += turn
+        ran = min(self._left[pid], _SLICE_NS)
+        self._left[pid] -= ran
+        self._at += ran

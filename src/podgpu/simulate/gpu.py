@@ -1,24 +1,22 @@
-"""One simulated GPU, independent of NVML: identity, MIG layout, loads, and the resulting power, heat and counters.
+"""Simulates one GPU: identity, MIG layout, loads, and the resulting power, temperature and counters.
 
-The activity depends only on loads and time, and is constant within a second. Therefore counters are exact sums that do
-not depend on the time of reading, and past values can be computed again.
+The activity depends only on loads and time, and is constant within each second. So counters do not depend on how often
+they are read, and past samples can be computed later.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from podgpu.simulate.models import GpuModel, MigProfile
 
-LONG_GAP = 600.0  # seconds; after a longer time without reads, the state is computed in one step
-THERMAL_LAG = 15.0  # time constant in seconds
+LONG_GAP = 600.0  # seconds; a longer time without reads is simulated in one step, instead of one step per second
+THERMAL_LAG = 15.0  # seconds; time constant of temperature changes
 IDLE_CELSIUS, FULL_CELSIUS = 32.0, 72.0
 DRAM = 0.3  # fraction of the memory bandwidth in use while busy
-PCIE_TX_BYTES, PCIE_RX_BYTES, NVLINK_BYTES = 6_000_000, 20_000_000, 400_000_000
-"""Bytes per busy second. NVLINK_BYTES is per link and direction."""
 SAMPLES_PER_SECOND = 5
 SAMPLE_BUFFER = 20.0  # seconds for which the driver keeps utilisation samples
 
@@ -36,28 +34,28 @@ class SimulatedLoad:
     gi_id: int | None = None  # MIG GPU instance; `duty` is relative to the instance
     period: float = 0.05  # seconds
     memory: int = 1024**3
-    tensor: float = 0.5  # share of the busy time in which the tensor cores are busy
-    phase: float = 0.0  # seconds by which the period is shifted
+    tensor: float = 0.5  # fraction of the busy time in which the tensor cores are busy
+    phase: float = 0.0  # shifts the start of the periods, in seconds
     kind: Literal["compute", "graphics", "mps"] = "compute"
-    sway: float = 0.0  # relative amplitude of the variation of `duty`
-    sway_period: float = 60.0  # seconds
+    sway: float = 0.0  # `duty` follows a sine wave with this relative amplitude
+    sway_period: float = 60.0  # period of the sine wave in seconds
 
     def demand(self, start: float) -> float:
-        """Returns the utilisation from `start` on, for one second. With `sway`, it follows a sine wave."""
+        """Returns the utilisation for one second that begins at `start`."""
         swing = math.sin(math.tau * (start + self.phase) / self.sway_period)
         return min(1.0, max(0.0, self.duty * (1 + self.sway * swing)))
 
 
-class Share(NamedTuple):
-    """Activity of a GPU or instance: a fraction of its capacity, or the seconds of work since the last reset."""
+class Activity(NamedTuple):
+    """Work of a GPU or MIG instance: either fractions of its capacity, or seconds of work since the last reset."""
 
     busy: float = 0.0
     tensor: float = 0.0
     dram: float = 0.0
 
-    def plus(self, other: Share, compute: float, memory: float) -> Share:
-        """Adds a weighted share. `compute` and `memory`: the weights, such as an instance's fraction of the GPU."""
-        return Share(
+    def plus(self, other: Activity, compute: float, memory: float) -> Activity:
+        """Adds `other`, with the weight `compute` for busy and tensor time, and the weight `memory` for DRAM time."""
+        return Activity(
             self.busy + compute * other.busy,
             self.tensor + compute * other.tensor,
             self.dram + memory * other.dram,
@@ -65,7 +63,7 @@ class Share(NamedTuple):
 
 
 def split_busy(loads: Sequence[SimulatedLoad], start: float) -> list[float]:
-    """Returns the fraction of one second that each load is busy. Scales the fractions down if their sum exceeds 1."""
+    """Returns the fraction of one second in which each load is busy. Scales the fractions if their sum exceeds 1."""
     wanted = [load.demand(start) for load in loads]
     total = sum(wanted)
     return [part / total for part in wanted] if total > 1 else wanted
@@ -76,47 +74,37 @@ def split_busy(loads: Sequence[SimulatedLoad], start: float) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedInstance:
-    """A GPU instance with its one compute instance."""
+    """A MIG GPU instance with one compute instance."""
 
-    slot: int
+    index: int  # NVML's index of the MIG device
     gi_id: int
     profile: MigProfile
     uuid: str
 
 
 @dataclass(slots=True)
-class Residence:
+class PlacedLoad:
     load: SimulatedLoad
     since: float
     until: float = math.inf
 
 
-class Activity(NamedTuple):
-    """Activity in one second."""
+class GpuActivity(NamedTuple):
+    """Activity of a GPU and of its MIG instances in one second."""
 
-    device: Share
-    instances: dict[int, Share]
+    device: Activity
+    instances: dict[int, Activity]  # by GPU instance id
     watts: float
 
 
 class UtilisationSample(NamedTuple):
-    """One utilisation sample of the driver."""
-
     wall_us: int
-    shares: dict[int, float]  # busy share by pid
-
-
-class ProcessMean(NamedTuple):
-    """Mean activity of a process over all samples, including samples in which it was idle."""
-
-    pid: int
-    last_ran_us: int
-    sm: float
+    shares: dict[int, float]  # pid -> fraction of the time in which the process was busy
 
 
 @dataclass(eq=False)
 class SimulatedGpu:
-    number: int  # never changes, while NVML's index (the position in its list) may change
+    number: int  # identifies the GPU; unlike NVML's index, it never changes
     model: GpuModel
     uuid: str
     minor: int
@@ -126,12 +114,12 @@ class SimulatedGpu:
     instances: tuple[SimulatedInstance, ...] = ()
     nvlinks: int = 0  # number of links; 0 on a node with a single GPU
     lost: bool = False
-    loads: list[Residence] = field(default_factory=list)  # includes loads that ended less than `SAMPLE_BUFFER` ago
+    loads: list[PlacedLoad] = field(default_factory=list)  # includes loads that ended less than `SAMPLE_BUFFER` ago
     energy: float = 0.0  # joules
     celsius: float = IDLE_CELSIUS
     idle_seconds: float = 0.0
-    meter: Share = field(default_factory=Share)
-    instance_meters: dict[int, Share] = field(default_factory=dict)
+    meter: Activity = field(default_factory=Activity)
+    instance_meters: dict[int, Activity] = field(default_factory=dict)
 
     @property
     def wall_us(self) -> int:
@@ -145,23 +133,15 @@ class SimulatedGpu:
     def energy_mj(self) -> int:
         return int(self.energy * 1000)
 
-    @property
-    def memory_celsius(self) -> int | None:
-        return round(self.celsius - 2 + 8 * self.activity.device.dram) if self.model.hbm else None
-
-    def clocks_while(self, is_busy: bool) -> tuple[int, int, int]:
-        """Returns the SM, memory and video clock in MHz."""
-        return self.model.sm_clock[is_busy], self.model.memory_clock[is_busy], self.model.video_clock[is_busy]
-
     def advance(self, now: float) -> None:
-        """Computes the state at `now`. Does nothing if `now` is in the past."""
+        """Updates the state to the time `now`. Does nothing if the state is newer."""
         while self.at < now:
             is_one_step = now - self.at > LONG_GAP or not self.running()
             end = now if is_one_step else min(now, math.floor(self.at) + 1.0)
             self._step(end - self.at, self.activity)
             self.at = end
 
-    def _step(self, seconds: float, activity: Activity) -> None:
+    def _step(self, seconds: float, activity: GpuActivity) -> None:
         self.energy += activity.watts * seconds
         idle, _, limit = self.model.power
         target = IDLE_CELSIUS + (FULL_CELSIUS - IDLE_CELSIUS) * (activity.watts - idle) / (limit - idle)
@@ -169,27 +149,27 @@ class SimulatedGpu:
         if activity.device.busy == 0:
             self.idle_seconds += seconds
         self.meter = self.meter.plus(activity.device, seconds, seconds)
-        for gi_id, share in activity.instances.items():
-            self.instance_meters[gi_id] = self.instance_meters[gi_id].plus(share, seconds, seconds)
+        for gi_id, part in activity.instances.items():
+            self.instance_meters[gi_id] = self.instance_meters[gi_id].plus(part, seconds, seconds)
 
     @property
-    def activity(self) -> Activity:
-        model, bucket = self.model, math.floor(self.at)
-        device = Share() if self.mig_enabled else self._share_in(bucket)
-        instances: dict[int, Share] = {}
+    def activity(self) -> GpuActivity:
+        model, second = self.model, math.floor(self.at)
+        device = Activity() if self.mig_enabled else self._activity_of(second)
+        instances: dict[int, Activity] = {}
         for instance in self.instances:
-            share = instances[instance.gi_id] = self._share_in(bucket, instance.gi_id)
+            activity = instances[instance.gi_id] = self._activity_of(second, instance.gi_id)
             compute = instance.profile.compute_slices / model.compute_slices
-            device = device.plus(share, compute, instance.profile.memory_slices / model.memory_slices)
+            device = device.plus(activity, compute, instance.profile.memory_slices / model.memory_slices)
         idle, _, limit = model.power
         watts = idle + (limit - idle) * (0.45 * device.busy + 0.45 * device.tensor + 0.2 * device.dram)
-        return Activity(device, instances, watts)
+        return GpuActivity(device, instances, watts)
 
-    def _share_in(self, bucket: int, gi_id: int | None = None) -> Share:
+    def _activity_of(self, second: int, gi_id: int | None = None) -> Activity:
         loads = self.running(gi_id)
-        parts = split_busy(loads, bucket)
-        busy = min(1.0, sum(parts))  # rounding errors may cause a sum of 1.0000000000000002
-        return Share(busy, sum(part * load.tensor for load, part in zip(loads, parts, strict=True)), DRAM * busy)
+        parts = split_busy(loads, second)
+        busy = min(1.0, sum(parts))  # a sum of fractions may be 1.0000000000000002
+        return Activity(busy, sum(part * load.tensor for load, part in zip(loads, parts, strict=True)), DRAM * busy)
 
     def running(self, gi_id: int | None = None) -> list[SimulatedLoad]:
         return [r.load for r in self.loads if r.until == math.inf and (gi_id is None or r.load.gi_id == gi_id)]
@@ -198,55 +178,55 @@ class SimulatedGpu:
         return sum(load.memory for load in self.running(gi_id))
 
     def place(self, load: SimulatedLoad) -> None:
-        self.loads.append(Residence(load, self.at))
+        self.loads.append(PlacedLoad(load, self.at))
 
     def evict(self, pid: int) -> int:
-        """Ends the loads of one process. Returns the number of ended loads."""
+        """Ends the loads of a process and returns their number."""
         leaving = [r for r in self.loads if r.load.pid == pid and r.until == math.inf]
         for resident in leaving:
             resident.until = self.at
         self.loads = [r for r in self.loads if r.until > self.at - SAMPLE_BUFFER]
         return len(leaving)
 
-    def cut(self, instances: tuple[SimulatedInstance, ...] | None) -> None:
-        """Changes the MIG layout and ends all loads. `instances`: None disables MIG."""
+    def set_instances(self, instances: tuple[SimulatedInstance, ...] | None) -> None:
+        """Replaces the MIG instances and ends all loads. None disables MIG."""
         self.mig_enabled = instances is not None
         self.instances = instances or ()
         self._end_loads()
 
     def reset(self) -> None:
-        """Ends all loads and resets the counters. Like `nvidia-smi --gpu-reset`, keeps MIG layout and identity."""
+        """Ends all loads and resets the counters. The MIG layout stays, as with `nvidia-smi --gpu-reset`."""
         self.energy = self.idle_seconds = 0.0
-        self.meter = Share()
+        self.meter = Activity()
         self._end_loads()
 
     def _end_loads(self) -> None:
         self.loads = []
-        self.instance_meters = {instance.gi_id: Share() for instance in self.instances}
+        self.instance_meters = {instance.gi_id: Activity() for instance in self.instances}
 
     def samples(self, since_us: int) -> list[UtilisationSample]:
         """Returns the buffered samples after `since_us` (Unix time), oldest first."""
         first = math.floor((self.at - SAMPLE_BUFFER) * SAMPLES_PER_SECOND) + 1
-        # Starts one sample too early, because rounding of the timestamp could skip a sample. The last line filters.
+        # Begins one sample early, because rounding could skip a sample. The last line removes a superfluous sample.
         first = max(first, math.floor((since_us / 1e6 - self.epoch) * SAMPLES_PER_SECOND))
         last = math.floor(self.at * SAMPLES_PER_SECOND)
         samples = (self._sample(index) for index in range(first, last + 1))
         return [sample for sample in samples if sample.wall_us > since_us]
 
-    def process_means(self, since_us: int) -> list[ProcessMean]:
-        """Returns means over the samples after `since_us`. Like the driver, omits idle and ended processes."""
+    def process_means(self, since_us: int) -> Iterator[tuple[int, int, float]]:
+        """Yields for each process: pid, time of the last sample in which it ran, and mean utilisation after `since_us`.
+
+        The mean is over all samples. Idle and ended processes are omitted, as the driver does.
+        """
         samples = self.samples(since_us)
-        means: list[ProcessMean] = []
         for pid in dict.fromkeys(load.pid for load in self.running()):
-            ran = [sample for sample in samples if sample.shares.get(pid)]
-            if ran:
-                means.append(ProcessMean(pid, ran[-1].wall_us, sum(s.shares[pid] for s in ran) / len(samples)))
-        return means
+            if ran := [sample for sample in samples if sample.shares.get(pid)]:
+                yield pid, ran[-1].wall_us, sum(sample.shares[pid] for sample in ran) / len(samples)
 
     def _sample(self, index: int) -> UtilisationSample:
         moment = index / SAMPLES_PER_SECOND
-        bucket = math.floor((index - 0.5) / SAMPLES_PER_SECOND)
+        second = math.floor((index - 0.5) / SAMPLES_PER_SECOND)
         loads = [r.load for r in self.loads if r.since < moment <= r.until]
-        shares = split_busy(loads, bucket)
+        shares = split_busy(loads, second)
         by_pid = {load.pid: share for load, share in zip(loads, shares, strict=True)}
         return UtilisationSample(int((moment + self.epoch) * 1e6), by_pid)

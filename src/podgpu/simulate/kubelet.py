@@ -43,15 +43,15 @@ class SimulatedKubelet:
         import grpc  # optional dependency
 
         self._server = grpc.server(ThreadPoolExecutor(4, "simulated-kubelet"), handlers=(self,))
-        # Some time after a server stops, gRPC deletes the path that it bound. A new server may use that path by then.
-        # So the server binds a temporary name, and the socket is renamed.
+        # The server binds a temporary name, and the socket is renamed. Otherwise, gRPC could delete the socket of the
+        # next server, because gRPC deletes the bound path some time after a server stops.
         bound = self.socket + ".new"
         self._server.add_insecure_port("unix://" + quote(os.fsencode(os.path.abspath(bound))))
         self._server.start()
         os.replace(bound, self.socket)
 
     def stop(self) -> None:
-        """Stops immediately; calls in progress fail."""
+        """Stops the server immediately, so that calls in progress fail."""
         server, self._server = self._server, None
         if server is not None:
             server.stop(grace=None).wait()
@@ -59,7 +59,7 @@ class SimulatedKubelet:
                 os.unlink(self.socket)
 
     def service(self, call: Any) -> Any:
-        """Returns the gRPC handler of a method, None if the method is not implemented."""
+        """Returns the gRPC handler of a method, or None if the method is not implemented."""
         import grpc
 
         encode = {
@@ -77,14 +77,14 @@ class SimulatedKubelet:
         return bytes(answer.SerializeToString())
 
     def list_devices(self) -> bytes:
-        """Lists the devices that pods hold. Free devices are omitted."""
+        """Returns the allocatable devices. A simplification: free devices are missing."""
         containers = [resources for pod in self.pods for resources in pod.containers.values()]
         devices = [device for resources in containers for device in encode_devices(resources)]
         return bytes(podresources_pb2.AllocatableResourcesResponse(devices=devices).SerializeToString())
 
 
 def encode_devices(resources: Resources, numa_nodes: Sequence[int] = (0,)) -> Iterator[Any]:
-    """Yields one message per device id and NUMA node, as the kubelet does since 1.21."""
+    """Yields one message per device id and NUMA node, as the kubelet does since Kubernetes 1.21."""
     for resource, ids in resources.items():
         for device_id in ids:
             for node in numa_nodes:

@@ -1,7 +1,7 @@
 """Defines the GPU models that can be simulated, and parses specs such as `8xH100` or `1xA100/2x1g.5gb+1x3g.20gb,L4`.
 
-The values of the H200 in models.csv are measured, except its MIG sizes. The values of other models are estimates. The
-features of all models are correct: a T4 has no MIG, an L40S no memory temperature and an A100 no GPM.
+The numbers of the H200 in models.csv were measured, except its MIG sizes. The numbers of other models are estimates.
+Each model has only the features of the real GPU: a T4 has no MIG, an L40S no memory temperature, an A100 no GPM.
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ from podgpu.errors import UsageError
 
 MIB = 1024**2
 AMPERE, HOPPER = 7, 9
-"""NVML's architecture numbers. Later architectures have larger numbers."""
+"""Architecture numbers of NVML. Later architectures have larger numbers."""
 MAX_GPUS = 64  # limited by the PCI bus numbers that simulated GPUs use
 _COUNTED = re.compile(r"(?:([1-9]\d?)x)?(\S.*)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class MigProfile:
-    """One kind of GPU instance. The slices of all instances must fit into the GPU."""
-
     name: str
     compute_slices: int
     memory_slices: int
@@ -61,10 +59,6 @@ class GpuModel:
     def gpm(self) -> bool:
         return self.architecture >= HOPPER
 
-    @property
-    def row_remapping(self) -> bool:
-        return self.ecc and self.architecture >= AMPERE
-
 
 def _parse_model(row: dict[str, str]) -> GpuModel:
     values: dict[str, Any] = dict(row)
@@ -84,14 +78,14 @@ MODELS = {row["key"]: _parse_model(row) for row in csv.DictReader(_TABLE.splitli
 
 @dataclass(frozen=True, slots=True)
 class GpuSpec:
-    """One GPU to simulate. MIG is enabled if there are profiles."""
+    """A GPU to simulate. MIG is enabled if `profiles` is not empty."""
 
     model: GpuModel
     profiles: tuple[MigProfile, ...] = ()
 
 
 def parse_spec(text: str) -> tuple[GpuSpec, ...]:
-    """Parses a spec and returns one `GpuSpec` per GPU. Raises UsageError if the spec is invalid."""
+    """Parses a spec such as `2xH100,L4`. Returns one `GpuSpec` per GPU. Raises UsageError if the spec is invalid."""
     gpus: list[GpuSpec] = []
     for group in text.split(","):
         count, spec = _parse_group(group.strip())
@@ -102,7 +96,7 @@ def parse_spec(text: str) -> tuple[GpuSpec, ...]:
 
 
 def parse_profiles(model: GpuModel, names: Iterable[str]) -> tuple[MigProfile, ...]:
-    """Finds MIG profiles by name and checks that they fit into one GPU. Raises UsageError otherwise."""
+    """Returns the MIG profiles with these names. Raises UsageError for unknown profiles, or if they do not fit."""
     known = {profile.name: profile for profile in model.profiles}
     profiles = [known.get(name.lower()) or _unknown("MIG profile", name, known, f" of {model.name}") for name in names]
     compute = sum(profile.compute_slices for profile in profiles)

@@ -1,7 +1,7 @@
-"""Simulates the pods of a node: loads on the GPUs, the pods that the kubelet lists, /proc and log directories.
+"""Simulates the pods of a node: loads on the GPUs, the kubelet's list of pods, /proc and log directories.
 
-A pattern repeats every eight GPUs: a pod on two GPUs, a pod with two containers on two GPUs, two pods that share one
-GPU by time-slicing, an idle pod, a busy pod, and a GPU without a pod.
+Every eight GPUs have: a pod on two GPUs, a pod with two containers on two GPUs, two pods that share one GPU by
+time-slicing, an idle pod, a busy pod, and a GPU without a pod.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Self
 from uuid import UUID, uuid5
 
+from podgpu.clock import Clock
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.gpu import SimulatedLoad
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
@@ -34,7 +35,7 @@ _HOST_PID_NAMESPACE = "pid:[4026531836]"
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """One container on one device: the allocation that the kubelet lists, and the load on the driver."""
+    """One container on one device: its allocation in the kubelet, and its load on the GPU."""
 
     namespace: str
     pod: str
@@ -45,12 +46,25 @@ class Tenant:
     gi_id: int | None = None
     duty: float = 0.0
     memory: int = 0
+    user: str = ""  # set for a process outside Kubernetes: the Linux user that runs it
+    job: str = ""  # Slurm job of the process
+
+
+_USERS = ((0, "ada", "", 0.85, 17), (1, "ben", "4711", 0.6, 9), (1, "cleo", "", 0.2, 4))  # GPU, user, job, duty, GiB
+
+
+def users() -> list[Tenant]:
+    """Returns the processes on the first two GPUs of a node without Kubernetes."""
+    return [
+        Tenant("", "", "", "", "", gpu, duty=duty, memory=memory * _GIB, user=user, job=job)
+        for gpu, user, job, duty, memory in _USERS
+    ]
 
 
 def tenants(driver: SimulatedNvml, first: int = 0) -> list[Tenant]:
     """Returns the tenants of a node.
 
-    `first`: position of the first GPU in the pattern. Different multiples of 8 result in different pod names.
+    `first`: position of the first GPU in `_PATTERN`. A different multiple of 8 for each node makes pod names unique.
     """
     result: list[Tenant] = []
     whole = [g for g in driver.gpus if not g.instances]
@@ -94,7 +108,7 @@ def place_loads(driver: SimulatedNvml, on: list[Tenant]) -> None:
 
 
 def start_process(driver: SimulatedNvml, tenant: Tenant, pid: int, sway: float = 0.0) -> None:
-    """Starts the process of a tenant, if it uses its GPU."""
+    """Starts the process of a tenant, unless the tenant is idle."""
     gpu = driver.gpus[tenant.gpu]
     instance = next((i for i in gpu.instances if i.gi_id == tenant.gi_id), None)
     room = gpu.model.memory // 2 if instance is None else instance.profile.memory_mib * MIB * 4 // 5
@@ -112,14 +126,18 @@ def start_process(driver: SimulatedNvml, tenant: Tenant, pid: int, sway: float =
         driver.place(load)
 
 
-def furnish(root: Path, of: list[Tenant]) -> None:
-    """Creates the host's files: /proc/<pid> of each process, and the kubelet's log directories."""
+def create_host_files(root: Path, of: list[Tenant]) -> None:
+    """Creates files of the host below `root`: /proc/<pid> of each process, and the kubelet's log directories."""
     proc = SimulatedProc(root / "proc")
     for number, tenant in enumerate(of):
         create_files(root, proc, tenant, _FIRST_PID + number)
 
 
 def create_files(root: Path, proc: SimulatedProc, tenant: Tenant, pid: int) -> None:
+    if tenant.user:
+        job = f"SLURM_JOB_ID={tenant.job}\0" if tenant.job else ""
+        proc.add(pid, "0::/user.slice\n", environment=f"SLURM_JOB_USER={tenant.user}\0{job}")
+        return
     if tenant.duty:
         pod_slice = f"kubepods-burstable-pod{_uid(tenant).replace('-', '_')}.slice"
         scope = f"cri-containerd-{_container_id(tenant)}.scope"
@@ -144,9 +162,9 @@ def _container_id(tenant: Tenant) -> str:
 
 
 def pods(of: Iterable[Tenant]) -> list[SimulatedPod]:
-    """Lists each pod once, with all containers and device ids, as the kubelet does."""
+    """Returns each pod once, with its containers and their device ids, as the kubelet lists them."""
     held: dict[tuple[str, str], dict[str, dict[str, list[str]]]] = {}
-    for tenant in of:
+    for tenant in (tenant for tenant in of if tenant.pod):
         containers = held.setdefault((tenant.namespace, tenant.pod), {})
         containers.setdefault(tenant.container, {}).setdefault(tenant.resource, []).append(tenant.device_id)
     return [SimulatedPod(namespace, name, containers) for (namespace, name), containers in held.items()]
@@ -156,7 +174,7 @@ def pods(of: Iterable[Tenant]) -> list[SimulatedPod]:
 
 
 class SimulatedProc:
-    """A directory like /proc, as a process in the host's PID namespace sees it."""
+    """A directory with the content of /proc in the host's PID namespace."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -165,14 +183,17 @@ class SimulatedProc:
         namespaces.mkdir(parents=True)
         os.symlink(_HOST_PID_NAMESPACE, namespaces / "pid")
 
-    def add(self, pid: int, cgroup: str, name: str = "python3") -> None:
-        """Adds a process. `cgroup`: text of its cgroup file."""
+    def add(self, pid: int, cgroup: str, name: str = "python3", environment: str = "") -> None:
+        """Adds a process. `cgroup` is the text of its cgroup file. With `environment`, adds a user without a name."""
         folder = self.root / str(pid)
         folder.mkdir()
         before_start, after_start = " ".join(["1"] * 18), " ".join(["0"] * 30)
         # The kernel cuts the name to 15 characters.
         (folder / "stat").write_text(f"{pid} ({name[:15]}) S {before_start} {next(self._starts)} {after_start}\n")
         (folder / "cgroup").write_text(cgroup)
+        if environment:
+            (folder / "status").write_text("Uid:\t4000000000\n")
+            (folder / "environ").write_text(environment)
 
     def remove(self, pid: int) -> None:
         shutil.rmtree(self.root / str(pid))
@@ -181,32 +202,33 @@ class SimulatedProc:
 # A whole node
 
 _SWAY = {"research": 0.08, "serving": 0.7, "batch": 0.9, "notebooks": 0.8}
-"""Namespace -> relative variation of its loads (`SimulatedLoad.sway`). Training is steady, services vary."""
+"""Namespace -> `SimulatedLoad.sway` of its pods. The load of training is steady, the load of services varies."""
 
 
-class StageNode:
-    """A simulated node with a driver, a gRPC kubelet and the files of a host. Pods and GPUs change while it runs."""
+class DemoNode:
+    """A node of the demo: simulated driver, simulated kubelet and files of the host. Pods can be added and removed."""
 
     def __init__(
         self,
         name: str,
         gpus: str,
-        root: Path,
-        *,
+        clock: Clock,
         first: int = 0,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        is_plain: bool = False,
     ) -> None:
-        """`first`: position of the first GPU in the pattern of tenants. `root`: directory for the host's files."""
+        """`first`: see `tenants`. `is_plain`: without Kubernetes."""
         self.name = name
-        self.driver = SimulatedNvml(gpus, node=name, clock=clock, wall=wall)
-        self.root = root
+        self.clock = clock
+        self.driver = SimulatedNvml(gpus, node=name, clock=clock.monotonic, wall=clock.wall)
+        self._folder = TemporaryDirectory(prefix="podgpu-demo-")
+        self.root = Path(self._folder.name)  # for the files of the host
         self.answers = True  # False while the node's exporter does not answer
-        self._proc = SimulatedProc(root / "proc")
+        self._proc = SimulatedProc(self.root / "proc")
         self._next_pid = itertools.count(_FIRST_PID)
         self._pids: dict[Tenant, int] = {}
-        self.kubelet = SimulatedKubelet(str(root / "kubelet.sock"))
-        self.move_in(*tenants(self.driver, first))
+        self.kubelet = SimulatedKubelet(str(self.root / "kubelet.sock"))
+        self.is_plain = is_plain
+        self.add_tenants(*(users() if is_plain else tenants(self.driver, first)))
 
     def __enter__(self) -> Self:
         self.kubelet.start()
@@ -214,35 +236,33 @@ class StageNode:
 
     def __exit__(self, *_: object) -> None:
         self.kubelet.stop()
+        self._folder.cleanup()
 
     @property
     def tenants(self) -> list[Tenant]:
         return list(self._pids)
 
-    def move_in(self, *new: Tenant) -> None:
+    def add_tenants(self, *new: Tenant) -> None:
         for tenant in new:
             pid = self._pids[tenant] = next(self._next_pid)
             create_files(self.root, self._proc, tenant, pid)
             start_process(self.driver, tenant, pid, _SWAY.get(tenant.namespace, 0.0))
         self.kubelet.pods = tuple(pods(self._pids))
 
-    def move_out(self, namespace: str, pod: str) -> list[Tenant]:
-        """Ends a pod and returns its containers."""
-        leaving = [tenant for tenant in self._pids if (tenant.namespace, tenant.pod) == (namespace, pod)]
-        for tenant in leaving:
+    def remove_pod(self, namespace: str, pod: str) -> None:
+        for tenant in [each for each in self._pids if (each.namespace, each.pod) == (namespace, pod)]:
             pid = self._pids.pop(tenant)
             if tenant.duty:
                 self.driver.remove(pid)
                 self._proc.remove(pid)
             folder, log = _log_paths(self.root, tenant)
             log.unlink(missing_ok=True)
-            with suppress(OSError):  # already removed, together with another container of the pod
+            with suppress(OSError):  # already removed with another container of this pod
                 folder.rmdir()
         self.kubelet.pods = tuple(pods(self._pids))
-        return leaving
 
     def reset(self, gpu: int) -> None:
-        """Resets the GPU and restarts its processes."""
+        """Resets a GPU and restarts its processes."""
         self.driver.reset(gpu)
         for tenant, pid in self._pids.items():
             if tenant.gpu == gpu:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from podgpu.cluster.parts import BLIND, Use
+from podgpu.cluster.parts import BLIND, Use, may_be_busy
 from podgpu.cluster.view import ConditionView, GpuView, HolderView, InstanceView, NodeView, View
 from podgpu.errors import few_of, plural
 from podgpu.metrics.conditions import DRIVER_AWAY, NODE_GONE, conditions
@@ -182,7 +182,7 @@ def _make_slot_line(node: NodeView, gpu: GpuView, slot: SlotOfView, now: float, 
     return make(
         "instance" if instance else "gpu",
         holder=only.holder if only else None,
-        remark=plural(len(holders), "holder") if holders else _describe_free(slot),
+        remark=plural(len(holders), "holder") if holders else describe_free(slot),
         utilization=own(slot.utilization_ratio, "utilization"),
         memory=own(slot.memory_used_bytes, "memory"),
         power=own(slot.power_watts, "power"),
@@ -207,12 +207,14 @@ def _round_within(holders: list[Line], whole: float | None) -> list[Line]:
     return rounded
 
 
-def _describe_free(slot: SlotOfView) -> str:
+def describe_free(slot: SlotOfView) -> str:
+    """Describes a device without a holder. Returns `-` if it is free."""
     if slot.last_holders:
         return f"last held by {few_of((name_of(holder) for holder in slot.last_holders), most=1)}"
     if slot.absent:
         return "missing"
-    return "holder unknown" if slot.utilization_ratio else "-"
+    is_gone = any(condition.condition == NODE_GONE for condition in slot.conditions)
+    return "holder unknown" if is_gone or may_be_busy(slot.utilization_ratio, slot.memory_used_bytes) else "-"
 
 
 def _sum(numbers: Iterable[int | None]) -> int | None:

@@ -1,4 +1,4 @@
-"""Splits the usage of devices among workloads after each reading (a "turn"), and adds it up since the exporter started.
+"""Splits the usage of devices among workloads after each reading, and adds it up since the exporter started.
 
 The shares of the workloads and the unattributed remainder always add up exactly to the value of the device.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from msgspec import structs
 
@@ -16,16 +16,15 @@ from podgpu.metrics.mig import slices_of_gpu, slices_of_profile
 from podgpu.model import (
     NS,
     Device,
+    DeviceTotals,
     DeviceUsage,
     Document,
     HolderUsage,
     NamespaceUsage,
-    SlotUsage,
     WaitPart,
     Workload,
     WorkloadKey,
     parts_of,
-    physical,
 )
 
 K = TypeVar("K")
@@ -34,22 +33,23 @@ Owner = Workload | Literal["host", "unknown"]  # "host": not in a pod; "unknown"
 _SHARE_UNITS = 1_000_000  # shares are integers in millionths of a device; the smallest real shares are 1/100
 _MAX_CLOSED_ACCOUNTS = 1_000  # closed accounts are kept, so that counters continue if a workload returns
 _MAX_NAMESPACES = 5_000  # combinations of namespace and GPU model; the least recently used is evicted
+_NAMESPACE_COUNTERS = ("allocated_ns", "busy_ns", "energy_mj")
 _MEASURED = ("busy_ns", "busy_min_ns", "busy_max_ns", "idle_ns", "energy_mj")
 _WAITS = ("wait_ns", "wait_min_ns", "wait_max_ns")
 
 
-# -- one turn ------------------------------------------------------------------------------------------------------
+# -- one reading ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSample:
-    """One process on one device in one turn (reading). Values that are not reported are None."""
+    """One process on one device in one reading. Values that are not reported are None."""
 
     pid: int
     owner: Owner
     busy_ns: int | None  # None for MPS clients
     memory: int | None = None
-    ended: bool = False  # True if the process ended since the previous turn; then only its busy time is used
+    ended: bool = False  # True if the process ended since the previous reading; then only its busy time is used
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Division:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """How long the workloads of a device waited for it in one turn."""
+    """How long the workloads of a device waited for it since the previous reading."""
 
     workloads: Mapping[Workload, tuple[int, int, int]]  # estimate, minimum, maximum
     waits_for: Mapping[Workload, tuple[WaitPart, ...]]  # the estimate by running workload, largest first
@@ -83,8 +83,8 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceTurn:
-    """One allocatable device (a whole GPU or a MIG instance) in one turn."""
+class DeviceSample:
+    """One allocatable device (a whole GPU or a MIG instance) in one reading."""
 
     usage: DeviceUsage  # `window_ns` is 0 if the device did not answer
     holders: Mapping[Workload, float | None] = field(default_factory=dict)  # share of each holder; None if unknown
@@ -103,7 +103,7 @@ class DeviceTurn:
     def attribute_busy(self, ended_owner: Workload | None = None) -> Division:
         """Splits the device's busy time among the workloads.
 
-        The driver reports nothing about a process that has ended. If all processes that ended since the last turn
+        The driver reports nothing about a process that has ended. If all processes that ended since the last reading
         belonged to `ended_owner`, that owner gets the busy time that no running process accounts for.
         """
         usage = self.usage
@@ -143,7 +143,7 @@ class DeviceTurn:
         return self._sum_by_owner([(process.owner, int(not process.ended)) for process in self.processes])[0]
 
     def compute_idle(self, workload: Workload, busy: Division, elapsed_ns: int) -> int | None:
-        """Returns the idle time of a workload in this turn. None if uncertain, or if the workload is not a holder.
+        """Returns the idle time since the last reading. None if uncertain, or if the workload is not a holder.
 
         The driver takes about six samples per second and attributes each to one process. While another process is
         busy, a process can run for milliseconds without being sampled, so its idle time is uncertain. Context switches
@@ -261,23 +261,7 @@ class DeviceTurn:
         return parts, others
 
 
-@dataclass(frozen=True, slots=True)
-class GpuTurn:
-    """The usage of one GPU in one turn. Its devices are the GPU itself, or its instances in MIG mode."""
-
-    uuid: str
-    devices: tuple[DeviceTurn, ...]
-    usage: DeviceUsage | None = None  # usage of the whole GPU; None if it did not answer
-
-    @property
-    def free_slices(self) -> int:
-        """The number of compute slices that belong to no MIG instance."""
-        if self.usage is None or not self.usage.device.mig_enabled:
-            return 0
-        return max(0, slices_of_gpu(self.usage.device.model) - sum(device.slices for device in self.devices))
-
-
-# -- the sum of all turns ----------------------------------------------------------------------------------------
+# -- the sum of all readings -------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False)
@@ -291,7 +275,7 @@ class Account:
     has_process: bool = False
     is_measured: bool = True  # False if the driver does not report busy times of its processes
     is_mps_client: bool = False  # only the busy time of the MPS server is known
-    idle_streak_ns: int | None = None  # idle time since it was last busy
+    idle_streak_ns: int | None = None  # measured idle time since it was last busy; the source of every `idle_since`
     unallocated_ns: int = 0  # time for which it has used the device without an allocation
 
     def extend_bounds(self, bounds: tuple[int | None, int] | None, part: int | None) -> tuple[int | None, int | None]:
@@ -304,7 +288,7 @@ class Account:
         return bounds or (None, None)
 
     def find_waits(
-        self, turn: DeviceTurn, workload: Workload, waiting: Waiting | None
+        self, sample: DeviceSample, workload: Workload, waiting: Waiting | None
     ) -> tuple[int | None, int | None, int | None]:
         """Returns the increments of the waiting times: estimate, minimum and maximum.
 
@@ -312,7 +296,7 @@ class Account:
         """
         if waiting is not None:
             return waiting.workloads.get(workload, (0, 0, 0))
-        is_alone = turn.processes is not None and {process.owner for process in turn.processes} <= {workload}
+        is_alone = sample.processes is not None and {process.owner for process in sample.processes} <= {workload}
         return (0, 0, 0) if is_alone and self.usage.wait_ns is not None else (None, None, None)
 
     def to_usage(self, at: float, unallocated_after_ns: int) -> HolderUsage:
@@ -339,35 +323,42 @@ class Ledger:
         """
         self._max_namespaces = max_namespaces
         self._unallocated_after_ns = round(unallocated_after * NS)
-        self._accounts: dict[str, dict[WorkloadKey, Account]] = {}  # accounts of the last turn, by device key
+        self._accounts: dict[str, dict[WorkloadKey, Account]] = {}  # accounts of the last reading, by device key
         self._closed: dict[tuple[str, WorkloadKey], Account] = {}  # closed accounts, oldest first
-        self._devices: dict[str, SlotUsage] = {}  # includes removed devices, which may return
+        self._devices: dict[str, DeviceTotals] = {}  # includes removed devices, which may return
         self._have_processes: set[str] = set()  # devices whose processes were visible at least once
-        self._listed: set[str] = set()  # keys of the devices and GPUs in the last turn
+        self._listed: set[str] = set()  # keys of the devices and GPUs in the last reading
         self._namespaces: dict[tuple[str, str, str], NamespaceUsage] = {}  # by namespace, model, profile; oldest first
         self._owners: dict[str, dict[int, Owner]] = {}  # last known owners, by device key and pid
         self._windows: dict[str, Counter[Account | None]] = {}  # weights by GPU UUID, see `_charge_energy`
 
     def charge(
-        self, gpus: Sequence[GpuTurn], elapsed_ns: int, unallocated: Collection[tuple[str, WorkloadKey]] = ()
+        self,
+        samples: Mapping[str, Sequence[DeviceSample]],
+        gpus: Mapping[str, DeviceUsage],
+        elapsed_ns: int,
+        unallocated: Collection[tuple[str, WorkloadKey]] = (),
     ) -> None:
-        """Adds the usage since the last call. `unallocated`: (device key, workload key) of uses without an allocation.
+        """Adds the usage since the last call.
 
-        Devices that are not in `gpus` are removed from the snapshot. If they return, their counters continue.
+        `samples`: the devices of each GPU by its UUID: the GPU itself, or its instances in MIG mode. Devices that are
+        not in `samples` are removed from the snapshot. If they return, their counters continue.
+        `gpus`: the usage of whole GPUs that answered. `unallocated`: (device key, workload key) of uses without an
+        allocation.
         """
-        self._remove_missing(gpus)
-        for gpu in gpus:
-            busy = [self._charge_time(turn, elapsed_ns) for turn in gpu.devices]
-            if gpu.usage is not None:
-                self._charge_energy(gpu, gpu.usage, busy, elapsed_ns)
-            for turn in gpu.devices:
-                for name, account in self._accounts[turn.device.key].items():
-                    is_allocated = (turn.device.key, name) not in unallocated
+        self._remove_missing(samples)
+        for uuid, devices in samples.items():
+            busy = [self._charge_time(sample, elapsed_ns) for sample in devices]
+            if uuid in gpus:
+                self._charge_energy(gpus[uuid], devices, busy, elapsed_ns)
+            for sample in devices:
+                for name, account in self._accounts[sample.device.key].items():
+                    is_allocated = (sample.device.key, name) not in unallocated
                     account.unallocated_ns = 0 if is_allocated else account.unallocated_ns + elapsed_ns
         self._evict()
 
     def list_holders(self, at: float) -> dict[str, dict[WorkloadKey, tuple[Workload, HolderUsage]]]:
-        """Returns usage by device key, also of workloads without an allocation. `at`: Unix time of the last turn."""
+        """Returns usage by device key, also of workloads without an allocation. `at`: Unix time of the last reading."""
         return {
             key: {
                 name: (account.workload, account.to_usage(at, self._unallocated_after_ns))
@@ -376,7 +367,7 @@ class Ledger:
             for key, accounts in self._accounts.items()
         }
 
-    def list_devices(self) -> dict[str, SlotUsage]:
+    def list_devices(self) -> dict[str, DeviceTotals]:
         """Returns the usage by device key. In MIG mode, the GPU has the energy, and its instances have all other
         values.
 
@@ -393,33 +384,33 @@ class Ledger:
     def list_namespaces(self) -> tuple[NamespaceUsage, ...]:
         return tuple(usage for _, usage in sorted(self._namespaces.items()))
 
-    def _charge_time(self, turn: DeviceTurn, elapsed_ns: int) -> Division:
+    def _charge_time(self, sample: DeviceSample, elapsed_ns: int) -> Division:
         """Adds allocated, busy, idle and waiting time to the counters, sets the gauges, and returns the busy time."""
-        key, window_ns = turn.device.key, turn.usage.window_ns
-        accounts = self._update_accounts(turn)
-        busy = turn.attribute_busy(self._find_ended_owner(turn))
-        memory, processes, bounds = turn.attribute_memory(), turn.count_processes(), turn.bound_busy(busy)
-        waiting = turn.attribute_waits(busy)
-        has_energy = self._devices.get(physical(key), SlotUsage()).energy_mj is not None
+        key, window_ns = sample.device.key, sample.usage.window_ns
+        accounts = self._update_accounts(sample)
+        busy = sample.attribute_busy(self._find_ended_owner(sample))
+        memory, processes, bounds = sample.attribute_memory(), sample.count_processes(), sample.bound_busy(busy)
+        waiting = sample.attribute_waits(busy)
+        has_energy = self._devices.get(sample.device.uuid, DeviceTotals()).energy_mj is not None
         for workload, account in accounts.items():
-            share, part = turn.holders.get(workload), busy.part(workload)
-            idle = turn.compute_idle(workload, busy, elapsed_ns)
+            share, part = sample.holders.get(workload), busy.part(workload)
+            idle = sample.compute_idle(workload, busy, elapsed_ns)
             busy_min, busy_max = account.extend_bounds(bounds.get(workload), part)
-            wait, wait_min, wait_max = account.find_waits(turn, workload, waiting)
+            wait, wait_min, wait_max = account.find_waits(sample, workload, waiting)
+            increments = {
+                "allocated_ns": None if share is None else round(share * elapsed_ns),
+                "busy_ns": part,
+                "idle_ns": idle,
+                "busy_min_ns": busy_min,
+                "busy_max_ns": busy_max,
+                "wait_ns": wait,
+                "wait_min_ns": wait_min,
+                "wait_max_ns": wait_max,
+                "energy_mj": 0 if has_energy and part is not None else None,  # until the energy counter is read next
+            }
             self._add_to(
                 account,
-                allocated_ns=None if share is None else round(share * elapsed_ns),
-                busy_ns=part,
-                idle_ns=idle,
-                busy_min_ns=busy_min,
-                busy_max_ns=busy_max,
-                wait_ns=wait,
-                wait_min_ns=wait_min,
-                wait_max_ns=wait_max,
-                energy_mj=0 if has_energy and part is not None else None,  # until the energy counter is read next
-            )
-            account.usage = structs.replace(
-                account.usage,
+                increments,
                 utilization_ratio=_ratio(part, window_ns),
                 memory_used_bytes=memory.part(workload),
                 processes=processes.get(workload),
@@ -428,15 +419,15 @@ class Ledger:
             )
             may_have_run = part is not None and (part > 0 or idle is None)
             account.idle_streak_ns = 0 if may_have_run else _plus(account.idle_streak_ns, idle)
-            account.is_mps_client = workload in bounds and turn.mps_busy_ns is not None
-            if turn.processes is not None and turn.usage.process_busy_ns is not None:
+            account.is_mps_client = workload in bounds and sample.mps_busy_ns is not None
+            if sample.processes is not None and sample.usage.process_busy_ns is not None:
                 account.is_measured = part is not None or (account.is_measured and not account.has_process)
-        if turn.processes is not None:
+        if sample.processes is not None:
             self._have_processes.add(key)
-        device = _add(self._devices.get(key, SlotUsage()), busy_ns=busy.total, unattributed_busy_ns=busy.without_series)
-        method = "mps" if turn.mps_busy_ns is not None else turn.usage.method
-        self._devices[key] = structs.replace(
-            device,
+        method = "mps" if sample.mps_busy_ns is not None else sample.usage.method
+        self._devices[key] = _add(
+            self._devices.get(key, DeviceTotals()),
+            {"busy_ns": busy.total, "unattributed_busy_ns": busy.without_series},
             utilization_ratio=_ratio(busy.total, window_ns),
             memory_used_bytes=memory.total,
             unattributed_memory_bytes=None if memory.parts is None else memory.without_series,
@@ -445,79 +436,83 @@ class Ledger:
         )
         return busy
 
-    def _charge_energy(self, gpu: GpuTurn, usage: DeviceUsage, busy: Sequence[Division], elapsed_ns: int) -> None:
+    def _charge_energy(
+        self, gpu: DeviceUsage, devices: Sequence[DeviceSample], busy: Sequence[Division], elapsed_ns: int
+    ) -> None:
         """Splits the energy used between two readings of the GPU's counter among the accounts.
 
-        Each turn between the readings has the weight power × time. `_weigh` splits this weight among the accounts; the
+        A sample between the readings has the weight power × time. `_weigh` splits this weight among the accounts; the
         key None is the unattributed share. An account that was closed in between still gets its share.
         """
-        weights = self._windows.setdefault(gpu.uuid, Counter())
-        weights.update(divide_exactly((usage.power_mw or 1) * elapsed_ns, self._weigh(gpu, busy)))
-        if any(turn.processes is not None for turn in gpu.devices):
-            self._have_processes.add(gpu.uuid)
-        if usage.energy_mj is None:
+        uuid = gpu.device.uuid
+        weights = self._windows.setdefault(uuid, Counter())
+        weights.update(divide_exactly((gpu.power_mw or 1) * elapsed_ns, self._weigh(gpu.device, devices, busy)))
+        if any(sample.processes is not None for sample in devices):
+            self._have_processes.add(uuid)
+        if gpu.energy_mj is None:
             return
-        self._windows[gpu.uuid] = Counter()
-        parts, rest = divide_exactly(usage.energy_mj, weights), usage.energy_mj
+        self._windows[uuid] = Counter()
+        parts, rest = divide_exactly(gpu.energy_mj, weights), gpu.energy_mj
         for account, part in parts.items():
             if account is not None:
-                self._add_to(account, energy_mj=part)
+                self._add_to(account, {"energy_mj": part})
                 rest -= part if account.workload.has_labels else 0
-        for turn in gpu.devices:
-            for account in self._accounts[turn.device.key].values():
-                power_ratio = _ratio(parts.get(account), usage.energy_mj)
+        for sample in devices:
+            for account in self._accounts[sample.device.key].values():
+                power_ratio = _ratio(parts.get(account), gpu.energy_mj)
                 account.usage = structs.replace(account.usage, power_ratio=power_ratio)
-        device = self._devices.get(gpu.uuid, SlotUsage())
-        self._devices[gpu.uuid] = _add(device, energy_mj=usage.energy_mj, unattributed_energy_mj=rest)
+        device = self._devices.get(uuid, DeviceTotals())
+        self._devices[uuid] = _add(device, {"energy_mj": gpu.energy_mj, "unattributed_energy_mj": rest})
 
-    def _weigh(self, gpu: GpuTurn, busy: Sequence[Division]) -> Counter[Account | None]:
+    def _weigh(self, gpu: Device, devices: Sequence[DeviceSample], busy: Sequence[Division]) -> Counter[Account | None]:
         """Returns each account's weight: busy time (or, if the GPU was idle, allocated share) × compute slices.
 
-        Empty if no device answered. The next answer then includes the time of this turn.
+        Empty if no device answered. The next answer then includes the time of this sample.
         """
         by_use, by_share = Counter[Account | None](), Counter[Account | None]()
-        answers = [(turn, parts) for turn, parts in zip(gpu.devices, busy, strict=True) if turn.usage.window_ns]
-        for turn, division in answers:
-            accounts, shares, unheld = self._accounts[turn.device.key], turn.compute_shares(), _SHARE_UNITS
+        answers = [(sample, parts) for sample, parts in zip(devices, busy, strict=True) if sample.usage.window_ns]
+        for sample, division in answers:
+            accounts, shares, unheld = self._accounts[sample.device.key], sample.compute_shares(), _SHARE_UNITS
             for workload, part in (division.parts or {}).items():
                 account = accounts[workload.key]
-                by_use[account] += part * turn.slices
-                by_share[account] += shares.get(workload, 0) * turn.slices
+                by_use[account] += part * sample.slices
+                by_share[account] += shares.get(workload, 0) * sample.slices
                 unheld -= shares.get(workload, 0)
-            by_share[None] += unheld * turn.slices
+            by_share[None] += unheld * sample.slices
             unattributed = division.unattributed
-            by_use[None] += (turn.usage.window_ns if unattributed is None else unattributed) * turn.slices
-        if answers:
-            by_share[None] += gpu.free_slices * _SHARE_UNITS
+            by_use[None] += (sample.usage.window_ns if unattributed is None else unattributed) * sample.slices
+        if answers and gpu.mig_enabled:  # slices that belong to no MIG instance
+            free = slices_of_gpu(gpu.model) - sum(sample.slices for sample in devices)
+            by_share[None] += max(0, free) * _SHARE_UNITS
         return by_use if any(by_use.values()) else by_share
 
-    def _add_to(self, account: Account, **increments: int | None) -> None:
-        """Adds to the counters of the workload and of its namespace."""
-        account.usage = _add(account.usage, **increments)
+    def _add_to(self, account: Account, increments: Mapping[str, int | None], **gauges: Any) -> None:
+        """Adds to the counters of the workload and of its namespace, and sets gauges of the workload."""
+        account.usage = _add(account.usage, increments, **gauges)
         if account.namespace is not None:
             before = self._namespaces.get(account.namespace) or NamespaceUsage(*account.namespace, allocated_ns=0)
-            own = {name: n for name, n in increments.items() if name in NamespaceUsage.__struct_fields__}
-            self._namespaces[account.namespace] = _add(before, **own)
+            own = {name: increments.get(name) for name in _NAMESPACE_COUNTERS}
+            self._namespaces[account.namespace] = _add(before, own)
 
-    def _find_ended_owner(self, turn: DeviceTurn) -> Workload | None:
-        """Returns the holder that owned all processes that ended since the last turn, or None."""
-        if turn.processes is None:
+    def _find_ended_owner(self, sample: DeviceSample) -> Workload | None:
+        """Returns the holder that owned all processes that ended since the last reading, or None."""
+        if sample.processes is None:
             return None
-        before = self._owners.get(turn.device.key, {})
-        now = self._owners[turn.device.key] = {p.pid: p.owner for p in turn.processes if not p.ended}
+        before = self._owners.get(sample.device.key, {})
+        now = self._owners[sample.device.key] = {p.pid: p.owner for p in sample.processes if not p.ended}
         ended = {_key(owner) for pid, owner in before.items() if _key(now.get(pid)) != _key(owner)}
-        return next((holder for holder in turn.holders if ended == {holder.key}), None)
+        return next((holder for holder in sample.holders if ended == {holder.key}), None)
 
-    def _update_accounts(self, turn: DeviceTurn) -> Mapping[Workload, Account]:
+    def _update_accounts(self, sample: DeviceSample) -> Mapping[Workload, Account]:
         """Opens the accounts of workloads that hold or use the device, and closes all other accounts of the device."""
-        key, accounts = turn.device.key, dict[Workload, Account]()
+        key, accounts = sample.device.key, dict[Workload, Account]()
         before = self._accounts.get(key, {})
-        users = {process.owner for process in turn.processes or () if isinstance(process.owner, Workload)}
-        for workload in turn.holders.keys() | users:
-            account = accounts[workload] = self._open(turn, workload, before.get(workload.key))
-            account.is_holder = workload in turn.holders
-            account.has_process = workload in users or (turn.processes is None and account.has_process)
-        if turn.processes is None:  # processes are not visible: assume that those of non-holders still run
+        users = {process.owner for process in sample.processes or () if isinstance(process.owner, Workload)}
+        for workload in sample.holders.keys() | users:
+            account = accounts[workload] = self._open(sample, workload, before.get(workload.key))
+            account.is_holder = workload in sample.holders
+            account.has_process = workload in users or (sample.processes is None and account.has_process)
+        if sample.processes is None:  # processes are not visible: assume that those of non-holders still run
             keys = {workload.key for workload in accounts}
             running = (one for one in before.values() if one.has_process and not one.is_holder)
             accounts |= {one.workload: one for one in running if one.workload.key not in keys}
@@ -525,9 +520,9 @@ class Ledger:
         self._closed |= {(key, name): one for name, one in before.items() if name not in self._accounts[key]}
         return accounts
 
-    def _open(self, turn: DeviceTurn, workload: Workload, account: Account | None) -> Account:
+    def _open(self, sample: DeviceSample, workload: Workload, account: Account | None) -> Account:
         """Returns the current account, a reopened one, or a new one. A pod with a new UID gets a new account."""
-        closed = self._closed.pop((turn.device.key, workload.key), None)
+        closed = self._closed.pop((sample.device.key, workload.key), None)
         if account is None and closed is not None and workload.uid and closed.workload.uid == workload.uid:
             account = closed
         if account is None or (workload.uid and account.workload.uid not in ("", workload.uid)):
@@ -536,13 +531,13 @@ class Ledger:
             workload = structs.replace(workload, uid=account.workload.uid)
         account.workload = workload
         if workload.namespace:
-            key = account.namespace = workload.namespace, turn.device.model, turn.device.profile
+            key = account.namespace = workload.namespace, sample.device.model, sample.device.profile
             self._namespaces[key] = self._namespaces.pop(key, NamespaceUsage(*key, allocated_ns=0))
         return account
 
-    def _remove_missing(self, gpus: Sequence[GpuTurn]) -> None:
-        devices = {turn.device.key for gpu in gpus for turn in gpu.devices}
-        self._listed = devices | {gpu.uuid for gpu in gpus}
+    def _remove_missing(self, samples: Mapping[str, Sequence[DeviceSample]]) -> None:
+        devices = {sample.device.key for own in samples.values() for sample in own}
+        self._listed = devices | samples.keys()
         for key in self._accounts.keys() - devices:
             self._closed |= {(key, name): account for name, account in self._accounts.pop(key).items()}
             self._owners.pop(key, None)
@@ -559,10 +554,10 @@ def _key(owner: Owner | None) -> WorkloadKey | str | None:
     return owner.key if isinstance(owner, Workload) else owner
 
 
-def _add(counters: _D, **increments: int | None) -> _D:
-    """Returns a copy with increased counters. A counter stays None until its first increment."""
-    sums = {name: _plus(getattr(counters, name), increment) for name, increment in increments.items()}
-    return structs.replace(counters, **sums)
+def _add(counters: _D, increments: Mapping[str, int | None], **gauges: Any) -> _D:
+    """Returns a copy with increased counters and new gauges. A counter stays None until its first increment."""
+    sums = {name: (getattr(counters, name) or 0) + n for name, n in increments.items() if n is not None}
+    return structs.replace(counters, **sums, **gauges)
 
 
 def _plus(counter: int | None, increment: int | None) -> int | None:

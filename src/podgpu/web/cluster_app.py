@@ -21,7 +21,7 @@ from podgpu.web.responses import metrics_response, probe_routes
 if TYPE_CHECKING:
     from podgpu.cluster.ranges import UsageAnswers
     from podgpu.history.answers import HistorySource
-    from podgpu.web.page_routes import Complete
+    from podgpu.web.page_routes import Complete, Select
     from podgpu.web.protection import Protection
 
 _LINKS = ("metrics", "metrics/nodes", "health", "ready")
@@ -35,8 +35,9 @@ def cluster_application(
     history: HistorySource | None = None,
     usage: UsageAnswers | None = None,
     lifecycle: bool = True,
+    select: Select | None = None,
 ) -> web.Application:
-    """`lifecycle` enables POST /-/forget."""
+    """`lifecycle` enables POST /-/forget. `select`: see `page_routes`."""
 
     async def metrics(request: web.Request) -> web.Response:
         return metrics_response(request, await cluster.metrics("metrics"))
@@ -49,7 +50,7 @@ def cluster_application(
         web.get("/metrics/nodes", node_metrics),
         *cluster_probes(cluster),
         forget_route(forget_in_cluster(cluster), lifecycle),
-        *page_routes(lambda: cluster.published, _complete_gpu(cluster), _LINKS, history, usage),
+        *page_routes(lambda: cluster.published, _complete_gpu(cluster), _LINKS, history, usage, select),
     ]
     return make_application(routes, protection)
 

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from podgpu import __version__
 from podgpu.cluster.loop import PublishedState
+from podgpu.cluster.prometheus_selection import GpuQuery, parse_gpu_query
 from podgpu.cluster.ranges import Order, RecordedUsage, UsageAnswers, encode_range_csv, parse_range_query
 from podgpu.cluster.view import GpuResponse, make_gpu_answer, make_pod
 from podgpu.errors import SourceError, UsageError
@@ -26,6 +27,8 @@ from podgpu.web.responses import JSON_HEADERS, PAGE_HEADERS, Handler, body_respo
 JsonObject = dict[str, Any]
 Complete = Callable[[GpuResponse], Awaitable[GpuResponse]]
 """Adds details to the answer about a GPU. Only the GPU's exporter has these details."""
+Select = Callable[[GpuQuery], Awaitable[PublishedState]]
+"""Reads the GPUs that match the query."""
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
 _FOLDER = Path(__file__).parent / "page"
 
@@ -36,10 +39,12 @@ def page_routes(
     links: Sequence[str],
     history: HistorySource | None = None,
     usage: UsageAnswers | None = None,
+    select: Select | None = None,
 ) -> list[web.RouteDef]:
     """Returns the routes of the page and the API. Add them last: they include a 404 for all other paths below `/api`.
 
     Each request calls `latest` in a thread. `links` are other paths of the server, shown at the bottom of the page.
+    `select` is called if `latest` has totals, but no GPUs, because there are too many.
     """
     types = {file.name: _TYPES[file.suffix] for file in _FOLDER.iterdir() if file.suffix in _TYPES}
 
@@ -53,20 +58,28 @@ def page_routes(
             raise web.HTTPNotFound()
         return await _file_response(request, (_FOLDER / name).read_bytes, types[name])
 
+    async def find(query: GpuQuery | None) -> PublishedState:
+        published = await asyncio.to_thread(latest)
+        if select is None or query is None or published.state.fleet is None:
+            return published
+        return await select(query)
+
     async def view(request: web.Request) -> web.Response:
-        body, etag = await asyncio.to_thread(lambda: latest().view_json)
+        published = await find(parse_gpu_query(request.query))
+        body, etag = await asyncio.to_thread(lambda: published.view_json)
         return body_response(request, body, {**JSON_HEADERS, "ETag": etag})
 
     async def pod(request: web.Request) -> web.Response:
         namespace, name = request.match_info["namespace"], request.match_info["pod"]
-        published = await asyncio.to_thread(latest)
         cluster = request.query.get("cluster")
+        published = await find(GpuQuery(cluster=cluster or "", ns=namespace, pod=name, limit=1000))
         answer = await asyncio.to_thread(lambda: make_pod(published.state, published.view, namespace, name, cluster))
         return await _json_response(request, answer or f"pod {namespace}/{name} holds no GPU")
 
     async def gpu(request: web.Request) -> web.Response:
         uuid = request.match_info["uuid"]
-        answer = await asyncio.to_thread(lambda: make_gpu_answer(latest().view, uuid))
+        published = await find(GpuQuery(gpu=uuid))
+        answer = await asyncio.to_thread(lambda: make_gpu_answer(published.view, uuid))
         if answer is None:
             return json_error(404, f"GPU {uuid[:64]!r} does not exist")
         return await _json_response(request, await complete_gpu(answer))
@@ -74,10 +87,10 @@ def page_routes(
     return [
         web.get("/", index),
         web.get("/page/{name}", asset),
-        web.get("/api/v1/view", view),
-        web.get("/api/v1/gpus/{uuid}", gpu),
-        web.get("/api/v1/pods/{namespace}/{pod}", pod),
-        *([] if history is None else _history_routes(history)),
+        web.get("/api/v1/view", _reject_errors(view)),
+        web.get("/api/v1/gpus/{uuid}", _reject_errors(gpu)),
+        web.get("/api/v1/pods/{namespace}/{pod}", _reject_errors(pod)),
+        *([] if history is None else _history_routes(history, latest)),
         *([] if usage is None else _usage_routes(usage)),
         web.get("/api/{rest:.*}", _unknown_path),
     ]
@@ -121,14 +134,15 @@ def _reject_errors(handler: Handler) -> Handler:
         except UsageError as error:
             return json_error(400, str(error))
         except SourceError as error:
-            return json_error(503, f"history cannot be read: {error}", **{"Retry-After": "15"})
+            return json_error(503, f"figures cannot be read: {error}", **{"Retry-After": "15"})
 
     return handle
 
 
-def _history_routes(history: HistorySource) -> list[web.RouteDef]:
+def _history_routes(history: HistorySource, latest: Callable[[], PublishedState]) -> list[web.RouteDef]:
     async def sparklines(request: web.Request) -> web.StreamResponse:
-        return await _json_response(request, await history.sparklines())
+        has_few = (await asyncio.to_thread(latest)).state.fleet is None
+        return await _json_response(request, await history.sparklines() if has_few else "there are too many GPUs")
 
     async def gpu(request: web.Request) -> web.StreamResponse:
         uuid, instance = request.match_info["uuid"], request.query.get("instance", "")

@@ -16,9 +16,8 @@ import pytest
 
 from podgpu.gpu.dcgm.connection import EngineAddress
 from podgpu.gpu.dcgm.telemetry import DcgmSettings, DcgmTelemetry
-from podgpu.gpu.source import GpuAnswer, Telemetry
+from podgpu.gpu.source import GpuReading, Telemetry
 from podgpu.metrics.fields import Field, field_named
-from podgpu.model import Reading
 from tests.nodes.clock import FakeClock
 
 SOURCE = Path(__file__).with_name("fake_libdcgm.c")
@@ -118,10 +117,10 @@ class Bench:
             clock=self.clock.monotonic,
         )
 
-    def read(self, *names: str, index: int = 0) -> GpuAnswer:
+    def read(self, *names: str, index: int = 0) -> GpuReading:
         return self.read_fields(fields_named(*names), index)
 
-    def read_fields(self, fields: Sequence[Field], index: int = 0) -> GpuAnswer:
+    def read_fields(self, fields: Sequence[Field], index: int = 0) -> GpuReading:
         return self.telemetry.read(self.telemetry.inventory().gpus[index], fields)
 
     def pass_time(self, seconds: float = INTERVAL) -> None:
@@ -136,7 +135,3 @@ def fields_named(*names: str) -> tuple[Field, ...]:
 
 
 PLAIN = ("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED")
-
-
-def of_gpu(answer: GpuAnswer) -> Reading:
-    return answer.readings[0]

@@ -9,7 +9,8 @@ import pytest
 from podgpu.errors import DriverGone, SourceError, UsageError
 from podgpu.gpu.dcgm.connection import EngineAddress, parse_address
 from podgpu.gpu.nvml.telemetry import NvmlTelemetry
-from tests.gpu.dcgm.double import GPU, PLAIN, Bench, Double, of_gpu, uuid_of
+from tests.gpu.dcgm.double import GPU, PLAIN, Bench, Double, uuid_of
+from tests.gpu.nvml_bench import of_gpu
 from tests.simulated import FaultyNvml
 
 
@@ -27,11 +28,11 @@ def test_stale_values_are_not_repeated_after_a_reconnect(bench: Bench) -> None:
     refusal(bench)
     bench.pass_time(30.0)
     answer = bench.read(*PLAIN)
-    assert of_gpu(answer).values == {}
+    assert of_gpu(answer) == {}
     assert answer.errors == ("stale_data",)
     bench.double.tick()
     bench.double.speak(0)
-    assert len(of_gpu(bench.read(*PLAIN)).values) == 4
+    assert len(of_gpu(bench.read(*PLAIN))) == 4
 
 
 def test_the_message_for_a_missing_library(double: Double, tmp_path: Path) -> None:
@@ -55,8 +56,8 @@ def test_another_major_version_is_refused(double: Double, library: str, engine: 
 def test_dcgm_3_works_too(bench: Bench) -> None:
     bench.double.call("versions", "3.3.9", "3.3.9")
     bench.double.call("gpu_link", 0, 0, 3)
-    assert len(of_gpu(bench.read(*PLAIN, "DCGM_EXP_GPU_HEALTH_STATUS")).values) == 4
-    details = of_gpu(bench.read(*PLAIN, "DCGM_EXP_GPU_HEALTH_STATUS")).details
+    assert len(of_gpu(bench.read(*PLAIN, "DCGM_EXP_GPU_HEALTH_STATUS"))) == 4
+    details = bench.read(*PLAIN, "DCGM_EXP_GPU_HEALTH_STATUS").details
     assert len(details) == 10
 
 
@@ -64,7 +65,7 @@ def test_without_an_address_the_engine_is_embedded(double: Double) -> None:
     double.gpu(0)
     double.speak(0)
     bench = Bench(double, address=None)
-    assert len(of_gpu(bench.read(*PLAIN)).values) == 4
+    assert len(of_gpu(bench.read(*PLAIN))) == 4
     assert (double.told("severity"), double.call("address")) == (0, b"")
     assert bench.telemetry.release(1.0)
     assert (double.told("alive"), double.told("initialised")) == (0, 0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from podgpu.device_selection import parse_selection
-from podgpu.model import Detail, OtherReading
-from tests.gpu.dcgm.double import CORE, CPU, LINK, PLAIN, SWITCH, Bench, Double, fields_named, of_gpu
+from podgpu.model import Detail, EntityState
+from tests.gpu.dcgm.double import CORE, CPU, LINK, PLAIN, SWITCH, Bench, Double, fields_named
 
 HEALTH, P2P = "DCGM_EXP_GPU_HEALTH_STATUS", "DCGM_EXP_P2P_STATUS"
 SWITCH_TEMP, SWITCH_LINK_FLIT, LINK_STATE, CPU_POWER, CPU_UTIL = 858, 786, 1508, 1130, 1100
@@ -23,7 +23,7 @@ PCIE, MEM, ALL = 0x1, 0x10, 0xFFFFFFFF
 def judged(bench: Bench, name: str, index: int = 0) -> tuple[Detail, ...]:
     """Reads twice, because health is read in the second turn."""
     bench.read(*PLAIN, name)
-    return of_gpu(bench.read(*PLAIN, name, index=index)).details
+    return bench.read(*PLAIN, name, index=index).details
 
 
 def test_the_worst_incident_of_each_watch_and_gpu(bench: Bench) -> None:
@@ -45,8 +45,8 @@ def test_the_worst_incident_of_each_watch_and_gpu(bench: Bench) -> None:
 def test_peers_over_nvlink(bench: Bench) -> None:
     bench.double.call("peer", 0, 1, 0)
     bench.double.call("peer", 1, 0, 3)
-    assert judged(bench, P2P) == ((9004, (("link_status", "OK"), ("peer_gpu", "1")), 0),)
-    assert judged(bench, P2P, 1) == ((9004, (("link_status", "TopologyNotSupported"), ("peer_gpu", "0")), 3),)
+    assert judged(bench, P2P) == ((9004, {"link_status": "OK", "peer_gpu": "1"}, 0),)
+    assert judged(bench, P2P, 1) == ((9004, {"link_status": "TopologyNotSupported", "peer_gpu": "0"}, 3),)
 
 
 @pytest.fixture
@@ -71,9 +71,9 @@ def fabric(double: Double) -> Double:
     return double
 
 
-def others(bench: Bench) -> tuple[OtherReading, ...]:
+def others(bench: Bench) -> tuple[EntityState, ...]:
     bench.telemetry.inventory()
-    return bench.telemetry.read_others(fields_named(*PLAIN, *OTHERS)).others
+    return bench.telemetry.read_others(fields_named(*PLAIN, *OTHERS)).entities
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from podgpu.errors import SourceError
 from podgpu.gpu.dcgm.entities import decode
 from podgpu.gpu.dcgm.structs import FieldType, FieldValueV2
-from podgpu.gpu.source import Lane
+from podgpu.gpu.source import FieldGroup
 from podgpu.metrics.fields import DEVICE_LEVELS, Blank, fields
 from tests.gpu.dcgm.double import (
     CI,
@@ -27,20 +27,20 @@ from tests.gpu.dcgm.double import (
     UTIL,
     Bench,
     Double,
-    of_gpu,
     uuid_of,
 )
+from tests.gpu.nvml_bench import of_gpu
 
 
 def test_each_lane_has_its_own_interval(bench: Bench) -> None:
     known, ids = fields(), (TEMP, POWER, UTIL, FB_USED)
-    slow = Lane(tuple(known[i] for i in ids if i != POWER), 30.0)
-    quick = Lane((known[POWER],), 2.0)
+    slow = FieldGroup(tuple(known[i] for i in ids if i != POWER), 30.0)
+    quick = FieldGroup((known[POWER],), 2.0)
     bench.telemetry.schedule((slow, quick))
     gpu = bench.telemetry.inventory().gpus[0]
-    values = of_gpu(bench.telemetry.read(gpu, slow.fields)).values
+    values = of_gpu(bench.telemetry.read(gpu, slow.fields))
     assert values == {TEMP: 40, UTIL: 77, FB_USED: 1024}
-    assert of_gpu(bench.telemetry.read(gpu, quick.fields)).values == {POWER: 123.456}
+    assert of_gpu(bench.telemetry.read(gpu, quick.fields)) == {POWER: 123.456}
     watched = {i: tuple(bench.double.call("watch", i, what) for what in ("every", "keep", "most")) for i in ids}
     assert watched == dict.fromkeys(ids, (30.0, 600.0, 0.0)) | {POWER: (2.0, 600.0, 0.0)}
     made = bench.double.told("groups_made"), bench.double.told("field_groups_made")
@@ -53,14 +53,14 @@ def test_each_lane_has_its_own_interval(bench: Bench) -> None:
 
 def test_a_late_reading_of_earlier_counters_keeps_the_watches(bench: Bench) -> None:
     known = fields()
-    earlier, *lanes = (Lane((known[i],), 2.0) for i in (TEMP, POWER, UTIL))
+    earlier, *groups = (FieldGroup((known[i],), 2.0) for i in (TEMP, POWER, UTIL))
     gpu = bench.telemetry.inventory().gpus[0]
-    bench.telemetry.schedule(lanes)
-    for lane in lanes:
-        bench.telemetry.read(gpu, lane.fields)
+    bench.telemetry.schedule(groups)
+    for group in groups:
+        bench.telemetry.read(gpu, group.fields)
     made = bench.double.told("field_groups_made")
-    for lane in (earlier, *lanes):
-        bench.telemetry.read(gpu, lane.fields)
+    for group in (earlier, *groups):
+        bench.telemetry.read(gpu, group.fields)
     assert bench.double.told("field_groups_made") == made
 
 
@@ -73,7 +73,7 @@ def test_two_hundred_fields_go_into_several_groups(bench: Bench) -> None:
         give((GPU, 0), field.id, 1)
     answer = bench.read_fields(tuple(some))
     assert bench.double.told("largest_group") == 128
-    assert set(of_gpu(answer).values) == {f.id for f in some}
+    assert set(of_gpu(answer)) == {f.id for f in some}
 
 
 @pytest.mark.parametrize(
@@ -86,16 +86,16 @@ def test_two_hundred_fields_go_into_several_groups(bench: Bench) -> None:
 def test_blank_numbers_are_dropped(bench: Bench, field: int, blank: float) -> None:
     (bench.double.int if isinstance(blank, int) else bench.double.double)((GPU, 0), field, blank)
     answer = bench.read(*PLAIN)
-    assert field not in of_gpu(answer).values
+    assert field not in of_gpu(answer)
     assert answer.dropped == (field,)
-    assert len(of_gpu(answer).values) == 3
+    assert len(of_gpu(answer)) == 3
 
 
 @pytest.mark.parametrize("blank", ["<<<NULL>>>", "<<<NOT_FOUND>>>", "<<<NOT_PERM>>>", ""])
 def test_blank_texts_are_dropped(bench: Bench, blank: str) -> None:
     bench.double.text((GPU, 0), 53, blank)
     answer = bench.read("DCGM_FI_DEV_SERIAL")
-    assert of_gpu(answer).values == {}
+    assert of_gpu(answer) == {}
     assert answer.dropped == (53,)
 
 
@@ -106,28 +106,28 @@ def test_unsupported_values_are_not_counted_as_blank(bench: Bench) -> None:
     answer = bench.read(*PLAIN)
     assert answer.unsupported == tuple((uuid_of(0), i) for i in (TEMP, POWER, UTIL))
     assert answer.dropped == ()
-    assert set(of_gpu(answer).values) == {FB_USED}
+    assert set(of_gpu(answer)) == {FB_USED}
 
 
 def test_values_with_an_old_timestamp_are_stale(bench: Bench) -> None:
-    assert len(of_gpu(bench.read(*PLAIN)).values) == 4
+    assert len(of_gpu(bench.read(*PLAIN))) == 4
     for _ in range(2):
         bench.pass_time()
-        assert len(of_gpu(bench.read(*PLAIN)).values) == 4
+        assert len(of_gpu(bench.read(*PLAIN))) == 4
     bench.pass_time()
     bench.double.tick()
     bench.double.int((GPU, 0), TEMP, 41)
     answer = bench.read(*PLAIN)
-    assert of_gpu(answer).values == {TEMP: 41}
+    assert of_gpu(answer) == {TEMP: 41}
     assert answer.errors == ("stale_data",)
     bench.double.speak(0)
-    assert len(of_gpu(bench.read(*PLAIN)).values) == 4
+    assert len(of_gpu(bench.read(*PLAIN))) == 4
 
 
 def test_a_refused_field_does_not_affect_others(bench: Bench) -> None:
     bench.double.call("refuse", UTIL, -13)
     answer = bench.read(*PLAIN)
-    assert set(of_gpu(answer).values) == {TEMP, POWER, FB_USED}
+    assert set(of_gpu(answer)) == {TEMP, POWER, FB_USED}
     assert answer.unsupported == ((uuid_of(0), UTIL),)
 
 
@@ -144,12 +144,12 @@ def mig(double: Double) -> Bench:
 
 
 def test_a_changed_mig_layout(mig: Bench) -> None:
-    assert len(mig.read(*PLAIN).readings) == 3
+    assert len(mig.read(*PLAIN).values) == 3
     mig.double.call("no_migs")
     mig.double.instance(3, 0, 7, "7g.40gb")
     mig.double.int((GI, 3), FB_USED, 700)
-    readings = mig.read(*PLAIN).readings
-    assert [(r.device.gi_id, r.values) for r in readings[1:]] == [(7, {FB_USED: 700})]
+    _, *instances = mig.read(*PLAIN).values.items()
+    assert [(device.gi_id, values) for device, values in instances] == [(7, {FB_USED: 700})]
 
 
 def test_xids_of_gpus_and_instances_are_reported_once(mig: Bench) -> None:
@@ -193,7 +193,7 @@ def watched(bench: Bench) -> set[int]:
 
 
 def values(bench: Bench, wanted: Sequence[int]) -> dict[int, object]:
-    return dict(of_gpu(bench.read_fields(tuple(fields()[i] for i in wanted))).values)
+    return of_gpu(bench.read_fields(tuple(fields()[i] for i in wanted)))
 
 
 def speak(bench: Bench) -> None:

@@ -50,7 +50,7 @@ class DcgmEntity:
     entity: Entity
     device: Device | None = None
     """The GPU or GPU instance that the entity belongs to. For a link, the GPU."""
-    labels: tuple[tuple[str, str], ...] = ()
+    labels: dict[str, str] = field(default_factory=dict)
     """Labels of a link, switch, CPU or core."""
 
 
@@ -174,14 +174,14 @@ def _read_instances(
 
 def _make_gpu_link(gpu: Device, gpu_id: int, link: int) -> DcgmEntity:
     """Numbers the links from 1, as dcgm-exporter does. Links that are down are counted, so that numbers are stable."""
-    labels = (
-        ("nvlink", str(link + 1)),
-        ("gpu", "" if gpu.index is None else str(gpu.index)),
-        ("gpu_uuid", gpu.uuid),
-        ("pci_bus_id", gpu.pci_bus_id),
-        ("device", gpu.name),
-        ("model_name", gpu.model),
-    )
+    labels = {
+        "nvlink": str(link + 1),
+        "gpu": "" if gpu.index is None else str(gpu.index),
+        "gpu_uuid": gpu.uuid,
+        "pci_bus_id": gpu.pci_bus_id,
+        "device": gpu.name,
+        "model_name": gpu.model,
+    }
     return DcgmEntity("LINK", _link(EntityGroup.GPU, gpu_id, link), gpu, labels)
 
 
@@ -208,13 +208,13 @@ def _read_switches(
     if not connection.try_call("dcgmGetEntityGroupEntities", EntityGroup.SWITCH, ids, byref(count), 0):
         return
     for switch in ids[: count.value]:
-        name = ("nvswitch", f"nvswitch{switch}")
+        name = {"nvswitch": f"nvswitch{switch}"}
         if selection.shows_gpu(switch):
-            yield DcgmEntity("SWITCH", Entity(EntityGroup.SWITCH, switch), labels=(name,))
+            yield DcgmEntity("SWITCH", Entity(EntityGroup.SWITCH, switch), labels=name)
         for link in links.get(switch, ()):
             if selection.shows_instance(link):
                 entity = _link(EntityGroup.SWITCH, switch, link)
-                yield DcgmEntity(SWITCH_LINK, entity, labels=(("nvlink", str(link)), name))
+                yield DcgmEntity(SWITCH_LINK, entity, labels={"nvlink": str(link)} | name)
 
 
 def _read_cpus(connection: DcgmConnection, selection: Selection) -> Iterator[DcgmEntity]:
@@ -222,14 +222,14 @@ def _read_cpus(connection: DcgmConnection, selection: Selection) -> Iterator[Dcg
     if not connection.try_call("dcgmGetCpuHierarchy", byref(hierarchy)):
         return
     for cpu in hierarchy.cpus[: hierarchy.numCpus]:
-        name = ("cpu", str(cpu.cpuId))
+        name = {"cpu": str(cpu.cpuId)}
         if selection.shows_gpu(cpu.cpuId):
-            yield DcgmEntity("CPU", Entity(EntityGroup.CPU, cpu.cpuId), labels=(name,))
+            yield DcgmEntity("CPU", Entity(EntityGroup.CPU, cpu.cpuId), labels=name)
         cores = (64 * n + bit for n, word in enumerate(cpu.cores.bitmask) for bit in range(64) if word >> bit & 1)
         for core in cores:
             if selection.shows_instance(core):
                 entity = Entity(EntityGroup.CPU_CORE, core)
-                yield DcgmEntity("CPU_CORE", entity, labels=(("cpucore", str(core)), name))
+                yield DcgmEntity("CPU_CORE", entity, labels={"cpucore": str(core)} | name)
 
 
 # Values

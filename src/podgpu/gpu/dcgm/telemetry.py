@@ -36,14 +36,14 @@ from podgpu.gpu.source import (
     CompanionDriver,
     ErrorEvent,
     ErrorEvents,
-    GpuAnswer,
+    FieldGroup,
+    GpuReading,
     Inventory,
-    Lane,
     Telemetry,
 )
 from podgpu.metrics.conditions import health_code
-from podgpu.metrics.fields import DEVICE_LEVELS, XID_FIELD, Field, Recorded, fields
-from podgpu.model import Detail, Device, OtherReading, Reading, group_by_key
+from podgpu.metrics.fields import DEVICE_LEVELS, XID_FIELD, Field, Recorded, by_name, fields
+from podgpu.model import Detail, Device, EntityState, group_by_key
 
 _log = logging.getLogger(__name__)
 _LAYOUT_SECONDS = 60.0
@@ -108,13 +108,13 @@ class DcgmTelemetry:
         self._outline: Outline | None = None
         self._layout = NodeLayout()
         self._layout_read_at = float("-inf")
-        self._lanes: tuple[Lane, ...] = ()
+        self._groups: tuple[FieldGroup, ...] = ()
         self._is_scheduled = False
-        self._xid_lane = Lane((fields()[XID_FIELD],), self._settings.interval)
+        self._xid_group = FieldGroup((fields()[XID_FIELD],), self._settings.interval)
         self._watch_lock = threading.Lock()
-        self._watches: dict[tuple[str, Lane], Watch] = {}
-        """Watches by kind of entity and lane (fields with the same interval)."""
-        self._watched: tuple[NodeLayout, tuple[Lane, ...]] | None = None
+        self._watches: dict[tuple[str, FieldGroup], Watch] = {}
+        """Watches by kind of entity and field group."""
+        self._watched: tuple[NodeLayout, tuple[FieldGroup, ...]] | None = None
         self._seen: dict[tuple[Entity, int], tuple[int, float]] = {}
         self._xids = ErrorEvents()
         self._last_xids: dict[Entity, int] = {}
@@ -128,18 +128,18 @@ class DcgmTelemetry:
         """Versions of the library and of the engine."""
         return self._connection.library_version, self._connection.engine_version
 
-    def schedule(self, lanes: Sequence[Lane]) -> None:
-        self._lanes, self._is_scheduled = tuple(lanes), True
+    def schedule(self, groups: Sequence[FieldGroup]) -> None:
+        self._groups, self._is_scheduled = tuple(groups), True
 
-    def _find_lane(self, fields: Sequence[Field]) -> Lane:
-        """Returns the lane with these fields. Before a call of `schedule`, makes a lane that replaces the last one."""
-        for lane in self._lanes:
-            if lane.fields is fields:
-                return lane
-        lane = Lane(tuple(fields), self._settings.interval)
+    def _find_group(self, fields: Sequence[Field]) -> FieldGroup:
+        """Returns the group of these fields. Before a call of `schedule`, makes a group that replaces the last one."""
+        for group in self._groups:
+            if group.fields is fields:
+                return group
+        group = FieldGroup(tuple(fields), self._settings.interval)
         if not self._is_scheduled:  # with a schedule, this is a late call that began before the counters changed
-            self._lanes = (lane,)
-        return lane
+            self._groups = (group,)
+        return group
 
     def inventory(self) -> Inventory:
         if self._connection.lost and not self._close(_CLOSE_WAIT):
@@ -175,17 +175,17 @@ class DcgmTelemetry:
         with self._watch_lock:
             if self._watched is None:
                 return
-            layout, lanes = self._watched
+            layout, groups = self._watched
             self._read_xids(layout)
             ids = [gpu.entity.id for gpu in layout.gpus]
-            wanted, details = _field_ids(lanes), {}
+            wanted, details = _field_ids(groups), {}
             if HEALTH_FIELD in wanted:
                 details[HEALTH_FIELD] = check_health(self._connection, self._find_gpu_groups(), ids)
             if P2P_FIELD in wanted:
                 details[P2P_FIELD] = read_p2p(self._connection, ids)
             self._details = details
 
-    def read(self, gpu: Device, fields: Sequence[Field]) -> GpuAnswer:
+    def read(self, gpu: Device, fields: Sequence[Field]) -> GpuReading:
         with self._connection.hold():
             entities = [e for e in self._layout.entities if e.device is not None and e.device.uuid == gpu.uuid]
             if not entities:
@@ -193,35 +193,35 @@ class DcgmTelemetry:
             answer = self._read_entities([e for e in entities if e.kind != "GPU_CI"], fields)
         details = [d for by_gpu in self._details.values() if by_gpu for d in by_gpu.get(entities[0].entity.id, ())]
         missing = ((gpu.uuid, field_id) for field_id, by_gpu in self._details.items() if by_gpu is None)
-        xid_watch = self._watches.get(("GPU", self._xid_lane))
+        xid_watch = self._watches.get(("GPU", self._xid_group))
         return replace(
             answer,
-            readings=(replace(answer.readings[0], details=tuple(details)), *answer.readings[1:]),
+            details=tuple(details),
             unsupported=(*answer.unsupported, *missing),
             reports_errors=xid_watch is not None and not xid_watch.rejected,
             links_up=sum(e.kind == "LINK" for e in entities) or None,
         )
 
-    def read_others(self, fields: Sequence[Field]) -> GpuAnswer:
+    def read_others(self, fields: Sequence[Field]) -> GpuReading:
         with self._connection.hold():
             return self._read_entities(self._layout.others, fields)
 
-    def _read_entities(self, entities: Sequence[DcgmEntity], fields: Sequence[Field]) -> GpuAnswer:
-        lane = self._find_lane(fields)
+    def _read_entities(self, entities: Sequence[DcgmEntity], fields: Sequence[Field]) -> GpuReading:
+        group = self._find_group(fields)
         self._update_watches()
         latest = LatestValues({e.entity: {} for e in entities})
         for kind, some in group_by_key((e.kind, e.entity) for e in entities).items():
-            watch = self._watches.get((kind, lane))
+            watch = self._watches.get((kind, group))
             if watch is not None:
                 watch.read(some, latest)
         devices = {e.entity: self._companion.complete(e.device) for e in entities if e.device and e.kind != "LINK"}
-        return GpuAnswer(
-            tuple(Reading(device, latest.values[entity]) for entity, device in devices.items()),
+        return GpuReading(
+            {device: latest.values[entity] for entity, device in devices.items()},
             unsupported=tuple(sorted({(devices[e].key, i) for e, i in latest.unsupported if e in devices})),
             dropped=tuple(latest.dropped),
             errors=tuple(dict.fromkeys(latest.errors)),
-            others=tuple(
-                OtherReading("LINK" if e.kind == SWITCH_LINK else e.kind, e.labels, values)
+            entities=tuple(
+                EntityState("LINK" if e.kind == SWITCH_LINK else e.kind, e.labels, by_name(values))
                 for e in entities
                 if e.entity not in devices and (values := latest.values[e.entity])
             ),
@@ -229,11 +229,11 @@ class DcgmTelemetry:
 
     def _update_watches(self) -> None:
         with self._watch_lock:
-            layout, lanes = self._layout, self._lanes
-            if self._watched == (layout, lanes):
+            layout, groups = self._layout, self._groups
+            if self._watched == (layout, groups):
                 return
             self._stop_watches()
-            self._watches = self._make_watches(layout, lanes)
+            self._watches = self._make_watches(layout, groups)
             try:
                 for watch in self._watches.values():
                     watch.start()
@@ -241,10 +241,10 @@ class DcgmTelemetry:
                 self._stop_watches()
                 raise
             self._connection.call("dcgmUpdateAllFields", 1)
-            if HEALTH_FIELD in _field_ids(lanes):  # without health watches, a check returns nothing
-                for group in self._find_gpu_groups():
-                    self._connection.try_call("dcgmHealthSet", group, s.HEALTH_ALL)
-            self._watched = layout, lanes
+            if HEALTH_FIELD in _field_ids(groups):  # without health watches, a check returns nothing
+                for gpus in self._find_gpu_groups():
+                    self._connection.try_call("dcgmHealthSet", gpus, s.HEALTH_ALL)
+            self._watched = layout, groups
             # The first call only sets the start: earlier XIDs are ignored, and XIDs from now on are reported.
             self._read_xids(layout)
 
@@ -253,22 +253,22 @@ class DcgmTelemetry:
             watch.stop()
         self._watches = {}
 
-    def _make_watches(self, layout: NodeLayout, lanes: Sequence[Lane]) -> dict[tuple[str, Lane], Watch]:
-        watches: dict[tuple[str, Lane], Watch] = {}
+    def _make_watches(self, layout: NodeLayout, groups: Sequence[FieldGroup]) -> dict[tuple[str, FieldGroup], Watch]:
+        watches: dict[tuple[str, FieldGroup], Watch] = {}
         for kind, entities in group_by_key((e.kind, e.entity) for e in layout.entities).items():
-            wanted = {lane: _select_fields(lane.fields, kind) for lane in lanes}
+            wanted = {group: _select_fields(group.fields, kind) for group in groups}
             if kind in _XID_KINDS:
-                wanted[self._xid_lane] = self._xid_lane.fields
-            for lane, some in wanted.items():
+                wanted[self._xid_group] = self._xid_group.fields
+            for group, some in wanted.items():
                 if some:
-                    watches[kind, lane] = Watch(
-                        self._connection, entities, some, lane.interval, self._clock, self._seen
+                    watches[kind, group] = Watch(
+                        self._connection, entities, some, group.interval, self._clock, self._seen
                     )
         return watches
 
     def _read_xids(self, layout: NodeLayout) -> None:
         """Reads the XIDs since the last call from the samples of field 230. The first call ignores earlier XIDs."""
-        watches = [watch for (_, lane), watch in self._watches.items() if lane is self._xid_lane]
+        watches = [watch for (_, group), watch in self._watches.items() if group is self._xid_group]
         keys = {e.entity: e.device.key for e in layout.entities if e.device is not None and e.kind in _XID_KINDS}
         samples: list[tuple[int, Entity, int]] = []
 
@@ -292,7 +292,7 @@ class DcgmTelemetry:
 
     def _find_gpu_groups(self) -> list[s.Handle]:
         """Returns DCGM's groups that contain all GPUs."""
-        watch = self._watches.get(("GPU", self._xid_lane))
+        watch = self._watches.get(("GPU", self._xid_group))
         return [] if watch is None else watch.groups
 
     def error_events(self) -> Sequence[ErrorEvent]:
@@ -313,8 +313,8 @@ class DcgmTelemetry:
         return True
 
 
-def _field_ids(lanes: Sequence[Lane]) -> set[int]:
-    return {f.id for lane in lanes for f in lane.fields}
+def _field_ids(groups: Sequence[FieldGroup]) -> set[int]:
+    return {field.id for group in groups for field in group.fields}
 
 
 def _select_fields(fields: Sequence[Field], kind: str) -> tuple[Field, ...]:
@@ -356,7 +356,7 @@ def _make_health_details(gpu: int, worst: Mapping[tuple[int, int], tuple[int, in
         if watch != s.HEALTH_ALL or health:
             code = health_code(number)
             values = code.name, code.severity, code.category, name
-            details.append((HEALTH_FIELD, tuple(zip(_HEALTH_LABELS, values, strict=True)), health))
+            details.append((HEALTH_FIELD, dict(zip(_HEALTH_LABELS, values, strict=True)), health))
     return details
 
 
@@ -366,7 +366,7 @@ def read_p2p(connection: DcgmConnection, gpu_ids: Sequence[int]) -> Details | No
         return None
     return {
         gpu.entityId: tuple(
-            (P2P_FIELD, (("link_status", _P2P_STATES[state]), ("peer_gpu", str(peer))), state)
+            (P2P_FIELD, {"link_status": _P2P_STATES[state], "peer_gpu": str(peer)}, state)
             for peer in gpu_ids
             if peer != gpu.entityId and 0 <= (state := gpu.linkStatus[peer]) < len(_P2P_STATES)
         )

@@ -35,9 +35,9 @@ from podgpu.gpu.nvml.driver import (
 )
 from podgpu.gpu.nvml.switch_splitter import SwitchListener, SwitchLogFactory
 from podgpu.gpu.nvml.usage import UsageReader, UsageSettings
-from podgpu.gpu.source import ErrorEvent, ErrorEvents, GpuAnswer, Inventory, UsageAnswer
+from podgpu.gpu.source import ErrorEvent, ErrorEvents, GpuReading, Inventory, UsageAnswer
 from podgpu.metrics.fields import Field, detail_fields
-from podgpu.model import Device, ProcessUsage, Reading, Value, device_key
+from podgpu.model import Device, ProcessUsage, Value, device_key
 
 _log = logging.getLogger(__name__)
 _MAX_PLANS = 64
@@ -48,7 +48,7 @@ _QUIET_SECONDS = 0.5
 """Minimum wait for another GPU after one was opened. The wait is longer (1.5 times the time so far) if GPUs are slow:
 without persistence mode the driver needs one or two seconds per GPU."""
 _BUS_SECONDS = 10.0
-_CLOSE_WAIT = 0.45
+_CLOSE_WAIT = 0.85
 """Closing the driver waits at most this long for calls in progress, including the wait for XIDs. Shorter than the
 shortest deadline of an inventory."""
 _RESTART_SECONDS = 10.0
@@ -56,8 +56,8 @@ _RESTART_SECONDS = 10.0
 SEARCH_SECONDS = 120.0
 """Interval of restarts while the driver lists fewer GPUs than the PCI bus."""
 
-_DETAIL_SECONDS = 60.0
-"""Interval of reading the details and links of a GPU: about fifty calls of a few microseconds each."""
+_SLOW_SECONDS = 60.0
+"""Interval of reading the slow values and links of a GPU: about fifty calls of a few microseconds each."""
 _MIG_OFF_SECONDS = 1.5
 """Disabled MIG mode is cached for this long, because reading the mode costs 0.4 ms of CPU (H200)."""
 _LINK_STATES = [(pynvml.NVML_FI_DEV_NVLINK_GET_STATE, link) for link in range(36)]
@@ -228,7 +228,7 @@ class NvmlTelemetry:
         for gpu in (*self._gpus.values(), *self._replaced):
             gpu.close()
 
-    def read(self, gpu: Device, fields: Sequence[Field]) -> GpuAnswer:
+    def read(self, gpu: Device, fields: Sequence[Field]) -> GpuReading:
         with self._hold(gpu) as state:
             return state.read(fields)
 
@@ -315,27 +315,27 @@ class NvmlGpu:
         """None until the registration succeeded or the GPU rejected the registration."""
         self._plans: dict[tuple[tuple[int, ...], str], DevicePlan] = {}
         """(field ids, device key) -> plan."""
-        self._details_at = float("-inf")
-        self._details: Mapping[int, Value] = {}
+        self._slow_values_at = float("-inf")
+        self._slow_values: Mapping[int, Value] = {}
         self._links_up: int | None = None
 
-    def read(self, fields: Sequence[Field]) -> GpuAnswer:
+    def read(self, fields: Sequence[Field]) -> GpuReading:
         now = self._clock()
         self._register_xids()
         self._follow_layout()
         plans = {one.device: self._find_plan(one, fields) for one in self.layout}
-        readings = tuple(Reading(device, plan.read(now)) for device, plan in plans.items())
-        if isinstance(energy := readings[0].values.get(_ENERGY_FIELD), int):
+        values = {device: plan.read(now) for device, plan in plans.items()}
+        if isinstance(energy := values[self.device].get(_ENERGY_FIELD), int):
             self.usage_reader.shared_energy = now, energy
         if fields:
-            self._read_details(now)
+            self._read_slow_values(now)
         guards = {device.key: plan.guard for device, plan in plans.items()}
-        return GpuAnswer(
-            readings,
+        return GpuReading(
+            values,
             unsupported=tuple((key, i) for key, guard in guards.items() for i in sorted(guard.unsupported)),
             dropped=tuple(i for guard in guards.values() for i in guard.dropped),
             errors=tuple(e for guard in guards.values() for e in guard.errors),
-            details=self._details if fields else {},
+            slow_values=self._slow_values if fields else {},
             reports_errors=bool(self._xids_registered),
             links_up=self._links_up if fields else None,
         )
@@ -402,10 +402,10 @@ class NvmlGpu:
             self._plans[key] = DevicePlan(self._driver, one.handle, gpm, wanted)
         return self._plans[key]
 
-    def _read_details(self, now: float) -> None:
-        if now - self._details_at >= _DETAIL_SECONDS:
-            self._details_at = now
-            self._details = self._find_plan(self.layout[0], detail_fields()).read(now)
+    def _read_slow_values(self, now: float) -> None:
+        if now - self._slow_values_at >= _SLOW_SECONDS:
+            self._slow_values_at = now
+            self._slow_values = self._find_plan(self.layout[0], detail_fields()).read(now)
             self._links_up = self._count_links()
 
     def _count_links(self) -> int | None:
@@ -419,7 +419,7 @@ class NvmlGpu:
     def _drop_plans(self) -> None:
         for plan in self._plans.values():
             plan.gpm.close()
-        self._plans, self._details_at = {}, float("-inf")
+        self._plans, self._slow_values_at = {}, float("-inf")
 
 
 def count_pci_gpus(sysfs: str = "/sys") -> int | None:
@@ -446,7 +446,7 @@ def _is_gpu(device: Path) -> bool:
 
 # XIDs
 
-_WAIT_MS = 400
+_WAIT_MS = 800
 """Maximum duration of a wait for events, which delays closing the driver. A wait costs 0.17 ms of CPU (H200)."""
 
 

@@ -3,7 +3,7 @@
 import { answerOf } from "./ask.js";
 import { Card } from "./card.js";
 import { Cost } from "./cost.js";
-import { isFiltered, isList, matching, placeOf, readHash, sorted, without, writeHash } from "./criteria.js";
+import { isFiltered, isList, matching, neighbours, pageOf, pagePath, placeOf, readHash, sorted, without, writeHash } from "./criteria.js";
 import { devicesOf } from "./devices.js";
 import { byId, h, place, setAttribute, setText } from "./dom.js";
 import { Events } from "./events.js";
@@ -20,12 +20,13 @@ import { PodView } from "./pod.js";
 import { Pods } from "./pods.js";
 import { startTheme } from "./theme.js";
 import { Tiles } from "./tiles.js";
-import { totalsOf } from "./totals.js";
+import { totalsOf, totalsOfServer } from "./totals.js";
 
 const MOST_TILES = 400; // more GPUs are shown as a heat map
 const WRITE_AFTER_MS = 150;
 const AWAY_STEPS = 2; // if the page was hidden for more sparkline steps than this, the gap is filled from the server
 const YOUNG_SECONDS = 600;
+const TYPING_MS = 400;
 const TABLES = ["pods", "nodes", "cost", "events"];
 
 class Page {
@@ -94,9 +95,9 @@ class Page {
     const isYoung = !this.hasHistory && now - this.filledAt > YOUNG_SECONDS; // the server may have a history by now
     this.takenAt = now;
     this.history.add(now, this.devices);
-    if (away || isYoung) this.fillHistory();
+    if ((away || isYoung) && !picture.paged) this.fillHistory();
     this.priced = Boolean(picture.currency);
-    this.overview.show(picture, totalsOf(this.devices, this.priced), this.devices);
+    this.overview.show(picture, picture.paged ? totalsOfServer(picture) : totalsOf(this.devices, this.priced), this.devices);
     this.filters.offerFrom(this.devices, picture, this.criteria);
     const isKube = hasPods(picture);
     setText(byId("tab-pods"), isKube ? "Pods" : "Users");
@@ -123,7 +124,7 @@ class Page {
   // later, because that is slow in some browsers.
   change(changed, isTyping = false) {
     if (this.writing && !(isTyping && this.isTyping)) this.writeAddress();
-    this.criteria = { ...this.criteria, ...changed };
+    this.criteria = { ...this.criteria, page: "", ...changed };
     clearTimeout(this.writing);
     this.isStep = this.isStep || !isTyping || !this.isTyping;
     this.isTyping = isTyping;
@@ -201,6 +202,8 @@ class Page {
     const at = this.main.getBoundingClientRect();
     if (this.view && this.view !== view) this[this.view].leave?.();
     this.view = view;
+    if (picture.paged && (anew || !this.isAimed)) this.aim();
+    this.showPager(picture, view);
     this.overview.showChosen(criteria, !view ? "list" : TABLES.includes(view) ? "table" : "one");
     this.filters.show(criteria, view);
     byId("views").hidden = false;
@@ -215,6 +218,25 @@ class Page {
     this.keys.refresh();
   }
 
+  // Requests the GPUs that the address selects, if the server does not list all of them. Waits while the user is typing.
+  aim() {
+    this.isAimed = true;
+    clearTimeout(this.aiming);
+    this.aiming = setTimeout(() => this.feed.aim(pagePath(this.criteria)), this.isTyping ? TYPING_MS : 0);
+  }
+
+  showPager({ paged, found }, view) {
+    const pager = byId("pager");
+    pager.hidden = !paged || found === undefined || !["", "pods", "nodes"].includes(view);
+    if (pager.hidden) return;
+    const links = neighbours(this.criteria, found);
+    setText(byId("pager-text"), `${count(this.devices.length)} of ${plural(found, "GPU")} that ${found === 1 ? "matches" : "match"}, page ${count(pageOf(this.criteria) + 1)}`);
+    ["previous", "next"].forEach((name, i) => {
+      byId(`pager-${name}`).hidden = !links[i];
+      setAttribute(byId(`pager-${name}`), "href", links[i]);
+    });
+  }
+
   showView(view, picture, anew, at) {
     const { criteria, devices } = this;
     const back = writeHash(this.list);
@@ -224,7 +246,7 @@ class Page {
     else if (view === "nodes") this.nodes.show(picture, devices, criteria);
     else if (view === "pods") this.pods.show(devices, criteria, hasPods(picture), picture);
     else if (view === "cost") this.cost.show(criteria, hasPods(picture), this.feed.now(), picture.scope === "cluster");
-    else if (view === "events") this.events.show(criteria, hasPods(picture));
+    else if (view === "events") this.events.show(criteria, hasPods(picture), this.feed.now());
     else return this.showDevices(anew, at);
     place(this.main, [this[view].element]);
   }
@@ -232,7 +254,7 @@ class Page {
   showDevices(anew, at) {
     const { criteria } = this;
     const found = sorted(matching(this.devices, criteria), criteria.sort);
-    if (isFiltered(criteria)) this.showCount(found);
+    if (isFiltered(criteria) && !this.feed.picture.paged) this.showCount(found);
     if (!found.length) {
       setText(this.message, emptyText(this.devices, criteria));
       place(this.main, [this.message]);

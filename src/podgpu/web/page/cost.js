@@ -3,7 +3,7 @@
 import { copyButton } from "./actions.js";
 import { noneText, Question } from "./ask.js";
 import { podHash, wordsOf, writeHash } from "./criteria.js";
-import { h, place, plain, setAttribute, setText } from "./dom.js";
+import { fact, h, place, plain, setAttribute, setText } from "./dom.js";
 import { amount, localTimes, moment, money, percent, plural, span, totalMoney } from "./format.js";
 import { groupsFor } from "./pods.js";
 import { Table } from "./table.js";
@@ -14,6 +14,7 @@ const MOST_LABELS = 4; // further labels can be typed into the field
 const MOST_UNDER_USED = 8;
 const RANGES = ["1h", "24h", "7d", "30d"];
 const MONTH = "This month";
+const TEAM_LABELS = ["team", "cost_center", "project"]; // labels to group by if nothing else is chosen
 const DAY_SECONDS = 86_400;
 const BACKWARDS = { state: "missing", message: "The start of the range must be before its end." };
 const LIMIT = "Stored in SQLite, for up to 8,000 GPUs and 90 days. For more, run podgpu cluster with --prometheus.";
@@ -40,7 +41,8 @@ export class Cost {
     this.names = h("datalist", { id: "label-names" });
     this.label = h("input", { type: "search", list: "label-names", placeholder: "Other pod label", "aria-label": "Pod label" });
     this.labelField = h("span", { class: "filter" }, this.label, this.names);
-    this.about = h("p", { class: "about sums" });
+    this.about = h("p", { class: "about" });
+    this.sums = h("dl", { class: "facts sums" });
     this.csv = h("a", { class: "quiet", download: "" }, "CSV");
     this.message = h("p", { class: "message" });
     this.notes = h("p", { class: "message" });
@@ -49,7 +51,7 @@ export class Cost {
     this.underUsed = new UnderUsed();
     const ranges = h("nav", { class: "tabs", "aria-label": "Range" }, ...this.ranges);
     const head = h("div", { class: "table-head" }, ranges, this.bounds, this.ways, this.labelField, this.about, this.copy, this.csv);
-    this.element = h("div", { class: "cost" }, head, this.message, this.table.element, this.underUsed.element, this.notes);
+    this.element = h("div", { class: "cost" }, head, this.sums, this.message, this.table.element, this.underUsed.element, this.notes);
     this.label.addEventListener("change", () => {
       const name = this.label.value.trim();
       location.hash = writeHash({ ...this.here, by: name ? `label:${name}` : "" });
@@ -67,24 +69,31 @@ export class Cost {
   show(criteria, isKube, now, isCluster) {
     const groups = groupsFor(isKube);
     const isLabel = criteria.by.startsWith("label:") && criteria.by !== "label:";
-    const by = isLabel || criteria.by in groups ? criteria.by : isKube ? "namespace" : "pod";
+    const isChosen = isLabel || criteria.by in groups;
+    const by = isChosen ? criteria.by : isKube ? (this.team ?? "namespace") : "pod";
     const isCustom = Number(criteria.from) > 0;
-    const range = RANGES.includes(criteria.range) ? criteria.range : "24h";
+    const isMonth = !isCustom && criteria.range === "month";
+    const range = isMonth || RANGES.includes(criteria.range) ? criteria.range : "24h";
     const { q, cluster, ns, order } = criteria;
     const bounds = isCustom ? { from: criteria.from, to: criteria.to } : { range };
     this.here = { view: "cost", ...bounds, by: criteria.by, q, cluster, ns, order };
-    const month = monthStart(now);
-    const isMonth = isCustom && !criteria.to && Number(criteria.from) === month;
-    this.showRanges(isMonth ? MONTH : isCustom ? "Custom" : range, isCustom ? criteria : { from: now - DAY_SECONDS, to: now }, month);
-    const time = isCustom ? new URLSearchParams(criteria.to ? bounds : { from: criteria.from }) : `range=${range}`;
+    this.showRanges(isMonth ? MONTH : isCustom ? "Custom" : range, isCustom ? criteria : { from: now - DAY_SECONDS, to: now });
+    const start = isMonth ? monthStart(now) : criteria.from;
+    const time = isMonth || (isCustom && !criteria.to) ? `from=${start}` : new URLSearchParams(bounds);
     const url = `api/v1/range?${time}&by=${encodeURIComponent(by)}`;
     const isBackwards = isCustom && criteria.to && Number(criteria.from) >= Number(criteria.to);
     const { state, data, message } = isBackwards ? BACKWARDS : this.question.want(url, EVERY_SECONDS);
+    // Prometheus has no recording rule for labels: there, usage by label is not the first thing to ask for.
+    if (!isChosen && by === "namespace" && data?.labels && !data.source) {
+      const team = TEAM_LABELS.find((name) => data.labels.includes(name));
+      this.team = `${team ? "label:" : ""}${team ?? by}`;
+      if (team) return this.show(criteria, isKube, now, isCluster);
+    }
     this.showWays(groups, by, isKube ? data?.labels : []);
     this.labelField.hidden = !isKube;
     if (document.activeElement !== this.label) this.label.value = ""; // a chosen label is shown as a tab
     setAttribute(this.csv, "href", `${url}&format=csv`);
-    const wanted = isLabel ? { ...criteria, ns: "" } : criteria; // a label has pods of several namespaces
+    const wanted = by.startsWith("label:") ? { ...criteria, ns: "" } : criteria; // a label has pods of several namespaces
     const isFiltered = Boolean(q || cluster || wanted.ns);
     setText(this.csv, isFiltered ? "CSV of all rows" : "CSV");
     const rows = state === "ready" ? matching(data.rows ?? [], wanted) : [];
@@ -94,19 +103,20 @@ export class Cost {
     const none = isFiltered ? "Nothing matches the filter. Press Escape to clear it." : "There is no record in this range.";
     setText(this.message, state === "ready" ? none : noneText(state, message, MISSING));
     const scope = isFiltered ? "Filtered rows" : ns ? "All namespaces" : "";
-    setText(this.about, isEmpty ? "" : aboutText(isFiltered ? sumOf(rows) : (data.totals ?? {}), data, scope));
+    setText(this.about, isEmpty ? "" : aboutText(data, scope));
+    place(this.sums, isEmpty ? [] : sumsText(isFiltered ? sumOf(rows) : (data.totals ?? {}), data.currency));
     const limit = isCluster && data && !data.source ? [LIMIT] : [];
     setText(this.notes, [...(data?.notes ?? []).map(localTimes), ...limit].join(" \u00b7 "));
-    const title = isLabel ? by.slice("label:".length) : groups[by];
+    const title = groups[by] ?? plain(by.slice("label:".length));
     if (!isEmpty) this.table.show(rows, columnsOf(by, title, rows, data.currency), order || "cost", nameOf);
     this.underUsed.show(isEmpty ? [] : rows, by, data);
   }
 
-  showRanges(chosen, { from, to }, month) {
+  showRanges(chosen, { from, to }) {
     this.ranges.forEach((link) => {
       const name = link.textContent;
       const custom = { from: Math.floor(from), to: to && Math.floor(to), range: "" };
-      const bounds = name === "Custom" ? custom : name === MONTH ? { from: month, to: "", range: "" } : { range: name, from: "", to: "" };
+      const bounds = name === "Custom" ? custom : { range: name === MONTH ? "month" : name, from: "", to: "" };
       choose(link, { ...this.here, ...bounds }, name === chosen);
     });
     this.bounds.hidden = chosen !== "Custom";
@@ -204,24 +214,32 @@ function sumOf(rows) {
   return { ...totals, mean_use: mean, unallocated_cost: sum("cost", rows.filter((row) => row.unallocated)) };
 }
 
-function aboutText(totals, { currency, source, from, to, notes = [] }, scope) {
+function aboutText({ source, from, to, notes = [] }, scope) {
   const since = Date.parse(notes.join().match(/no record before (\S+Z)/)?.[1]) / 1000;
-  const hours = (number, what) => number > 0 && `${amount(number)} ${what}`;
-  const cost = (number, what) => number !== undefined && `${totalMoney(number, currency)}${what}`;
-  const held = totals.allocated_hours ?? totals.gpu_hours;
-  const unallocated = totals.gpu_hours - held;
-  const shares = [hours(totals.used_hours, "busy (weighted)"), hours(totals.idle_hours, "idle"), hours(totals.unknown_hours, "not known")];
   return [
     scope,
     span(since > from && since < to ? since : from, to),
     since > from && `records since ${moment(since)}`,
-    `${amount(held)} GPU-hours allocated: ${shares.filter(Boolean).join(", ") || "none busy"}`,
-    totals.mean_use !== undefined && `use of what is held ${percent(totals.mean_use)}`,
-    cost(totals.cost, ""),
-    cost(totals.wasted, " wasted (idle)"),
-    cost(totals.unallocated_cost, ` unallocated (${amount(unallocated)} GPU-hours)`),
     source && `from ${source}`,
   ].filter(Boolean).join(" \u00b7 ");
+}
+
+function sumsText(totals, currency) {
+  const held = totals.allocated_hours ?? totals.gpu_hours;
+  const unallocated = totals.gpu_hours - held;
+  const hours = (title, number) => number > 0 && fact(title, `${amount(number)} h`);
+  const cost = (title, number) => number !== undefined && fact(title, totalMoney(number, currency));
+  return [
+    cost("Cost", totals.cost),
+    cost("Wasted (idle)", totals.wasted),
+    cost("Unallocated", totals.unallocated_cost),
+    totals.mean_use !== undefined && fact("Use of what is held", percent(totals.mean_use)),
+    hours("Allocated", held),
+    hours("Busy (weighted)", totals.used_hours),
+    hours("Idle", totals.idle_hours),
+    hours("Not known", totals.unknown_hours),
+    hours("Unallocated GPUs", unallocated),
+  ].filter(Boolean);
 }
 
 function ownerText(row) {
@@ -238,7 +256,7 @@ function podText(row) {
 
 function nameOf(row) {
   if (row.unallocated) return [row.cluster, "unallocated"].filter(Boolean).join("/");
-  return [row.cluster, row.namespace, podText(row) ?? ownerText(row), row.label].filter(Boolean).join("/") || "(none)";
+  return [row.cluster, row.namespace, podText(row) ?? ownerText(row), row.label].filter(Boolean).join("/") || "without this label";
 }
 
 function linkOf(row, by) {
@@ -255,16 +273,16 @@ function columnsOf(by, title, rows, currency) {
   const isSome = (value) => value >= 0.005; // less is shown as 0.00
   const columns = [
     { name: by, title, value: nameOf, link: (row) => linkOf(row, by) },
+    price("cost", "Cost"),
+    price("wasted", "Wasted", isSome),
+    number("mean_use", "Use of what it holds", percent, (ratio) => ratio < LOW_USE),
     ofHeld(number("allocated_hours", "Allocated", amount)),
     ofHeld(number("used_hours", "Busy (weighted)", amount)),
     ofHeld(number("idle_hours", "Idle", amount, isSome)),
     ofHeld(number("unknown_hours", "Not known", amount)),
-    number("mean_use", "Use of what it holds", percent, (ratio) => ratio < LOW_USE),
     number("waited_hours", "Waited hours", amount),
     { name: "unknown_because", title: "Use unknown", value: (row) => row.unknown_because },
     number("energy_kwh", "Energy, kWh", amount),
-    price("cost", "Cost"),
-    price("wasted", "Wasted", isSome),
   ];
   return columns.filter((column) => rows.some((row) => column.value(row) !== undefined));
 }

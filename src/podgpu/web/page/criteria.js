@@ -28,7 +28,9 @@ export const SHOWS = [
 export const RANGES = ["1h", "6h", "24h", "7d", "30d"];
 export const NAMES = ["q", "cluster", "ns", "node", "model", "state", "sort", "show"];
 const FILTERS = ["q", "cluster", "ns", "node", "model", "state"];
-const OTHERS = ["view", "pod", "gpu", "by", "order", "range", "from", "to", "cost"];
+const OTHERS = ["view", "pod", "gpu", "by", "order", "range", "from", "to", "cost", "page"];
+const PAGE_SIZE = 100; // GPUs per page, if the server does not list all GPUs
+const UNPAGED = { state: ["unknown", "old"], sort: ["wasted"] }; // choices that Prometheus cannot compute
 
 const EARLIER = { namespaces: { view: "pods", by: "namespace" }, waste: { view: "cost", order: "wasted" } }; // views of version 0.2
 
@@ -45,6 +47,37 @@ export function writeHash(criteria) {
   }
   const text = given.toString().replaceAll("%2F", "/");
   return text ? `#${text}` : "#";
+}
+
+// Returns the choices of a filter. `isPaged`: the server lists only the GPUs that match the filters.
+export function choicesOf(name, isPaged) {
+  const all = { state: STATES, sort: SORTS }[name];
+  return isPaged ? all.filter(([value]) => !UNPAGED[name].includes(value)) : all;
+}
+
+// Returns the path of the view with the GPUs that the page shows.
+export function pagePath(criteria) {
+  const { view, gpu, cluster } = criteria;
+  if (view === "cost" || view === "events") return "api/v1/view";
+  const given = { gpu };
+  if (criteria.pod) [given.ns, given.pod] = criteria.pod.split("/");
+  if (criteria.pod) given.cluster = cluster;
+  else if (!gpu) for (const name of [...FILTERS, "sort"]) given[name] = UNPAGED[name]?.includes(criteria[name]) ? "" : criteria[name];
+  const query = new URLSearchParams(Object.entries(given).filter(([, value]) => value));
+  query.set("limit", PAGE_SIZE);
+  query.set("offset", gpu || criteria.pod ? 0 : pageOf(criteria) * PAGE_SIZE);
+  return `api/v1/view?${query}`;
+}
+
+export function pageOf({ page }) {
+  return Math.max(0, (Number.parseInt(page, 10) || 1) - 1);
+}
+
+// Returns the links to the previous and the next page; undefined if there is none.
+export function neighbours(criteria, found) {
+  const page = pageOf(criteria);
+  const link = (number) => (number >= 0 && number * PAGE_SIZE < found ? writeHash({ ...criteria, page: number ? String(number + 1) : "" }) : undefined);
+  return [link(page - 1), link(page + 1)];
 }
 
 export function podHash(namespace, pod, cluster) {

@@ -7,6 +7,7 @@ import { h, place, plain, setAttribute, setText } from "./dom.js";
 import { duration, moment, plural } from "./format.js";
 
 const EVERY_SECONDS = 15;
+const HOUR = 3600;
 const RANGES = ["1h", "24h", "7d"];
 const KINDS = { "": "All", problems: "Problems", pods: "Pods", idle: "Idle" };
 const TITLES = { started: "Started", ended: "Ended", recovered: "Recovered" };
@@ -31,7 +32,8 @@ export class Events {
     this.question.forget();
   }
 
-  show(criteria, isKube) {
+  // `now`: time by the server's clock.
+  show(criteria, isKube, now) {
     setText(this.kinds[2], isKube ? KINDS.pods : "Users and jobs");
     const range = RANGES.includes(criteria.range) ? criteria.range : "24h";
     const kind = criteria.by in KINDS ? criteria.by : "";
@@ -48,7 +50,7 @@ export class Events {
     setText(this.message, state === "ready" ? none : noneText(state, message, MISSING));
     const cut = data?.truncated ? ", the newest only" : "";
     setText(this.about, events.length ? `${plural(events.length, "event")}${cut}` : "");
-    this.list.show(events);
+    this.list.show(events, now);
   }
 }
 
@@ -80,13 +82,19 @@ class EventRows {
   // `isFull`: rows link to their GPU, pod and node.
   constructor(isFull) {
     this.isFull = isFull;
-    this.element = h("ul", { class: "marks" });
+    this.element = h("div");
   }
 
-  show(events) {
-    if (this.shown && JSON.stringify(events) === this.shown) return;
-    this.shown = JSON.stringify(events);
-    place(this.element, events.map((event) => this.row(event)));
+  // With `now`, headings say how long ago the events were.
+  show(events, now) {
+    const ages = events.map((event) => (now === undefined ? "" : ageText(now - event.at)));
+    const shown = JSON.stringify([events, ages]);
+    if (this.shown === shown) return;
+    this.shown = shown;
+    place(this.element, [...new Set(ages)].flatMap((age) => {
+      const rows = events.filter((_, i) => ages[i] === age).map((event) => this.row(event));
+      return [age && h("h2", {}, age), h("ul", { class: "marks" }, ...rows)].filter(Boolean);
+    }));
   }
 
   row(event) {
@@ -95,6 +103,13 @@ class EventRows {
     const links = this.isFull ? linksOf(event) : [];
     return h("li", {}, when, badge, h("span", { class: "mark-says" }, textOf(event)), ...links);
   }
+}
+
+function ageText(seconds) {
+  const hours = Math.floor(Math.max(0, seconds) / HOUR);
+  if (hours < 1) return "Last hour";
+  if (hours < 2) return "1 to 2 hours ago";
+  return hours < 24 ? "2 to 24 hours ago" : "Earlier";
 }
 
 // A recovery has the text of the problem, such as "GPU 3 of node-1: it fell off the bus".

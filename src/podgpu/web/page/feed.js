@@ -1,5 +1,7 @@
 // Polls the view while the page is visible. Transfers it only if it has changed, and retries after failures.
 
+import { plain } from "./dom.js";
+
 const FLOOR_SECONDS = 2;
 const MOST_SECONDS = 5; // requests are cheap if the view was not modified
 const PATIENCE_SECONDS = 20;
@@ -26,6 +28,14 @@ export class Feed {
     this.turn();
   }
 
+  // Requests another part of the GPUs.
+  aim(url) {
+    if (url === this.url) return;
+    this.url = url;
+    this.etag = "";
+    this.turn();
+  }
+
   turn() {
     clearTimeout(this.timer);
     if (!document.hidden && !this.asking) this.ask();
@@ -34,6 +44,7 @@ export class Feed {
   async ask() {
     this.asking = true;
     let picture;
+    const { url } = this;
     try {
       picture = await this.take(await this.answer());
       this.failure = "";
@@ -45,7 +56,7 @@ export class Feed {
     if (picture) this.show(picture);
     this.asking = false;
     this.onTurn();
-    if (!document.hidden) this.timer = setTimeout(() => this.turn(), this.pause * 1000);
+    if (!document.hidden) this.timer = setTimeout(() => this.turn(), url === this.url ? this.pause * 1000 : 0);
   }
 
   get pause() {
@@ -64,7 +75,10 @@ export class Feed {
     if (response.status === 304) return this.fault ? this.picture : undefined;
     if (response.status === 401) throw new Refused("Signed out: reload the page to sign in");
     if (response.status === 429) throw new Refused("Too many requests, trying again");
-    if (!response.ok) throw new Refused(`The server responds with ${response.status}, trying again`);
+    if (!response.ok) {
+      const { error } = await response.json().catch(() => ({}));
+      throw new Refused(`${typeof error === "string" ? plain(error) : `The server responds with ${response.status}`}, trying again`);
+    }
     const picture = await response.json();
     if (picture.api !== "podgpu/v1") throw new Refused("The response is not from podgpu, trying again");
     this.picture = picture;

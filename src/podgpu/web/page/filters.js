@@ -1,6 +1,6 @@
 // The filter row: the options come from the data, the selection from the address.
 
-import { isFiltered, NAMES, SHOWS, SORTS, STATES } from "./criteria.js";
+import { choicesOf, isFiltered, NAMES, SHOWS } from "./criteria.js";
 import { byId, h, place, plain, setText } from "./dom.js";
 
 const ALL = { cluster: "All clusters", ns: "All namespaces", node: "All nodes", model: "All models" };
@@ -10,8 +10,6 @@ export class Filters {
   constructor(onChange) {
     this.form = byId("filters");
     this.offered = {};
-    this.offer("state", STATES);
-    this.offer("sort", SORTS);
     this.offer("show", SHOWS);
     for (const name of Object.keys(ALL)) this.offer(name, [["", ALL[name]]]);
     this.form.addEventListener("input", ({ target }) => {
@@ -39,14 +37,16 @@ export class Filters {
 
   // Lists the values of the devices, and the selected value even if no device has it.
   offerFrom(devices, picture, criteria) {
-    const namespaces = new Set();
+    for (const name of ["state", "sort"]) this.offer(name, choicesOf(name, picture.paged));
+    const all = picture.namespaces ?? []; // also those of GPUs that the server did not list
+    const namespaces = new Set(all.map((one) => one.namespace));
     const models = new Set();
     for (const device of devices) {
       models.add(device.model);
       for (const holder of device.holders) if (holder.namespace) namespaces.add(holder.namespace);
     }
     const nodes = (picture.nodes ?? []).map((node) => node.name);
-    const clusters = new Set((picture.nodes ?? []).map((node) => node.cluster ?? "").filter(Boolean));
+    const clusters = new Set([...(picture.nodes ?? []), ...all].map((one) => one.cluster ?? "").filter(Boolean));
     this.form.elements.cluster.closest("label").hidden = !clusters.size;
     this.offer("cluster", choices("cluster", clusters, criteria));
     this.offer("ns", choices("ns", namespaces, criteria));

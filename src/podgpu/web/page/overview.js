@@ -32,7 +32,7 @@ export class Overview {
     this.broken = total("broken", "Broken");
     this.buttons = [this.all, this.held, this.used, this.idle, this.unknown, this.free, this.broken];
     this.power = new Plain("Power", "power");
-    this.cost = new Plain("Cost/h", "cost");
+    this.cost = new Plain("Cost/h", "cost", "#view=cost&range=month");
     this.wasted = new Plain("Wasted/h", "wasted", "#view=cost&by=pod&order=wasted");
     this.hint = byId("prices-hint");
     place(byId("totals"), [...this.buttons, this.power, this.cost, this.wasted].map((figure) => figure.element));
@@ -57,7 +57,7 @@ export class Overview {
       const number = totals.colours[colour] ?? 0;
       this.spread[i].style.flexGrow = number;
       this.spread[i].hidden = !number;
-      this.legend[i].show(number);
+      this.legend[i].show(picture.paged ? "" : count(number), !number);
     });
     this.alerts.show(picture, devices, !devices.some((device) => !device.old));
     this.health = healthOf(devices, this.alerts, totals);
@@ -81,9 +81,9 @@ export class Overview {
   showMoney(picture, totals) {
     const priced = totals.cost !== undefined;
     this.cost.element.hidden = this.wasted.element.hidden = !priced;
-    const example = picture.prices === "example" ? "examples" : "";
+    const example = picture.prices === "example";
     const { cost, wasted } = totals;
-    this.cost.show(totalMoney(cost, picture.currency), example, money(cost, picture.currency));
+    this.cost.show(totalMoney(cost, picture.currency), "this month \u2192", money(cost, picture.currency));
     const share = cost ? percent(wasted / cost) : "";
     this.wasted.show(totalMoney(wasted, picture.currency), share, money(wasted, picture.currency));
     this.wasted.element.classList.toggle("is-none", !totals.wasted);
@@ -182,16 +182,16 @@ class Entry {
     this.element = h("li", { class: `legend-${colour}` }, h("span", { class: `key is-${colour}`, "aria-hidden": "true" }), text, " ", this.number);
   }
 
-  show(number) {
-    setText(this.number, count(number));
-    this.element.classList.toggle("is-none", !number);
+  show(number, isNone) {
+    setText(this.number, number);
+    this.element.classList.toggle("is-none", isNone);
   }
 }
 
 function scopeText(picture) {
   const nodes = picture.nodes ?? [];
   if (picture.scope === "node" && nodes.length === 1) return plain(nodes[0].name);
-  return `Cluster, ${plural(nodes.length, "node")}`;
+  return picture.paged ? "Cluster" : `Cluster, ${plural(nodes.length, "node")}`;
 }
 
 // `avg_GPU_utilization` is the mean of the field in --used-field, so it may differ from the mean below "Used".

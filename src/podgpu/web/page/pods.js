@@ -42,7 +42,9 @@ export class Pods {
       setAttribute(link, "aria-current", way === by ? "page" : undefined);
     });
     const words = wordsOf(criteria.q);
-    const rows = holderRows(ofCluster(devices, criteria.cluster), by).filter(
+    const isFromServer = picture.paged && by === "namespace"; // then not all GPUs are listed
+    const all = isFromServer ? (picture.namespaces ?? []).map(namespaceRow) : holderRows(ofCluster(devices, criteria.cluster), by);
+    const rows = all.filter(
       (row) => (!criteria.ns || row.namespace === criteria.ns) && words.every((word) => row.text.includes(word)),
     );
     this.message.hidden = rows.length > 0;
@@ -69,6 +71,13 @@ export function holderRows(devices, by) {
     }
   }
   return [...rows.values()];
+}
+
+function namespaceRow({ namespace, cluster = "", allocated_gpus: gpus, idle_gpus: idle, cost_per_hour: cost, wasted_per_hour: wasted }) {
+  const row = new HolderRow(`${cluster}/${namespace}`, namespace, { namespace, cluster }, "namespace");
+  row.cost.add(cost);
+  row.wasted.add(wasted);
+  return Object.assign(row, { gpus, idleGpus: idle });
 }
 
 function nameOf(holder, by) {
@@ -146,8 +155,8 @@ export function holderColumns(by, rows, { now, prices }, isKube) {
     { name: "cluster", title: "Cluster", value: (row) => row.cluster },
     { name: "namespace", title: "Namespace", value: (row) => row.namespace },
     { name: "owner", title: "Owner", value: (row) => row.owner },
-    { name: "node", title: "Node", value: (row) => (row.nodes.size === 1 ? [...row.nodes][0] : plural(row.nodes.size, "node")), link: (row) => (row.nodes.size === 1 ? nodeHash([...row.nodes][0]) : undefined) },
-    { name: "pods", title: "Pods", value: (row) => row.pods.size, write: parts },
+    { name: "node", title: "Node", value: (row) => (row.nodes.size > 1 ? plural(row.nodes.size, "node") : [...row.nodes][0]), link: (row) => (row.nodes.size === 1 ? nodeHash([...row.nodes][0]) : undefined) },
+    { name: "pods", title: "Pods", value: (row) => row.pods.size || undefined, write: parts },
     { name: "gpus", title: "GPUs", value: (row) => row.gpus, write: parts },
     { name: "utilisation", title: "Use of the GPU", hint: GPU_USE, value: (row) => row.busy.value, write: percent },
     { name: "memory", title: "Memory", value: (row) => total(row.used), write: memory },

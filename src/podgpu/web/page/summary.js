@@ -1,18 +1,25 @@
 // Shows what a pod used from its start to its end, and which smaller part of a GPU would be sufficient.
 
 import { Question } from "./ask.js";
-import { fact, h, place, plain, setText } from "./dom.js";
+import { fact, h, place, plain, setAttribute, setText } from "./dom.js";
 import { amount, count, duration, memory, money, moment, percent } from "./format.js";
 
 const EVERY_SECONDS = 30;
+// Least mean use, verdict and colour of its badge.
+const VERDICTS = [
+  [0.6, "well used", "good"],
+  [0.2, "partly used", "old"],
+  [0, "hardly used", "warning"],
+];
 
 export class Summary {
   constructor(onAnswer) {
     this.question = new Question(onAnswer);
-    this.title = h("h2");
+    this.title = h("span");
+    this.verdict = h("span", {});
     this.facts = h("dl", { class: "facts" });
     this.hint = h("p", { class: "hint-box" });
-    this.element = h("section", { class: "summary" }, this.title, this.facts, this.hint);
+    this.element = h("section", { class: "summary" }, h("h2", {}, this.title, " ", this.verdict), this.facts, this.hint);
   }
 
   forget() {
@@ -29,6 +36,11 @@ export class Summary {
     this.life = [data.from, data.to];
     setText(this.title, data.to === undefined ? `Since ${moment(data.from)}` : `From ${moment(data.from)} to ${moment(data.to)}`);
     place(this.facts, factsOf(data, whole));
+    const [, verdict, colour] = VERDICTS.find(([least]) => data.mean_use >= least) ?? [];
+    this.verdict.hidden = !verdict;
+    this.verdict.className = `badge badge-${colour}`;
+    setText(this.verdict, verdict ?? "");
+    setAttribute(this.verdict, "title", `Mean use of the ${whole}: ${percent(data.mean_use)}. From 60 % it is well used, below 20 % hardly.`);
     this.hint.hidden = !data.hint;
     setText(this.hint, plain(data.hint ?? ""));
   }

@@ -1,4 +1,4 @@
-"""One turn (pass) of the usage loop: reads the activity of processes on each GPU and attributes it to containers."""
+"""Collects usage: reads the activity of processes on each GPU and attributes it to containers."""
 
 from __future__ import annotations
 
@@ -9,28 +9,30 @@ from functools import partial
 
 from msgspec import structs
 
-from podgpu.agent.telemetry_turn import TelemetryResult
+from podgpu.agent.telemetry import TelemetryResult
 from podgpu.clock import Clock
 from podgpu.errors import SourceError
 from podgpu.gpu.source import Telemetry, UsageAnswer
 from podgpu.holders.annotations import find_reserved
-from podgpu.holders.reader import LAST_RESORT, AllocationReader, AllocationResult
+from podgpu.holders.reader import LAST_RESORT, AllocationReader
 from podgpu.model import (
     NS,
+    Allocation,
     Assignment,
     Device,
+    DeviceTotals,
     DeviceUsage,
     HolderUsage,
     NamespaceUsage,
     RunningProcess,
-    SlotUsage,
     SourceStatus,
     Workload,
     WorkloadKey,
     group_by_key,
+    split_key,
 )
 from podgpu.usage.containers import ContainerFinder, OwnersByPid, ProcessOwners
-from podgpu.usage.ledger import DeviceTurn, GpuTurn, Ledger, Owner, ProcessSample
+from podgpu.usage.ledger import DeviceSample, Ledger, Owner, ProcessSample
 from podgpu.workers import ErrorCounts, Workers
 
 SOURCE = "usage"
@@ -43,14 +45,14 @@ class UsageResult:
     """Usage by device key. In MIG mode, energy is listed for the GPU, and all other usage for its instances."""
 
     holders: Mapping[str, Mapping[WorkloadKey, tuple[Workload, HolderUsage]]] = field(default_factory=dict)
-    devices: Mapping[str, SlotUsage] = field(default_factory=dict)
+    devices: Mapping[str, DeviceTotals] = field(default_factory=dict)
     namespaces: tuple[NamespaceUsage, ...] = ()  # including containers that have ended
     at: float | None = None  # Unix time
     sources: tuple[SourceStatus, ...] = ()
     processes: Mapping[str, Sequence[RunningProcess]] = field(default_factory=dict)
 
 
-class UsageTurn:
+class UsageCollector:
     def __init__(
         self,
         telemetry: Telemetry,
@@ -73,7 +75,7 @@ class UsageTurn:
         self._shared: frozenset[str] = frozenset()  # keys of devices with processes of several containers
         self._lacking: set[tuple[str, str, str]] = set()  # unsupported values: UUID, value, reason
 
-    def collect(self, telemetry: TelemetryResult, result: AllocationResult) -> UsageResult:
+    def collect(self, telemetry: TelemetryResult, allocation: Allocation) -> UsageResult:
         gpus = [d for d in telemetry.devices if not d.is_instance and d.uuid not in telemetry.absent]
         began, began_at = self._clock.monotonic(), self._clock.wall()
         jobs = {f"usage-{g.uuid}": partial(self._telemetry.usage, g, self._shared) for g in gpus}
@@ -87,8 +89,9 @@ class UsageTurn:
         self._shared = frozenset(usage.device.key for usage in usages if _is_shared(usage, owners))
         elapsed = 0 if self._charged_at is None else round((began - self._charged_at) * NS)
         self._charged_at = began
-        turns = make_turns(telemetry.devices, usages, result.assignments, owners)
-        self._ledger.charge(turns, elapsed, _find_unallocated(turns, result))
+        samples = make_samples(telemetry.devices, usages, allocation.assignments, owners)
+        whole_gpus = {usage.device.uuid: usage for usage in usages if not usage.device.is_instance}
+        self._ledger.charge(samples, whole_gpus, elapsed, _find_unallocated(samples, allocation))
         reported = {source.device for source in telemetry.sources if not source.up}
         failed = {uuid: error for uuid, error in errors.items() if uuid not in reported}
         status = self._make_status(self._clock.monotonic() - began, owners, failed)
@@ -102,7 +105,7 @@ class UsageTurn:
         )
 
     def _count_errors(self, answers: Mapping[str, UsageAnswer], reasons: Iterable[str]) -> None:
-        # An unsupported value is counted as an error once per GPU, not in every turn.
+        # An unsupported value is counted as an error once per GPU, not in every reading.
         lacking = {(uuid, *lack) for uuid, answer in answers.items() for lack in answer.lacks} - self._lacking
         self._lacking |= lacking
         counted = [*filter(None, reasons), *(reason for _, _, reason in lacking)]
@@ -128,31 +131,31 @@ class UsageTurn:
         return SourceStatus(SOURCE, True, seconds)
 
 
-def make_turns(
+def make_samples(
     devices: Iterable[Device], usages: Iterable[DeviceUsage], assignments: Iterable[Assignment], owners: OwnersByPid
-) -> list[GpuTurn]:
-    """Combines the driver's values with the holders of the devices and the owners of the processes.
+) -> dict[str, list[DeviceSample]]:
+    """Combines the driver's values with the holders of the devices and the owners of the processes, by GPU UUID.
 
     `devices`: all devices, including those that did not answer, because they can have holders.
     """
     answers = {usage.device.key: usage for usage in usages}
     known = {device.key: device for device in devices} | {key: usage.device for key, usage in answers.items()}
     held = group_by_key((assignment.device, assignment) for assignment in assignments if assignment.holder.key)
-    turns: defaultdict[str, list[DeviceTurn]] = defaultdict(list)
+    samples: defaultdict[str, list[DeviceSample]] = defaultdict(list)
     for key in sorted(known.keys() | held.keys()):
-        uuid, _, instance = key.partition("/gi")
+        uuid, gi_id = split_key(key)
         gpu = known.get(uuid) or Device(None, uuid, "", "")
-        device = known.get(key) or replace(gpu, gi_id=int(instance) if instance else None)
-        is_whole_mig_gpu = gpu.mig_enabled and not instance
+        device = known.get(key) or replace(gpu, gi_id=gi_id)
+        is_whole_mig_gpu = gpu.mig_enabled and gi_id is None
         is_unlisted = uuid in answers and key not in answers  # a MIG instance that no longer exists
-        own = turns[uuid]
+        own = samples[uuid]
         if key in held or not (is_whole_mig_gpu or is_unlisted):
             usage = None if is_whole_mig_gpu else answers.get(key)
-            own.append(make_turn(usage or DeviceUsage(device, 0), held.get(key, ()), owners))
-    return [GpuTurn(uuid, tuple(own), answers.get(uuid)) for uuid, own in turns.items()]
+            own.append(make_sample(usage or DeviceUsage(device, 0), held.get(key, ()), owners))
+    return samples
 
 
-def make_turn(usage: DeviceUsage, assignments: Sequence[Assignment], owners: OwnersByPid) -> DeviceTurn:
+def make_sample(usage: DeviceUsage, assignments: Sequence[Assignment], owners: OwnersByPid) -> DeviceSample:
     """Finds the holders and the processes of one device. Uses the same `Workload` object for equal workload keys.
 
     A recreated pod has the same name and a different UID. Processes of the old pod that still run are left
@@ -187,21 +190,23 @@ def make_turn(usage: DeviceUsage, assignments: Sequence[Assignment], owners: Own
     if clients and sole_owner is None:
         mps_busy_ns = sum(busy.get(pid) or 0 for pid in servers) if servers else usage.busy_ns or 0
 
-    def make_sample(pid: int) -> ProcessSample:
+    def sample_process(pid: int) -> ProcessSample:
         owner = sole_owner or "host" if pid in servers else find_owner(pid)
         is_measured = pid not in clients or sole_owner is not None
         memory = listed[pid].memory if pid in listed else None
         return ProcessSample(pid, owner, busy.get(pid, 0) if is_measured else None, memory, pid not in listed)
 
-    return DeviceTurn(
+    return DeviceSample(
         usage,
         {names[key]: shares[key] for key in sorted(shares)},
-        None if usage.processes is None else tuple(map(make_sample, pids)),
+        None if usage.processes is None else tuple(map(sample_process, pids)),
         mps_busy_ns,
     )
 
 
-def _find_unallocated(gpus: Iterable[GpuTurn], allocation: AllocationResult) -> set[tuple[str, WorkloadKey]]:
+def _find_unallocated(
+    samples: Mapping[str, Sequence[DeviceSample]], allocation: Allocation
+) -> set[tuple[str, WorkloadKey]]:
     """Returns (device key, workload key) for each pod that uses a device without an allocation.
 
     Returns nothing while the kubelet does not answer, or if the node has no device plugin. Omits pods with an
@@ -214,12 +219,12 @@ def _find_unallocated(gpus: Iterable[GpuTurn], allocation: AllocationResult) -> 
     unclear = {(one.namespace, one.pod) for one in (*(u.holder for u in allocation.unmapped), *allocation.vcuda)}
     reserved = find_reserved(allocation)
     return {
-        (turn.device.key, owner.key)
-        for gpu in gpus
-        for turn in gpu.devices
-        for owner in {process.owner for process in turn.processes or ()}
+        (sample.device.key, owner.key)
+        for devices in samples.values()
+        for sample in devices
+        for owner in {process.owner for process in sample.processes or ()}
         if isinstance(owner, Workload) and owner.pod and (owner.namespace, owner.pod) not in unclear
-        if turn.device.key not in reserved and (turn.device.key, owner.key) not in allocated
+        if sample.device.key not in reserved and (sample.device.key, owner.key) not in allocated
     }
 
 

@@ -1,4 +1,4 @@
-"""One turn (pass) of the telemetry loop: reads the list of GPUs, then each GPU in its own worker, with a deadline.
+"""Collects telemetry: reads the list of GPUs, then each GPU in its own worker, with a deadline.
 
 Fields that are not due keep their last value while the device answers. After a failure, all fields are due.
 """
@@ -12,43 +12,44 @@ from functools import partial
 
 from podgpu.clock import Clock
 from podgpu.device_selection import Selection
-from podgpu.gpu.source import GpuAnswer, HostEngine, Inventory, Lane, Telemetry
+from podgpu.gpu.source import FieldGroup, GpuReading, HostEngine, Inventory, Telemetry
 from podgpu.metrics.fields import Field
-from podgpu.model import Device, OtherReading, Reading, SourceStatus, Value
+from podgpu.model import Device, EntityState, SourceStatus, Value
 from podgpu.workers import ErrorCounts, Workers
 
 OTHERS = "others"  # name of the worker that reads switches and CPUs
-_Read = Callable[[Sequence[Field]], GpuAnswer]
+_Read = Callable[[Sequence[Field]], GpuReading]
 
 
 @dataclass(frozen=True, slots=True)
 class TelemetryResult:
     devices: tuple[Device, ...] = ()  # all devices of the node, including GPUs that disappeared
     selected: tuple[Device, ...] = ()  # devices selected by -d
-    answers: Mapping[str, GpuAnswer] = field(default_factory=dict)  # by UUID, or OTHERS; failed readings are missing
+    readings: Mapping[str, GpuReading] = field(default_factory=dict)  # by UUID, or OTHERS; failed ones are missing
     sources: tuple[SourceStatus, ...] = ()  # the first one is the inventory (list of GPUs)
     gpus_expected: int | None = None  # number of GPUs on the PCI bus
     gpus_visible: int = 0
     gpus_lost: int = 0
     dropped: Mapping[int, int] = field(default_factory=dict)  # number of rejected values since start, by field id
-    lanes: tuple[Lane, ...] = ()  # lanes (fields with the same interval) read in this turn; other values are older
+    groups: tuple[FieldGroup, ...] = ()  # field groups that were read this time; other values are older
     absent: frozenset[str] = frozenset()  # UUIDs of `devices` that the driver does not list
-    at: float | None = None  # Unix time of the last turn with readings
+    at: float | None = None  # Unix time of the last successful reading
 
     @property
-    def readings(self) -> tuple[Reading, ...]:
-        """Returns the readings of the selected devices."""
+    def values(self) -> dict[str, Mapping[int, Value]]:
+        """Returns the values of the selected devices, by device key and field id."""
         shown = {device.key for device in self.selected}
-        return tuple(r for answer in self.answers.values() for r in answer.readings if r.device.key in shown)
+        read = (item for reading in self.readings.values() for item in reading.values.items())
+        return {device.key: values for device, values in read if device.key in shown}
 
 
-class TelemetryTurn:
-    """Reads all GPUs. Keeps the last inventory, MIG instances and absent GPUs between turns. Not thread-safe."""
+class TelemetryCollector:
+    """Reads all GPUs. Keeps the last inventory, MIG instances and absent GPUs. Not thread-safe."""
 
     def __init__(
         self,
         telemetry: Telemetry,
-        lanes: Sequence[Lane],
+        groups: Sequence[FieldGroup],
         selection: Selection,
         workers: Workers,
         errors: ErrorCounts,
@@ -56,6 +57,7 @@ class TelemetryTurn:
         clock: Clock,
     ) -> None:
         self._telemetry = telemetry
+        self._host_engine = telemetry if isinstance(telemetry, HostEngine) else None  # checked once: it is slow
         self._selection = selection
         self._workers = workers
         self._errors = errors
@@ -68,25 +70,25 @@ class TelemetryTurn:
         self._most_seen = 0  # highest number of GPUs in an inventory
         self._dropped: Counter[int] = Counter()
         self._taken_at: float | None = None
-        self._lanes: tuple[Lane, ...] = ()
-        self._answers: dict[str, dict[Lane, GpuAnswer]] = {}  # the last answer by UUID and lane
-        self.set_lanes(lanes)
+        self._groups: tuple[FieldGroup, ...] = ()
+        self._readings: dict[str, dict[FieldGroup, GpuReading]] = {}  # the last readings by UUID
+        self.set_groups(groups)
 
-    def set_lanes(self, lanes: Sequence[Lane]) -> None:
-        self._lanes = tuple(lanes)
+    def set_groups(self, groups: Sequence[FieldGroup]) -> None:
+        self._groups = tuple(groups)
         self.drop_values()
-        if isinstance(self._telemetry, HostEngine):
-            self._telemetry.schedule(self._lanes)
+        if self._host_engine is not None:
+            self._host_engine.schedule(self._groups)
 
     def drop_values(self) -> None:
-        self._answers = {}
+        self._readings = {}
 
-    def collect(self, due: Sequence[Lane] | None = None, lost: Iterable[str] = ()) -> TelemetryResult:
-        """Reads the lanes that are due, or all of them. Raises StartError if the process cannot continue.
+    def collect(self, due: Sequence[FieldGroup] | None = None, lost: Iterable[str] = ()) -> TelemetryResult:
+        """Reads the field groups that are due, or all of them. Raises StartError if the process cannot continue.
 
         `lost`: UUIDs of GPUs that an allocation source lists and the driver does not.
         """
-        lanes = tuple(lane for lane in self._lanes if due is None or lane in due) or self._lanes
+        groups = tuple(group for group in self._groups if due is None or group in due) or self._groups
         name = self._telemetry.name
         listing = self._workers.run({name: self._telemetry.inventory}, self._deadline)[name]
         if listing.value is not None:
@@ -95,51 +97,51 @@ class TelemetryTurn:
         self._add_lost(lost)
         if not inventory.up:
             self.drop_values()
-            return self._make_result(lanes, (inventory,), {})
+            return self._make_result(groups, (inventory,), {})
         # -d may name MIG instances, which are known only after a reading of all GPUs.
         shown, every = self._selection.select(self._listed()), self._selection.instances is not None
         gpus = [gpu for gpu in self._inventory.gpus if every or gpu.uuid in shown]
         reads: dict[tuple[str, str], _Read] = {
             (f"gpu{g.index}", g.uuid): partial(self._telemetry.read, g) for g in gpus
         }
-        if isinstance(self._telemetry, HostEngine):
-            reads = {(OTHERS, ""): self._telemetry.read_others, **reads}
+        if self._host_engine is not None:
+            reads = {(OTHERS, ""): self._host_engine.read_others, **reads}
         jobs = {}
         for (name, uuid), read in reads.items():
-            known = self._answers.get(uuid, {})
-            unread = [lane for lane in self._lanes if lane in lanes or lane not in known]
-            jobs[f"{name}-{uuid}"] = partial(_read_lanes, read, unread)
+            known = self._readings.get(uuid, {})
+            unread = [group for group in self._groups if group in groups or group not in known]
+            jobs[f"{name}-{uuid}"] = partial(_read_groups, read, unread)
         sources = [inventory, *self._report_unreachable()]
-        answers: dict[str, GpuAnswer] = {}
+        readings: dict[str, GpuReading] = {}
         results = self._workers.run(jobs, self._deadline).values()
         for (name, uuid), result in zip(reads, results, strict=True):
-            answer = self._merge_with_earlier(uuid, result.value)
-            if uuid or answer is None or answer.others:  # no status for switches and CPUs if the node has none
+            reading = self._merge_with_earlier(uuid, result.value)
+            if uuid or reading is None or reading.entities:  # no status for switches and CPUs if the node has none
                 sources.append(self._errors.make_status(name, result, uuid))
-            if answer is not None:
-                answers[uuid or OTHERS] = answer
-                self._dropped.update(answer.dropped)
-                for reason in answer.errors:
+            if reading is not None:
+                readings[uuid or OTHERS] = reading
+                self._dropped.update(reading.dropped)
+                for reason in reading.errors:
                     self._errors.add(name, reason)
-        if any(answer.readings for answer in answers.values()):
+        if any(reading.values for reading in readings.values()):
             self._taken_at = self._clock.wall()
-        self._known |= {uuid: tuple(r.device for r in answers[uuid].readings) for uuid in self._known.keys() & answers}
-        self._forgotten -= {g.uuid for g in self._inventory.gpus} - ({g.uuid for g in gpus} - answers.keys())
-        return self._make_result(lanes, tuple(sources), answers)
+        self._known |= {uuid: tuple(readings[uuid].values) for uuid in self._known.keys() & readings}
+        self._forgotten -= {g.uuid for g in self._inventory.gpus} - ({g.uuid for g in gpus} - readings.keys())
+        return self._make_result(groups, tuple(sources), readings)
 
-    def _merge_with_earlier(self, uuid: str, new: Mapping[Lane, GpuAnswer] | None) -> GpuAnswer | None:
+    def _merge_with_earlier(self, uuid: str, new: Mapping[FieldGroup, GpuReading] | None) -> GpuReading | None:
         if new is None:
-            self._answers.pop(uuid, None)
+            self._readings.pop(uuid, None)
             return None
-        answers = self._answers.setdefault(uuid, {})
-        answers.update(new)
-        return merge_answers(list(new.values()), answers.values())
+        readings = self._readings.setdefault(uuid, {})
+        readings.update(new)
+        return merge_readings(list(new.values()), readings.values())
 
     def _update_inventory(self, inventory: Inventory) -> None:
         here = {g.uuid for g in inventory.gpus}
         moved = {(g.uuid, g.index) for g in self._inventory.gpus} - {(g.uuid, g.index) for g in inventory.gpus}
         for uuid, _ in moved:
-            self._answers.pop(uuid, None)
+            self._readings.pop(uuid, None)
         for uuid in {g.uuid for g in self._inventory.gpus} - here - self._forgotten:
             self._absent[uuid] = self._known[uuid]
         self._known = {g.uuid: self._find_devices(g) for g in inventory.gpus}
@@ -173,23 +175,26 @@ class TelemetryTurn:
             return None
         self._forgotten |= {uuid}
         self._absent.pop(uuid, None)
-        return self._make_result(result.lanes, result.sources, result.answers)
+        return self._make_result(result.groups, result.sources, result.readings)
 
     def _count_lost(self, visible: int) -> int:
+        """Returns the number of GPUs that do not answer, without those that an operator removed (`_forgotten`).
+
+        The PCI bus may or may not list a removed GPU, so it is unknown whether `lost` includes it. All removed GPUs are
+        subtracted, but the result is never lower than the number of other GPUs that are known not to answer.
+        """
         expected = self._telemetry.expected
-        baseline = expected if expected is not None else self._most_seen
-        lost = max(0, baseline - visible)
-        # The PCI bus may still list a forgotten GPU, which must not be counted as lost.
-        # Absent, forgotten and unidentified GPUs overlap, so each is counted once.
-        listed = {g.uuid for g in self._inventory.gpus}
-        unlisted = max(len(self._absent), len(self._inventory.unreachable) - len(self._forgotten - listed))
-        silent = len(listed - self._forgotten) - visible + unlisted
-        return max(lost - len(self._forgotten), min(lost, silent))
+        lost = max(0, (self._most_seen if expected is None else expected) - visible)
+        listed = {gpu.uuid for gpu in self._inventory.gpus}
+        not_answering = len(listed - self._forgotten) - visible
+        unidentified = len(self._inventory.unreachable) - len(self._forgotten - listed)
+        not_answering += max(len(self._absent), unidentified)  # an unidentified GPU may be one of the absent GPUs
+        return max(lost - len(self._forgotten), min(lost, not_answering))
 
     # -- result ----------------------------------------------------------------------------------------------------
 
     def _make_result(
-        self, lanes: tuple[Lane, ...], sources: tuple[SourceStatus, ...], answers: Mapping[str, GpuAnswer]
+        self, groups: tuple[FieldGroup, ...], sources: tuple[SourceStatus, ...], readings: Mapping[str, GpuReading]
     ) -> TelemetryResult:
         # Listed devices come first. If an absent GPU has the same index, the index refers to the listed one.
         listed, absent = self._listed(), tuple(d for devices in self._absent.values() for d in devices)
@@ -201,13 +206,13 @@ class TelemetryTurn:
         return TelemetryResult(
             devices=devices,
             selected=tuple(d for d in devices if d.key in shown),
-            answers=answers,
+            readings=readings,
             sources=tuple(source for source in sources if source.device not in self._forgotten),
             gpus_expected=self._telemetry.expected,
             gpus_visible=visible,
             gpus_lost=self._count_lost(visible),
             dropped=dict(self._dropped),
-            lanes=lanes,
+            groups=groups,
             absent=frozenset(self._absent),
             at=self._taken_at,
         )
@@ -224,29 +229,31 @@ class TelemetryTurn:
         return tuple(d for gpu in self._inventory.gpus for d in self._known[gpu.uuid])
 
 
-def _read_lanes(read: _Read, lanes: Sequence[Lane]) -> dict[Lane, GpuAnswer]:
-    return {lane: read(lane.fields) for lane in lanes}
+def _read_groups(read: _Read, groups: Sequence[FieldGroup]) -> dict[FieldGroup, GpuReading]:
+    return {group: read(group.fields) for group in groups}
 
 
-def merge_answers(newest: Sequence[GpuAnswer], every: Iterable[GpuAnswer]) -> GpuAnswer:
-    """Merges the values of `every` answer. The last answer in `newest` has the devices, and `newest` has the errors."""
-    answers = list(every)
-    if len(answers) == 1:
-        return answers[0]
-    values: dict[str, dict[int, Value]] = {}
-    others: dict[tuple[str, tuple[tuple[str, str], ...]], dict[int, Value]] = {}
-    for answer in answers:
-        for reading in answer.readings:
-            values.setdefault(reading.device.key, {}).update(reading.values)
-        for other in answer.others:
-            others.setdefault((other.kind, other.labels), {}).update(other.values)
+def merge_readings(newest: Sequence[GpuReading], every: Iterable[GpuReading]) -> GpuReading:
+    """Merges the values of `every` reading. The last one in `newest` has the devices, and `newest` has the errors."""
+    readings = list(every)
+    if len(readings) == 1:
+        return readings[0]
     last = newest[-1]
-    keys = {reading.device.key for reading in last.readings}
+    values: dict[str, dict[int, Value]] = {device.key: {} for device in last.values}
+    entities: dict[tuple[str, ...], EntityState] = {}
+    for reading in readings:
+        for device, some in reading.values.items():
+            if device.key in values:
+                values[device.key].update(some)
+        for entity in reading.entities:
+            key = entity.kind, *entity.labels.values()
+            earlier = entities[key].fields if key in entities else {}
+            entities[key] = EntityState(entity.kind, entity.labels, earlier | entity.fields)
     return replace(
         last,
-        readings=tuple(Reading(r.device, values[r.device.key], r.details) for r in last.readings),
-        unsupported=tuple(dict.fromkeys(u for a in answers for u in a.unsupported if u[0] in keys)),
-        dropped=tuple(i for a in newest for i in a.dropped),
-        errors=tuple(e for a in newest for e in a.errors),
-        others=tuple(OtherReading(kind, labels, merged) for (kind, labels), merged in others.items()),
+        values={device: values[device.key] for device in last.values},
+        unsupported=tuple(dict.fromkeys(u for r in readings for u in r.unsupported if u[0] in values)),
+        dropped=tuple(number for reading in newest for number in reading.dropped),
+        errors=tuple(error for reading in newest for error in reading.errors),
+        entities=tuple(entities.values()),
     )

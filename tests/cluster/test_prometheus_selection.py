@@ -1,0 +1,137 @@
+"""Pages of GPUs from a real Prometheus and VictoriaMetrics with more GPUs than podgpu reads in a round."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from podgpu.cluster.collect import ViewSettings
+from podgpu.cluster.loop import Cluster, PublishedState
+from podgpu.cluster.prices import Price, Prices
+from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer
+from podgpu.cluster.prometheus_selection import GpuQuery, PrometheusSelection, parse_gpu_query
+from podgpu.cluster.view import View, make_pod
+from podgpu.errors import SourceError, UsageError
+from podgpu.model import WorkloadOwner
+from tests.cluster.prometheus_double import error, running_double
+from tests.cluster.real_servers import Point
+from tests.cluster.test_prometheus_live import Serving
+from tests.cluster.test_prometheus_ranges import both_servers
+
+PRICES = Prices("EUR", {"H100": Price(10.0)})
+
+
+def points(now: float) -> Iterator[Point]:
+    """Nodes n0 to n2 of cluster east, n2 and n3 of west, with 4 GPUs each. GPU 0 is idle, GPU 3 is free.
+
+    GPU 2 of west/n3 is lost.
+    """
+    for at in range(int(now) - 600, int(now) + 61, 15):
+        for cluster, node in (("east", 0), ("east", 1), ("east", 2), ("west", 2), ("west", 3)):
+            target = {"cluster": cluster, "job": "podgpu", "instance": f"10.0.0.{node}:9400"}
+            yield Point("podgpu_exporter_build_info", {**target, "version": "1"}, 1, at)
+            for gpu in range(4):
+                uuid, host = f"GPU-{cluster}-{node}-{gpu}", {"modelName": "H100", "Hostname": f"n{node}"}
+                device = {**target, "gpu": str(gpu), "UUID": uuid}
+                holder = {"namespace": f"team-{gpu % 2}", "pod": f"job-{node}-{gpu}", "container": "main"}
+                if uuid == "GPU-west-3-2":
+                    since = "podgpu_device_condition_since_timestamp_seconds"
+                    yield Point(since, {**device, **host, "condition": "lost"}, now - 600, at)
+                    continue
+                busy = (10 * node + gpu if gpu else 0) / 100
+                yield Point("DCGM_FI_DEV_GPU_TEMP", {**device, **host}, 40, at)
+                yield Point("DCGM_FI_DEV_GPU_UTIL", {**device, **host}, 100 * busy, at)
+                yield Point("DCGM_FI_DEV_FB_USED", {**device, **host}, 10 * gpu - node, at)
+                yield Point("DCGM_FI_DEV_FB_FREE", {**device, **host}, 1000, at)
+                if gpu < 3:
+                    yield Point("podgpu_allocation_info", {**device, **holder, "source": "kubelet"}, 1, at)
+                    used = {**device, **host, **holder}
+                    seconds = at - now + 600
+                    yield Point("podgpu_container_gpu_allocated_seconds_total", used, seconds, at)
+                    yield Point("podgpu_container_gpu_idle_seconds_total", used, 0 if gpu else seconds, at)
+                    yield Point("podgpu_container_gpu_utilization_ratio", used, busy, at)
+                    owner = {"owner_kind": "Job", "owner_name": f"job-{node}", "cluster": cluster}
+                    pod = {name: holder[name] for name in ("namespace", "pod")}
+                    yield Point("podgpu:pod_owner:info", {**owner, **pod}, 1, at)
+                    owner |= {"owner_is_controller": "true", "instance": "kube-state-metrics"}
+                    yield Point("kube_pod_owner", {**owner, **pod}, 1, at)
+
+
+def uuids_of(view: View) -> list[str]:
+    return [gpu.uuid.removeprefix("GPU-") for node in view.nodes for gpu in node.gpus]
+
+
+CASES = {
+    "ns=team-1&limit=2": (5, ["east-0-1", "east-1-1"]),
+    "ns=team-1&limit=2&offset=2": (5, ["east-2-1", "west-2-1"]),
+    "cluster=west": (7, ["west-2-0", "west-2-1", "west-2-2", "west-2-3", "west-3-0", "west-3-1", "west-3-3"]),
+    "node=n2&state=free": (2, ["east-2-3", "west-2-3"]),
+    "node=west/n2&state=held": (3, ["west-2-0", "west-2-1", "west-2-2"]),
+    "pod=job-3-1&ns=team-1": (1, ["west-3-1"]),
+    "owner=Job/job-3": (2, ["west-3-0", "west-3-1"]),
+    "gpu=GPU-east-1-3&model=H100": (1, ["east-1-3"]),
+    "state=idle&limit=1": (5, ["east-0-0"]),
+    "state=used&q=JOB-0- n0": (2, ["east-0-1", "east-0-2"]),
+    "state=broken": (1, ["west-3-2"]),
+    "sort=utilization&limit=2": (19, ["west-3-1", "west-3-3"]),
+    "sort=utilization&limit=1&offset=1": (19, ["west-3-1"]),
+    "sort=memory&limit=1&cluster=east": (12, ["east-0-3"]),
+    "sort=idle&limit=1&ns=team-0&node=n1": (2, ["east-1-0"]),
+    "sort=broken&limit=9": (1, ["west-3-2"]),
+    "q=.*": (0, []),
+}
+
+
+@both_servers
+def test_pages_of_many_gpus(serving: Serving, tmp_path: Path) -> None:
+    settings = ViewSettings(max_gpus=3)
+
+    async def read(url: str) -> tuple[View, dict[str, PublishedState]]:
+        server = PrometheusServer(url)
+        collector = PrometheusCollector(server, settings)
+        cluster = Cluster(lambda: collector, settings, lambda: (PRICES, ()))
+        await cluster.round(collector)
+        select = PrometheusSelection(server, cluster, lambda: (PRICES, ()))
+        queries = {text: parse_gpu_query(dict(part.split("=") for part in text.split("&"))) for text in CASES}
+        pages = {text: await select(query) for text, query in queries.items() if query}
+        assert await select(GpuQuery(node="n2", state="free")) is pages["node=n2&state=free"], "equal requests"
+        await collector.close()
+        return cluster.published.view, pages
+
+    stored = sorted(points(time.time() // 15 * 15), key=lambda point: (point.name, sorted(point.labels.items())))
+    with serving(tmp_path, stored) as url:
+        head, pages = asyncio.run(read(url))
+    assert any("podgpu-usage.yaml" in note for note in head.notes)
+    assert (head.paged, head.nodes, head.totals.gpus, head.totals.broken) == (True, [], 19, 1)
+    assert (head.totals.allocated, head.totals.idle) == (pytest.approx(14, rel=0.01), pytest.approx(5, rel=0.01))
+    east = next(one for one in head.namespaces if (one.cluster, one.namespace) == ("east", "team-0"))
+    assert (east.allocated_gpus, east.cost_per_hour) == (pytest.approx(6, rel=0.01), pytest.approx(60, rel=0.01))
+    for text, page in pages.items():
+        assert (page.view.found, uuids_of(page.view)) == CASES[text], text
+        assert page.view.totals == head.totals
+    (node,) = pages["owner=Job/job-3"].view.nodes
+    assert (node.name, [gpu.holders[0].use for gpu in node.gpus]) == ("west/n3", ["idle", "used"])
+    assert node.gpus[0].holders[0].owner == WorkloadOwner("Job", "job-3")
+    one = pages["pod=job-3-1&ns=team-1"]
+    pod = make_pod(one.state, one.view, "team-1", "job-3-1")
+    assert pod is not None
+    assert pod.totals.cost_per_hour == 10.0
+
+
+def test_bad_requests_and_a_failing_server() -> None:
+    for text in ("sort=colour", "state=old", "limit=0", "limit=many", "offset=-1"):
+        with pytest.raises(UsageError):
+            parse_gpu_query(dict([text.split("=")]))
+    assert parse_gpu_query({"range": "1h"}) is None
+    with running_double() as double:
+        cluster = Cluster(lambda: None, ViewSettings())  # type: ignore[arg-type,return-value]
+        select = PrometheusSelection(PrometheusServer(double.url), cluster, lambda: (PRICES, ()))
+        double.misbehave = lambda asked: error(422, "too many samples")
+        for _ in range(2):  # failures are not cached
+            with pytest.raises(SourceError, match="too many samples"):
+                asyncio.run(select(GpuQuery(ns="ml")))
+        assert len(double.asked) == 2
