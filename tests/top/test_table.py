@@ -6,22 +6,20 @@ import pytest
 from rich.cells import cell_len
 
 from podgpu.cluster.parts import Totals, Use
-from podgpu.cluster.view import GpuView
+from podgpu.history.answers import NO_DATA
 from podgpu.model import Workload
 from podgpu.top.lines import make_lines
 from podgpu.top.source import Sparklines
 from podgpu.top.table import (
-    NO_DATA,
     Table,
     as_text,
     draw_sparkline,
     fit_holder,
     format_duration,
     format_idle,
-    format_span,
     render_totals,
 )
-from tests.top.scene import GIB, NOW, gpu, holder, lines_of, node, view
+from tests.top.scene import NOW, busy_gpu, gpu, holder, lines_of, node, view
 from tests.top.test_lines import ALL
 
 PODS = (
@@ -29,18 +27,6 @@ PODS = (
     Workload("kubeflow-user-example-com", "train-bert-large-worker-11-kq8vl", "pytorch"),
     Workload("notebooks", "jupyter-ada-0", "notebook"),
 )
-
-
-def busy_gpu(index: int, who: Workload) -> GpuView:
-    return gpu(
-        index,
-        holder(who, processes=1, use="used"),
-        utilization_ratio=0.93,
-        memory_used_bytes=61 * GIB,
-        memory_total_bytes=80 * GIB,
-        power_watts=600.0,
-        temperature_celsius=67.0,
-    )
 
 
 def table(width: int | None, nodes: int = 1, live: bool = True) -> Table:
@@ -139,7 +125,6 @@ def test_sparklines(points: bytes, width: int, text: str) -> None:
 def test_times() -> None:
     durations = (0, 59.9, 60, 3599, 3600, 86399, 90000)
     assert [format_duration(s) for s in durations] == ["0s", "59s", "1m00s", "59m59s", "1h00m", "23h59m", "1d01h"]
-    assert [format_span(s) for s in (60, 3600, 900, 90, 5400)] == ["1m", "1h", "15m", "1m30s", "1h30m"]
     idle: list[tuple[Use | None, float | None]] = [("used", None), ("idle", 61), ("idle", None), ("unknown", None)]
     assert [format_idle(use, seconds) for use, seconds in idle] == ["busy", "1m01s", "idle", "–"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import platform
 import re
 import socket
 from collections.abc import AsyncIterator, Mapping
@@ -15,7 +14,6 @@ from typing import Any
 import click
 from aiohttp import web
 
-from podgpu import __version__
 from podgpu.autoscale.keda import KEDA_OPTION, ExternalScaler, load_credentials
 from podgpu.autoscale.metrics import PROFILING_METRICS
 from podgpu.autoscale.metrics_api import API_OPTION, CaBundleUpdater, FrontProxy, MetricsApi, issue, parse_front_proxy
@@ -24,17 +22,16 @@ from podgpu.autoscale.requests import CUSTOM_GROUP, CUSTOM_VERSIONS, Refusal
 from podgpu.autoscale.samples import SampleStore
 from podgpu.cli.cluster import choose_collector, make_settings
 from podgpu.cli.options import make_command
-from podgpu.cli.terminal import configure_logging
 from podgpu.cluster.collect import MAX_ROUNDS, ViewSettings, duration_text
-from podgpu.cluster.loop import Cluster, MakeCollector
+from podgpu.cluster.loop import Cluster
 from podgpu.errors import UsageError
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import is_loopback, load_config
 from podgpu.kube.reflector import Informer
-from podgpu.metrics.encode import NO_LABELS, Body, Family, Labels, Sample, encode, make_families
+from podgpu.metrics.encode import NO_LABELS, VERSIONS, Family, Labels, Sample, make_families
 from podgpu.tls import Pem
 from podgpu.web.app import PROBE_OPTION, Address, Listener, make_application, run
-from podgpu.web.responses import metrics_response, probe_routes
+from podgpu.web.responses import metrics_route, probe_routes
 
 API_SERVICES = tuple(f"{version}.{CUSTOM_GROUP}" for version in CUSTOM_VERSIONS)
 _CONFIGMAP = "extension-apiserver-authentication"
@@ -60,7 +57,6 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
     Give exactly one of --prometheus, --scrape or --discover-kubernetes. Running pods are read from the API server.
     """
-    configure_logging(options["log_format"], options["debug"])
     interval, longest = options["interval"], options["longest_window"]
     if longest / interval > MAX_ROUNDS:
         raise UsageError(
@@ -70,14 +66,12 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     extra_fields = tuple(metric.field for metric in PROFILING_METRICS)
     settings = make_settings(ctx, options, extra_fields=extra_fields, window=interval)
     with ExitStack() as stack:
-        make_collector = choose_collector({**options, "owners": "none"}, settings, stack)
-        server = _make_server(options, settings, make_collector, stack)
+        server = _make_server(options, settings, stack)
         run([server.cluster], server.listeners(options["probe_address"], options["api_address"]))
 
 
-def _make_server(
-    options: Mapping[str, Any], settings: ViewSettings, make_collector: MakeCollector, stack: ExitStack
-) -> AutoscaleServer:
+def _make_server(options: Mapping[str, Any], settings: ViewSettings, stack: ExitStack) -> AutoscaleServer:
+    make_collector = choose_collector({**options, "owners": "none"}, settings, stack)
     keda_address, api_address = options["keda_address"], options["api_address"]
     if keda_address is None and api_address is None:
         raise UsageError(f"{KEDA_OPTION} and {API_OPTION} are both none: there is nothing to serve")
@@ -145,7 +139,7 @@ class AutoscaleServer:
     updater: CaBundleUpdater | None = None  # None if the certificate of the metrics API comes from files
 
     def listeners(self, probe_address: Address, api_address: Address | None) -> list[Listener]:
-        routes = [web.get("/metrics", self._get_metrics), *probe_routes(self._check_live, self._check_ready)]
+        routes = [metrics_route(self.families), *probe_routes(self._check_live, self._check_ready)]
         plain = make_application(routes, None)
         plain.cleanup_ctx.append(self._run_services)
         text = "serving probes and podgpu's own metrics on %s/metrics"
@@ -177,14 +171,10 @@ class AutoscaleServer:
             return False, "the APIServices do not have podgpu's certificate yet\n"
         return True, "OK\n"
 
-    async def _get_metrics(self, request: web.Request) -> web.Response:
-        return metrics_response(request, Body(encode(self.families())))
-
     def families(self) -> list[Family]:
         calls = sorted(call for part in (self.api, self.scaler) if part is not None for call in part.calls.items())
-        version = Labels((("version", __version__), ("python_version", platform.python_version())))
         samples = {
-            "podgpu_autoscale_build_info": [Sample(version, 1.0)],
+            "podgpu_autoscale_build_info": [Sample(VERSIONS, 1.0)],
             "podgpu_autoscale_requests_total": [
                 Sample(Labels((("api", api), ("code", code))), float(count)) for (api, code), count in calls
             ],
