@@ -79,7 +79,6 @@ def _option_row(option: Option) -> tuple[str, ...]:
 
 
 _DIFFERENCES: Mapping[str, str] = {
-    "collectors": "also accepts `default`, `dcp`, `1.x` and `none`",
     "collect-interval": "at least 100 ms; also accepts `5s` or `1m`",
     "kubernetes": "uses every source of holders ([holders](holders.md))",
     "cpu-devices": "works only with `--telemetry dcgm` or `-r`",
@@ -89,14 +88,9 @@ _DIFFERENCES: Mapping[str, str] = {
     "kubernetes-enable-pod-labels": "reads only this node's pods; needs `NODE_NAME`",
     "kubernetes-enable-pod-uid": "reads uids from `/var/log/pods`, without the API server",
     "kubernetes-gpu-id-type": "not needed: podgpu understands both forms",
-    "kubernetes-pod-label-allowlist-regex": "podgpu exits at start if the value is invalid",
     "devices": "`i:0,2` counts the MIG instances of the node from 0",
-    "no-hostname": "works; it has no effect in dcgm-exporter 4.0 to 4.8.2",
-    "web-read-timeout": "100 ms to 24 h; podgpu exits at start if the value is invalid",
-    "web-write-timeout": "100 ms to 24 h; podgpu exits at start if the value is invalid",
     "enable-exporter-metrics": "adds `process_*`, not `go_*`",
     "web-config-file": "reloads changes; no HTTP/2 ([security](security.md))",
-    "hpc-job-mapping-dir": "if a GPU has several jobs, `podgpu_allocation_info` lists them",
     "nvidia-resource-names": "not needed: podgpu finds every resource whose ids identify a GPU",
     "kubernetes-virtual-gpus": "each holder has its own values ([below](#one-series-per-holder))",
     "kubernetes-enable-dra": "keeps idle GPUs and maps MIG devices ([holders](holders.md#dra-claims))",

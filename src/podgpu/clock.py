@@ -49,8 +49,8 @@ class UnixTime:
 class FaultLog(Generic[K]):
     """Limits repeated log lines about faults.
 
-    While a key fails, each reason is logged once. After a recovery, a reason is logged again only if its last line is
-    older than `seconds`.
+    A key names what can fail, such as a source. While it fails, each reason is logged once. After a recovery, a reason
+    is logged again only if its last line is older than `seconds`.
     """
 
     def __init__(self, clock: Callable[[], float], seconds: float) -> None:

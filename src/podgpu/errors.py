@@ -48,7 +48,7 @@ class SourceError(PodgpuError):
 
 
 class Unsupported(SourceError):
-    """The device or source never provides this value. podgpu requests the value again after devices have changed."""
+    """The device or source does not provide this value. podgpu reads it again only after devices have changed."""
 
     def __init__(self, message: str, reason: str = "not_supported") -> None:
         super().__init__(reason, message)
@@ -62,7 +62,7 @@ class DeviceLost(SourceError):
 
 
 class DriverGone(SourceError):
-    """The driver is not loaded, was unloaded, or was closed by podgpu. Open it again before the next call."""
+    """The driver is not loaded, was unloaded, or was closed by podgpu. It must be opened again."""
 
     def __init__(self, message: str, reason: str = "driver_not_loaded") -> None:
         super().__init__(reason, message)

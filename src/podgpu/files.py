@@ -51,7 +51,7 @@ def read_bounded(path: str, limit: int) -> bytes:
             content = file.read(limit + 1)
     except (OSError, ValueError) as error:
         raise explain_read_error(error, path) from error
-    if len(content) > limit:  # files in /proc and /sys have more bytes than the reported size, 0
+    if len(content) > limit:  # the size of files in /proc and /sys is reported as 0
         raise _too_large(path, limit)
     return content
 
@@ -126,7 +126,7 @@ class AtomicFile:
     """Writes a temporary file and renames it, so that readers always see complete content. Rejects symbolic links."""
 
     def __init__(self, path: str, mode: int = 0o644, option: str = "--out") -> None:
-        """Raises UsageError if `path` cannot be a file. `option` is the flag to name in error messages."""
+        """Raises UsageError if no file can be created at `path`. `option` is the flag to name in error messages."""
         self.path = Path(path)
         self._mode = mode
         self._temporary = self.path.parent / f".{self.path.name}.podgpu-tmp"

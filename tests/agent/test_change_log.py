@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from podgpu.agent.publish import ChangeLog
-from podgpu.model import NodeState, SourceStatus, Unmapped, Workload
+from podgpu.model import SourceStatus, Unmapped, Workload
 
 GPU_A, GPU_B = "GPU-a", "GPU-b"
 
@@ -23,10 +23,10 @@ class Log:
     def report(self, *sources: SourceStatus) -> None:
         for source in sources:
             self._now += 1
-            self._log.report(NodeState(producer="podgpu", sources=(source,)), ())
+            self._log.report([source], (), ())
 
     def report_unmapped(self, *unmapped: Unmapped) -> None:
-        self._log.report(NodeState(producer="podgpu"), unmapped)
+        self._log.report((), (), unmapped)
 
 
 @pytest.fixture

@@ -242,6 +242,7 @@ def ten_days(begin: float) -> Iterator[Point]:
             yield Point("podgpu_allocation_share_ratio", name, share, at)
             yield Point("podgpu_allocation_info", name, 1, at)
             yield Point("DCGM_FI_DEV_GPU_TEMP", {"instance": "a", "UUID": labels["UUID"], **MODEL}, 40, at)
+        yield Point("podgpu_device_usage_method", {"instance": "a", "UUID": "GPU-0", "method": "exact"}, 1, at)
         pod = {"namespace": "ml", "pod": "train", "owner_kind": "Job", "owner_name": "batch"}
         yield Point("kube_pod_owner", {**pod, "owner_is_controller": "true"}, 1, at)
 
@@ -293,6 +294,8 @@ def test_recording_rules_are_used_if_they_cover_the_range(tmp_path: Path) -> Non
                 (one.gpu_hours, one.used_hours, one.idle_hours, one.cost, one.wasted) for one in (rows[name], row)
             )
             assert found == pytest.approx(expected, rel=0.005, abs=1.0), name
+            assert rows[name].methods == row.methods == (["exact"] if name.startswith("ml") else []), name
+        assert (answer.methods, answer.notes) == (["exact"], [])
     assert rows_of(day)["ml/Job/batch"].gpu_hours == pytest.approx(24.0, rel=0.005)
     assert rows_of(day)["web/half"].wasted == pytest.approx(120.0, rel=0.005)
 

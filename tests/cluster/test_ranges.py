@@ -117,7 +117,7 @@ def test_an_ended_pod_and_a_restart_are_part_of_the_range(tmp_path: Path) -> Non
     before.recorder.stop()
     after = Cluster(str(tmp_path), at=before.at + 600)
     after.round(gpu(0, usage=SlotUsage(method="exact")), gpu(1), gpu(2))
-    assert [(row.pod, row.methods) for row in after.range().rows] == [("a", []), ("b", []), ("", [])]
+    assert [(row.pod, row.methods) for row in after.range().rows] == [("a", ["samples"]), ("b", []), ("", [])]
     assert after.range().totals == before_totals(3.0)
     after.round(gpu(0), gpu(1), gpu(2), seconds=12 * 3600)
     assert after.range(seconds=3600).rows == []

@@ -207,7 +207,7 @@ def test_another_schema_is_refused_and_left_alone(path: Path) -> None:
         db.execute("PRAGMA user_version = 7")
     before = path.read_bytes()
     for _ in range(2):  # the first refusal releases the lock
-        with pytest.raises(HistoryError, match=r"another version of podgpu \(schema 7; this version supports 3\)"):
+        with pytest.raises(HistoryError, match=r"another version of podgpu \(schema 7; this version supports 4\)"):
             HistoryStore(path)
     assert path.read_bytes() == before
 

@@ -52,7 +52,7 @@ def node_with(pods: int) -> NodeState:
 
 def uses_of_one_rendering() -> int:
     counters = WatchedCounters(COUNTERS)
-    assert Published(node_with(3), Policy(counters), 0.0).fresh.plain
+    assert Published(lambda: node_with(3), Policy(counters), 0.0).fresh.plain
     return counters.uses
 
 
@@ -61,7 +61,7 @@ def large_exposition(node: Node) -> Iterator[tuple[WatchedCounters, Client]]:
     """One whose rendering blocks until `go` is set."""
     counters = WatchedCounters(COUNTERS)
     counters.go.clear()
-    node.agent.published = Published(node_with(500), Policy(counters), node.clock.monotonic())
+    node.agent.published = Published(lambda: node_with(500), Policy(counters), node.clock.monotonic())
     with running(node.agent) as client:
         try:
             yield counters, client

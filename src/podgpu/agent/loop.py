@@ -7,11 +7,12 @@ import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 from podgpu.agent.counters import WARM_UP_SECONDS, Collection, ReadCounters, Schedule, group_fields
 from podgpu.agent.health import HealthWatch
-from podgpu.agent.publish import COUNTERS, ChangeLog, Published, add_memory, build_node_state
+from podgpu.agent.publish import COUNTERS, ChangeLog, Published, add_memory, build_node_state, list_unsupported
 from podgpu.agent.telemetry import TelemetryCollector, TelemetryResult
 from podgpu.agent.usage import UsageCollector, UsageResult
 from podgpu.clock import Clock
@@ -182,25 +183,35 @@ class Agent:
         with self._publishing:
             self._health.add_xids(self._telemetry.error_events())
             self.published = self._make_published()
-            self._changes.report(self.published.state, self._allocation_result.unmapped)
+            unsupported = list_unsupported(self._telemetry_result, self._configured)
+            self._changes.report(self._sources, unsupported, self._allocation_result.unmapped)
 
     def _make_published(self) -> Published:
         settings, policy = self.settings, self._policy
         telemetry, allocation, usage = self._telemetry_result, self._allocation_result, self._usage_result
-        sources = (*telemetry.sources, *allocation.sources, *usage.sources, *self._counter_sources)
-        state = build_node_state(
+        build = partial(
+            build_node_state,
             telemetry,
             allocation,
             usage,
             self._health.report(allocation.assignments, telemetry.absent),
-            configured={counter.field.id for counter in policy.counters},
+            configured=self._configured,
             pod_labels=self._pod_labels(),
             node=settings.node_name or policy.hostname or "this node",
             exporter_id=self._exporter_id,
             interval_seconds=settings.interval,
-            sources=self._errors.add_to(sources, allocation.unmapped),
+            sources=self._errors.add_to(self._sources, allocation.unmapped),
         )
-        return Published(state, policy, self._read_at)
+        return Published(build, policy, self._read_at)
+
+    @property
+    def _configured(self) -> set[int]:
+        return {counter.field.id for counter in self._policy.counters}
+
+    @property
+    def _sources(self) -> tuple[SourceStatus, ...]:
+        loops = (self._telemetry_result, self._allocation_result, self._usage_result)
+        return (*(source for result in loops for source in result.sources), *self._counter_sources)
 
     def warm_up(self) -> None:
         """Reads everything twice, because rates need two readings. For --once."""
@@ -334,6 +345,6 @@ class Agent:
         self._workers.close()
 
     def _release_driver(self) -> bool:
-        deadline = self.settings.deadline
+        deadline = max(2.0, self.settings.deadline)  # longer than a wait for XIDs
         results = self._workers.run({"release": lambda: self._telemetry.release(deadline / 2)}, deadline)
         return bool(results["release"].value)

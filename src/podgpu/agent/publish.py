@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import groupby
 from operator import attrgetter, itemgetter
 from pathlib import Path
@@ -28,7 +29,7 @@ from podgpu.metrics.conditions import UNALLOCATED
 from podgpu.metrics.dcgm import render_dcgm
 from podgpu.metrics.encode import NO_LABELS, Body, Family, Sample, encode, families_in
 from podgpu.metrics.fields import THROTTLE_REASONS, by_name, fields
-from podgpu.metrics.labels import Policy, all_slots
+from podgpu.metrics.labels import Policy
 from podgpu.metrics.names import gpu_figures, in_legacy_units, slot_figures
 from podgpu.metrics.render import render_gpu_manager, render_own, render_self
 from podgpu.model import (
@@ -46,8 +47,8 @@ from podgpu.model import (
     Unmapped,
     Value,
     Workload,
-    device_key,
     encode_node,
+    group_by_key,
     split_key,
 )
 
@@ -133,16 +134,14 @@ def _build_gpus(
     configured: Collection[int],
 ) -> Iterator[DeviceState]:
     values_of = telemetry.values
+    figures_of = {key: _read_figures(values) for key, values in values_of.items()}
     shown = {device.key for device in telemetry.selected}
     names = fields()
-    unsupported: defaultdict[str, list[str]] = defaultdict(list)
-    for key, number in (entry for reading in telemetry.readings.values() for entry in reading.unsupported):
-        if number in configured and key in shown:
-            unsupported[key].append(names[number].name)
+    unsupported = group_by_key((key, name) for name, key in list_unsupported(telemetry, configured))
 
     def build_slot(key: str) -> dict[str, Any]:
         values, used = values_of.get(key), usage.devices.get(key)
-        figures = slot_figures(_read_figures(values))
+        figures = slot_figures(figures_of.get(key, {}))
         if figures["memory_used_bytes"] is None and used is not None:
             figures["memory_used_bytes"] = used.memory_used_bytes
         return {
@@ -177,9 +176,16 @@ def _build_gpus(
             throttled_ns={reason: ns for reason, ns in throttled.items() if isinstance(ns, int)},
             instances=tuple(instances[uuid]),
             details=tuple((names[number].name, labels, value) for number, labels, value in details),
-            **gpu_figures(_read_figures(values)),  # type: ignore[arg-type]
+            **gpu_figures(figures_of.get(uuid, {})),  # type: ignore[arg-type]
             **slot | {"conditions": (*slot.get("conditions", ()), *_find_unallocated_use(users))},
         )
+
+
+def list_unsupported(telemetry: TelemetryResult, configured: Collection[int]) -> list[tuple[str, str]]:
+    """Returns field name and device key for each configured field that a selected device does not support."""
+    shown, names = {device.key for device in telemetry.selected}, fields()
+    entries = (entry for reading in telemetry.readings.values() for entry in reading.unsupported)
+    return [(names[number].name, key) for key, number in entries if number in configured and key in shown]
 
 
 def _find_devices(telemetry: TelemetryResult, used: Iterable[str]) -> dict[str, Device]:
@@ -201,8 +207,8 @@ def _find_unallocated_use(holders: Iterable[Holder]) -> Iterator[Condition]:
         yield Condition(UNALLOCATED, since, few_of((user.text for user in users), 2)[:256])
 
 
-def _read_figures(values: Mapping[int, Value] | None) -> dict[str, float]:
-    numbers = {i: value for i, value in (values or {}).items() if not isinstance(value, str)}
+def _read_figures(values: Mapping[int, Value]) -> dict[str, float]:
+    numbers = {i: value for i, value in values.items() if not isinstance(value, str)}
     return {fields()[i].name: value for i, value in in_legacy_units(numbers).items()}
 
 
@@ -227,15 +233,20 @@ def remove_figures(state: NodeState) -> NodeState:
 class Published:
     """The document after one turn, its JSON and its metrics text.
 
-    The texts are rendered on the first request, without waiting for a driver, and then cached.
+    All are built on the first request, without waiting for a driver, and then cached. There may be several turns
+    between two requests.
     """
 
-    def __init__(self, state: NodeState, policy: Policy, read_at: float) -> None:
-        self.state = state
+    def __init__(self, build: Callable[[], NodeState], policy: Policy, read_at: float) -> None:
         self.read_at = read_at  # monotonic time of the last telemetry turn
         self.rendered: dict[RenderedText, Body] = {}
+        self._build = build
         self._policy = policy
         self._lock = threading.Lock()
+
+    @cached_property
+    def state(self) -> NodeState:
+        return self._build()
 
     @property
     def fresh(self) -> Body:
@@ -291,13 +302,15 @@ class ChangeLog:
         self._unsupported: set[tuple[str, str]] = set()  # field and device key
         self._unmapped: frozenset[Unmapped] = frozenset()
 
-    def report(self, state: NodeState, unmapped: Iterable[Unmapped]) -> None:
-        self._report_sources([source for source in state.sources if source.up is not None])
-        slots = [(device_key(gpu.uuid, getattr(slot, "id", None)), slot) for gpu, slot in all_slots(state)]
-        self._report_unsupported({(name, key) for key, slot in slots for name in slot.unsupported})
+    def report(
+        self, sources: Iterable[SourceStatus], unsupported: Iterable[tuple[str, str]], unmapped: Iterable[Unmapped]
+    ) -> None:
+        """`unsupported`: result of `list_unsupported`."""
+        self._report_sources(sources)
+        self._report_unsupported(set(unsupported))
         self._report_unmapped(frozenset(unmapped))
 
-    def _report_sources(self, sources: Sequence[SourceStatus]) -> None:
+    def _report_sources(self, sources: Iterable[SourceStatus]) -> None:
         for source in sources:
             key = source.name, source.device
             name = f"{source.name} ({source.device})" if source.device else source.name

@@ -57,6 +57,7 @@ class TelemetryCollector:
         clock: Clock,
     ) -> None:
         self._telemetry = telemetry
+        self._host_engine = telemetry if isinstance(telemetry, HostEngine) else None  # checked once: it is slow
         self._selection = selection
         self._workers = workers
         self._errors = errors
@@ -76,8 +77,8 @@ class TelemetryCollector:
     def set_groups(self, groups: Sequence[FieldGroup]) -> None:
         self._groups = tuple(groups)
         self.drop_values()
-        if isinstance(self._telemetry, HostEngine):
-            self._telemetry.schedule(self._groups)
+        if self._host_engine is not None:
+            self._host_engine.schedule(self._groups)
 
     def drop_values(self) -> None:
         self._readings = {}
@@ -103,8 +104,8 @@ class TelemetryCollector:
         reads: dict[tuple[str, str], _Read] = {
             (f"gpu{g.index}", g.uuid): partial(self._telemetry.read, g) for g in gpus
         }
-        if isinstance(self._telemetry, HostEngine):
-            reads = {(OTHERS, ""): self._telemetry.read_others, **reads}
+        if self._host_engine is not None:
+            reads = {(OTHERS, ""): self._host_engine.read_others, **reads}
         jobs = {}
         for (name, uuid), read in reads.items():
             known = self._readings.get(uuid, {})

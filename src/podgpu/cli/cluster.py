@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from podgpu.cli.options import is_set, make_command
-from podgpu.cli.terminal import configure_logging
+from podgpu.cli.options import is_set, make_command, naming_option
 from podgpu.cluster.collect import Collector, ViewSettings, check_settings
 from podgpu.cluster.discover import ApiMap, KubernetesTargets, ServiceSelector
 from podgpu.cluster.loop import Cluster, MakeCollector
@@ -61,7 +60,6 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
     Give exactly one of --prometheus, --scrape or --discover-kubernetes.
     """
-    configure_logging(options["log_format"], options["debug"])
     settings = make_settings(
         ctx,
         options,
@@ -111,7 +109,7 @@ def make_settings(ctx: click.Context, options: dict[str, Any], **more: Any) -> V
 
 
 def _check_backend(ctx: click.Context, options: dict[str, Any]) -> None:
-    """Raises UsageError unless exactly one backend is chosen, without flags of other backends.
+    """Raises UsageError unless exactly one backend is chosen, and if a flag belongs to another backend.
 
     Environment variables of other backends are ignored, because they may be meant for another command.
     """
@@ -147,8 +145,8 @@ def choose_collector(
             owners=read_owners,
             label_names=lambda: prices()[0].label_names,
         )
-        with _naming_option("--prometheus"):
-            make()  # reports wrong options at start, because the cluster loop creates its collector later
+        with naming_option("--prometheus"):
+            make()  # checks the options now; the cluster loop creates its own collector later
         return make
     access = Access.from_options(options, "exporter")
     labels = None
@@ -171,10 +169,13 @@ def choose_collector(
         read_node_labels=lambda: labels.read() if labels and prices()[0].label_names else {},
     )
     if options["scrape"]:
-        with _naming_option("--scrape"):
+        with naming_option("--scrape"):
             urls = unique_targets(options["scrape"].split(","), access)
         return partial(make_scraper, lambda: urls, read_notes=notes)
-    targets = _discover(options, stack)
+    https = bool(options["exporter_ca_file"] or options["exporter_insecure_skip_verify"])
+    selector = ServiceSelector.parse(options["discover_kubernetes"])
+    targets = KubernetesTargets(load_config(options["kubeconfig"]), selector, https=https)
+    stack.callback(targets.close)
 
     def discover_and_make() -> Collector:
         """Waits for the API server. Called in the thread of the cluster loop, so that probes are answered meanwhile."""
@@ -193,16 +194,8 @@ def _prometheus_server(options: Mapping[str, Any]) -> PrometheusServer:
         access=Access.from_options(options, "prometheus", **headers),
         match=options["match"].strip(),
         node_labels=_names(options["node_label"]),
-        cluster_label=options.get("cluster_label", "cluster"),
+        cluster_label=options["cluster_label"],
     )
-
-
-def _discover(options: Mapping[str, Any], stack: ExitStack) -> KubernetesTargets:
-    selector = ServiceSelector.parse(options["discover_kubernetes"])
-    https = bool(options["exporter_ca_file"] or options["exporter_insecure_skip_verify"])
-    targets = KubernetesTargets(load_config(options["kubeconfig"]), selector, https=https)
-    stack.callback(targets.close)
-    return targets
 
 
 def _owners(options: Mapping[str, Any], stack: ExitStack) -> ApiMap[PodName, WorkloadOwner] | None:
@@ -214,17 +207,8 @@ def _owners(options: Mapping[str, Any], stack: ExitStack) -> ApiMap[PodName, Wor
 
 
 def _uses_api(options: Mapping[str, Any]) -> bool:
-    """Returns False if only ~/.kube/config could name an API server, because it may belong to another cluster."""
+    """Returns True if an API server is configured. Ignores ~/.kube/config, which may belong to another cluster."""
     return bool(options["discover_kubernetes"] or options["kubeconfig"] or "KUBERNETES_SERVICE_HOST" in os.environ)
-
-
-@contextmanager
-def _naming_option(option: str) -> Iterator[None]:
-    """Adds the option to the start of a UsageError's message, unless the message begins with an option."""
-    try:
-        yield
-    except UsageError as e:
-        raise UsageError(str(e) if str(e).startswith("--") else f"{option} {e}") from e
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -51,7 +51,7 @@ def build_exporter_agent(
 ) -> Agent:
     """Builds the agent of the exporter. Without `telemetry`, opens the source that --telemetry names."""
     names: NameSet = options["dcgm_names"]
-    counters, read_again = choose_counters(options, names)
+    counters, read_again = choose_counters(options)
     selection = parse_selection(options["devices"])
     telemetry = telemetry or open_telemetry(options["telemetry"], options)
     configmap = options["configmap_data"]
@@ -84,7 +84,7 @@ def build_exporter_agent(
             clock_window_ms=round(options["clock_events_count_window_size"] * 1000),
         ),
     )
-    pod_labels = _make_label_reader(options, api)  # before `make_holders`, which needs all watches
+    pod_labels = _make_label_reader(options, api)  # opens a watch, so it comes before `make_holders`
     agent = Agent(
         telemetry,
         make_holders(options, api, telemetry),
@@ -99,14 +99,14 @@ def build_exporter_agent(
     return agent
 
 
-def choose_counters(options: Options, names: NameSet) -> tuple[CounterSpecs, ReadCounters | None]:
+def choose_counters(options: Options) -> tuple[CounterSpecs, ReadCounters | None]:
     """Returns the counters of the configuration file, or else of `-f`.
 
     The second value is a function that reads the counters again, or None if they cannot change.
     """
     if (counters := options["config"].counters) is not None:
-        return add_other_names(counters, names), None
-    return read_counters(options["collectors"], names)
+        return add_other_names(counters, options["dcgm_names"]), None
+    return read_counters(options["collectors"], options["dcgm_names"])
 
 
 def _make_label_reader(options: Options, api: ApiAccess) -> Callable[[], PodLabels]:
@@ -142,7 +142,7 @@ def make_allocations(options: Options, api: ApiAccess, telemetry: Telemetry) -> 
 
 
 def make_finder(options: Options) -> ContainerFinder:
-    """Creates the finder of process owners. Without -k and --allocation, processes belong to Linux users and jobs."""
+    """Creates the finder of process owners. Without -k and --allocation, it also finds Linux users and jobs."""
     is_plain = not options["kubernetes"] and options["allocation"] == "auto"
     is_simulated = options["telemetry"].partition(":")[0] == "simulated"  # simulated processes are not in /proc
     return ContainerFinder(
@@ -163,7 +163,7 @@ def _open_nvml(argument: str, options: Options) -> Telemetry:
         raise UsageError(f"--telemetry nvml takes no argument, but {redact_url(argument)} was given")
     return NvmlTelemetry(
         count_expected=partial(count_pci_gpus, options.get("path_sysfs", "/sys")),
-        sees_processes=in_host_pid_namespace() is True,
+        sees_processes=in_host_pid_namespace(),
         switch_logs=_make_switch_logs(options),
     )
 
@@ -204,9 +204,7 @@ def _open_dcgm(argument: str, options: Options) -> Telemetry:
         cpus=parse_selection(options.get("cpu_devices", "f"), "-p"),
         library=argument,
     )
-    if (
-        engine is not None and not engine.is_local
-    ):  # the GPUs are in another machine, so this machine's driver cannot read them
+    if engine is not None and not engine.is_local:  # this machine's driver cannot read the GPUs of another machine
         return DcgmTelemetry(settings)
     return DcgmTelemetry(settings, _open_nvml("", options), partial(count_pci_gpus, options.get("path_sysfs", "/sys")))
 
@@ -234,14 +232,14 @@ TELEMETRIES: Mapping[str, Callable[[str, Options], Telemetry]] = {
 }
 
 
-def open_telemetry(chosen: str, options: Options | None = None) -> Telemetry:
+def open_telemetry(chosen: str, options: Options) -> Telemetry:
     """Opens a source of GPU values. `chosen`: value of --telemetry, NAME[:ARGUMENT]."""
     name, _, argument = chosen.partition(":")
     if name not in TELEMETRIES:
         raise UsageError(f"--telemetry {redact_url(chosen)}: unknown source; valid are {', '.join(TELEMETRIES)}")
-    engine = (options or {}).get("host_engine")
+    engine = options.get("host_engine")
     if engine is not None and name == "auto":
         name = "dcgm"
     if engine is not None and name != "dcgm":
         _log.warning("-r %s is ignored, because --telemetry is %s", engine.text, name)
-    return TELEMETRIES[name](argument, options or {})
+    return TELEMETRIES[name](argument, options)

@@ -23,7 +23,7 @@ def print_out(text: str | bytes) -> None:
     try:
         click.echo(text.encode(encoding, "replace").decode(encoding) if isinstance(text, str) else text, nl=False)
     except BrokenPipeError:
-        raise  # click handles it: it exits without a message
+        raise  # click then exits without a message
     except OSError as error:
         raise StartError(f"standard output cannot be written: {error.strerror}") from error
 

@@ -13,10 +13,9 @@ from podgpu.kube.objects import (
     SERVICE_LABEL,
     EndpointSliceRecord,
     KubeObject,
-    endpoint_slices_path,
+    collection_path,
     merge_urls,
     parse_endpoint_slice,
-    services_path,
 )
 from podgpu.kube.reflector import Informer, ReflectorSettings
 
@@ -65,14 +64,14 @@ class KubernetesTargets:
         https: bool = False,
         settings: ReflectorSettings | None = None,
     ) -> None:
-        """`https`: if True, all ports use TLS. Otherwise, only ports declared as https use it."""
+        """`https`: see `parse_endpoint_slice`."""
         self._config = config
         self._selector = selector
         self._https = https
         self._settings = settings
         self._services: Informer[tuple[str, str]] = Informer(
             config,
-            services_path(selector.namespace),
+            collection_path("/api/v1", "services", selector.namespace),
             {"labelSelector": selector.labels},
             lambda body: (body["metadata"]["namespace"], body["metadata"]["name"]),
             settings=settings,
@@ -86,7 +85,7 @@ class KubernetesTargets:
     def _watch_slices(self, selector: str) -> Informer[EndpointSliceRecord]:
         return Informer(
             self._config,
-            endpoint_slices_path(self._selector.namespace),
+            collection_path("/apis/discovery.k8s.io/v1", "endpointslices", self._selector.namespace),
             {"labelSelector": selector},
             lambda body: parse_endpoint_slice(body, self._https),
             settings=self._settings,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from podgpu.cluster.parts import divide
 from podgpu.cluster.prices import Prices, ReadPrices
@@ -112,12 +112,13 @@ class _RangeReader:
     state: ClusterState
     notes: list[str] = field(default_factory=list)
     rule: str = ""
-    methods: dict[tuple[str, ...], set[str]] = field(default_factory=lambda: defaultdict(set))  # by `_HolderPart[:3]`
+    methods: dict[tuple[Any, ...], set[str]] = field(default_factory=lambda: defaultdict(set))
+    """By `_HolderPart`. Without a recording rule, by its first three fields, which identify the device."""
 
     async def read(self, start: float, end: float, step: int, now: float) -> RangeAnswer:
         """Adds a note for each failed query. Raises SourceError if the allocated hours cannot be read."""
         rule = self.rule = await self._find_rule(start, end)
-        methods = await self._read_methods(start, end)
+        await self._read_methods(start, end)
         usage: list[UsageSum] = []
         for first, last, prices in self.prices.periods(start, end):
             if rule:
@@ -141,7 +142,6 @@ class _RangeReader:
             self.prices.at(end),
             tuple(dict.fromkeys((*self.notes, *self.client.notes))),
             self.state.simulated,
-            methods,
             rows_now,
             rule or "counters",
         )
@@ -157,17 +157,18 @@ class _RangeReader:
 
     # Queries
 
-    async def _read_methods(self, start: float, end: float) -> list[str]:
-        """Reads how GPU use was measured. Recording rules do not store this; then reads the current methods."""
-        series, keys = select(("podgpu_device_usage_method",), self.server.match), ["method"]
-        if not self.rule:
-            series = f"last_over_time({series}[{round(end - start)}s])"
-            keys += [self.server.cluster_label, *UUID_LABELS, "GPU_I_ID"]
-        found = await self._ask("methods of usage", f"group {by(*keys)} ({series})", end)
-        for labels in (sample.labels for sample in found if not self.rule):
-            gpu = labels.get(self.server.cluster_label, ""), read_gpu_id(labels), labels.get("GPU_I_ID", "")
-            self.methods[gpu].add(labels.get("method", ""))
-        return sorted({sample.labels.get("method", "") for sample in found} - {""})
+    async def _read_methods(self, start: float, end: float) -> None:
+        """Reads how GPU use was measured. Adds a note if the recording rule is of a version that did not store this."""
+        cluster, kind = self.server.cluster_label, 'kind="method"' if self.rule else ""
+        series = select((self.rule or "podgpu_device_usage_method",), kind, self.server.match)
+        keys = by("method", cluster, *(RULE_LABELS if self.rule else (*UUID_LABELS, "GPU_I_ID")))
+        query = f"group {keys} (last_over_time({series}[{round(end - start)}s]))"
+        found = [sample.labels for sample in await self._ask("methods of usage", query, end)]
+        for labels in found:
+            gpu = labels.get(cluster, ""), read_gpu_id(labels), labels.get("GPU_I_ID", "")
+            self.methods[self._read_part(labels) or gpu].add(labels.get("method", ""))
+        if self.rule and not found:
+            self.notes.append(f"missing: methods of usage: {self.rule} was recorded by rules of an older version")
 
     async def _find_rule(self, start: float, end: float) -> str:
         """Returns the coarsest recording rule that covers as much of the range as the counters, or an empty text.
@@ -346,7 +347,7 @@ class _RangeReader:
             )
             if part.owner is not None:
                 account = account._replace(owner_kind=part.owner.kind, owner_name=part.owner.name)
-            methods = tuple(sorted(self.methods.get(part[:3], ())))
+            methods = tuple(sorted(self.methods.get(part if self.rule else part[:3], ())))
             usage.append(UsageSum(account, "" if price is None else prices.currency, amounts, part.cluster, methods))
             if (part.cluster, model, own) in seconds:
                 seconds[part.cluster, model, own] -= amounts.allocated_seconds

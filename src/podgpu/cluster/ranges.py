@@ -174,12 +174,12 @@ def make_range(
     prices: Prices,
     notes: Sequence[str] = (),
     simulated: bool = False,
-    methods: Sequence[str] = (),
     now: Mapping[RowName, Mapping[str, Any]] | None = None,
     source: str = "",
 ) -> RangeAnswer:
     """Groups the usage into rows and adds it up. `now`: current values by row."""
     groups = group_by_key((name_row(one, query), one) for one in usage)
+    methods = sorted({method for one in usage for method in one.methods})
     rows = [
         RangeRow(
             **{
@@ -214,7 +214,7 @@ def make_range(
         prices=prices.source,
         source=source,
         simulated=simulated,
-        methods=list(methods),
+        methods=methods,
         labels=sorted({name for text in {one.account.labels for one in usage} if text for name in json.loads(text)}),
         notes=[*notes, *missing],
         totals=totals,
@@ -247,6 +247,7 @@ def account_of(part: HeldPart, pod_labels: Mapping[str, Mapping[str, str]] | Non
         owner_kind=owner.kind if owner else "",
         owner_name=owner.name if owner else "",
         labels=json.dumps(labels, sort_keys=True) if labels else "",
+        methods=part.slot.usage.method if part.slot.usage else "",
     )
 
 
@@ -306,7 +307,6 @@ def _add_up_now(held: Sequence[HeldPart]) -> dict[str, Any]:
         "cost_per_hour": now.cost_per_hour,
         "idle_since": round(max(since)) if since and len(since) == len(held) else None,
         "unknown_because": max((part.unknown_because for part in held), default=""),
-        "methods": sorted({part.slot.usage.method for part in held if part.slot.usage} - {""}),
     }
 
 
@@ -443,11 +443,8 @@ def read_range_answer(db: Connection, query: RangeQuery, now: float, state: Clus
     if since is None or start + COARSE < since:
         notes.append(f"there is no record before {utc_text(now if since is None else since)}")
     notes.extend(describe_unpriced(state.nodes, state.prices))
-    methods = {s.usage.method for n in state.nodes for g in n.gpus for s in (g, *g.instances) if s.usage} - {""}
     now_by_row = None if query.end is not None else group_now(state, sums, query)
-    return make_range(
-        query, (start, min(end, now)), sums, state.prices, notes, state.simulated, sorted(methods), now_by_row
-    )
+    return make_range(query, (start, min(end, now)), sums, state.prices, notes, state.simulated, now_by_row)
 
 
 def read_summary(db: Connection, namespace: str, pod: str, now: float, state: ClusterState) -> JobSummary | None:

@@ -205,8 +205,6 @@ def describe_unpriced(nodes: Iterable[NodeEntry], prices: Prices) -> Iterator[st
     if labelled and elsewhere:
         yield f"no node has the label {few_of(elsewhere)} of the price file: check that podgpu reads this label"
     models = {(slot_model(gpu, one), n.prices) for n in labelled for gpu in n.gpus for one in (None, *gpu.instances)}
-        (slot_model(g, slot), node.prices) for node in labelled for g in node.gpus for slot in (None, *g.instances)
-    }
     unpriced = {model or "devices of an unknown model" for model, own in models if own.of(model).gpu_hour is None}
     if unpriced:
         action = "write your own price file" if prices.source == "example" else "add them to the file of --prices"

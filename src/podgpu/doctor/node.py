@@ -35,10 +35,10 @@ from podgpu.kube.reflector import Informer
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.fields import Field, Gpm, fields
 from podgpu.model import Allocation, Device, Unmapped, UsageMethod
+from podgpu.usage.containers import in_host_pid_namespace
 from podgpu.workers import Workers
 
 SIMULATED = "simulated"
-_HOST_PID_NAMESPACE = "pid:[4026531836]"  # inode of the initial PID namespace on every Linux (PROC_PID_INIT_INO)
 _SYS_ADMIN = 1 << 21
 _DRIVER_VERSION, _NVML_VERSION = 1, 2
 _RUNTIME = (
@@ -282,8 +282,9 @@ def check_usage(
         result = results[f"switches-{gpu.uuid}"]
         finding = result.value or wrong("sharing", f"unknown: {result.error}", _CHECK_DRIVER)
         findings[finding].append(str(gpu.index))
-    texts = (f"GPU{'s' * (len(numbers) > 1)} {few_of(numbers)}: " for numbers in findings.values())
-    return [*mps, *(replace(finding, text=text + finding.text) for finding, text in zip(findings, texts, strict=True))]
+    for finding, numbers in findings.items():
+        mps.append(replace(finding, text=f"GPU{'s' * (len(numbers) > 1)} {few_of(numbers)}: {finding.text}"))
+    return mps
 
 
 def _check_switches(telemetry: NvmlTelemetry, gpu: Device, method: UsageMethod) -> Finding:
@@ -328,16 +329,13 @@ def check_privileges(proc: str, exact_usage: bool) -> list[Finding]:
     user = f"uid {uid[1]}" if uid else "unknown uid"
     needed = "CAP_SYS_ADMIN for --usage-from exact" if exact_usage else "none"
     text = f"running as {user}; root is needed only for the kubelet socket; capabilities needed: {needed}"
-    findings = [ok("privileges", text)]
-    if capabilities and int(capabilities[1], 16) & _SYS_ADMIN and not exact_usage:
-        findings.append(
-            note(
-                "privileges",
-                "this process has CAP_SYS_ADMIN, which podgpu does not need",
-                "in a pod, set securityContext: {privileged: false, capabilities: {drop: [ALL]}}",
-            )
-        )
-    return findings
+    if exact_usage or not capabilities or not int(capabilities[1], 16) & _SYS_ADMIN:
+        return [ok("privileges", text)]
+    advice = "in a pod, set securityContext: {privileged: false, capabilities: {drop: [ALL]}}"
+    return [
+        ok("privileges", text),
+        note("privileges", "this process has CAP_SYS_ADMIN, which podgpu does not need", advice),
+    ]
 
 
 def check_device_files(dev: str) -> list[Finding]:
@@ -351,14 +349,10 @@ def check_device_files(dev: str) -> list[Finding]:
 
 
 def check_pid_namespace(proc: str) -> Finding:
-    try:
-        namespace = os.readlink(Path(proc, "self/ns/pid"))
-    except OSError:
-        return note("pid namespace", "unknown, because /proc/self/ns/pid cannot be read", "mount /proc")
-    if namespace == _HOST_PID_NAMESPACE:
+    if in_host_pid_namespace(proc):
         return ok("pid namespace", "host PID namespace")
     text = "not in the host PID namespace: per-container usage is unavailable"
-    return note("pid namespace", text, "set hostPID: true to enable it")
+    return note("pid namespace", text, "set hostPID: true, and mount /proc if podgpu cannot read it")
 
 
 def check_host_name(no_hostname: bool) -> Finding:

@@ -134,7 +134,9 @@ class Enricher:
         started = self._clock()
         try:
             exposition = self._fetch()
-            devices = self._complete_devices(exposition)
+            found = find_devices((s for f in exposition for s in f.samples), SOURCE, self._settings.device_name_ids)
+            self._companion.update()
+            devices = tuple(self._companion.complete(device) for device, _ in found)
         except SourceError as e:
             self._count_error(SOURCE, e.reason, str(e))
             if self._is_stale():
@@ -160,12 +162,6 @@ class Enricher:
         self._write(encode_parsed(families) + self._encode_self(sources, held, self._wall(), existing))
         self._written_at = self._clock()
         return held.sources
-
-    def _complete_devices(self, exposition: Iterable[ParsedFamily]) -> tuple[Device, ...]:
-        samples = (sample for family in exposition for sample in family.samples)
-        devices = find_devices(samples, SOURCE, self._settings.device_name_ids)
-        self._companion.update()
-        return tuple(self._companion.complete(device) for device, _ in devices)
 
     def _write(self, content: bytes) -> None:
         try:

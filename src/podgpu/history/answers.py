@@ -19,8 +19,8 @@ from podgpu.history.store import AMOUNT_UNITS, COARSE, DAY, FINE, HOUR, Amounts,
 
 MAX_POINTS = 500
 SPARKLINE_STEP, SPARKLINE_POINTS = 60, 60
-NO_DATA = 255
-"""The byte that stands for a sparkline point without data."""
+FULL, NO_DATA = 200, 255
+"""Bytes that stand for a sparkline point of 100 %, and for a point without data."""
 _UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 JSON = dict[str, Any]
 Values = Sequence[float | None]  # one per step; None if there is no data
@@ -107,10 +107,10 @@ def sparkline_start(now: float) -> int:
 
 
 def utilization_byte(ratio: float | None) -> int:
-    """Maps a ratio from 0 to 1 to a byte from 0 to 200. A ratio above 0 becomes at least 1."""
+    """Maps a ratio from 0 to 1 to a byte from 0 to FULL. A ratio above 0 becomes at least 1."""
     if ratio is None:
         return NO_DATA
-    return min(200, max(1, round(ratio * 200))) if ratio > 0 else 0
+    return min(FULL, max(1, round(ratio * FULL))) if ratio > 0 else 0
 
 
 def sparklines_json(start: float, lines: Mapping[str, bytes]) -> JSON:
@@ -198,7 +198,7 @@ FROM sample JOIN gpu ON gpu.id = sample.gpu
 WHERE resolution = ? AND time >= ? AND time < ? AND account = 0 GROUP BY gpu"""
 # Summing each account before the join is faster.
 _RANGE = f"""
-SELECT namespace, pod, job, uid, container_id, owner_kind, owner_name, labels, currency,
+SELECT namespace, pod, job, uid, container_id, owner_kind, owner_name, labels, methods, currency,
     {", ".join(f"{name} / {unit}" for name, unit in AMOUNT_UNITS.items())}
 FROM account JOIN (
     SELECT account AS id, currency, {", ".join(f"sum({name}) AS {name}" for name in AMOUNT_UNITS)}
@@ -265,7 +265,8 @@ def read_range(db: sqlite3.Connection, start: float, end: float) -> tuple[int, i
         *(COARSE, last_hour, last),
     )
     query = _RANGE.format(rows=" UNION ALL ".join([_RANGE_ROWS] * (len(rows) // 3)))
-    sums = [UsageSum(UsageAccount(*row[:8]), row[8], Amounts(*row[9:])) for row in db.execute(query, rows)]
+    found = ((UsageAccount(*row[:9]), row[9], Amounts(*row[10:])) for row in db.execute(query, rows))
+    sums = [UsageSum(*one, methods=tuple(one[0].methods.split())) for one in found]
     return first, last, sums
 
 

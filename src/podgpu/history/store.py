@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple
 
 from podgpu.errors import PodgpuError
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 FINE, COARSE, HOUR, DAY = 15, 300, 3600, 86_400  # resolutions in seconds; days are UTC days
 MAX_BYTES = 2 * 1024**3  # 8,000 GPUs with one pod each need 1.6 GB
 
@@ -55,6 +55,7 @@ CREATE TABLE account (           -- a pod or job; usage is charged to it
     owner_kind TEXT, owner_name TEXT,
     last_seen INTEGER,           -- start of the hour
     labels TEXT NOT NULL DEFAULT '',  -- JSON object
+    methods TEXT NOT NULL DEFAULT '', -- how use was measured: words
     UNIQUE (namespace, pod, job, uid, container_id)
 );
 CREATE TABLE round (             -- times with samples
@@ -96,11 +97,12 @@ INSERT INTO gpu (uuid, instance, node, gpu_index, last_seen) VALUES (?, ?, ?, ?,
 ON CONFLICT DO UPDATE SET node = excluded.node, gpu_index = excluded.gpu_index, last_seen = excluded.last_seen
 RETURNING id"""
 _UPSERT_ACCOUNT = """
-INSERT INTO account (namespace, pod, job, uid, container_id, owner_kind, owner_name, labels, last_seen)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET last_seen = excluded.last_seen,
+INSERT INTO account (namespace, pod, job, uid, container_id, owner_kind, owner_name, labels, methods, last_seen)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET last_seen = excluded.last_seen,
     owner_kind = iif(excluded.owner_name = '', owner_kind, excluded.owner_kind),
     owner_name = iif(excluded.owner_name = '', owner_name, excluded.owner_name),
-    labels = iif(excluded.labels = '', labels, excluded.labels)
+    labels = iif(excluded.labels = '', labels, excluded.labels),
+    methods = iif(instr(methods, excluded.methods), methods, trim(methods || ' ' || excluded.methods))
 RETURNING id"""
 _INSERT_ROUND = "INSERT OR REPLACE INTO round VALUES (?, ?)"
 # SQLite converts the units, because that is faster than Python.
@@ -183,6 +185,7 @@ class UsageAccount(NamedTuple):
     owner_kind: str = ""
     owner_name: str = ""
     labels: str = ""  # JSON object
+    methods: str = ""  # how use was measured (podgpu_device_usage_method), separated by spaces
 
 
 UNALLOCATED = UsageAccount()

@@ -54,6 +54,7 @@ class Identities:
 
     def __post_init__(self) -> None:
         self.current |= {workload for record in self.pods for workload in _to_workloads(record)}
+        self._completed: dict[Workload, Workload] = {}  # results of `complete`, which is called every second
         self.api_uids = {record.uid: record.api_uid for record in self.pods if record.api_uid}
         """UID of a static pod on the node -> UID of its mirror pod in the API server."""
         current = [owner for owner in self.current if owner.container_id]
@@ -72,6 +73,11 @@ class Identities:
 
     def complete(self, workload: Workload) -> Workload:
         """Adds the fields that are known for certain. Raises SourceError if fields contradict each other."""
+        if workload not in self._completed:
+            self._completed[workload] = self._complete(workload)
+        return self._completed[workload]
+
+    def _complete(self, workload: Workload) -> Workload:
         while True:  # a field found in one step may be needed in another
             before = workload
             workload = _agree(workload, self._by_container_id.get(workload.container_id, frozenset()))

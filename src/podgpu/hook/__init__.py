@@ -1,4 +1,4 @@
-"""NRI plugin of the container runtime. Observes every container and maintains podlist.json.
+"""An NRI plugin for the container runtime. Observes every container and maintains podlist.json.
 
 `nri` implements the protocol and answers requests. `devices` finds the GPUs of a container. `loop` connects to the
 runtime and writes the file.
@@ -14,7 +14,7 @@ _COUNTERS = {name: spec.labels for name, spec in families_in("hook").items() if 
 
 
 class HookCounters:
-    """Counts what the hook's own metrics report. Thread-safe."""
+    """The counters of the hook's own metrics. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

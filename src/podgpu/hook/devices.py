@@ -27,7 +27,7 @@ _CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 _NVIDIA_MAJOR = 195
 _FIRST_CONTROL_MINOR = 254
-"""Minors from here on are not GPUs: 254 is nvidia-modeset, 255 is nvidiactl. Every GPU container has both."""
+"""Minors from 254 are not GPUs: 254 is nvidia-modeset, 255 is nvidiactl. Every GPU container has both."""
 _DEFAULT_DEVICES = {(1, 3), (1, 5), (1, 8)}
 """Major and minor of /dev/null, /dev/zero and /dev/random. Only privileged containers list these devices."""
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,5}", re.ASCII)

@@ -12,6 +12,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -97,31 +98,23 @@ def encode(message: Message) -> bytes:
     return b"".join(_FRAME_HEADER.pack(message.service, len(frame)) + frame for frame in frames)
 
 
+@dataclass
 class Session:
     """Registers the plugin and answers requests until the connection ends."""
 
-    def __init__(
-        self,
-        connection: socket.socket,
-        answer: Callable[[str, bytes], bytes],
-        name: tuple[str, str],
-        counters: HookCounters,
-    ) -> None:
-        """`answer` gets a method and its payload, and returns the encoded response. It may raise any exception. `name`
-        is the name and the two-digit index of the plugin."""
-        self._connection = connection
-        self._call = answer
-        self._name, self._index = name
-        self._counters = counters
-        self._registered = False
+    connection: socket.socket
+    call: Callable[[str, bytes], bytes]  # (method, payload) -> encoded response; may raise any exception
+    name: tuple[str, str]  # name and two-digit index of the plugin
+    counters: HookCounters
+    is_registered: bool = False
 
     def run(self) -> None:
         """Returns when the runtime ends the connection. Raises SourceError if the connection or registration fails."""
-        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_SECONDS, 0))
-        self._connection.settimeout(_REGISTRATION_SECONDS)
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_SECONDS, 0))
+        self.connection.settimeout(_REGISTRATION_SECONDS)
         try:
             self._register()
-            for message in split_messages(iter(lambda: self._connection.recv(_READ_BYTES), b"")):
+            for message in split_messages(iter(lambda: self.connection.recv(_READ_BYTES), b"")):
                 self._handle(message)
         except TimeoutError as error:
             raise SourceError(
@@ -130,8 +123,8 @@ class Session:
         except OSError as error:
             raise SourceError("connection_lost", f"the connection to the runtime broke ({error.strerror})") from error
         finally:
-            self._connection.close()
-        if not self._registered:
+            self.connection.close()
+        if not self.is_registered:
             raise SourceError(
                 "refused",
                 "the runtime closed the connection before it registered the plugin: see its log; it may accept only"
@@ -139,17 +132,17 @@ class Session:
             )
 
     def _register(self) -> None:
-        registration = nri_pb2.RegisterPluginRequest(plugin_name=self._name, plugin_idx=self._index)
+        registration = nri_pb2.RegisterPluginRequest(plugin_name=self.name[0], plugin_idx=self.name[1])
         request = nri_pb2.Request(service=RUNTIME_API, method="RegisterPlugin", payload=_serialize(registration))
-        self._connection.sendall(encode(Message(RUNTIME_SERVICE, 1, REQUEST, _serialize(request))))
+        self.connection.sendall(encode(Message(RUNTIME_SERVICE, 1, REQUEST, _serialize(request))))
 
     def _handle(self, message: Message) -> None:
         if message.service == RUNTIME_SERVICE and message.kind == RESPONSE:
             self._finish_registration(message.data)
         elif message.service == PLUGIN_SERVICE and message.kind == REQUEST:
-            self._connection.sendall(encode(message._replace(kind=RESPONSE, data=self._answer(message.data))))
+            self.connection.sendall(encode(message._replace(kind=RESPONSE, data=self._answer(message.data))))
         else:
-            self._counters.error("unexpected_message")
+            self.counters.error("unexpected_message")
 
     def _finish_registration(self, data: bytes) -> None:
         try:
@@ -159,11 +152,11 @@ class Session:
         if answer.status.code:
             raise SourceError(
                 "refused",
-                f"the runtime rejects the plugin {self._index}-{self._name} ({answer.status.message}): podgpu"
+                f"the runtime rejects the plugin {'-'.join(reversed(self.name))} ({answer.status.message}): podgpu"
                 " needs NRI version v1alpha1 (containerd 1.7 or later, CRI-O 1.26 or later); see the runtime's log",
             )
-        self._registered = True
-        self._connection.settimeout(None)
+        self.is_registered = True
+        self.connection.settimeout(None)
 
     def _answer(self, data: bytes) -> bytes:
         started = time.monotonic()
@@ -173,7 +166,7 @@ class Session:
             method = request.method
             if request.service != PLUGIN_API:
                 raise NotImplementedError
-            response.payload = self._call(method, request.payload)
+            response.payload = self.call(method, request.payload)
         except NotImplementedError:
             self._failed(f"{request.service}/{method}", "other_protocol", f"podgpu implements {PLUGIN_API} only")
             response.status.code, method = _UNIMPLEMENTED, "other"
@@ -184,12 +177,12 @@ class Session:
         except Exception as error:  # noqa: BLE001 - a bug here must not fail a container
             _log.exception("unexpected error, please report it")
             self._failed(method, "bug", repr(error))
-        self._counters.add("podgpu_hook_requests_total", method)
-        self._counters.add("podgpu_hook_request_seconds_total", method, time.monotonic() - started)
+        self.counters.add("podgpu_hook_requests_total", method)
+        self.counters.add("podgpu_hook_request_seconds_total", method, time.monotonic() - started)
         return _serialize(response)
 
     def _failed(self, method: str, reason: str, problem: str) -> None:
-        self._counters.error(reason)
+        self.counters.error(reason)
         _log.warning("NRI request %s failed, so the container is not changed: %s", method, problem)
 
 

@@ -94,7 +94,7 @@ class ApiClient:
             with explain_errors(lambda reason, why: self._explain(reason, why, path)):
                 try:
                     line = await response.content.readline()
-                except (ValueError, HttpProcessingError) as error:  # aiohttp versions differ in the type
+                except (ValueError, HttpProcessingError) as error:  # depends on aiohttp's version
                     problem = f"an event of {path} is larger than the {_MAX_OBJECT_BYTES} bytes that podgpu accepts"
                     raise SourceError("bad_answer", problem) from error
             if not line:

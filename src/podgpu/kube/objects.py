@@ -25,14 +25,14 @@ Pairs = tuple[tuple[str, str], ...]
 
 PODS_PATH = "/api/v1/pods"
 _MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
-"""Annotation of static pods with the kubelet's uid, which cgroups and logs contain. `metadata.uid` is another uid."""
+"""Static pods have two uids. This annotation contains the kubelet's uid, which cgroups and logs also use."""
 _HASH_LABEL = "pod-template-hash"
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerRecord:
     name: str
-    requests: Pairs = ()  # extended resources and quantities; limits override requests
+    requests: Pairs = ()  # extended resource and quantity; a limit overrides a request
     container_id: str = ""  # without the runtime's prefix; empty before the container is created
     finished: bool = False  # True for an init container that has succeeded
 
@@ -70,7 +70,7 @@ class PodRecord:
 
 
 def parse_pod(body: KubeObject, keeps_annotation: Callable[[str], bool] = lambda _: False) -> PodRecord | None:
-    """Parses a Pod with the annotations whose keys `keeps_annotation` accepts. Returns None without name or uid."""
+    """Parses a Pod. Keeps the annotations that `keeps_annotation` accepts. Returns None if name or uid is missing."""
     metadata, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
     name, api_uid = metadata.get("name"), metadata.get("uid")
     if not name or not api_uid:
@@ -162,13 +162,8 @@ class EndpointSliceRecord(NamedTuple):
     problem: str = ""  # message if the Service has no port for metrics
 
 
-def services_path(namespace: str = "") -> str:
-    return f"/api/v1/namespaces/{namespace}/services" if namespace else "/api/v1/services"
-
-
-def endpoint_slices_path(namespace: str = "") -> str:
-    scope = f"namespaces/{namespace}/" if namespace else ""
-    return f"/apis/discovery.k8s.io/v1/{scope}endpointslices"
+def collection_path(api: str, kind: str, namespace: str = "") -> str:
+    return f"{api}/namespaces/{namespace}/{kind}" if namespace else f"{api}/{kind}"
 
 
 def parse_endpoint_slice(body: KubeObject, https: bool = False) -> EndpointSliceRecord:

@@ -58,7 +58,7 @@ def _key(item: KubeObject) -> str:
 
 
 class Informer(Generic[T]):
-    """Stores the converted objects of a collection. A thread of its own keeps them up to date. Thread-safe.
+    """Stores the converted objects of a collection. Its own thread keeps them up to date. Any thread may read them.
 
     While the API server is unreachable, the last objects are kept.
     """
@@ -94,7 +94,7 @@ class Informer(Generic[T]):
         self._find_path = find_path
         self._page_size = page_size
         self._retries: Counter[str] = Counter()
-        """Reason -> retries since the last event. A starting server fails for several reasons, one after the other."""
+        """Reason -> retries since the last event. Counted by reason, so that a new kind of failure is retried soon."""
         self._resume_version = ""  # the watch resumes after this version; if empty, the collection is listed first
         self._reads_etcd = False  # True if the next list must come from etcd, not from the API server's cache
         self._loop = asyncio.new_event_loop()

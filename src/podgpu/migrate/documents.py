@@ -34,7 +34,7 @@ class FileChange:
 
 
 def _report_old_names(text: str, problem: str) -> RewriteResult | None:
-    """Returns a result that reports the old names in a text, or None if there are none. Does not change the text."""
+    """Reports the old names in a text, without changing it. Returns None if there are none."""
     names = find_old_names(text)
     return RewriteResult(text, (f"{', '.join(names)}: {problem}",)) if names else None
 
@@ -91,7 +91,7 @@ def migrate_dashboard(text: str, origin: str) -> RewriteResult:
         raise UsageError(f"{origin}: not a dashboard, which must be a JSON object")
     texts = _find_strings(text)
     rewritten = {string: result for string in texts if (result := _rewrite_string(string)) is not None}
-    # If a panel or variable reads the exporter's series, its legends, columns and patterns may contain label names.
+    # Legends, columns and patterns may contain label names. They are renamed where the exporter's series are read.
     to_rewrite = {_owner_of(string) for string, result in rewritten.items() if result.reads_exporter}
     for string in texts:
         if _owner_of(string) in to_rewrite and string not in rewritten:

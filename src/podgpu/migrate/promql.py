@@ -55,7 +55,7 @@ _LINEAR = frozenset(
         *("quantile_over_time", "stddev_over_time", "last_over_time", "first_over_time", "mad_over_time"),
     }
 )
-"""Range functions whose result has the unit of the values, so that it can be converted instead of them."""
+"""Range functions whose result scales with the values, so that the result can be converted instead of the range."""
 _UNITLESS = frozenset(
     {
         *("count_over_time", "present_over_time", "absent_over_time", "changes", "resets"),
@@ -81,7 +81,7 @@ class PromqlError(PodgpuError):
 class RenamedMetric(NamedTuple):
     name: str
     factor: Fraction  # old value = new value * factor
-    is_default: bool  # dcgm-exporter exports it without a custom counter file
+    is_default: bool  # True if dcgm-exporter exports the metric by default
 
 
 @cache
@@ -153,8 +153,6 @@ def apply_edits(text: str, edits: Iterable[tuple[int, int, str]]) -> str:
 
 
 class _Token(NamedTuple):
-    """A token and its position in the expression."""
-
     text: str
     start: int
     end: int
@@ -167,14 +165,12 @@ class _Token(NamedTuple):
 
 @dataclass(slots=True)
 class _Expression:
-    """A parsed subexpression."""
-
     start: int
     end: int
     token: _Token | None = None  # first token of a string, number or selector; None for other expressions
     metrics: tuple[str, ...] = ()  # metric names in the subexpression's selectors
     set_labels: tuple[str, ...] = ()  # labels that label_replace and label_join set
-    factor: Fraction = Fraction(1)  # the value must be multiplied by this factor, in the expression around it
+    factor: Fraction = Fraction(1)  # unit conversion that the enclosing expression must apply
     is_range: bool = False
 
 
@@ -349,7 +345,7 @@ class _Rewriter:
                 self._write_conversion(argument)
         if function == "label_values":
             words = [argument.token for argument in arguments[-1:] if argument.token]
-            all_series = _Expression(call.start, call.end, metrics=("",))  # label_values(label) has no selector
+            all_series = _Expression(call.start, call.end, metrics=("",))  # label_values(label) reads all series
             self._rename_labels(call, words, arguments[:-1] or [all_series])
             return call
         self._rename_labels(call, labels, (call,))
@@ -377,17 +373,14 @@ class _Rewriter:
         self._expect(end)
 
     def _rename_labels(self, part: _Expression, words: Iterable[_Token], operands: Iterable[_Expression]) -> None:
-        """Renames labels. If an operand may read another exporter's metrics, reports that a label may belong to it."""
+        """Renames labels. Reports a label if an operand reads metrics that may come from another exporter."""
         for word in words:
             label = word.unquote()
             if new := renamed_labels().get(label.text):
                 self.edits.append((label.start, label.end, new))
-                if not all(self._has_label(operand, label.text) for operand in operands):
+                unknown = (one for one in operands if one.metrics and label.text not in one.set_labels)
+                if not all(any(map(self._has_exporter_labels, one.metrics)) for one in unknown):
                     self._fail(part, f"has the label {label.text}, which may belong to another exporter")
-
-    def _has_label(self, part: _Expression, label: str) -> bool:
-        is_known = not part.metrics or label in part.set_labels
-        return is_known or any(map(self._has_exporter_labels, part.metrics))
 
     def _has_exporter_labels(self, metric: str) -> bool:
         return metric in self.recorded or _EXPORTER_METRICS.match(metric) is not None

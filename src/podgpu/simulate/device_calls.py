@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 import pynvml
 
 from podgpu.simulate.gpu import FULL_CELSIUS, IDLE_CELSIUS, Activity, SimulatedGpu, SimulatedInstance, SimulatedLoad
-from podgpu.simulate.models import MIB, GpuModel
+from podgpu.simulate.models import AMPERE, MIB, GpuModel
 
 NO_INSTANCE = ALL_LINKS = 0xFFFFFFFF
 _SAMPLING_PERIOD_US = 100_000
@@ -166,7 +166,9 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
         lambda gpu: round(30 + 60 * max(0.0, gpu.celsius - IDLE_CELSIUS) / (FULL_CELSIUS - IDLE_CELSIUS)),
     ),
     "nvmlDeviceGetTotalEccErrors": _where(_HAS_ECC, lambda gpu, error, counter: 0),
-    "nvmlDeviceGetRemappedRows": _where(lambda gpu: gpu.model.row_remapping, lambda gpu: (0, 0, 0, 0)),
+    "nvmlDeviceGetRemappedRows": _where(
+        lambda gpu: gpu.model.ecc and gpu.model.architecture >= AMPERE, lambda gpu: (0, 0, 0, 0)
+    ),
     "nvmlDeviceGetCurrPcieLinkGeneration": lambda gpu: gpu.model.pcie_generation,
     "nvmlDeviceGetMaxPcieLinkGeneration": lambda gpu: gpu.model.pcie_generation,
     "nvmlDeviceGetCurrPcieLinkWidth": lambda gpu: 16,

@@ -98,8 +98,6 @@ class GpuActivity(NamedTuple):
 
 
 class UtilisationSample(NamedTuple):
-    """One utilisation sample of the driver."""
-
     wall_us: int
     shares: dict[int, float]  # pid -> fraction of the time in which the process was busy
 

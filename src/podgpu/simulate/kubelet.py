@@ -77,7 +77,7 @@ class SimulatedKubelet:
         return bytes(answer.SerializeToString())
 
     def list_devices(self) -> bytes:
-        """Lists only the devices that pods hold."""
+        """Returns the allocatable devices. A simplification: free devices are missing."""
         containers = [resources for pod in self.pods for resources in pod.containers.values()]
         devices = [device for resources in containers for device in encode_devices(resources)]
         return bytes(podresources_pb2.AllocatableResourcesResponse(devices=devices).SerializeToString())

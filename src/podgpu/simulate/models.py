@@ -26,8 +26,6 @@ _COUNTED = re.compile(r"(?:([1-9]\d?)x)?(\S.*)", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class MigProfile:
-    """A MIG profile: the size of a GPU instance."""
-
     name: str
     compute_slices: int
     memory_slices: int
@@ -60,10 +58,6 @@ class GpuModel:
     @property
     def gpm(self) -> bool:
         return self.architecture >= HOPPER
-
-    @property
-    def row_remapping(self) -> bool:
-        return self.ecc and self.architecture >= AMPERE
 
 
 def _parse_model(row: dict[str, str]) -> GpuModel:

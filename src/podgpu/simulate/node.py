@@ -9,15 +9,16 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Self
 from uuid import UUID, uuid5
 
+from podgpu.clock import Clock
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.gpu import SimulatedLoad
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
@@ -45,7 +46,7 @@ class Tenant:
     gi_id: int | None = None
     duty: float = 0.0
     memory: int = 0
-    user: str = ""  # if set, it is a process of this user outside Kubernetes, and has no pod
+    user: str = ""  # set for a process outside Kubernetes: the Linux user that runs it
     job: str = ""  # Slurm job of the process
 
 
@@ -183,7 +184,7 @@ class SimulatedProc:
         os.symlink(_HOST_PID_NAMESPACE, namespaces / "pid")
 
     def add(self, pid: int, cgroup: str, name: str = "python3", environment: str = "") -> None:
-        """Adds a process. `cgroup` is the text of its cgroup file. With `environment`, its user has only a number."""
+        """Adds a process. `cgroup` is the text of its cgroup file. With `environment`, adds a user without a name."""
         folder = self.root / str(pid)
         folder.mkdir()
         before_start, after_start = " ".join(["1"] * 18), " ".join(["0"] * 30)
@@ -211,22 +212,21 @@ class DemoNode:
         self,
         name: str,
         gpus: str,
-        root: Path,
-        *,
+        clock: Clock,
         first: int = 0,
         is_plain: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
     ) -> None:
-        """`first`: see `tenants`. `is_plain`: without Kubernetes. `root`: directory for the files of the host."""
+        """`first`: see `tenants`. `is_plain`: without Kubernetes."""
         self.name = name
-        self.driver = SimulatedNvml(gpus, node=name, clock=clock, wall=wall)
-        self.root = root
+        self.clock = clock
+        self.driver = SimulatedNvml(gpus, node=name, clock=clock.monotonic, wall=clock.wall)
+        self._folder = TemporaryDirectory(prefix="podgpu-demo-")
+        self.root = Path(self._folder.name)  # for the files of the host
         self.answers = True  # False while the node's exporter does not answer
-        self._proc = SimulatedProc(root / "proc")
+        self._proc = SimulatedProc(self.root / "proc")
         self._next_pid = itertools.count(_FIRST_PID)
         self._pids: dict[Tenant, int] = {}
-        self.kubelet = SimulatedKubelet(str(root / "kubelet.sock"))
+        self.kubelet = SimulatedKubelet(str(self.root / "kubelet.sock"))
         self.is_plain = is_plain
         self.add_tenants(*(users() if is_plain else tenants(self.driver, first)))
 
@@ -236,6 +236,7 @@ class DemoNode:
 
     def __exit__(self, *_: object) -> None:
         self.kubelet.stop()
+        self._folder.cleanup()
 
     @property
     def tenants(self) -> list[Tenant]:

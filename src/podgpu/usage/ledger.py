@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from msgspec import structs
 
@@ -33,6 +33,7 @@ Owner = Workload | Literal["host", "unknown"]  # "host": not in a pod; "unknown"
 _SHARE_UNITS = 1_000_000  # shares are integers in millionths of a device; the smallest real shares are 1/100
 _MAX_CLOSED_ACCOUNTS = 1_000  # closed accounts are kept, so that counters continue if a workload returns
 _MAX_NAMESPACES = 5_000  # combinations of namespace and GPU model; the least recently used is evicted
+_NAMESPACE_COUNTERS = ("allocated_ns", "busy_ns", "energy_mj")
 _MEASURED = ("busy_ns", "busy_min_ns", "busy_max_ns", "idle_ns", "energy_mj")
 _WAITS = ("wait_ns", "wait_min_ns", "wait_max_ns")
 
@@ -396,20 +397,20 @@ class Ledger:
             idle = sample.compute_idle(workload, busy, elapsed_ns)
             busy_min, busy_max = account.extend_bounds(bounds.get(workload), part)
             wait, wait_min, wait_max = account.find_waits(sample, workload, waiting)
+            increments = {
+                "allocated_ns": None if share is None else round(share * elapsed_ns),
+                "busy_ns": part,
+                "idle_ns": idle,
+                "busy_min_ns": busy_min,
+                "busy_max_ns": busy_max,
+                "wait_ns": wait,
+                "wait_min_ns": wait_min,
+                "wait_max_ns": wait_max,
+                "energy_mj": 0 if has_energy and part is not None else None,  # until the energy counter is read next
+            }
             self._add_to(
                 account,
-                allocated_ns=None if share is None else round(share * elapsed_ns),
-                busy_ns=part,
-                idle_ns=idle,
-                busy_min_ns=busy_min,
-                busy_max_ns=busy_max,
-                wait_ns=wait,
-                wait_min_ns=wait_min,
-                wait_max_ns=wait_max,
-                energy_mj=0 if has_energy and part is not None else None,  # until the energy counter is read next
-            )
-            account.usage = structs.replace(
-                account.usage,
+                increments,
                 utilization_ratio=_ratio(part, window_ns),
                 memory_used_bytes=memory.part(workload),
                 processes=processes.get(workload),
@@ -423,10 +424,10 @@ class Ledger:
                 account.is_measured = part is not None or (account.is_measured and not account.has_process)
         if sample.processes is not None:
             self._have_processes.add(key)
-        device = _add(self._devices.get(key, SlotUsage()), busy_ns=busy.total, unattributed_busy_ns=busy.without_series)
         method = "mps" if sample.mps_busy_ns is not None else sample.usage.method
-        self._devices[key] = structs.replace(
-            device,
+        self._devices[key] = _add(
+            self._devices.get(key, SlotUsage()),
+            {"busy_ns": busy.total, "unattributed_busy_ns": busy.without_series},
             utilization_ratio=_ratio(busy.total, window_ns),
             memory_used_bytes=memory.total,
             unattributed_memory_bytes=None if memory.parts is None else memory.without_series,
@@ -454,14 +455,14 @@ class Ledger:
         parts, rest = divide_exactly(gpu.energy_mj, weights), gpu.energy_mj
         for account, part in parts.items():
             if account is not None:
-                self._add_to(account, energy_mj=part)
+                self._add_to(account, {"energy_mj": part})
                 rest -= part if account.workload.has_labels else 0
         for sample in devices:
             for account in self._accounts[sample.device.key].values():
                 power_ratio = _ratio(parts.get(account), gpu.energy_mj)
                 account.usage = structs.replace(account.usage, power_ratio=power_ratio)
         device = self._devices.get(uuid, SlotUsage())
-        self._devices[uuid] = _add(device, energy_mj=gpu.energy_mj, unattributed_energy_mj=rest)
+        self._devices[uuid] = _add(device, {"energy_mj": gpu.energy_mj, "unattributed_energy_mj": rest})
 
     def _weigh(self, gpu: Device, devices: Sequence[DeviceSample], busy: Sequence[Division]) -> Counter[Account | None]:
         """Returns each account's weight: busy time (or, if the GPU was idle, allocated share) × compute slices.
@@ -485,13 +486,13 @@ class Ledger:
             by_share[None] += max(0, free) * _SHARE_UNITS
         return by_use if any(by_use.values()) else by_share
 
-    def _add_to(self, account: Account, **increments: int | None) -> None:
-        """Adds to the counters of the workload and of its namespace."""
-        account.usage = _add(account.usage, **increments)
+    def _add_to(self, account: Account, increments: Mapping[str, int | None], **gauges: Any) -> None:
+        """Adds to the counters of the workload and of its namespace, and sets gauges of the workload."""
+        account.usage = _add(account.usage, increments, **gauges)
         if account.namespace is not None:
             before = self._namespaces.get(account.namespace) or NamespaceUsage(*account.namespace, allocated_ns=0)
-            own = {name: n for name, n in increments.items() if name in NamespaceUsage.__struct_fields__}
-            self._namespaces[account.namespace] = _add(before, **own)
+            own = {name: increments.get(name) for name in _NAMESPACE_COUNTERS}
+            self._namespaces[account.namespace] = _add(before, own)
 
     def _find_ended_owner(self, sample: DeviceSample) -> Workload | None:
         """Returns the holder that owned all processes that ended since the last reading, or None."""
@@ -553,10 +554,10 @@ def _key(owner: Owner | None) -> WorkloadKey | str | None:
     return owner.key if isinstance(owner, Workload) else owner
 
 
-def _add(counters: _D, **increments: int | None) -> _D:
-    """Returns a copy with increased counters. A counter stays None until its first increment."""
-    sums = {name: _plus(getattr(counters, name), increment) for name, increment in increments.items()}
-    return structs.replace(counters, **sums)
+def _add(counters: _D, increments: Mapping[str, int | None], **gauges: Any) -> _D:
+    """Returns a copy with increased counters and new gauges. A counter stays None until its first increment."""
+    sums = {name: (getattr(counters, name) or 0) + n for name, n in increments.items() if n is not None}
+    return structs.replace(counters, **sums, **gauges)
 
 
 def _plus(counter: int | None, increment: int | None) -> int | None:

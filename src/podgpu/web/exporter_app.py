@@ -107,13 +107,17 @@ def _probe_routes(agent: Agent) -> list[web.RouteDef]:
 
 # Metrics
 
+_LONG_TEXT = 100_000  # bytes; rendering takes about 2 ms
+
 
 def _serve_text(
     agent: Agent, fresh: RenderedText, stale: RenderedText | None, headers: Mapping[str, str] = METRICS_HEADERS
 ) -> Handler:
-    """Renders in a thread, once for all concurrent requests, so that probes do not wait."""
+    """Renders once for all concurrent requests; a long text in a thread, so that probes do not wait."""
+    size = _LONG_TEXT  # of the last text
 
     async def handle(request: web.Request) -> web.Response:
+        nonlocal size
         published = agent.published
         text = fresh if agent.is_fresh(published) else stale
         if text is None:
@@ -121,7 +125,8 @@ def _serve_text(
         elif text in published.rendered:
             body = published.rendered[text]
         else:
-            body = await asyncio.to_thread(published.render, text)
+            body = published.render(text) if size < _LONG_TEXT else await asyncio.to_thread(published.render, text)
+            size = len(body.plain)
         return body_response(request, body, headers)
 
     return handle

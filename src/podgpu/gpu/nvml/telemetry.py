@@ -48,7 +48,7 @@ _QUIET_SECONDS = 0.5
 """Minimum wait for another GPU after one was opened. The wait is longer (1.5 times the time so far) if GPUs are slow:
 without persistence mode the driver needs one or two seconds per GPU."""
 _BUS_SECONDS = 10.0
-_CLOSE_WAIT = 0.45
+_CLOSE_WAIT = 0.85
 """Closing the driver waits at most this long for calls in progress, including the wait for XIDs. Shorter than the
 shortest deadline of an inventory."""
 _RESTART_SECONDS = 10.0
@@ -446,7 +446,7 @@ def _is_gpu(device: Path) -> bool:
 
 # XIDs
 
-_WAIT_MS = 400
+_WAIT_MS = 800
 """Maximum duration of a wait for events, which delays closing the driver. A wait costs 0.17 ms of CPU (H200)."""
 
 
