@@ -107,9 +107,7 @@ def test_pages_of_many_gpus(serving: Serving, tmp_path: Path) -> None:
         head, pages = asyncio.run(read(url))
     assert any("podgpu-usage.yaml" in note for note in head.notes)
     assert (head.paged, head.nodes, head.totals.gpus, head.totals.broken) == (True, [], 19, 1)
-    assert (head.totals.allocated, head.totals.idle) == (pytest.approx(14, rel=0.01), pytest.approx(5, rel=0.01))
-    east = next(one for one in head.namespaces if (one.cluster, one.namespace) == ("east", "team-0"))
-    assert (east.allocated_gpus, east.cost_per_hour) == (pytest.approx(6, rel=0.01), pytest.approx(60, rel=0.01))
+    assert (head.totals.allocated, head.totals.free, head.totals.unheld_unknown) == (0, 0, 19), "without the rule"
     for text, page in pages.items():
         assert (page.view.found, uuids_of(page.view)) == CASES[text], text
         assert page.view.totals == head.totals
