@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 import os
@@ -165,22 +164,16 @@ def test_deadline_covers_the_whole_response() -> None:
 # Requests
 
 
-def test_form_is_query_of_get_and_body_of_post() -> None:
+async def test_form_is_query_of_get_and_body_of_post() -> None:
     async def echo(request: web.Request) -> web.Response:
         headers = {name.lower(): value for name, value in request.headers.items()}
         return web.json_response({"path": request.path_qs, "form": dict(await request.post()), "headers": headers})
 
-    async def send() -> list[HttpResponse]:
-        async with site(echo) as url, open_session() as session:
-            client = HttpClient(f"{url}/prefix?key=secret", Access(headers=(("X-Scope-OrgID", "a"),)))
-            assert "secret" not in client.shown
-            form = {"query": 'up{a="b c"}'}
-            return [
-                await client.send(session, method, "/api/v1/query", form, "application/json")
-                for method in ("GET", "POST")
-            ]
-
-    responses = asyncio.run(send())
+    async with site(echo) as url, open_session() as session:
+        client = HttpClient(f"{url}/prefix?key=secret", Access(headers=(("X-Scope-OrgID", "a"),)))
+        assert "secret" not in client.shown
+        form, accept = {"query": 'up{a="b c"}'}, "application/json"
+        responses = [await client.send(session, method, "/api/v1/query", form, accept) for method in ("GET", "POST")]
     got, posted = [json.loads(response.body) for response in responses]
     assert responses[0].content_type == "application/json"
     assert got["path"] == "/prefix/api/v1/query?key=secret&query=up%7Ba%3D%22b+c%22%7D"

@@ -157,13 +157,10 @@ def test_malformed_messages_are_refused_and_the_next_call_is_answered() -> None:
     assert call(make_stage(), use)
 
 
-def test_an_address_in_use_is_named() -> None:
-    async def run() -> None:
-        async with serving(Stage()) as port:
-            with pytest.raises(StartError, match=f"127.0.0.1:{port}.*--keda-address"):
-                await ExternalScaler(Stage().store, Address("127.0.0.1", port)).start()
-
-    asyncio.run(run())
+async def test_an_address_in_use_is_named() -> None:
+    async with serving(Stage()) as port:
+        with pytest.raises(StartError, match=f"127.0.0.1:{port}.*--keda-address"):
+            await ExternalScaler(Stage().store, Address("127.0.0.1", port)).start()
 
 
 # Certificates
@@ -196,73 +193,60 @@ async def call_over_tls(port: int, certificates: Certificates, shows: str) -> bo
         ("scraper", grpc.StatusCode.PERMISSION_DENIED),
     ],
 )
-def test_only_certificates_with_an_accepted_ca_and_name_are_answered(
+async def test_only_certificates_with_an_accepted_ca_and_name_are_answered(
     certificates: Certificates, tmp_path: Path, shows: str, code: grpc.StatusCode
 ) -> None:
-    async def run() -> None:
-        tls = make_tls(certificates, tmp_path)
-        async with serving(Stage(), tls, frozenset({"client"})) as port:
-            with pytest.raises(grpc.aio.AioRpcError) as raised:
-                await call_over_tls(port, certificates, shows)
-            assert raised.value.code() is code
-            assert await call_over_tls(port, certificates, "client")
-
-    asyncio.run(run())
+    tls = make_tls(certificates, tmp_path)
+    async with serving(Stage(), tls, frozenset({"client"})) as port:
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await call_over_tls(port, certificates, shows)
+        assert raised.value.code() is code
+        assert await call_over_tls(port, certificates, "client")
 
 
-def test_replaced_certificates_are_used_for_the_next_connection(certificates: Certificates, tmp_path: Path) -> None:
-    async def run() -> None:
-        tls = make_tls(certificates, tmp_path)
-        async with serving(Stage(), tls) as port:
-            assert await call_over_tls(port, certificates, "client")
-            (tmp_path / "tls.key").write_text("half of a rotation")
-            assert await call_over_tls(port, certificates, "client")
-            shutil.copy(certificates.path("server.key"), tmp_path / "tls.key")
-            shutil.copy(certificates.path("stranger.crt"), tmp_path / "ca.crt")
-            with pytest.raises(grpc.aio.AioRpcError):
-                await call_over_tls(port, certificates, "client")
-            assert await call_over_tls(port, certificates, "outsider")
-
-    asyncio.run(run())
+async def test_replaced_certificates_are_used_for_new_connections(certificates: Certificates, tmp_path: Path) -> None:
+    tls = make_tls(certificates, tmp_path)
+    async with serving(Stage(), tls) as port:
+        assert await call_over_tls(port, certificates, "client")
+        (tmp_path / "tls.key").write_text("half of a rotation")
+        assert await call_over_tls(port, certificates, "client")
+        shutil.copy(certificates.path("server.key"), tmp_path / "tls.key")
+        shutil.copy(certificates.path("stranger.crt"), tmp_path / "ca.crt")
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call_over_tls(port, certificates, "client")
+        assert await call_over_tls(port, certificates, "outsider")
 
 
 @pytest.mark.fault(
     "300 clients connect to KEDA's listener and do not start the TLS handshake",
     "KEDA is answered, and their connections are closed after 3 seconds",
 )
-def test_keda_is_answered_beside_silent_connections(certificates: Certificates, tmp_path: Path) -> None:
-    async def run() -> None:
-        tls = make_tls(certificates, tmp_path)
-        async with serving(Stage(), tls) as port:
-            silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(300)]
-            assert await call_over_tls(port, certificates, "client")
-            async with asyncio.timeout(60):
-                await asyncio.gather(*(reader.read() for reader, _ in silent), return_exceptions=True)
-            for _, writer in silent:
-                writer.transport.abort()
-
-    asyncio.run(run())
-
-
-def test_streams_and_headers_of_a_connection_are_limited(certificates: Certificates, tmp_path: Path) -> None:
-    """A small compressed header can become large: 100 streams of 20 connections cost 900 MB."""
-
-    async def run() -> None:
-        own_tls = make_tls(certificates, tmp_path)
-        tls = certificates.client("client")
-        tls.set_alpn_protocols(["h2"])
-        async with serving(Stage(), own_tls) as port:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
-            client = H2Connection()
-            client.initiate_connection()
-            writer.write(client.data_to_send())
-            settings: dict[int, int] = {}
-            while not settings:
-                events = client.receive_data(await reader.read(65536))
-                changed = (event.changed_settings for event in events if isinstance(event, RemoteSettingsChanged))
-                settings = {code: each.new_value for settings in changed for code, each in settings.items()}
+async def test_keda_is_answered_beside_silent_connections(certificates: Certificates, tmp_path: Path) -> None:
+    tls = make_tls(certificates, tmp_path)
+    async with serving(Stage(), tls) as port:
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(300)]
+        assert await call_over_tls(port, certificates, "client")
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(reader.read() for reader, _ in silent), return_exceptions=True)
+        for _, writer in silent:
             writer.transport.abort()
-        assert settings[SettingCodes.MAX_CONCURRENT_STREAMS] == 10
-        assert settings[SettingCodes.MAX_HEADER_LIST_SIZE] <= 8192
 
-    asyncio.run(run())
+
+async def test_streams_and_headers_of_a_connection_are_limited(certificates: Certificates, tmp_path: Path) -> None:
+    """A small compressed header can become large: 100 streams of 20 connections cost 900 MB."""
+    own_tls = make_tls(certificates, tmp_path)
+    tls = certificates.client("client")
+    tls.set_alpn_protocols(["h2"])
+    async with serving(Stage(), own_tls) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
+        client = H2Connection()
+        client.initiate_connection()
+        writer.write(client.data_to_send())
+        settings: dict[int, int] = {}
+        while not settings:
+            events = client.receive_data(await reader.read(65536))
+            changed = (event.changed_settings for event in events if isinstance(event, RemoteSettingsChanged))
+            settings = {code: each.new_value for settings in changed for code, each in settings.items()}
+        writer.transport.abort()
+    assert settings[SettingCodes.MAX_CONCURRENT_STREAMS] == 10
+    assert settings[SettingCodes.MAX_HEADER_LIST_SIZE] <= 8192

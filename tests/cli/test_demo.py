@@ -6,12 +6,10 @@ import asyncio
 import json
 import subprocess
 import sys
-import tempfile
 import threading
 from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,13 +49,9 @@ class Demo:
         self.time = FakeClock()
         clock = Clock(self.time.monotonic, self.time.wall)
         prices = read_prices("example")
-        self.nodes = [
-            opened.enter_context(
-                make_node(number, gpus, Path(opened.enter_context(tempfile.TemporaryDirectory())), clock)
-            )
-            for number, gpus in enumerate(("8xH100", *OTHER_GPUS))
-        ]
-        self.exporters = [make_exporter(node, prices, clock) for node in self.nodes]
+        specs = enumerate(("8xH100", *OTHER_GPUS))
+        self.nodes = [opened.enter_context(make_node(number, gpus, clock)) for number, gpus in specs]
+        self.exporters = [make_exporter(node, prices) for node in self.nodes]
         for exporter in self.exporters:
             opened.callback(exporter.agent.stop)
         self.clients = [opened.enter_context(running(one.agent, app=_app(one))) for one in self.exporters]

@@ -158,31 +158,27 @@ def test_hanging_exporters_do_not_delay_others() -> None:
     assert {o.error for o in reading.outcomes} == {"", "timeout"}
 
 
-def test_targets_come_and_go() -> None:
+async def test_targets_come_and_go() -> None:
     first, second, time = Exporter(metrics_text(0)), Exporter(metrics_text(1)), FakeClock()
-
-    async def run() -> None:
-        async with running_exporters(first, second) as urls:
-            current, problems = list(urls), ["the API server cannot be reached"]
-            collector = ScrapeCollector(lambda: current, SETTINGS, read_notes=lambda: problems, clock=time.clock())
-            second.status = 500
-            await collector.run_round()
-            second.status = 200
-            await collector.run_round()
-            current.remove(urls[1])
-            await collector.run_round()
-            reading = collector.reading()
-            assert [(n.state.node, n.listed) for n in reading.nodes] == [("node-0", True)]
-            assert [o.target for o in reading.outcomes] == urls[:1]
-            assert reading.errors == {}
-            assert reading.notes == ("the API server cannot be reached",)
-            current.append(urls[1])
-            await collector.run_round()
-            reading = collector.reading()
-            assert [(n.state.node, n.listed) for n in reading.nodes] == [("node-0", True), ("node-1", True)]
-            await collector.close()
-
-    asyncio.run(run())
+    async with running_exporters(first, second) as urls:
+        current, problems = list(urls), ["the API server cannot be reached"]
+        collector = ScrapeCollector(lambda: current, SETTINGS, read_notes=lambda: problems, clock=time.clock())
+        second.status = 500
+        await collector.run_round()
+        second.status = 200
+        await collector.run_round()
+        current.remove(urls[1])
+        await collector.run_round()
+        reading = collector.reading()
+        assert [(n.state.node, n.listed) for n in reading.nodes] == [("node-0", True)]
+        assert [o.target for o in reading.outcomes] == urls[:1]
+        assert reading.errors == {}
+        assert reading.notes == ("the API server cannot be reached",)
+        current.append(urls[1])
+        await collector.run_round()
+        reading = collector.reading()
+        assert [(n.state.node, n.listed) for n in reading.nodes] == [("node-0", True), ("node-1", True)]
+        await collector.close()
 
 
 def test_other_paths_of_an_exporter() -> None:

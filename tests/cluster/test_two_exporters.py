@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
 
 import msgspec
 import pytest
@@ -65,23 +63,18 @@ async def prometheus() -> AsyncIterator[tuple[Collector, str, str]]:
     "The exporter that names the pods is used for the page, the costs and autoscaling; a warning names both exporters",
 )
 @pytest.mark.parametrize("collecting", [scraping, prometheus])
-def test_the_exporter_that_names_the_pods_is_used(
+async def test_the_exporter_that_names_the_pods_is_used(
     collecting: Callable[[], AbstractAsyncContextManager[tuple[Collector, str, str]]],
 ) -> None:
-    async def run() -> tuple[dict[str, Any], float, str, str]:
-        settings = ViewSettings()
-        running = RunningPods({("ml", name): pod(name, "ml", node="zeta") for name in PODS})
-        store = SampleStore(settings, 600.0, lambda: running)
-        async with collecting() as (collector, used, other):
-            cluster = Cluster(lambda: collector, settings, lambda: (PRICES, ()))
-            await cluster.round(collector)
-            await collector.close()
-        store.add_round(cluster.published.state)
-        request = MetricRequest(find_metric("gpu_utilization"), PodSelector("ml"), window=settings.interval)
-        value = compute_value(store.snapshot(), request).value
-        return json.loads(msgspec.json.encode(cluster.published.view)), value, used, other
-
-    view, value, used, other = asyncio.run(run())
+    settings = ViewSettings()
+    running = RunningPods({("ml", name): pod(name, "ml", node="zeta") for name in PODS})
+    store = SampleStore(settings, 600.0, lambda: running)
+    async with collecting() as (collector, used, other):
+        cluster = Cluster(lambda: collector, settings, lambda: (PRICES, ()))
+        await cluster.round(collector)
+        await collector.close()
+    store.add_round(cluster.published.state)
+    view = json.loads(msgspec.json.encode(cluster.published.view))
     assert (view["totals"]["gpus"], view["totals"]["allocated"], view["totals"]["cost_per_hour"]) == (2, 2.0, 6.0)
     assert [namespace["namespace"] for namespace in view["namespaces"]] == ["ml"]
     assert [node["name"] for node in view["nodes"]] == ["zeta"]
@@ -89,4 +82,5 @@ def test_the_exporter_that_names_the_pods_is_used(
     assert warning["severity"] == "warning"
     assert used in warning["text"]
     assert other in warning["text"]
-    assert value == pytest.approx(50)
+    request = MetricRequest(find_metric("gpu_utilization"), PodSelector("ml"), window=settings.interval)
+    assert compute_value(store.snapshot(), request).value == pytest.approx(50)

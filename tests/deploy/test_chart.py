@@ -212,9 +212,3 @@ def test_no_write_access_to_the_api_server() -> None:
 def test_chart_has_the_packages_version() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
-
-
-def test_no_objects_of_the_operator_without_the_operator() -> None:
-    everything = {"cluster": {"enabled": True}, "enrich": {"enabled": True}}
-    assert not CRDS & {one["kind"] for one in objects(everything, operator=False)}
-    assert {"ServiceMonitor", "PodMonitor", "PrometheusRule"} == CRDS & {one["kind"] for one in objects(everything)}

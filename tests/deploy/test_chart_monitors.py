@@ -12,6 +12,7 @@ import yaml
 from deploy.render import CHART
 from tests.deploy.chart import VARIANTS, env, objects, of_kind, pod
 from tests.deploy.relabelings import chart_monitor, endpoint_of
+from tests.deploy.test_chart import CRDS
 
 
 @pytest.mark.parametrize(
@@ -36,10 +37,10 @@ def test_monitor_scrapes_its_pods_and_keeps_pod_labels(variant: str, component: 
 @pytest.mark.parametrize("switch", [True, False, "auto"])
 @pytest.mark.parametrize("operator", [True, False])
 def test_auto_follows_the_cluster(switch: bool | str, operator: bool) -> None:
-    values = {"monitor": {"enabled": switch}, "rules": {"enabled": switch}}
-    kinds = {one["kind"] for one in objects(values, operator)}
-    wanted = operator if switch == "auto" else switch
-    assert ("ServiceMonitor" in kinds, "PrometheusRule" in kinds) == (wanted, wanted)
+    everything = {"cluster": {"enabled": True}, "enrich": {"enabled": True}}
+    values = {"monitor": {"enabled": switch}, "rules": {"enabled": switch}, **everything}
+    wanted = {"ServiceMonitor", "PodMonitor", "PrometheusRule"} if switch is True or (switch and operator) else set()
+    assert CRDS & {one["kind"] for one in objects(values, operator)} == wanted
 
 
 HOLDER_RULES = CHART / "files" / "rules" / "podgpu-holders.yaml"
@@ -79,20 +80,19 @@ def test_dashboard_objects_have_the_content_of_the_files() -> None:
         assert len(json.dumps(one)) < 1_000_000, "a ConfigMap holds a MiB"
 
 
-def test_disabled_alerts() -> None:
-    rendered = of_kind("PrometheusRule", {"rules": {"disabled": ["PodgpuPowerBrake"]}})
-    kept = [rule for one in rendered for group in one["spec"]["groups"] for rule in group["rules"]]
-    files = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in RULE_FILES]
-    shipped = [rule for file in files for group in file["groups"] for rule in group["rules"]]
-    assert kept == [rule for rule in shipped if rule.get("alert") != "PodgpuPowerBrake"]
-    assert len(kept) == len(shipped) - 1
-
-
-def alerts(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def rules(values: Mapping[str, Any]) -> list[dict[str, Any]]:
     rendered = of_kind("PrometheusRule", values)
-    rules = [rule for one in rendered for group in one["spec"]["groups"] for rule in group["rules"]]
-    return {rule["alert"]: rule for rule in rules if "alert" in rule}
+    return [rule for one in rendered for group in one["spec"]["groups"] for rule in group["rules"]]
 
 
-def test_no_alert_about_absent_exporters_if_the_exporter_is_disabled() -> None:
-    assert alerts({}).keys() - alerts({"exporter": {"enabled": False}}).keys() == {"PodgpuExporterAbsent"}
+@pytest.mark.parametrize(
+    ("values", "alert"),
+    [
+        ({"rules": {"disabled": ["PodgpuPowerBrake"]}}, "PodgpuPowerBrake"),
+        ({"exporter": {"enabled": False}}, "PodgpuExporterAbsent"),
+    ],
+)
+def test_disabled_alerts(values: Mapping[str, Any], alert: str) -> None:
+    assert [rule for rule in rules({}) if rule not in rules(values)] == [
+        rule for rule in rules({}) if rule.get("alert") == alert
+    ]

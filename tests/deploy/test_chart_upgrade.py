@@ -17,12 +17,11 @@ OLD = yaml.safe_load((FOLDER / "values_0_1_0.yaml").read_text(encoding="utf-8"))
 TAKEN = {name: values for name, values in OLD["examples"].items() if name != "install-kubernetes"}
 
 
-def _leaves(values: dict[str, Any], path: str = "") -> Iterator[str]:
+def _leaves(values: dict[str, Any], path: str = "") -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
     for key, value in values.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{path}{key}.")
-        else:
-            yield path + key
+        leaves |= _leaves(value, f"{path}{key}.") if isinstance(value, dict) and value else {path + key: value}
+    return leaves
 
 
 def _named(message: str) -> dict[str, str]:
@@ -42,17 +41,10 @@ def _without(values: dict[str, Any], paths: set[str]) -> dict[str, Any]:
 
 def test_the_message_names_every_value_that_moved() -> None:
     named = _named(refusal(OLD["defaults"]))
-    current = set(_leaves(values_file()))
-    moved = [path for path in _leaves(OLD["defaults"]) if path not in current]
-    given = {path: value for path in moved if (value := _value(OLD["defaults"], path)) not in ("", [], {}, False)}
-    assert len(given) > 60
-    assert not [path for path in given if not any(path == old or path.startswith(f"{old}.") for old in named)]
-
-
-def _value(values: dict[str, Any], path: str) -> Any:
-    for key in path.split("."):
-        values = values[key]
-    return values
+    current, old = _leaves(values_file()), _leaves(OLD["defaults"])
+    moved = [path for path, value in old.items() if path not in current and value not in ("", [], {}, False)]
+    assert len(moved) > 60
+    assert not [path for path in moved if not any(path == name or path.startswith(f"{name}.") for name in named)]
 
 
 def test_values_that_did_not_move_are_accepted() -> None:

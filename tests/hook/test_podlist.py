@@ -31,7 +31,7 @@ def test_a_restarted_hook_does_not_write_a_correct_file(runtime: Runtime, podlis
     before = os.stat(podlist)
     second = start_hook()
     runtime.accept()
-    wait_until(lambda: second.is_up_to_date)
+    wait_until(lambda: second.writer.is_up_to_date)
     assert os.stat(podlist).st_ino == before.st_ino
     assert count(second, "podgpu_hook_podlist_writes_total") == 0
 

@@ -58,23 +58,19 @@ def test_unauthorized(server: SimulatedApiServer, config: ApiConfig, caplog: pyt
     assert len(server.requests) == 1  # the same token would be refused again
 
 
-def test_a_new_token_is_read_after_the_old_one_is_rejected(
+async def test_a_new_token_is_read_after_the_old_one_is_rejected(
     server: SimulatedApiServer, config: ApiConfig, tmp_path: Path
 ) -> None:
     file = tmp_path / "token"
     file.write_text("old")
     server.tokens = frozenset({"old"})
-
-    async def ask() -> None:
-        async with ApiClient(replace(config, token_file=str(file))) as client:
+    async with ApiClient(replace(config, token_file=str(file))) as client:
+        await client.get(PODS)
+        server.tokens = frozenset({"new"})
+        file.write_text("new")
+        with pytest.raises(SourceError, match="status 401"):
             await client.get(PODS)
-            server.tokens = frozenset({"new"})
-            file.write_text("new")
-            with pytest.raises(SourceError, match="status 401"):
-                await client.get(PODS)
-            await client.get(PODS)
-
-    asyncio.run(ask())
+        await client.get(PODS)
     assert [request.token for request in server.requests] == ["old", "old", "new"]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from podgpu.cluster.ranges import JobSummary
 from podgpu.cluster.view import GpuDetails
-from podgpu.top.source import NO_DATA, ClusterSource, ExporterSource, Feed, FetchedDetails
+from podgpu.history.answers import NO_DATA
+from podgpu.top.source import ClusterSource, ExporterSource, Feed, FetchedDetails
 from tests.top.scene import gpu, holder, node, view
 from tests.top.servers import EXPOSITION, HTML, answer, history, podgpu_server, serving
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import platform
 import re
 import socket
 from collections.abc import AsyncIterator, Mapping
@@ -15,7 +14,6 @@ from typing import Any
 import click
 from aiohttp import web
 
-from podgpu import __version__
 from podgpu.autoscale.keda import KEDA_OPTION, ExternalScaler, load_credentials
 from podgpu.autoscale.metrics import PROFILING_METRICS
 from podgpu.autoscale.metrics_api import API_OPTION, CaBundleUpdater, FrontProxy, MetricsApi, issue, parse_front_proxy
@@ -24,14 +22,13 @@ from podgpu.autoscale.requests import CUSTOM_GROUP, CUSTOM_VERSIONS, Refusal
 from podgpu.autoscale.samples import SampleStore
 from podgpu.cli.cluster import choose_collector, make_settings
 from podgpu.cli.options import make_command
-from podgpu.cli.terminal import configure_logging
 from podgpu.cluster.collect import MAX_ROUNDS, ViewSettings, duration_text
-from podgpu.cluster.loop import Cluster, MakeCollector
+from podgpu.cluster.loop import Cluster
 from podgpu.errors import UsageError
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import is_loopback, load_config
 from podgpu.kube.reflector import Informer
-from podgpu.metrics.encode import NO_LABELS, Body, Family, Labels, Sample, encode, make_families
+from podgpu.metrics.encode import NO_LABELS, VERSIONS, Body, Family, Labels, Sample, encode, make_families
 from podgpu.tls import Pem
 from podgpu.web.app import PROBE_OPTION, Address, Listener, make_application, run
 from podgpu.web.responses import metrics_response, probe_routes
@@ -60,7 +57,6 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
     Give exactly one of --prometheus, --scrape or --discover-kubernetes. Running pods are read from the API server.
     """
-    configure_logging(options["log_format"], options["debug"])
     interval, longest = options["interval"], options["longest_window"]
     if longest / interval > MAX_ROUNDS:
         raise UsageError(
@@ -70,14 +66,12 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     extra_fields = tuple(metric.field for metric in PROFILING_METRICS)
     settings = make_settings(ctx, options, extra_fields=extra_fields, window=interval)
     with ExitStack() as stack:
-        make_collector = choose_collector({**options, "owners": "none"}, settings, stack)
-        server = _make_server(options, settings, make_collector, stack)
+        server = _make_server(options, settings, stack)
         run([server.cluster], server.listeners(options["probe_address"], options["api_address"]))
 
 
-def _make_server(
-    options: Mapping[str, Any], settings: ViewSettings, make_collector: MakeCollector, stack: ExitStack
-) -> AutoscaleServer:
+def _make_server(options: Mapping[str, Any], settings: ViewSettings, stack: ExitStack) -> AutoscaleServer:
+    make_collector = choose_collector({**options, "owners": "none"}, settings, stack)
     keda_address, api_address = options["keda_address"], options["api_address"]
     if keda_address is None and api_address is None:
         raise UsageError(f"{KEDA_OPTION} and {API_OPTION} are both none: there is nothing to serve")
@@ -182,9 +176,8 @@ class AutoscaleServer:
 
     def families(self) -> list[Family]:
         calls = sorted(call for part in (self.api, self.scaler) if part is not None for call in part.calls.items())
-        version = Labels((("version", __version__), ("python_version", platform.python_version())))
         samples = {
-            "podgpu_autoscale_build_info": [Sample(version, 1.0)],
+            "podgpu_autoscale_build_info": [Sample(VERSIONS, 1.0)],
             "podgpu_autoscale_requests_total": [
                 Sample(Labels((("api", api), ("code", code))), float(count)) for (api, code), count in calls
             ],

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from podgpu.cli.options import is_set, make_command
-from podgpu.cli.terminal import configure_logging
+from podgpu.cli.options import is_set, make_command, naming_option
 from podgpu.cluster.collect import Collector, ViewSettings, check_settings
 from podgpu.cluster.discover import ApiMap, KubernetesTargets, ServiceSelector
 from podgpu.cluster.loop import Cluster, MakeCollector
@@ -61,7 +60,6 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
     Give exactly one of --prometheus, --scrape or --discover-kubernetes.
     """
-    configure_logging(options["log_format"], options["debug"])
     settings = make_settings(
         ctx,
         options,
@@ -147,7 +145,7 @@ def choose_collector(
             owners=read_owners,
             label_names=lambda: prices()[0].label_names,
         )
-        with _naming_option("--prometheus"):
+        with naming_option("--prometheus"):
             make()  # checks the options now; the cluster loop creates its own collector later
         return make
     access = Access.from_options(options, "exporter")
@@ -171,7 +169,7 @@ def choose_collector(
         read_node_labels=lambda: labels.read() if labels and prices()[0].label_names else {},
     )
     if options["scrape"]:
-        with _naming_option("--scrape"):
+        with naming_option("--scrape"):
             urls = unique_targets(options["scrape"].split(","), access)
         return partial(make_scraper, lambda: urls, read_notes=notes)
     https = bool(options["exporter_ca_file"] or options["exporter_insecure_skip_verify"])
@@ -211,15 +209,6 @@ def _owners(options: Mapping[str, Any], stack: ExitStack) -> ApiMap[PodName, Wor
 def _uses_api(options: Mapping[str, Any]) -> bool:
     """Returns True if an API server is configured. Ignores ~/.kube/config, which may belong to another cluster."""
     return bool(options["discover_kubernetes"] or options["kubeconfig"] or "KUBERNETES_SERVICE_HOST" in os.environ)
-
-
-@contextmanager
-def _naming_option(option: str) -> Iterator[None]:
-    """Adds the option to the start of a UsageError's message, unless the message begins with an option."""
-    try:
-        yield
-    except UsageError as e:
-        raise UsageError(str(e) if str(e).startswith("--") else f"{option} {e}") from e
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ import json
 import math
 import os
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 import click
@@ -106,8 +104,7 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
     with ExitStack() as stack:
         nodes = []
         for number, spec in enumerate([gpus, *OTHER_GPUS]):
-            root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="podgpu-demo-")))
-            node = stack.enter_context(make_node(number, spec, root))
+            node = stack.enter_context(make_node(number, spec, Clock()))
             nodes.append(node)
             what = f"{len(node.kubelet.pods)} pods" if node.kubelet.pods else "a node without Kubernetes"
             click.echo(f"SIMULATED {node.name}: {spec}, {what}")
@@ -141,11 +138,10 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
     click.echo("demo ended")
 
 
-def make_node(number: int, gpus: str, root: Path, clock: Clock | None = None) -> DemoNode:
+def make_node(number: int, gpus: str, clock: Clock) -> DemoNode:
     """`number`: position of the node, from 0."""
-    clock, first, is_plain = clock or Clock(), number * _PODS_PER_NODE, number == _PLAIN
-    name = "workstation-1" if is_plain else f"node-{number + 1}"
-    return DemoNode(name, gpus, root, first=first, is_plain=is_plain, clock=clock.monotonic, wall=clock.wall)
+    name = "workstation-1" if number == _PLAIN else f"node-{number + 1}"
+    return DemoNode(name, gpus, clock, number * _PODS_PER_NODE, number == _PLAIN)
 
 
 def _print_overview(nodes: Sequence[DemoNode], bound: Sequence[Address], script: Sequence[Act]) -> None:
@@ -219,8 +215,7 @@ class DemoExporter(NamedTuple):
     application: web.Application
 
 
-def make_exporter(node: DemoNode, prices: ReadPrices, clock: Clock | None = None) -> DemoExporter:
-    clock = clock or Clock()
+def make_exporter(node: DemoNode, prices: ReadPrices) -> DemoExporter:
     names = IdentityReader(str(node.root / "pods"), str(node.root / "containers"))
     count = len(node.driver.gpus)
     agent = Agent(
@@ -228,8 +223,8 @@ def make_exporter(node: DemoNode, prices: ReadPrices, clock: Clock | None = None
             node.driver,
             "simulated",
             lambda: count,
-            clock=clock.monotonic,
-            wall=clock.wall,
+            clock=node.clock.monotonic,
+            wall=node.clock.wall,
             switch_logs=SwitchLogFactory("exact", lambda gpu, _: RoundRobinLog(node.driver, gpu.uuid), lambda: True),
         ),
         HolderSources([] if node.is_plain else [KubeletAllocation(node.kubelet.socket)], names.read),
@@ -238,7 +233,7 @@ def make_exporter(node: DemoNode, prices: ReadPrices, clock: Clock | None = None
             allocation_interval=1.0,
             policy=Policy(counters=shipped_counters("dcp") or (), hostname=node.name),
         ),
-        clock,
+        node.clock,
         containers=ContainerFinder(str(node.root / "proc"), finds_users=node.is_plain),
         pod_labels=lambda: {(t.namespace, t.pod): (("team", team_of(t.namespace)),) for t in node.tenants if t.pod},
     )
@@ -282,17 +277,17 @@ _JOB_HOURS = 4.0
 _PAUSE_HOURS = 0.2
 _NIGHT = 0.6  # load of services at night, relative to the day
 _FAULTS = (  # node, GPU (None: all), from and to (hours ago), condition, message
-    (2, None, 8.0, 7.8, "node_gone", "its node does not answer"),
-    (0, 6, 5.0, 4.6, "xid", "it reported XID 48 (double-bit ECC error)"),
-    (1, 3, 11.0, 10.3, "lost", "the driver no longer lists it: it fell off the bus or was removed"),
-    (1, 0, 1.2, 0.9, "thermal", "thermal throttling for most of the last minute"),
-    (0, 5, 19.0, 2.0, "idle", "notebooks/jupyter-ada-0/notebook holds it and does not use it"),
+    ("node-3", None, 8.0, 7.8, "node_gone", "its node does not answer"),
+    ("node-1", 6, 5.0, 4.6, "xid", "it reported XID 48 (double-bit ECC error)"),
+    ("node-2", 3, 11.0, 10.3, "lost", "the driver no longer lists it: it fell off the bus or was removed"),
+    ("node-2", 0, 1.2, 0.9, "thermal", "thermal throttling for most of the last minute"),
+    ("node-1", 5, 19.0, 2.0, "idle", "notebooks/jupyter-ada-0/notebook holds it and does not use it"),
 )
 
 
 def write_past(nodes: Sequence[DemoNode], recorders: Mapping[str, HistoryRecorder], prices: Prices, now: float) -> None:
     """Writes the history of the last day, its last hour in fine steps. `recorders`: by node; key "" is the cluster."""
-    stays = [list(_stays(number, node)) for number, node in enumerate(nodes)]
+    stays = {node.name: list(_stays(node)) for node in nodes}
     start, fine = (int(now - length) // COARSE * COARSE for length in (DAY, HOUR))
     # Samples with the time `at` are stored in the interval that begins at `at`, so they contain the usage after `at`.
     times = [(at, COARSE) for at in range(start, fine, COARSE)]
@@ -300,13 +295,13 @@ def write_past(nodes: Sequence[DemoNode], recorders: Mapping[str, HistoryRecorde
     for at, seconds in times:
         ago = (now - at) / HOUR
         samples = []
-        for number, node in enumerate(nodes):
-            present = [tenant for tenant, begin, end in stays[number] if end < ago <= begin]
+        for node in nodes:
+            present = [tenant for tenant, begin, end in stays[node.name] if end < ago <= begin]
             for gpu in node.driver.gpus:
                 held = [tenant for tenant in present if tenant.gpu == gpu.number]
                 for instance, size in _divide(gpu):
                     tenants = [tenant for tenant in held if tenant.gi_id == instance]
-                    device = _PastDevice(number, node.name, gpu, instance, size, tenants)
+                    device = _PastDevice(node.name, gpu, instance, size, tenants)
                     samples.append(device.sample(at, ago, seconds, prices, held if instance is None else tenants))
         for name, recorder in recorders.items():
             recorder.append(HistoryRound(at, [sample for sample in samples if name in ("", sample.node)]))
@@ -318,12 +313,12 @@ def _divide(gpu: SimulatedGpu) -> list[tuple[int | None, float]]:
     return [*instances, (None, 1.0 - sum(size for _, size in instances))]
 
 
-def _stays(number: int, node: DemoNode) -> Iterator[tuple[Tenant, float, float]]:
+def _stays(node: DemoNode) -> Iterator[tuple[Tenant, float, float]]:
     """Yields each pod of the demo with its begin and end, in hours before now.
 
     The GPUs of the third node's training job had earlier jobs, which are included.
     """
-    jobs = [tenant for tenant in node.tenants if tenant.pod.startswith("llm-train-")] if number == 2 else []
+    jobs = [tenant for tenant in node.tenants if tenant.pod.startswith("llm-train-")] if node.name == "node-3" else []
     for tenant in node.tenants:
         yield tenant, 1.5 if tenant in jobs else math.inf, 0.0
     for job in range(5):
@@ -336,7 +331,6 @@ def _stays(number: int, node: DemoNode) -> Iterator[tuple[Tenant, float, float]]
 class _PastDevice(NamedTuple):
     """A GPU or MIG instance with its holders at one time."""
 
-    number: int  # index on the node
     node: str
     gpu: SimulatedGpu
     instance: int | None
@@ -348,7 +342,7 @@ class _PastDevice(NamedTuple):
         conditions = [
             (name, text)
             for node, gpu, begin, end, name, text in _FAULTS
-            if node == self.number and gpu in (None, self.gpu.number) and end < ago <= begin
+            if node == self.node and gpu in (None, self.gpu.number) and end < ago <= begin
         ]
         gone = any(name == "node_gone" for name, _ in conditions)
         is_blind = gone or any(name == "lost" for name, _ in conditions)

@@ -79,7 +79,7 @@ def examine_node(
     dev: str = "/dev",
 ) -> list[Finding]:
     """Checks this node with the options of the exporter. Errors that would stop the exporter become findings."""
-    counters = choose_counters(options, options["dcgm_names"])[0]
+    counters = choose_counters(options)[0]
     collection_of_fields(counters, options["config"].collections)
     LabelFilter(options["kubernetes_pod_label_allowlist_regex"])
     selection = parse_selection(options["devices"])

@@ -14,7 +14,7 @@ import click
 
 from podgpu.cli.node import make_holders, open_exposition, open_telemetry
 from podgpu.cli.options import is_set, make_command
-from podgpu.cli.terminal import configure_logging, stop_on_signal
+from podgpu.cli.terminal import stop_on_signal
 from podgpu.clock import Clock
 from podgpu.enrich import Enricher, EnrichSettings
 from podgpu.errors import SourceError, StartError, UsageError
@@ -62,7 +62,6 @@ _SHARED = (
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
     """Add pod labels to the metrics of an existing dcgm-exporter, in a file for node_exporter."""
-    configure_logging(options["log_format"], options["debug"])
     if not options["in"] or not options["out"]:
         raise UsageError("enrich needs --in URL|PATH and --out FILE.prom")
     source = open_exposition(options["in"], options)

@@ -15,7 +15,7 @@ from podgpu.agent.counters import Collection
 from podgpu.agent.loop import Agent
 from podgpu.cli.node import build_exporter_agent
 from podgpu.cli.options import EXPORTER_OPTIONS, FROM_FILE, is_set, make_command
-from podgpu.cli.terminal import configure_logging, print_out
+from podgpu.cli.terminal import print_out
 from podgpu.clock import parse_duration
 from podgpu.cluster.prices import read_prices
 from podgpu.decode import decode_yaml
@@ -43,7 +43,6 @@ _ALL_FIELDS = ["*"]
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
     """Export this node's GPUs to Prometheus. Accepts every flag and variable of dcgm-exporter."""
-    configure_logging(options["log_format"], options["debug"])
     options = resolve_options(ctx, options)
     once = options["once"]
     sockets = open_systemd_sockets(os.environ) if options["web_systemd_socket"] and not once else []

@@ -8,7 +8,7 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 from podgpu.cli.options import make_command
-from podgpu.cli.terminal import configure_logging, stop_on_signal
+from podgpu.cli.terminal import stop_on_signal
 from podgpu.errors import UsageError
 from podgpu.files import AtomicFile
 from podgpu.hook.loop import Hook, HookSettings
@@ -35,7 +35,6 @@ def command(**options: Any) -> None:
     Connects to the runtime's NRI socket, or uses the runtime's connection if the runtime started the hook
     (NRI_PLUGIN_SOCKET). Changes containers only if --inject is given.
     """
-    configure_logging(options["log_format"], options["debug"])
     path, descriptor = options["podlist"], os.environ.get("NRI_PLUGIN_SOCKET", "")
     if os.path.ismount(path):
         raise UsageError(f"--podlist {path} is a mount point and cannot be replaced: mount its directory")
@@ -71,7 +70,7 @@ def _run_with_port(hook: Hook, address: Address) -> None:
     def ready() -> tuple[bool, str]:
         if not hook.is_synchronised:
             return False, "the runtime has not reported its containers yet\n"
-        return (True, "OK\n") if hook.is_up_to_date else (False, "podlist.json is not up to date\n")
+        return (True, "OK\n") if hook.writer.is_up_to_date else (False, "podlist.json is not up to date\n")
 
     app = make_application([web.get("/metrics", metrics), *probe_routes(lambda: (True, "OK\n"), ready)], None)
     run([hook], [Listener(app, address, announcement="the hook's own metrics are at %s/metrics")])

@@ -87,18 +87,13 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    signal.signal(
-        signal.SIGUSR1, signal.SIG_IGN
-    )  # only the exporter handles this signal; it must not end other commands
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # only the exporter handles it; it must not end other commands
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         code = run(list(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:
         code = 130
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # otherwise a second signal would kill the process before it has flushed its output
+    for number in (signal.SIGINT, signal.SIGTERM):  # a second signal must not end the process before it has flushed
         signal.signal(number, signal.SIG_IGN)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
@@ -120,10 +115,8 @@ def run(arguments: list[str]) -> int:
         return _fail(f"{_CREDENTIALS.sub('…@', _explain(error))} (see podgpu{command} --help)", 2)
     except click.Abort:
         return 130
-    except UsageError as error:
-        return _fail(str(error), 2)
     except PodgpuError as error:
-        return _fail(str(error), 1)
+        return _fail(str(error), 2 if isinstance(error, UsageError) else 1)
     except ModuleNotFoundError as error:
         if error.name not in ("grpc", "cryptography"):
             raise

@@ -51,7 +51,7 @@ def build_exporter_agent(
 ) -> Agent:
     """Builds the agent of the exporter. Without `telemetry`, opens the source that --telemetry names."""
     names: NameSet = options["dcgm_names"]
-    counters, read_again = choose_counters(options, names)
+    counters, read_again = choose_counters(options)
     selection = parse_selection(options["devices"])
     telemetry = telemetry or open_telemetry(options["telemetry"], options)
     configmap = options["configmap_data"]
@@ -99,14 +99,14 @@ def build_exporter_agent(
     return agent
 
 
-def choose_counters(options: Options, names: NameSet) -> tuple[CounterSpecs, ReadCounters | None]:
+def choose_counters(options: Options) -> tuple[CounterSpecs, ReadCounters | None]:
     """Returns the counters of the configuration file, or else of `-f`.
 
     The second value is a function that reads the counters again, or None if they cannot change.
     """
     if (counters := options["config"].counters) is not None:
-        return add_other_names(counters, names), None
-    return read_counters(options["collectors"], names)
+        return add_other_names(counters, options["dcgm_names"]), None
+    return read_counters(options["collectors"], options["dcgm_names"])
 
 
 def _make_label_reader(options: Options, api: ApiAccess) -> Callable[[], PodLabels]:
@@ -204,9 +204,7 @@ def _open_dcgm(argument: str, options: Options) -> Telemetry:
         cpus=parse_selection(options.get("cpu_devices", "f"), "-p"),
         library=argument,
     )
-    if (
-        engine is not None and not engine.is_local
-    ):  # the GPUs are in another machine, so this machine's driver cannot read them
+    if engine is not None and not engine.is_local:  # this machine's driver cannot read the GPUs of another machine
         return DcgmTelemetry(settings)
     return DcgmTelemetry(settings, _open_nvml("", options), partial(count_pci_gpus, options.get("path_sysfs", "/sys")))
 
@@ -234,14 +232,14 @@ TELEMETRIES: Mapping[str, Callable[[str, Options], Telemetry]] = {
 }
 
 
-def open_telemetry(chosen: str, options: Options | None = None) -> Telemetry:
+def open_telemetry(chosen: str, options: Options) -> Telemetry:
     """Opens a source of GPU values. `chosen`: value of --telemetry, NAME[:ARGUMENT]."""
     name, _, argument = chosen.partition(":")
     if name not in TELEMETRIES:
         raise UsageError(f"--telemetry {redact_url(chosen)}: unknown source; valid are {', '.join(TELEMETRIES)}")
-    engine = (options or {}).get("host_engine")
+    engine = options.get("host_engine")
     if engine is not None and name == "auto":
         name = "dcgm"
     if engine is not None and name != "dcgm":
         _log.warning("-r %s is ignored, because --telemetry is %s", engine.text, name)
-    return TELEMETRIES[name](argument, options or {})
+    return TELEMETRIES[name](argument, options)

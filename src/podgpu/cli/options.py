@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from podgpu.cli.terminal import configure_logging
 from podgpu.clock import parse_duration
 from podgpu.errors import UsageError
 from podgpu.holders.sources import describe_sources
@@ -142,14 +144,22 @@ def describe_origin(param: click.Parameter | None, ctx: click.Context | None) ->
         return ""
     if param.name in ctx.meta.get(FROM_FILE, {}):
         return f" (from {ctx.meta[FROM_FILE][param.name]})"
-    if ctx.get_parameter_source(param.name) is not ParameterSource.ENVIRONMENT:
-        return ""
-    return f" (from the variable {param.envvar})"
+    is_variable = ctx.get_parameter_source(param.name) is ParameterSource.ENVIRONMENT
+    return f" (from the variable {param.envvar})" if is_variable else ""
 
 
 def is_set(ctx: click.Context, parameter: str) -> bool:
     """Returns True if a flag or an environment variable sets the option."""
     return ctx.get_parameter_source(parameter) is not ParameterSource.DEFAULT
+
+
+@contextmanager
+def naming_option(option: str) -> Iterator[None]:
+    """Adds the option to the start of a UsageError's message, unless the message begins with an option."""
+    try:
+        yield
+    except UsageError as e:
+        raise UsageError(str(e) if str(e).startswith("--") else f"{option} {e}") from e
 
 
 # Commands
@@ -170,14 +180,19 @@ def make_command(
     exporter = {option.flag: option for option in EXPORTER_OPTIONS}
     others = [exporter[flag] for flag in shared if flag not in own]
     rows = [*own.values(), *(replace(option, common=option.common and not hidden) for option in others)]
+    params = [_make_option(row) for row in rows]
     if any(not row.common for row in rows):
-        rows.append(Option("help-all", kind="help", help="Show every option and exit."))
+        text = "Show every option and exit."
+        all_options = click.Option(
+            ["--help-all"], help=text, is_flag=True, is_eager=True, expose_value=False, callback=_show_all
+        )
+        params.append(all_options)
     return click.command(
         name,
         cls=GroupedCommand,
         rows=rows,
         examples=examples,
-        params=[_make_option(row) for row in rows],
+        params=params,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     )
 
@@ -190,19 +205,15 @@ def _show_all(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
 
 
 def _make_option(row: Option) -> click.Option:
-    more: dict[str, Any]
-    if row.kind == "help":
-        more = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _show_all}
-    elif row.kind == "flag":
-        more = {"is_flag": True}
-    else:
-        more = {
-            "type": _make_type(row.kind),
-            "envvar": row.env or None,
-            "show_envvar": True,
-            "default": row.default,
-            "show_default": row.default not in ("", "false"),
-        }
+    if row.kind == "flag":
+        return click.Option([*row.names, row.parameter], help=row.help, is_flag=True)
+    more: dict[str, Any] = {
+        "type": _make_type(row.kind),
+        "envvar": row.env or None,
+        "show_envvar": True,
+        "default": row.default,
+        "show_default": row.default not in ("", "false"),
+    }
     if row.kind == "bool":
         metavar = "" if row.default == "false" else "[true|false]"
         more |= {"is_flag": False, "flag_value": "true", "metavar": metavar}
@@ -218,18 +229,19 @@ class GroupedCommand(click.Command):
         self.examples = examples
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the command. Completes the message of a UsageError with the variable or file that sets the option."""
+        """Configures logging and runs the command. Names the origin of the option in the message of a UsageError."""
+        if "log_format" in ctx.params:
+            configure_logging(ctx.params["log_format"], ctx.params["debug"])
         try:
             return super().invoke(ctx)
         except UsageError as error:
             name = str(error).partition(" ")[0].rstrip(":")
             param = next((param for param in self.params if name in param.opts), None)
-            origin = describe_origin(param, ctx)
-            raise UsageError(f"{error}{origin}") from error
+            raise UsageError(f"{error}{describe_origin(param, ctx)}") from error
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         shown = (row for row in self.rows if row.common or ctx.meta.get(_HELP_ALL))
-        groups = {f"--{row.flag}": row.group for row in shown} | {"--help": "common"}
+        groups = {f"--{row.flag}": row.group for row in shown} | dict.fromkeys(("--help-all", "--help"), "common")
         for group, title in GROUPS.items():
             params = [param for param in self.get_params(ctx) if any(groups.get(name) == group for name in param.opts)]
             records = [record for param in params if (record := param.get_help_record(ctx)) is not None]
@@ -254,10 +266,9 @@ def normalize_arguments(arguments: Sequence[str]) -> list[str]:
     long_names = {name[2:] for option in EXPORTER_OPTIONS for name in option.names if name.startswith("--")}
     normal: list[str] = []
     for argument in arguments:
+        match = re.match(r"-([a-z][\w-]+)(=.*)?$", argument)
         if re.match(r"-[A-Za-z]=", argument):
             normal += [argument[:2], argument[3:]]
-        elif (match := re.match(r"-([a-z][\w-]+)(=.*)?$", argument)) and match[1] in long_names:
-            normal.append(f"-{argument}")
         else:
-            normal.append(argument)
+            normal.append(f"-{argument}" if match and match[1] in long_names else argument)
     return normal

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from podgpu.agent.loop import Agent, Settings
 from podgpu.cli.node import Options, make_finder, make_holders, node_name, open_telemetry
-from podgpu.cli.options import is_set, make_command
+from podgpu.cli.options import is_set, make_command, naming_option
 from podgpu.cli.terminal import is_screen, print_out, quiet_logs, wants_colour
 from podgpu.device_selection import parse_selection
 from podgpu.errors import UsageError, one_line
@@ -89,10 +89,10 @@ def _reject_local_options(ctx: click.Context, options: dict[str, Any]) -> None:
 
 
 def _open_source(options: Options, at_exit: ExitStack) -> Source:
-    if options["url"]:
-        return ExporterSource(options["url"])
-    if options["cluster"]:
-        return ClusterSource(options["cluster"])
+    for name, kind in (("url", ExporterSource), ("cluster", ClusterSource)):
+        if options[name]:
+            with naming_option(f"--{name}"):
+                return kind(options[name])
     api = ApiAccess(options["kubeconfig"])
     at_exit.callback(api.close)
     counters = tuple(CounterSpec(fields()[number], fields()[number].name, "gauge", "") for number in _FIELDS)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from podgpu import __version__
 from podgpu.cluster.collect import duration_text
 from podgpu.cluster.nodes import NodeEntry
 from podgpu.cluster.parts import HeldPart, gpu_id, holders_of, slot_model, slot_utilization, sum_held
 from podgpu.cluster.state import CLUSTER, ClusterState, Scope
 from podgpu.metrics.conditions import NODE_GONE
-from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample, families_in, make_families
+from podgpu.metrics.encode import NO_LABELS, VERSIONS, Family, Labels, Sample, families_in, make_families
 from podgpu.metrics.labels import holder_names
 from podgpu.model import DeviceState, MigInstance, Workload, group_by_key
 
@@ -49,13 +47,12 @@ def node_families(state: ClusterState) -> list[Family]:
 def self_families(state: ClusterState) -> list[Family]:
     """Builds the families about podgpu itself. They are also served when the GPU values are too old."""
     taken_at = state.taken_at or 0.0
-    versions = Labels([("version", __version__), ("python_version", "{}.{}.{}".format(*sys.version_info))])
     targets = [(Labels([("target", outcome.target)]), outcome) for outcome in state.outcomes]
     nodes = [(Labels([("node", node.name)]), node) for node in state.nodes]
     last_seen = [Sample(labels, round(taken_at - (node.age_seconds or 0.0), 3)) for labels, node in nodes]
     errors = sorted(state.errors.items())
     samples = {
-        "podgpu_cluster_build_info": [Sample(versions, 1)],
+        "podgpu_cluster_build_info": [Sample(VERSIONS, 1)],
         "podgpu_cluster_target_up": [Sample(labels, 0 if outcome.error else 1) for labels, outcome in targets],
         "podgpu_cluster_target_errors_total": [Sample(_labels(("target", "reason"), key), n) for key, n in errors],
         "podgpu_cluster_target_duration_seconds": [Sample(labels, outcome.seconds) for labels, outcome in targets],

@@ -19,8 +19,8 @@ from podgpu.history.store import AMOUNT_UNITS, COARSE, DAY, FINE, HOUR, Amounts,
 
 MAX_POINTS = 500
 SPARKLINE_STEP, SPARKLINE_POINTS = 60, 60
-NO_DATA = 255
-"""The byte that stands for a sparkline point without data."""
+FULL, NO_DATA = 200, 255
+"""Bytes that stand for a sparkline point of 100 %, and for a point without data."""
 _UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 JSON = dict[str, Any]
 Values = Sequence[float | None]  # one per step; None if there is no data
@@ -107,10 +107,10 @@ def sparkline_start(now: float) -> int:
 
 
 def utilization_byte(ratio: float | None) -> int:
-    """Maps a ratio from 0 to 1 to a byte from 0 to 200. A ratio above 0 becomes at least 1."""
+    """Maps a ratio from 0 to 1 to a byte from 0 to FULL. A ratio above 0 becomes at least 1."""
     if ratio is None:
         return NO_DATA
-    return min(200, max(1, round(ratio * 200))) if ratio > 0 else 0
+    return min(FULL, max(1, round(ratio * FULL))) if ratio > 0 else 0
 
 
 def sparklines_json(start: float, lines: Mapping[str, bytes]) -> JSON:

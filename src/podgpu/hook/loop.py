@@ -7,7 +7,6 @@ file, the hook restores it. If the file cannot be written, the old file stays, a
 from __future__ import annotations
 
 import logging
-import platform
 import socket
 import threading
 import time
@@ -18,14 +17,13 @@ from functools import partial
 
 import msgspec
 
-from podgpu import __version__
 from podgpu.errors import SourceError, StartError
 from podgpu.files import AtomicFile, OutputError, read_bounded
 from podgpu.holders.node_files import MAX_BYTES, PodlistEntry
 from podgpu.hook import HookCounters
 from podgpu.hook.devices import Cards, Sandbox, find_gpus, read_cards
 from podgpu.hook.nri import Plugin, Session
-from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample, make_families
+from podgpu.metrics.encode import NO_LABELS, VERSIONS, Family, Sample, make_families
 from podgpu.workers import Workers
 
 _log = logging.getLogger("podgpu")
@@ -50,7 +48,7 @@ class Hook:
     def __init__(self, settings: HookSettings, file: AtomicFile, read: Callable[[str], Cards] = read_cards) -> None:
         self._settings = settings
         self._counters = HookCounters()
-        self._writer = PodlistWriter(file, self._counters, partial(read, settings.proc))
+        self.writer = PodlistWriter(file, self._counters, partial(read, settings.proc))
         self._stopping = threading.Event()
         self._connection: socket.socket | None = None
         self._plugin: Plugin | None = None  # plugin of the open connection
@@ -62,26 +60,21 @@ class Hook:
         plugin = self._plugin
         return plugin is not None and plugin.is_synchronised
 
-    @property
-    def is_up_to_date(self) -> bool:
-        return self._writer.is_up_to_date
-
     def families(self) -> list[Family]:
         plugin = self._plugin
-        build = Labels((("version", __version__), ("python_version", platform.python_version())))
         gauges = {
             "podgpu_hook_synchronised": int(self.is_synchronised),
             "podgpu_hook_containers": plugin.containers if plugin is not None else 0,
-            "podgpu_hook_gpu_containers": self._writer.gpu_containers,
-            "podgpu_hook_podlist_up_to_date": int(self.is_up_to_date),
+            "podgpu_hook_gpu_containers": self.writer.gpu_containers,
+            "podgpu_hook_podlist_up_to_date": int(self.writer.is_up_to_date),
         }
         samples = {name: [Sample(NO_LABELS, value)] for name, value in gauges.items()}
-        samples["podgpu_hook_build_info"] = [Sample(build, 1)]
+        samples["podgpu_hook_build_info"] = [Sample(VERSIONS, 1)]
         return make_families("hook", {**samples, **self._counters.samples()})
 
     def start(self, on_fatal: Callable[[], object]) -> None:
         """Starts the threads. Calls `on_fatal` when an inherited connection ends, because it cannot be opened again."""
-        self._writer.start()
+        self.writer.start()
         threading.Thread(target=self._run, args=(on_fatal,), name="hook-runtime", daemon=True).start()
 
     def reload(self) -> None:
@@ -93,7 +86,7 @@ class Hook:
         connection = self._connection
         if connection is not None:
             _shut(connection)
-        self._writer.stop()
+        self.writer.stop()
 
     def _run(self, on_end: Callable[[], object]) -> None:
         while not self._stopping.is_set():
@@ -106,8 +99,8 @@ class Hook:
 
     def _connect_once(self) -> bool:
         """Runs one connection until it ends. Returns True if the runtime reported its containers before the end."""
-        cards = (lambda: self._writer.cards) if self._settings.inject else None
-        plugin = Plugin(self._writer.update, self._counters, cards)
+        cards = (lambda: self.writer.cards) if self._settings.inject else None
+        plugin = Plugin(self.writer.update, self._counters, cards)
         reason, message = "connection_ended", "the runtime ended the connection"
         try:
             self._connection = self._connect()

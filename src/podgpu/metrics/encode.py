@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import gzip
 import math
+import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
 
+from podgpu import __version__
 from podgpu.metrics.fields import table_rows
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -35,6 +37,7 @@ def _escape_label(value: str) -> str:
 
 
 NO_LABELS = Labels(())
+VERSIONS = Labels((("version", __version__), ("python_version", platform.python_version())))  # of podgpu_*_build_info
 
 
 class Sample(NamedTuple):  # a tuple is three times as fast to create as a frozen dataclass

@@ -9,15 +9,16 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Self
 from uuid import UUID, uuid5
 
+from podgpu.clock import Clock
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.gpu import SimulatedLoad
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
@@ -211,22 +212,21 @@ class DemoNode:
         self,
         name: str,
         gpus: str,
-        root: Path,
-        *,
+        clock: Clock,
         first: int = 0,
         is_plain: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
     ) -> None:
-        """`first`: see `tenants`. `is_plain`: without Kubernetes. `root`: directory for the files of the host."""
+        """`first`: see `tenants`. `is_plain`: without Kubernetes."""
         self.name = name
-        self.driver = SimulatedNvml(gpus, node=name, clock=clock, wall=wall)
-        self.root = root
+        self.clock = clock
+        self.driver = SimulatedNvml(gpus, node=name, clock=clock.monotonic, wall=clock.wall)
+        self._folder = TemporaryDirectory(prefix="podgpu-demo-")
+        self.root = Path(self._folder.name)  # for the files of the host
         self.answers = True  # False while the node's exporter does not answer
-        self._proc = SimulatedProc(root / "proc")
+        self._proc = SimulatedProc(self.root / "proc")
         self._next_pid = itertools.count(_FIRST_PID)
         self._pids: dict[Tenant, int] = {}
-        self.kubelet = SimulatedKubelet(str(root / "kubelet.sock"))
+        self.kubelet = SimulatedKubelet(str(self.root / "kubelet.sock"))
         self.is_plain = is_plain
         self.add_tenants(*(users() if is_plain else tenants(self.driver, first)))
 
@@ -236,6 +236,7 @@ class DemoNode:
 
     def __exit__(self, *_: object) -> None:
         self.kubelet.stop()
+        self._folder.cleanup()
 
     @property
     def tenants(self) -> list[Tenant]:

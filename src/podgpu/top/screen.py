@@ -8,12 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from rich.cells import cell_len
 
+from podgpu.cluster.collect import duration_text
 from podgpu.cluster.parts import MPS_REASON
 from podgpu.cluster.view import ConditionView, FieldView, GpuDetails, HolderView, InstanceView
 from podgpu.errors import plural
+from podgpu.history.answers import NO_DATA
 from podgpu.model import Workload
 from podgpu.top.lines import Line, Order, Row, arrange, describe_free, flatten, name_of, severity_of
-from podgpu.top.source import NO_DATA, FetchedDetails, Seen
+from podgpu.top.source import FetchedDetails, Seen
 from podgpu.top.table import (
     Span,
     Spans,
@@ -28,7 +30,6 @@ from podgpu.top.table import (
     format_money,
     format_number,
     format_percent,
-    format_span,
     printable,
     render_totals,
     shorten_model,
@@ -296,7 +297,7 @@ def _figures(line: Line, seen: Seen) -> list[str]:
 def _sparkline(line: Line, seen: Seen, width: int) -> Iterator[Spans]:
     points = seen.sparklines.points.get(line.row[1:3], b"")
     if points.strip(bytes([NO_DATA])):
-        label = f"last {format_span(seen.sparklines.span)} "
+        label = f"last {duration_text(seen.sparklines.span)} "
         yield [(label, "dim"), (draw_sparkline(points, min(len(points), max(0, width - len(label)))), "bar")]
 
 

@@ -20,8 +20,9 @@ from podgpu.cluster.ranges import JobSummary
 from podgpu.cluster.state import ClusterState, build_cluster_state, build_single_node_state
 from podgpu.cluster.view import GpuDetails, View, decode_details, decode_view, make_view
 from podgpu.decode import find_decoder
-from podgpu.errors import MOST_NAMED, SourceError, StartError, UsageError, few_of
+from podgpu.errors import MOST_NAMED, SourceError, StartError, few_of
 from podgpu.gpu.exporter import UrlExposition
+from podgpu.history.answers import utilization_byte
 from podgpu.http_client import HttpClient
 from podgpu.metrics.adapter import node_from_samples, samples_in
 from podgpu.metrics.parse import BadExposition
@@ -32,7 +33,6 @@ _EXPORTER_TIMEOUT = 5.0
 _CLUSTER_TIMEOUT = 10.0  # the view of a large cluster has several megabytes
 _DETAILS_TIMEOUT = 2.0  # short, because the table is drawn only after history and details are read
 _POINTS = 60
-FULL, NO_DATA = 200, 255  # a utilisation point is one byte: 200 means 100 %, 255 means no data
 _DETAILS_SECONDS = 5.0  # how often history and details are read
 _MAX_JOBS = 4
 
@@ -40,7 +40,7 @@ _MAX_JOBS = 4
 @dataclass(frozen=True, slots=True)
 class Sparklines:
     points: Mapping[tuple[str, str], bytes] = field(default_factory=dict)
-    """(UUID, MIG instance) -> points, newest last. `FULL` describes the encoding."""
+    """(UUID, MIG instance) -> points, newest last, as encoded by `utilization_byte`."""
     span: float = 0.0  # time covered by all points, in seconds
 
 
@@ -153,11 +153,8 @@ class ExporterSource:
 
     def __init__(self, url: str) -> None:
         """If the URL has no path, /metrics is used. Raises UsageError if the URL is invalid."""
-        try:
-            self._metrics = UrlExposition(url, timeout=_EXPORTER_TIMEOUT)
-            self._api = ClusterSource(url, "a podgpu exporter", _EXPORTER_TIMEOUT)
-        except UsageError as error:
-            raise UsageError(f"--url {error}") from error
+        self._metrics = UrlExposition(url, timeout=_EXPORTER_TIMEOUT)
+        self._api = ClusterSource(url, "a podgpu exporter", _EXPORTER_TIMEOUT)
         self.name = self._metrics.shown
         self._is_podgpu = True  # False if its metrics are from another exporter
         self._state: ClusterState | None = None
@@ -242,7 +239,8 @@ class Feed:
         lines = before.lines if before and is_same else tuple(make_lines(view, wall, processes))
         slots = {line.row[1:3]: line.utilization for _, line in flatten(lines) if line.is_slot}
         self._points = {
-            key: (self._points.get(key, b"") + bytes([_encode_point(ratio)]))[-_POINTS:] for key, ratio in slots.items()
+            key: (self._points.get(key, b"") + bytes([utilization_byte(ratio)]))[-_POINTS:]
+            for key, ratio in slots.items()
         }
         if history is None or not history.points:
             history = Sparklines(self._points, self._interval * _POINTS)
@@ -271,7 +269,3 @@ class Feed:
 
     def close(self) -> None:
         self._is_closed = True
-
-
-def _encode_point(ratio: float | None) -> int:
-    return NO_DATA if ratio is None else round(min(1.0, max(0.0, ratio)) * FULL)

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
 
+from podgpu.cluster.collect import duration_text
 from podgpu.cluster.parts import Totals, Use
 from podgpu.cluster.view import ConditionView
+from podgpu.history.answers import FULL, NO_DATA
 from podgpu.model import Workload
 from podgpu.top.lines import Kind, Line, Order, flatten, name_of
-from podgpu.top.source import FULL, NO_DATA, Sparklines
+from podgpu.top.source import Sparklines
 
 Span = tuple[str, str]
 """A text and the name of its style; an empty name means unstyled."""
@@ -80,11 +82,6 @@ def format_duration(seconds: float) -> str:
         if whole >= size:
             return f"{whole // size}{unit}{whole % size // part:02d}{smaller}"
     return f"{whole}s"
-
-
-def format_span(seconds: float) -> str:
-    """Formats the length of a time axis: `1h`, `15m`, `1m30s`."""
-    return format_duration(seconds).removesuffix("00m").removesuffix("00s")
 
 
 def shorten_model(model: str) -> str:
@@ -243,7 +240,7 @@ class Table:
         for column, width in self._widths.items():
             title = column.title
             if column is _HISTORY and self.sparklines:
-                title = f"LAST {format_span(self.sparklines.span)}"
+                title = f"LAST {duration_text(self.sparklines.span)}"
             style = "sorted" if column.order == self._order else "header"
             spans += [(fit(title, width, column.right), style), (" ", "header")]
         return spans[:-1]

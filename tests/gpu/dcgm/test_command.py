@@ -26,7 +26,7 @@ def test_a_host_engine_selects_dcgm() -> None:
     assert isinstance(open_telemetry("auto", engine), DcgmTelemetry)
     assert isinstance(open_telemetry("auto", {"host_engine": None}), NvmlTelemetry)
     assert isinstance(open_telemetry("nvml", engine), NvmlTelemetry)
-    assert isinstance(open_telemetry("dcgm"), DcgmTelemetry)
+    assert isinstance(open_telemetry("dcgm", {}), DcgmTelemetry)
 
 
 def test_the_exporter_reads_from_dcgm(one_gpu: Double) -> None:
