@@ -12,7 +12,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import aiohttp
 import msgspec
@@ -50,7 +50,6 @@ _IDLE_CHECKS = 30  # samples must exist at this number of times in the idle wind
 
 MAX_ANSWER_BYTES = 32 * 1024 * 1024  # twice the response for 8,000 GPUs
 MAX_NOTES = 5
-T = TypeVar("T")
 _CONCURRENCY = 5  # a quarter of the 20 queries that Prometheus runs at a time by default
 _MAX_TEXT = 300
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
@@ -81,11 +80,6 @@ def one_of(label: str, values: Iterable[str]) -> str:
 def escape(text: str) -> str:
     """Escapes the special characters of a regular expression."""
     return _SPECIAL.sub(r"\\\1", text)
-
-
-def split(values: Sequence[T], length: int) -> list[Sequence[T]]:
-    """Divides values into parts of at most `length`, to keep queries short."""
-    return [values[first : first + length] for first in range(0, len(values), length)]
 
 
 def select(names: Sequence[str], *matchers: str) -> str:
@@ -582,8 +576,8 @@ class PodOwners:
     ) -> dict[PodName, WorkloadOwner]:
         """Returns the owners at `at`, or in the last `window` (such as 3600s) before `at`. Raises SourceError."""
         owners: dict[PodName, WorkloadOwner] = {}
-        for part in split(pods, _PODS_PER_QUERY):
-            owners |= await self._query_owners(part, window, at)
+        for first in range(0, len(pods), _PODS_PER_QUERY):
+            owners |= await self._query_owners(pods[first : first + _PODS_PER_QUERY], window, at)
         return owners
 
     async def _query_owners(

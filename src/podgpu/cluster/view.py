@@ -168,8 +168,8 @@ class View(_JsonStruct, kw_only=True):
     idle_after_seconds: float | None = None
     currency: str = ""
     prices: str = ""
-    paged: bool = False  # there are too many GPUs to list all; `nodes` has only the requested ones
-    found: int | None = None  # number of GPUs that match the request
+    paged: bool = False  # there are too many GPUs to read all; `nodes` has only a page of the nodes that match
+    found: int | None = None  # number of nodes that match the request
     totals: Totals
     namespaces: list[NamespaceView]
     nodes: list[NodeView]
