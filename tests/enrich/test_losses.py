@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from podgpu.clock import Clock
-from podgpu.enrich import Enricher, EnrichSettings
+from podgpu.enrich import Enricher
 from podgpu.errors import SourceError
 from podgpu.files import AtomicFile
 from podgpu.gpu.exporter import FileExposition, parse_exposition
@@ -105,7 +105,7 @@ class StaleFile:
             lambda _devices: Allocation(),
             AtomicFile(str(out)),
             ErrorCounts(),
-            EnrichSettings(stale_after=75.0),
+            stale_after=75.0,
             clock=clock,
         )
 

@@ -28,10 +28,10 @@ from podgpu.errors import UsageError
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import is_loopback, load_config
 from podgpu.kube.reflector import Informer
-from podgpu.metrics.encode import NO_LABELS, VERSIONS, Body, Family, Labels, Sample, encode, make_families
+from podgpu.metrics.encode import NO_LABELS, VERSIONS, Family, Labels, Sample, make_families
 from podgpu.tls import Pem
 from podgpu.web.app import PROBE_OPTION, Address, Listener, make_application, run
-from podgpu.web.responses import metrics_response, probe_routes
+from podgpu.web.responses import metrics_route, probe_routes
 
 API_SERVICES = tuple(f"{version}.{CUSTOM_GROUP}" for version in CUSTOM_VERSIONS)
 _CONFIGMAP = "extension-apiserver-authentication"
@@ -139,7 +139,7 @@ class AutoscaleServer:
     updater: CaBundleUpdater | None = None  # None if the certificate of the metrics API comes from files
 
     def listeners(self, probe_address: Address, api_address: Address | None) -> list[Listener]:
-        routes = [web.get("/metrics", self._get_metrics), *probe_routes(self._check_live, self._check_ready)]
+        routes = [metrics_route(self.families), *probe_routes(self._check_live, self._check_ready)]
         plain = make_application(routes, None)
         plain.cleanup_ctx.append(self._run_services)
         text = "serving probes and podgpu's own metrics on %s/metrics"
@@ -170,9 +170,6 @@ class AutoscaleServer:
         if self.updater is not None and not self.updater.ready:
             return False, "the APIServices do not have podgpu's certificate yet\n"
         return True, "OK\n"
-
-    async def _get_metrics(self, request: web.Request) -> web.Response:
-        return metrics_response(request, Body(encode(self.families())))
 
     def families(self) -> list[Family]:
         calls = sorted(call for part in (self.api, self.scaler) if part is not None for call in part.calls.items())

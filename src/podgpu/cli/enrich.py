@@ -16,7 +16,7 @@ from podgpu.cli.node import make_holders, open_exposition, open_telemetry
 from podgpu.cli.options import is_set, make_command
 from podgpu.cli.terminal import stop_on_signal
 from podgpu.clock import Clock
-from podgpu.enrich import Enricher, EnrichSettings
+from podgpu.enrich import Enricher
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.files import AtomicFile, OutputError
 from podgpu.gpu.exporter import ExpositionSource, FileExposition, parse_exposition
@@ -71,17 +71,21 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     if isinstance(source, FileExposition):
         _check_paths(source.path, str(textfile.path))
     default = None if options["once"] else _INTERVALS_KEPT * options["interval"]
-    settings = EnrichSettings(
-        policy=Policy(old_namespace=options["use_old_namespace"], pod_uid=options["kubernetes_enable_pod_uid"]),
-        stale_after=options["stale_after"] if is_set(ctx, "stale_after") else default,
-        device_name_ids=options["kubernetes_gpu_id_type"] == "device-name",
-    )
     with closing(ApiAccess(options["kubeconfig"])) as api, closing(Workers()) as workers:
         driver = open_telemetry("nvml", options)
         errors = ErrorCounts()
         reader = AllocationReader(make_holders(options, api, driver), workers, errors, Clock())
         fetch = partial(_fetch, source, workers)
-        enricher = Enricher(fetch, reader.read, textfile, errors, settings, CompanionDriver(driver))
+        enricher = Enricher(
+            fetch,
+            reader.read,
+            textfile,
+            errors,
+            Policy(old_namespace=options["use_old_namespace"], pod_uid=options["kubernetes_enable_pod_uid"]),
+            stale_after=options["stale_after"] if is_set(ctx, "stale_after") else default,
+            device_name_ids=options["kubernetes_gpu_id_type"] == "device-name",
+            companion=CompanionDriver(driver),
+        )
         _run_once(enricher) if options["once"] else _run(enricher, options["interval"])
 
 

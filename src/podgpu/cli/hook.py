@@ -58,21 +58,15 @@ def command(**options: Any) -> None:
 
 
 def _run_with_port(hook: Hook, address: Address) -> None:
-    from aiohttp import web
-
-    from podgpu.metrics.encode import Body, encode
     from podgpu.web.app import Listener, make_application, run
-    from podgpu.web.responses import metrics_response, probe_routes
-
-    async def metrics(request: web.Request) -> web.Response:
-        return metrics_response(request, Body(encode(hook.families())))
+    from podgpu.web.responses import metrics_route, probe_routes
 
     def ready() -> tuple[bool, str]:
         if not hook.is_synchronised:
             return False, "the runtime has not reported its containers yet\n"
         return (True, "OK\n") if hook.writer.is_up_to_date else (False, "podlist.json is not up to date\n")
 
-    app = make_application([web.get("/metrics", metrics), *probe_routes(lambda: (True, "OK\n"), ready)], None)
+    app = make_application([metrics_route(hook.families), *probe_routes(lambda: (True, "OK\n"), ready)], None)
     run([hook], [Listener(app, address, announcement="the hook's own metrics are at %s/metrics")])
 
 

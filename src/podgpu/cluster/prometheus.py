@@ -150,7 +150,7 @@ class PrometheusClient:
             "nocache": "1",  # otherwise VictoriaMetrics omits the last 30 seconds
         }
         self._session: aiohttp.ClientSession | None = None
-        self._slots = asyncio.Semaphore(_CONCURRENCY)
+        self._devices = asyncio.Semaphore(_CONCURRENCY)
 
     async def query_time(self) -> float:
         """Returns the Unix time of the server's clock. Raises SourceError."""
@@ -182,7 +182,7 @@ class PrometheusClient:
     async def _read(self, path: str, query: str, form: Mapping[str, str]) -> list[_Element]:
         """Sends the query by POST, because it may be too long for a URL. Raises SourceError."""
         form = {"query": query, **self._options, **form}
-        async with self._slots:
+        async with self._devices:
             if self._session is None:
                 self._session = open_session()
             response = await self._http.send(self._session, "POST", path, form, "application/json")
@@ -562,8 +562,8 @@ class PodOwners:
 
     async def update(self, states: Iterable[NodeState], now: float) -> None:
         """Queries the owners of new pods, at most once a minute."""
-        slots = (slot for state in states for device in state.devices for slot in (device, *device.instances))
-        pods = {(h.namespace, h.pod) for slot in slots for h in slot.holders if h.pod}
+        devices = (device for state in states for gpu in state.devices for device in (gpu, *gpu.instances))
+        pods = {(h.namespace, h.pod) for device in devices for h in device.holders if h.pod}
         self.known = {pod: owner for pod, owner in self.known.items() if pod in pods}
         missing = sorted(pods - self.known.keys())
         if missing and now - self._queried_at >= _OWNER_SECONDS:

@@ -260,12 +260,12 @@ class _RangeReader:
         queries["idle"] = self._increase(_COUNTERS["idle"], COARSE)
         found = await self._ask_all(queries, at)
         held, shares, _, seconds, idle = (self._add_by_part(samples) for samples in found.values())
-        slots: dict[tuple[str, ...], dict[_HolderPart, LabelMap]] = defaultdict(dict)
+        devices: dict[tuple[str, ...], dict[_HolderPart, LabelMap]] = defaultdict(dict)
         for labels in (sample.labels for sample in found["allocated"]):
             if (part := self._read_part(labels)) in held:
-                slots[part[:3]][part] = labels
+                devices[part[:3]][part] = labels
         now: dict[str, list[ParsedSample]] = {"allocated": [], "shares": [], "idle": []}
-        for parts in slots.values():
+        for parts in devices.values():
             for part, share in zip(parts, divide([shares.get(part) for part in parts], 1.0), strict=True):
                 unused = idle.get(part, 0.0) * share * COARSE / seconds[part] if seconds.get(part) else 0.0
                 for kind, value in (("allocated", share * COARSE), ("shares", share), ("idle", unused)):

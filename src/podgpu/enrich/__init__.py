@@ -93,79 +93,66 @@ def _make_labels(sample: ParsedSample, holders: Mapping[str, Assignment], policy
 # The file
 
 
-@dataclass(frozen=True)
-class EnrichSettings:
-    policy: Policy = field(default_factory=Policy)
-    stale_after: float | None = 75.0  # seconds after which old values are removed; None means never
-    device_name_ids: bool = False
-
-
+@dataclass
 class Enricher:
-    def __init__(
-        self,
-        fetch: Callable[[], Sequence[ParsedFamily]],
-        find_holders: Callable[[Sequence[Device]], Allocation],
-        textfile: AtomicFile,
-        errors: ErrorCounts,
-        settings: EnrichSettings | None = None,
-        companion: CompanionDriver | None = None,
-        clock: Clock | None = None,
-    ) -> None:
-        self._fetch = fetch
-        self._find_holders = find_holders
-        self._file = textfile
-        self._settings = settings or EnrichSettings()
-        self._companion = companion or CompanionDriver(None)
-        self._clock = (clock or Clock()).monotonic
-        self._wall = (clock or Clock()).wall
-        self._errors = errors
-        self._faults: FaultLog[str] = FaultLog(self._clock, _LOG_AGAIN_SECONDS)
+    fetch: Callable[[], Sequence[ParsedFamily]]
+    find_holders: Callable[[Sequence[Device]], Allocation]
+    file: AtomicFile
+    errors: ErrorCounts
+    policy: Policy = field(default_factory=Policy)
+    stale_after: float | None = None  # seconds after which old values are removed; None means never
+    device_name_ids: bool = False
+    companion: CompanionDriver = field(default_factory=lambda: CompanionDriver(None))
+    clock: Clock = field(default_factory=Clock)
+
+    def __post_init__(self) -> None:
+        self._faults: FaultLog[str] = FaultLog(self.clock.monotonic, _LOG_AGAIN_SECONDS)
         self._written_at: float | None = None
         """Monotonic time when the values in the file were read; None if the file has no values."""
         with suppress(SourceError):
-            age = self._wall() - identify_file(str(textfile.path)).modified_ns / 1e9
-            self._written_at = self._clock() - max(0.0, age)
+            age = self.clock.wall() - identify_file(str(self.file.path)).modified_ns / 1e9
+            self._written_at = self.clock.monotonic() - max(0.0, age)
 
     def update_file(self) -> Sequence[SourceStatus]:
         """Reads the metrics, adds the labels and writes the file. Returns the status of the allocation sources.
 
         Raises SourceError if the metrics cannot be read, OutputError if the file cannot be written.
         """
-        started = self._clock()
+        started = self.clock.monotonic()
         try:
-            exposition = self._fetch()
-            found = find_devices((s for f in exposition for s in f.samples), SOURCE, self._settings.device_name_ids)
-            self._companion.update()
-            devices = tuple(self._companion.complete(device) for device, _ in found)
+            exposition = self.fetch()
+            found = find_devices((s for f in exposition for s in f.samples), SOURCE, self.device_name_ids)
+            self.companion.update()
+            devices = tuple(self.companion.complete(device) for device, _ in found)
         except SourceError as e:
             self._count_error(SOURCE, e.reason, str(e))
             if self._is_stale():
-                failure = SourceStatus(SOURCE, False, self._clock() - started, e.reason, str(e))
+                failure = SourceStatus(SOURCE, False, self.clock.monotonic() - started, e.reason, str(e))
                 self._write(self._encode_self((failure,), Allocation(), 0.0))
                 if self._written_at is not None:
-                    _log.warning("%s: the values were removed, because they are stale", self._file.path)
+                    _log.warning("%s: the values were removed, because they are stale", self.file.path)
                 self._written_at = None
             raise
         self._log_success(SOURCE)
-        held = self._find_holders(devices)
+        held = self.find_holders(devices)
         for source in held.sources:
             if source.up:
                 self._log_success(source.name)
             else:
                 self._log_failure(source.name, source.error, source.message)
         assignments = [replace(one, holder=held.with_api_uid(one.holder)) for one in held.assignments]
-        families, ambiguous = relabel(exposition, assignments, self._settings.policy)
+        families, ambiguous = relabel(exposition, assignments, self.policy)
         if ambiguous:
-            self._errors.add(SOURCE, "copies_differ", ambiguous)
-        sources = (SourceStatus(SOURCE, True, self._clock() - started), *held.sources)
+            self.errors.add(SOURCE, "copies_differ", ambiguous)
+        sources = (SourceStatus(SOURCE, True, self.clock.monotonic() - started), *held.sources)
         existing = {family.name for family in families}
-        self._write(encode_parsed(families) + self._encode_self(sources, held, self._wall(), existing))
-        self._written_at = self._clock()
+        self._write(encode_parsed(families) + self._encode_self(sources, held, self.clock.wall(), existing))
+        self._written_at = self.clock.monotonic()
         return held.sources
 
     def _write(self, content: bytes) -> None:
         try:
-            self._file.write(content)
+            self.file.write(content)
         except OutputError as e:
             self._count_error(OUTPUT, e.reason, str(e))
             if self._is_stale():
@@ -178,16 +165,16 @@ class Enricher:
         if self._written_at is None:
             return
         try:
-            self._file.remove()
+            self.file.remove()
         except OutputError as e:
             self._count_error(OUTPUT, "not_removed", f"the file has stale values, but {e}")
             return
         self._written_at = None
-        _log.warning("%s: removed, because its values are stale and it cannot be written", self._file.path)
+        _log.warning("%s: removed, because its values are stale and it cannot be written", self.file.path)
 
     def _is_stale(self) -> bool:
-        limit = self._settings.stale_after
-        return limit is not None and (self._written_at is None or self._clock() - self._written_at > limit)
+        limit = self.stale_after
+        return limit is not None and (self._written_at is None or self.clock.monotonic() - self._written_at > limit)
 
     def _encode_self(
         self,
@@ -197,13 +184,13 @@ class Enricher:
         existing: Set[str] = frozenset(),
     ) -> bytes:
         """Encodes podgpu's own metrics. Skips families in `existing`, because a second HELP line would be invalid."""
-        statuses = self._errors.add_to(sources, held.unmapped)
+        statuses = self.errors.add_to(sources, held.unmapped)
         state = NodeState(producer="podgpu", version=__version__, taken_at=taken_at or None, sources=statuses)
         families = (family for family in render_self(state) if family.name not in existing)
-        return encode(_add_file_label(family, self._file.path.name) for family in families)
+        return encode(_add_file_label(family, self.file.path.name) for family in families)
 
     def _count_error(self, source: str, reason: str, message: str) -> None:
-        self._errors.add(source, reason)
+        self.errors.add(source, reason)
         self._log_failure(source, reason, message)
 
     def _log_failure(self, source: str, reason: str, message: str) -> None:

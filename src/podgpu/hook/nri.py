@@ -12,7 +12,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -194,27 +194,20 @@ def _serialize(message: Any) -> bytes:
 # Answers to the runtime's requests
 
 
+@dataclass
 class Plugin:
     """Answers requests and tracks the containers. Lives as long as the connection, because the runtime reports all
     containers again after a reconnect."""
 
-    def __init__(
-        self,
-        on_change: Callable[[tuple[Sandbox, ...]], None],
-        counters: HookCounters,
-        cards: Callable[[], Cards] | None = None,
-    ) -> None:
-        """After the first full report of the runtime, calls `on_change` with all sandboxes after every change.
-
-        If `cards` is given (--inject), sets NVIDIA_VISIBLE_DEVICES of new containers.
-        """
-        self._on_change = on_change
-        self._cards = cards
-        self._counters = counters
-        self._sandboxes: dict[str, Sandbox] = {}
-        self._reported_pods: list[Any] = []  # pods of a Synchronize request that has more messages to come
-        self._reported_containers: list[Any] = []
-        self.is_synchronised = False
+    on_change: Callable[[tuple[Sandbox, ...]], None]
+    """Called with all sandboxes after every change, after the first full report of the runtime."""
+    counters: HookCounters
+    cards: Callable[[], Cards] | None = None
+    """If given (--inject), the plugin sets NVIDIA_VISIBLE_DEVICES of new containers."""
+    is_synchronised: bool = False
+    _sandboxes: dict[str, Sandbox] = field(default_factory=dict)
+    _reported_pods: list[Any] = field(default_factory=list)  # of a Synchronize request that has more messages to come
+    _reported_containers: list[Any] = field(default_factory=list)
 
     @property
     def containers(self) -> int:
@@ -259,7 +252,7 @@ class Plugin:
                 self._put_container(self._sandboxes[container.pod_sandbox_id].pod, container)
         self._reported_pods, self._reported_containers = [], []
         self.is_synchronised = True
-        self._counters.add("podgpu_hook_synchronisations_total")
+        self.counters.add("podgpu_hook_synchronisations_total")
         _log.info("the runtime reported all its containers: %d", self.containers)
         self._publish()
         return b""
@@ -268,12 +261,12 @@ class Plugin:
         subject = nri_pb2.Subject.FromString(payload)
         self._apply("CreateContainer", subject.pod, subject.container)
         sandbox = self._sandboxes.get(subject.pod.id)
-        if self._cards is None or sandbox is None:
+        if self.cards is None or sandbox is None:
             return b""
-        value = ",".join(find_assigned(sandbox.pod, self._cards()))
+        value = ",".join(find_assigned(sandbox.pod, self.cards()))
         if not value or value == read_variables(subject.container).get(VISIBLE_DEVICES, ""):
             return b""
-        self._counters.add("podgpu_hook_adjustments_total")
+        self.counters.add("podgpu_hook_adjustments_total")
         env = [nri_pb2.KeyValue(key=VISIBLE_DEVICES, value=value)]
         if any(variable.startswith(f"{VISIBLE_DEVICES}=".encode()) for variable in subject.container.env):
             # Another plugin may have set the variable. The runtime then accepts a new value only after its removal.
@@ -317,4 +310,4 @@ class Plugin:
 
     def _publish(self) -> None:
         if self.is_synchronised:
-            self._on_change(self.sandboxes)
+            self.on_change(self.sandboxes)

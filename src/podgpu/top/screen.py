@@ -282,16 +282,14 @@ def _condition(condition: ConditionView, now: float, width: int) -> Iterator[Spa
 
 
 def _figures(line: Line, seen: Seen) -> list[str]:
-    slot = line.slot
-    facts = [
+    slot, price = line.slot, line.slot.price_per_hour
+    return [
         f"utilisation {format_percent(slot.utilization_ratio)}",
         f"memory {format_gib(slot.memory_used_bytes)} of {format_gib(slot.memory_total_bytes)} GiB",
         f"power {format_number(slot.power_watts, 'W')}",
         f"temperature {format_number(slot.temperature_celsius, 'C')}",
+        "" if price is None else f"price {format_money(price, seen.view.currency)}/h",
     ]
-    if slot.price_per_hour is not None:
-        facts.append(f"price {format_money(slot.price_per_hour, seen.view.currency)}/h")
-    return facts
 
 
 def _sparkline(line: Line, seen: Seen, width: int) -> Iterator[Spans]:
@@ -302,22 +300,18 @@ def _sparkline(line: Line, seen: Seen, width: int) -> Iterator[Spans]:
 
 
 def _holder_figures(holder: HolderView, seen: Seen) -> list[str]:
-    since = holder.idle_since
+    since, share, cost = holder.idle_since, holder.share_ratio, holder.cost_per_hour
     idle = format_idle(holder.use, None if since is None else max(0.0, seen.now - since))
-    facts = [
+    runner = [f" ({format_percent(r.ratio)} for {r.text or 'processes outside pods'})" for r in holder.waits_for[:1]]
+    return [
         f"utilisation {format_percent(holder.utilization_ratio)}",
         f"memory {format_gib(holder.memory_used_bytes)} GiB",
         f"processes {format_number(holder.processes)}",
         idle if idle in ("busy", "idle") else f"idle {idle}",
+        f"waited {format_percent(holder.wait_ratio)}{''.join(runner)}" if holder.wait_ratio else "",
+        "" if share is None else f"share {format_percent(share)}",
+        "" if cost is None else f"costs {format_money(cost, seen.view.currency)}/h",
     ]
-    if holder.wait_ratio:
-        runners = [f"{format_percent(r.ratio)} for {r.text or 'processes outside pods'}" for r in holder.waits_for[:1]]
-        facts.append(f"waited {format_percent(holder.wait_ratio)}" + "".join(f" ({runner})" for runner in runners))
-    if holder.share_ratio is not None:
-        facts.append(f"share {format_percent(holder.share_ratio)}")
-    if holder.cost_per_hour is not None:
-        facts.append(f"costs {format_money(holder.cost_per_hour, seen.view.currency)}/h")
-    return facts
 
 
 def _waits(holders: Iterable[HolderView], width: int) -> Iterator[Spans]:
@@ -355,7 +349,7 @@ def _job(holder: Workload, fetched: FetchedDetails, width: int) -> Iterator[Span
             f"throttled {format_duration(job.throttled_seconds)}" if job.throttled_seconds else "",
             f"errors {job.errors}" if job.errors else "",
         ]
-        yield from _join(filter(None, facts), width, _INDENT)
+        yield from _join(facts, width, _INDENT)
         if job.hint:
             yield from _wrap(f"{_INDENT}{job.hint}", width, "warn")
 
@@ -403,8 +397,8 @@ def _wrap(text: str, width: int, style: str = "") -> list[Spans]:
 
 
 def _join(facts: Iterable[str], width: int, indent: str = "") -> list[Spans]:
-    """Puts as many facts on each line as fit. Never breaks a line within a fact."""
-    text = "   ".join(printable(fact).replace(" ", _NO_BREAK) for fact in facts)
+    """Puts as many facts on each line as fit. Never breaks a line within a fact. Skips empty facts."""
+    text = "   ".join(printable(fact).replace(" ", _NO_BREAK) for fact in facts if fact)
     lines = textwrap.wrap(text, max(1, width), initial_indent=indent, subsequent_indent=indent or _INDENT)
     return [[(line.replace(_NO_BREAK, " "), "")] for line in lines]
 

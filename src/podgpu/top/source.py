@@ -61,17 +61,16 @@ class SourceReading(NamedTuple):
     fetched: FetchedDetails | None = None  # None if the source has no details
 
 
+@dataclass
 class LocalSource:
-    name = "this node"
-
-    def __init__(self, agent: Agent, with_processes: bool) -> None:
-        self._agent = agent
-        self._with_processes = with_processes
-        self._is_warm = False
+    agent: Agent
+    with_processes: bool
+    name: str = "this node"
+    _is_warm: bool = False
 
     def read(self, selected: str = "") -> SourceReading:
         """Raises SourceError if no GPU can be read now, StartError if retrying cannot help."""
-        agent = self._agent
+        agent = self.agent
         if self._is_warm:
             agent.read_telemetry()
             agent.read_allocation()
@@ -88,7 +87,7 @@ class LocalSource:
         state = msgspec.structs.replace(state, sources=())  # the notes already include these errors, with messages
         now, wall = agent.clock.monotonic(), agent.clock.wall()
         view = make_view(build_single_node_state(state, ViewSettings(), now, wall, notes=notes))
-        return SourceReading(view, agent.list_processes() if self._with_processes else {})
+        return SourceReading(view, agent.list_processes() if self.with_processes else {})
 
 
 class _HistoryAnswer(msgspec.Struct):

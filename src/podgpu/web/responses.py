@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 
 from aiohttp import web
 
-from podgpu.metrics.encode import CONTENT_TYPE, Body
+from podgpu.metrics.encode import CONTENT_TYPE, Body, Family, encode
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Probe = Callable[[], tuple[bool, str]]
@@ -38,6 +38,13 @@ def probe_routes(is_live: Probe, is_ready: Probe) -> list[web.RouteDef]:
         web.get("/livez", handler(is_live)),
         web.get("/ready", handler(is_ready)),
     ]
+
+
+def metrics_route(make_families: Callable[[], Iterable[Family]]) -> web.RouteDef:
+    async def handle(request: web.Request) -> web.Response:
+        return metrics_response(request, Body(encode(make_families())))
+
+    return web.get("/metrics", handle)
 
 
 def metrics_response(request: web.Request, body: Body) -> web.Response:
