@@ -1,4 +1,4 @@
-"""Free ports for processes under test, and lines of metrics text."""
+"""Free ports for processes under test, HTTP servers in threads, and lines of metrics text."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import itertools
 import os
 import re
 import socket
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 
 _PORTS_GIVEN = 2000  # to each worker of xdist
 _FIRST_PORT = 20_000 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 6 * _PORTS_GIVEN
-_PORTS = itertools.count(os.getpid() * 4, 4)  # the demo also uses the three ports after its first one
+_PORTS = itertools.count(os.getpid() * 8, 8)  # the demo also uses the four ports after its first one
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -24,6 +27,31 @@ def free_port() -> int:
         with suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
             return port
+
+
+class QuietHandler(BaseHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # the client did not wait
+            super().handle()
+
+
+@contextmanager
+def serving(server: HTTPServer | type[BaseHTTPRequestHandler]) -> Iterator[int]:
+    """Runs a server in a thread and yields its port. A handler gets a new server."""
+    if isinstance(server, type):
+        server = ThreadingHTTPServer(("127.0.0.1", 0), server)
+        server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 def lines_of(text: str, family: str) -> list[tuple[dict[str, str], float]]:

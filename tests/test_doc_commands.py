@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -22,6 +21,7 @@ import yaml
 
 from tests.host.guard import HOST_VARIABLES, NODE_PATHS
 from tests.net import free_port
+from tests.nodes.clock import wait_until
 from tests.simulated_kubelet import FaultyKubelet
 
 ROOT = Path(__file__).parents[1]
@@ -198,13 +198,12 @@ class Session:
 
     def _wait_until_it_works(self, background: BackgroundCommand, ports: list[int]) -> None:
         """Waits until all ports accept connections, or until a file is written if there is no port."""
-        end = time.monotonic() + PATIENCE
-        while time.monotonic() < end:
+
+        def works() -> bool:
             assert background.process.poll() is None, f"{self.block}: it ended: {background.output.read_text()}"
-            if all(map(_accepts, ports)) if ports else any((self.folder / "textfile").iterdir()):
-                return
-            time.sleep(0.05)
-        raise AssertionError(f"{self.block}: no result after {PATIENCE} s: {background.output.read_text()}")
+            return all(map(_accepts, ports)) if ports else any((self.folder / "textfile").iterdir())
+
+        wait_until(works, f"the command of {self.block} works")
 
     def _environment(self) -> dict[str, str]:
         """Returns the environment variables of the commands: two simulated GPUs, and no settings of this machine."""

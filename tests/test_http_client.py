@@ -10,7 +10,7 @@ import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,10 @@ from podgpu.gpu.exporter import (
 )
 from podgpu.http_client import Access, HttpClient, HttpResponse, open_session, redact_url
 from podgpu.top.source import ClusterSource, ExporterSource
+from tests import net
 from tests.certificates import Certificates
 from tests.cli.test_option_table import execute
+from tests.net import QuietHandler
 from tests.nodes.clock import PATIENCE
 
 EXPOSITION = b'# TYPE DCGM_FI_DEV_GPU_TEMP gauge\nDCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-1"} 33\n'
@@ -53,23 +55,16 @@ def answer(body: bytes = EXPOSITION, status: int = 200, **headers: str) -> Answe
 
 @contextmanager
 def serving(send: Answer, tls: ssl.SSLContext | None = None) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
-            with suppress(BrokenPipeError, ConnectionResetError):
-                send(self)
-
-        def log_message(self, *_: object) -> None:
-            pass
+            send(self)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    yield f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}/metrics"
-    server.shutdown()
-    server.server_close()
+    with net.serving(server) as port:
+        yield f"http{'s' if tls else ''}://127.0.0.1:{port}/metrics"
 
 
 @asynccontextmanager

@@ -238,7 +238,7 @@ class XidCount(Document, frozen=True):
     in_window: Amount = 0  # number of occurrences within --xid-count-window-size
 
 
-class SlotUsage(Document, frozen=True):
+class DeviceTotals(Document, frozen=True):
     """Total usage of a device. Each value is the sum over its holders plus the unattributed remainder.
 
     The usage of users without a job or pod has no series of its own. It is included in the unattributed remainder.
@@ -255,14 +255,14 @@ class SlotUsage(Document, frozen=True):
     pressure_ratio: Ratio | None = None  # fraction of the last usage window in which at least one workload waited
 
 
-class Slot(Document, frozen=True):
+class GpuOrInstance(Document, frozen=True):
     """Fields that `DeviceState` (a GPU) and `MigInstance` have in common."""
 
     hidden: bool = False  # excluded by --devices; has only identity, holders and health
     utilization_ratio: Ratio | None = None
     memory_used_bytes: Amount | None = None
     memory_total_bytes: Amount | None = None
-    usage: SlotUsage | None = None  # measured at `usage_at`; the values above at `taken_at`
+    usage: DeviceTotals | None = None  # measured at `usage_at`; the values above at `taken_at`
     holders: Annotated[tuple[Holder, ...], Meta(max_length=4096)] = ()
     fields: Fields | None = None  # None if the last reading of the device failed
     details: Annotated[
@@ -274,13 +274,13 @@ class Slot(Document, frozen=True):
     clock_events: dict[Name, tuple[Amount, Amount]] = {}  # event -> number in the window, number since the start
 
 
-class MigInstance(Slot, frozen=True, kw_only=True):
+class MigInstance(GpuOrInstance, frozen=True, kw_only=True):
     id: Amount
     profile: Name = ""
     uuids: tuple[Name, ...] = ()  # UUIDs of its compute instances, as the kubelet reports them
 
 
-class DeviceState(Slot, frozen=True, kw_only=True):
+class DeviceState(GpuOrInstance, frozen=True, kw_only=True):
     """One physical GPU with its MIG instances."""
 
     uuid: Name = ""
@@ -359,7 +359,7 @@ class NodeState(Document, frozen=True, kw_only=True):
 
 def has_readings(state: NodeState) -> bool:
     """Returns True if the last reading of at least one GPU or MIG instance succeeded."""
-    return any(slot.fields is not None for gpu in state.devices for slot in (gpu, *gpu.instances))
+    return any(device.fields is not None for gpu in state.devices for device in (gpu, *gpu.instances))
 
 
 _decoder = msgspec.json.Decoder(NodeState)

@@ -9,7 +9,7 @@ from podgpu.autoscale.answers import compute_pod_values, compute_value, is_activ
 from podgpu.autoscale.metrics import METRICS, PROFILING_METRICS, UTILIZATION
 from podgpu.autoscale.requests import MetricRequest, PodSelector, Refusal, find_metric, parse_selector
 from podgpu.cluster.collect import ViewSettings
-from podgpu.model import DeviceState, SlotUsage
+from podgpu.model import DeviceState, DeviceTotals
 from tests.autoscale.scenes import BEGIN, INFERENCE, INTERVAL, Stage, busy, figure, gpu, holder, pod, refused
 
 
@@ -380,7 +380,7 @@ def test_a_workload_without_pods_is_neither_active_nor_idle() -> None:
 def test_clients_of_mps_have_no_value_and_the_reason_is_said() -> None:
     stage = Stage([pod("a"), pod("b")])
     shared = gpu(0, holder("a", memory=1), holder("b", memory=1), utilization=0.72, memory_total=10)
-    stage.turns(3, n1=(replace(shared, usage=SlotUsage(method="mps")),))
+    stage.turns(3, n1=(replace(shared, usage=DeviceTotals(method="mps")),))
     for metric in ("gpu_utilization", "gpu_busy", "gpu_power"):
         refusal = refused(stage, metric)
         assert refusal.status == 503

@@ -20,13 +20,13 @@ from podgpu.cluster.loop import PublishedState
 from podgpu.cluster.parts import Totals
 from podgpu.cluster.state import build_cluster_state
 from podgpu.cluster.view import (
+    DeviceView,
     GpuResponse,
     GpuView,
     HolderView,
     InstanceView,
     NamespaceView,
     NodeView,
-    SlotView,
     View,
     WaitView,
 )
@@ -133,7 +133,7 @@ def _complete(node: NodeView) -> NodeView:
     return replace(node, gpus=gpus)
 
 
-def _divide(slot: SlotView, size: float, unknown: bool) -> list[HolderView]:
+def _divide(slot: DeviceView, size: float, unknown: bool) -> list[HolderView]:
     found = []
     for holder in slot.holders:
         load = slot.utilization_ratio if holder.utilization_ratio is None else holder.utilization_ratio

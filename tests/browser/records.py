@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from podgpu.cluster.ranges import utc_text
-from podgpu.cluster.view import ConditionView, GpuView, HolderView, InstanceView, NodeView, SlotView, View
+from podgpu.cluster.view import ConditionView, DeviceView, GpuView, HolderView, InstanceView, NodeView, View
 from podgpu.model import Workload, WorkloadOwner
 from tests.browser.pictures import GIB, Records, Showing, gpu, held, node, page_of, three_nodes
 
@@ -27,7 +27,7 @@ class Device(NamedTuple):
 
     node: str
     gpu: GpuView
-    slot: SlotView
+    slot: DeviceView
 
     @property
     def instance(self) -> str:
@@ -228,7 +228,7 @@ def known(picture: View, uuid: str) -> dict[str, Any] | None:
 
 
 def priced(picture: View, currency: str = "USD") -> View:
-    def price(slot: SlotView) -> SlotView:
+    def price(slot: DeviceView) -> DeviceView:
         part = (slot.slices or 0) / 7 if isinstance(slot, InstanceView) else 1.0
         count = max(1, len(slot.holders))
         holders = [
@@ -252,7 +252,7 @@ def owned(picture: View) -> View:
     return _changed(picture, lambda slot: replace(slot, holders=list(map(own, slot.holders))))
 
 
-def _changed(picture: View, change: Callable[[SlotView], Any]) -> View:
+def _changed(picture: View, change: Callable[[DeviceView], Any]) -> View:
     nodes = [
         replace(one, gpus=[replace(change(whole), instances=list(map(change, whole.instances))) for whole in one.gpus])
         for one in picture.nodes

@@ -12,9 +12,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from tests.net import QuietHandler, serving
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def error(status: int, text: str, kind: str = "execution") -> Reply:
 def running_double() -> Iterator[PrometheusDouble]:
     double = PrometheusDouble()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True  # else a body waits 40 ms for the acknowledgement of its head
 
@@ -120,27 +121,12 @@ def running_double() -> Iterator[PrometheusDouble]:
             if reply.claimed_length is not None:
                 self.close_connection = True
 
-        def handle(self) -> None:
-            try:
-                super().handle()
-            except ConnectionError:  # whoever asked did not wait
-                self.close_connection = True
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    double.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    try:
-        yield double
-    finally:
-        double.released.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(Handler) as port:
+        double.url = f"http://127.0.0.1:{port}"
+        try:
+            yield double
+        finally:
+            double.released.set()
 
 
 def some_gpus(double: PrometheusDouble, nodes: int = 2) -> None:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import shutil
 import subprocess
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from tests.net import free_port
+from tests.net import QuietHandler, free_port, serving
 from tests.nodes.clock import PATIENCE, wait_until
 
 
@@ -92,29 +90,17 @@ def victoria_metrics(folder: Path, points: Iterable[Point] = (), configuration: 
 def expositions_at(text_of: Callable[[str], str], away: Collection[str] = ()) -> Iterator[str]:
     """Yields HOST:PORT that serves the text of each name at /NAME, and 503 for those in `away`."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             name = self.path.strip("/")
             body = text_of(name).encode()
-            with contextlib.suppress(ConnectionError):  # Prometheus does not wait for long
-                self.send_response(503 if name in away else 200)
-                self.send_header("Content-Type", "text/plain; version=0.0.4")
-                self.end_headers()
-                self.wfile.write(body)
+            self.send_response(503 if name in away else 200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.end_headers()
+            self.wfile.write(body)
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    try:
-        yield f"127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(Handler) as port:
+        yield f"127.0.0.1:{port}"
 
 
 def exposition(points: Iterable[Point]) -> str:

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.cluster.parts import Use, classify_use, divide, divide_gpu, divide_slot, gpu_utilization
+from podgpu.cluster.parts import Use, classify_use, divide, divide_device, divide_gpu, gpu_utilization
 from podgpu.model import Condition, HolderUsage
 from tests.cluster.states import gpu, holder, lost, mig, node, state_of
 
 
 def test_shares_as_given_else_equal() -> None:
     def of(*shares: float | None) -> list[float]:
-        return divide_slot([holder(share=share) for share in shares])
+        return divide_device([holder(share=share) for share in shares])
 
     assert of(None) == [1.0]
     assert of(0.25) == [0.25]

@@ -22,7 +22,7 @@ from podgpu.cluster.collect import ClusterReading, NodeReading, ViewSettings
 from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer
 from podgpu.cluster.state import ClusterState, build_cluster_state
 from podgpu.metrics.adapter import node_from_samples, samples_in
-from podgpu.model import Holder, NodeState, SlotUsage
+from podgpu.model import DeviceTotals, Holder, NodeState
 from tests.cluster.real_servers import expositions_at, needs, prometheus, victoria_metrics
 from tests.nodes.clock import wait_until
 from tests.nodes.node import FIXTURES
@@ -187,9 +187,9 @@ def comparable(state: NodeState) -> object:
     return to_builtins(reduced)
 
 
-def comparable_usage(usage: SlotUsage | None) -> SlotUsage | None:
-    reduced = usage and SlotUsage(memory_used_bytes=usage.memory_used_bytes, energy_mj=usage.energy_mj)
-    return None if reduced == SlotUsage() else reduced
+def comparable_usage(usage: DeviceTotals | None) -> DeviceTotals | None:
+    reduced = usage and DeviceTotals(memory_used_bytes=usage.memory_used_bytes, energy_mj=usage.energy_mj)
+    return None if reduced == DeviceTotals() else reduced
 
 
 def in_order(holders: Sequence[Holder]) -> tuple[Holder, ...]:

@@ -31,8 +31,8 @@ from podgpu.cluster.state import ClusterState
 from podgpu.cluster.view import make_view
 from podgpu.errors import UsageError
 from podgpu.history.recorder import HistoryRecorder
-from podgpu.model import SlotUsage, WorkloadOwner
-from tests.cluster.states import H100, WALL, World, gpu, holder, lost, mig, node
+from podgpu.model import DeviceTotals, WorkloadOwner
+from tests.cluster.states import H100, WALL, World, gpu, holder, lost, mig, node, state_of
 
 DAY = 86_400
 PRICES = Prices("EUR", {"*": Price(10.0)})
@@ -79,8 +79,10 @@ def an_hour(cluster: Cluster) -> None:
     labels = {"ml/a": {"team": "nlp"}, "ml/b": {"team": "vision"}}
     for number in range(241):
         seconds = number * 15.0
-        one = gpu(0, used("a", seconds, busy=0.25, joules=seconds * 100), busy=0.25, usage=SlotUsage(method="samples"))
-        two = gpu(1, used("b", seconds, busy=0.0, joules=seconds * 50, share=0.5), busy=0.0, usage=SlotUsage())
+        one = gpu(
+            0, used("a", seconds, busy=0.25, joules=seconds * 100), busy=0.25, usage=DeviceTotals(method="samples")
+        )
+        two = gpu(1, used("b", seconds, busy=0.0, joules=seconds * 50, share=0.5), busy=0.0, usage=DeviceTotals())
         cluster.round(one, two, gpu(2), pod_labels=labels)
 
 
@@ -116,7 +118,7 @@ def test_an_ended_pod_and_a_restart_are_part_of_the_range(tmp_path: Path) -> Non
     an_hour(before)
     before.recorder.stop()
     after = Cluster(str(tmp_path), at=before.at + 600)
-    after.round(gpu(0, usage=SlotUsage(method="exact")), gpu(1), gpu(2))
+    after.round(gpu(0, usage=DeviceTotals(method="exact")), gpu(1), gpu(2))
     assert [(row.pod, row.methods) for row in after.range().rows] == [("a", ["samples"]), ("b", []), ("", [])]
     assert after.range().totals == before_totals(3.0)
     after.round(gpu(0), gpu(1), gpu(2), seconds=12 * 3600)
@@ -173,7 +175,7 @@ def test_sums_equal_the_counters_of_the_exporter(rounds: list[tuple[int, float, 
             holder(n, share=1 / pods, utilization_ratio=load, busy_ns=busy[n], energy_mj=energy[n])
             for n in sorted(names)
         ]
-        usage = SlotUsage(unattributed_energy_mj=energy[""])
+        usage = DeviceTotals(unattributed_energy_mj=energy[""])
         cluster.round(gpu(0, *holders, busy=load, usage=usage), exporter_id=f"exporter-{exporters}")
         kept = parts
     rows, totals = cluster.rows(), cluster.range().totals
@@ -229,6 +231,8 @@ def test_prices_by_node_label() -> None:
     assert (answer.totals.cost, answer.totals.unallocated_cost, answer.totals.gpu_hours) == (0.28, 0.14, 0.06)
     notes = "\n".join(answer.notes)
     assert "the labels of n1 are unknown" in notes
+    (note,) = state_of(node("n1", gpu(0), labels={}), prices=prices).notes
+    assert note.startswith("no node has the label capacity")
     assert "0.02 GPU-hours have no price in EUR" in notes
 
 
@@ -301,7 +305,7 @@ def test_use_under_mps_is_not_known_and_the_row_says_so() -> None:
     cluster = Cluster()
     clients = [holder(pod, share=0.5, processes=1, memory_used_bytes=1) for pod in ("a", "b")]
     for busy in (0.0, 0.72, 0.0):
-        cluster.round(gpu(0, *clients, busy=busy, usage=SlotUsage(method="mps")), gpu(1, holder("idle", **IDLE)))
+        cluster.round(gpu(0, *clients, busy=busy, usage=DeviceTotals(method="mps")), gpu(1, holder("idle", **IDLE)))
     rows = {row.pod: row for row in cluster.wasted()}
     assert (rows["a"].idle_gpus, rows["a"].idle_hours, rows["a"].wasted) == (0.0, 0.0, 0.0)
     assert [rows[pod].unknown_because for pod in ("a", "b", "idle")] == ["not known under MPS"] * 2 + [""]

@@ -25,9 +25,9 @@ from podgpu.cluster.view import (
 from podgpu.errors import SourceError
 from podgpu.model import (
     Condition,
+    DeviceTotals,
     NamespaceUsage,
     NodeState,
-    SlotUsage,
     SourceStatus,
     Workload,
     WorkloadOwner,
@@ -57,7 +57,7 @@ def test_a_node_with_everything() -> None:
         memory_total_bytes=100,
         power_mw=300_500,
         temperature_celsius=61,
-        usage=SlotUsage(memory_used_bytes=7, energy_mj=9000),
+        usage=DeviceTotals(memory_used_bytes=7, energy_mj=9000),
     )
     cut = gpu(1, instances=(mig(7, holder("m", **{"utilization_ratio": 0.0}), busy=0.0),))
     broken = gpu(2, conditions=(Condition("lost", WALL - 5.4),), last_holders=(Workload("ml", "gone", "main"),))
@@ -179,7 +179,7 @@ def test_the_gpus_of_one_pod() -> None:
 
 
 def test_one_gpu_with_the_details_of_its_exporter() -> None:
-    device = gpu(0, xids=(XidCount(31, 2, 5.0), XidCount(79, 1, 9.0)), usage=SlotUsage(method="exact"))
+    device = gpu(0, xids=(XidCount(31, 2, 5.0), XidCount(79, 1, 9.0)), usage=DeviceTotals(method="exact"))
     device = msgspec.structs.replace(device, fields={"DCGM_FI_DEV_GPU_UTIL": 5, "DCGM_FI_DRIVER_VERSION": "580"})
     sources = (SourceStatus("nvml", up=True), SourceStatus("gpu1", up=False), SourceStatus("gpu0", False, error="hung"))
     state = NodeState(node="n1", producer="podgpu", devices=(device,), sources=sources)

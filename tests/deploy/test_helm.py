@@ -8,16 +8,16 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deploy.render import CHART, NAMESPACE, ROOT, run_helm
+from tests.net import QuietHandler, serving
 
 KINDS = {
     "v1": ("Secret", "ServiceAccount", "Service", "ConfigMap", "Namespace"),
@@ -45,12 +45,10 @@ class _Store(ThreadingHTTPServer):
         self.deleted: list[str] = []
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     """Stores JSON, and helm's release Secrets as protobuf."""
 
     server: _Store
-
-    def log_message(self, *_: object) -> None: ...
 
     def _answer(self, body: bytes | dict[str, Any], status: int = 200) -> None:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -158,14 +156,8 @@ def _store(folder: Path) -> Iterator[_Store]:
         "contexts": [{"name": "test", "context": {"cluster": "test", "user": ""}}],
     }
     (folder / "kubeconfig").write_text(json.dumps(config), encoding="utf-8")
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with serving(server):
         yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def _helm(folder: Path, *arguments: str) -> None:

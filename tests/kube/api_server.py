@@ -163,10 +163,7 @@ class SimulatedApiServer:
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.tokens: frozenset[str] | None = None  # valid tokens; None if no token is needed
-        self.resource_api_versions: tuple[str, ...] = (
-            "v1",
-            "v1beta1",
-        )  # versions of resource.k8s.io; empty if the group does not exist
+        self.resource_api_versions: tuple[str, ...] = ("v1", "v1beta1")  # empty if resource.k8s.io does not exist
         self.refusal: tuple[int, str] | None = None  # status and message of every response
         self.refuse_watches_only = False
         self.forbidden_paths: frozenset[str] = frozenset()

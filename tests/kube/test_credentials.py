@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,46 +13,38 @@ import pytest
 from podgpu.errors import SourceError
 from podgpu.kube.client import Credentials, run_plugin
 from podgpu.kube.config import ApiConfig, ExecPlugin, ExecVariable
-from tests.nodes.clock import PATIENCE
+from tests.nodes.clock import FakeClock, wait_until
 
 V1 = "client.authentication.k8s.io/v1"
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_800_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def token_of(credentials: Credentials) -> str:
     return asyncio.run(credentials.current())[0]
 
 
-def from_file(path: Path, clock: Clock, token: str = "") -> Credentials:
-    return Credentials(ApiConfig("http://127.0.0.1", "the test", token=token, token_file=str(path)), clock)
+def from_file(path: Path, clock: FakeClock, token: str = "") -> Credentials:
+    return Credentials(ApiConfig("http://127.0.0.1", "the test", token=token, token_file=str(path)), clock.wall)
 
 
 def test_a_token_file_is_read_again_after_a_minute(tmp_path: Path) -> None:
-    file, clock = tmp_path / "token", Clock()
+    file, clock = tmp_path / "token", FakeClock()
     file.write_text("one\n")
     credentials = from_file(file, clock)
     assert token_of(credentials) == "one"
     file.write_text("two")
-    clock.now += 59
+    clock.advance(59)
     assert token_of(credentials) == "one"
-    clock.now += 1
+    clock.advance(1)
     assert token_of(credentials) == "two"
 
 
 def test_the_last_token_is_kept_while_the_file_is_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file, clock = tmp_path / "token", Clock()
+    file, clock = tmp_path / "token", FakeClock()
     file.write_text("one-secret")
     credentials = from_file(file, clock)
     assert token_of(credentials) == "one-secret"
     file.unlink()
-    clock.now += 61
+    clock.advance(61)
     assert token_of(credentials) == "one-secret"
     assert "cannot read the token" in caplog.text
     assert "one-secret" not in caplog.text
@@ -96,12 +87,12 @@ def test_a_plugin_gets_its_variables_and_no_terminal(tmp_path: Path) -> None:
 
 
 def test_a_plugin_runs_until_shortly_before_its_credential_expires(tmp_path: Path) -> None:
-    count, clock = tmp_path / "count", Clock()
-    clock.now = 1_893_456_000.0 - 600  # ten minutes before the year 2030
+    count, clock = tmp_path / "count", FakeClock()
+    clock.advance(1_893_456_000.0 - 600 - clock.wall())  # ten minutes before the year 2030
     made = plugin(tmp_path, printing("{'token': 't', 'expirationTimestamp': '2030-01-01T00:00:00Z'}", count))
-    credentials = Credentials(ApiConfig("http://127.0.0.1", "the test", plugin=made), clock)
+    credentials = Credentials(ApiConfig("http://127.0.0.1", "the test", plugin=made), clock.wall)
     for seconds, runs in ((0, 1), (539, 1), (2, 2), (0, 2), (29, 2), (1, 3)):
-        clock.now += seconds
+        clock.advance(seconds)
         assert token_of(credentials) == "t"
         assert len(count.read_text()) == runs
     credentials.invalidate()
@@ -142,7 +133,4 @@ def test_a_plugin_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> No
     made = ExecPlugin("/bin/sh", V1, ("-c", f"sleep 600 & echo $! > {pid}; echo waiting >&2; wait"))
     with pytest.raises(SourceError, match="did not end within 1 s and was killed"):
         run(made, seconds=1.0)
-    until = time.monotonic() + PATIENCE
-    while not _is_gone(int(pid.read_text())) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert _is_gone(int(pid.read_text()))
+    wait_until(lambda: _is_gone(int(pid.read_text())), "the child is gone")

@@ -16,11 +16,11 @@ from podgpu.metrics.names import HOST_LABELS, NameSet
 from podgpu.metrics.render import render_own
 from podgpu.model import (
     DeviceState,
+    GpuOrInstance,
     Holder,
     HolderUsage,
     MigInstance,
     NodeState,
-    Slot,
     WaitPart,
     XidCount,
     decode_node,
@@ -120,7 +120,7 @@ def test_the_largest_pairs_of_waiting_pods_have_series_if_wanted() -> None:
 
 @given(nodes)
 def test_pod_labels_only_if_exactly_one_workload_holds_the_device(state: NodeState) -> None:
-    slots: dict[tuple[str, str], Slot] = {}
+    slots: dict[tuple[str, str], GpuOrInstance] = {}
     for device in state.devices:
         slots[device.uuid, ""] = device
         slots |= {(device.uuid, str(instance.id)): instance for instance in device.instances}

@@ -8,18 +8,24 @@ from msgspec.structs import replace
 from podgpu.cluster.view import ConditionView
 from podgpu.model import RunningProcess, Workload
 from podgpu.top.lines import Line, arrange, flatten, make_lines
-from tests.top.scene import BATCH, GIB, LOST, NOW, SERVER, TRAINER, gpu, holder, instance, lines_of, node, view
+from tests.top.scene import (
+    BATCH,
+    GIB,
+    LOST,
+    NOW,
+    SERVER,
+    TRAINER,
+    busy_gpu,
+    gpu,
+    holder,
+    instance,
+    lines_of,
+    node,
+    view,
+)
 
 ALL_PODS = (TRAINER, SERVER, BATCH)
-EXCLUSIVE = gpu(
-    0,
-    holder(TRAINER, processes=1, use="used"),
-    utilization_ratio=0.93,
-    memory_used_bytes=61 * GIB,
-    memory_total_bytes=80 * GIB,
-    power_watts=600.0,
-    temperature_celsius=67.0,
-)
+EXCLUSIVE = busy_gpu(0)
 SHARED = gpu(
     1,
     holder(

@@ -6,7 +6,6 @@ import pytest
 from rich.cells import cell_len
 
 from podgpu.cluster.parts import Totals, Use
-from podgpu.cluster.view import GpuView
 from podgpu.history.answers import NO_DATA
 from podgpu.model import Workload
 from podgpu.top.lines import make_lines
@@ -20,7 +19,7 @@ from podgpu.top.table import (
     format_idle,
     render_totals,
 )
-from tests.top.scene import GIB, NOW, gpu, holder, lines_of, node, view
+from tests.top.scene import NOW, busy_gpu, gpu, holder, lines_of, node, view
 from tests.top.test_lines import ALL
 
 PODS = (
@@ -28,18 +27,6 @@ PODS = (
     Workload("kubeflow-user-example-com", "train-bert-large-worker-11-kq8vl", "pytorch"),
     Workload("notebooks", "jupyter-ada-0", "notebook"),
 )
-
-
-def busy_gpu(index: int, who: Workload) -> GpuView:
-    return gpu(
-        index,
-        holder(who, processes=1, use="used"),
-        utilization_ratio=0.93,
-        memory_used_bytes=61 * GIB,
-        memory_total_bytes=80 * GIB,
-        power_watts=600.0,
-        temperature_celsius=67.0,
-    )
 
 
 def table(width: int | None, nodes: int = 1, live: bool = True) -> Table:

@@ -16,12 +16,12 @@ from podgpu.agent.usage import make_samples
 from podgpu.model import (
     Assignment,
     Device,
+    DeviceTotals,
     DeviceUsage,
     HolderUsage,
     NamespaceUsage,
     ProcessUsage,
     ProcessWaits,
-    SlotUsage,
     Workload,
     WorkloadKey,
 )
@@ -50,7 +50,7 @@ COUNTERS = (
 
 class Snapshot(NamedTuple):
     holders: Mapping[str, Mapping[WorkloadKey, tuple[Workload, HolderUsage]]]
-    devices: Mapping[str, SlotUsage]
+    devices: Mapping[str, DeviceTotals]
     namespaces: Sequence[NamespaceUsage]
 
 
@@ -128,7 +128,7 @@ HISTORIES = st.lists(
 @settings(max_examples=60)
 @given(HISTORIES)
 def test_holders_and_the_unattributed_rest_add_up_and_counters_never_decrease(history: list[Turn]) -> None:
-    ledger, devices, energy = Ledger(), dict[str, SlotUsage](), 0
+    ledger, devices, energy = Ledger(), dict[str, DeviceTotals](), 0
     highest: dict[object, Mapping[str, int]] = {}
     for turn in history:
         snapshot = turn.enter(ledger)
@@ -169,7 +169,7 @@ def read_counters(snapshot: Snapshot) -> dict[object, dict[str, int]]:
 @given(HISTORIES)
 def test_namespaces_and_the_unattributed_rest_add_up_to_the_devices(history: list[Turn]) -> None:
     """Jobs have no namespace, so they are removed from the histories."""
-    ledger, devices = Ledger(), dict[str, SlotUsage]()
+    ledger, devices = Ledger(), dict[str, DeviceTotals]()
     for turn in history:
         held = [one for one in turn.assignments if not one.holder.job]
         owners = replace(turn.owners, workloads={p: w for p, w in turn.owners.workloads.items() if not w.job})

@@ -9,7 +9,7 @@ import socket
 import ssl
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,14 +66,17 @@ def is_allowed(client: Client) -> bool:
         return False
 
 
-def shown_names(client: Client) -> frozenset[str]:
-    """Of the certificate the server shows."""
-    connection = client.connect()
-    try:
+@contextmanager
+def connected(client: Client) -> Iterator[ssl.SSLSocket]:
+    with closing(client.connect()) as connection:
         connection.connect()
-        return subject_names(connection.sock.getpeercert())
-    finally:
-        connection.close()
+        yield connection.sock
+
+
+def shown_names(client: Client) -> frozenset[str]:
+    """Returns the names in the server's certificate."""
+    with connected(client) as sock:
+        return subject_names(sock.getpeercert())
 
 
 @pytest.mark.fault(
@@ -137,12 +140,8 @@ def test_allowed_names(node: Node, write: Callable[..., Path], certificates: Cer
 
 
 def negotiated(client: Client) -> tuple[str, str]:
-    connection = client.connect()
-    try:
-        connection.connect()
-        return connection.sock.version(), connection.sock.cipher()[0]
-    finally:
-        connection.close()
+    with connected(client) as sock:
+        return str(sock.version()), str((sock.cipher() or ("",))[0])
 
 
 def test_versions_and_ciphers(node: Node, write: Callable[..., Path], certificates: Certificates) -> None:

@@ -158,19 +158,19 @@ class HealthWatch:
         for uuid, gpu in self._gpus.items():
             if uuid in held or not (uuid in absent or LOST in gpu.since):
                 gpu.holders = tuple(dict.fromkeys(held.get(uuid, ())))
-        slots: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+        devices: defaultdict[str, dict[str, Any]] = defaultdict(dict)
         recent_xids = self._xids.count_recent(now)
         for (key, xid), total in sorted(self._xids.totals.items()):
             count = XidCount(xid, total, self._xid_seen[key, xid], recent_xids[key, xid])
-            slots[key]["xids"] = (*slots[key].get("xids", ()), count)
-            slots[key]["last_xid"] = self._last_xids[key]
+            devices[key]["xids"] = (*devices[key].get("xids", ()), count)
+            devices[key]["last_xid"] = self._last_xids[key]
         recent, totals = self._clock_events.count_recent(now), self._clock_events.totals
         for key, event in sorted(recent.keys() | totals.keys()):
-            slots[key].setdefault("clock_events", {})[event] = recent[key, event], totals[key, event]
+            devices[key].setdefault("clock_events", {})[event] = recent[key, event], totals[key, event]
         for uuid, gpu in self._gpus.items():
             if gpu.details is not None:
-                slots[uuid] |= self._report_gpu(gpu, gpu.details, uuid in held, now)
-        return slots
+                devices[uuid] |= self._report_gpu(gpu, gpu.details, uuid in held, now)
+        return devices
 
     def _report_gpu(self, gpu: _Gpu, checked: Mapping[str, str | None], is_held: bool, now: float) -> dict[str, Any]:
         gpu.xids = {xid: seen for xid, seen in gpu.xids.items() if now - seen[1] < XID_SECONDS}

@@ -30,7 +30,7 @@ from podgpu.metrics.dcgm import render_dcgm
 from podgpu.metrics.encode import NO_LABELS, Body, Family, Sample, encode, families_in
 from podgpu.metrics.fields import THROTTLE_REASONS, by_name, fields
 from podgpu.metrics.labels import Policy
-from podgpu.metrics.names import gpu_figures, in_legacy_units, slot_figures
+from podgpu.metrics.names import device_figures, gpu_figures, in_legacy_units
 from podgpu.metrics.render import render_gpu_manager, render_own, render_self
 from podgpu.model import (
     RESERVATION,
@@ -139,9 +139,9 @@ def _build_gpus(
     names = fields()
     unsupported = group_by_key((key, name) for name, key in list_unsupported(telemetry, configured))
 
-    def build_slot(key: str) -> dict[str, Any]:
+    def build_device(key: str) -> dict[str, Any]:
         values, used = values_of.get(key), usage.devices.get(key)
-        figures = slot_figures(figures_of.get(key, {}))
+        figures = device_figures(figures_of.get(key, {}))
         if figures["memory_used_bytes"] is None and used is not None:
             figures["memory_used_bytes"] = used.memory_used_bytes
         return {
@@ -157,27 +157,27 @@ def _build_gpus(
     instances: defaultdict[str, list[MigInstance]] = defaultdict(list)
     known = {device.uuid for device in telemetry.devices}  # without GPUs that were removed with `podgpu forget`
     devices = _find_devices(
-        telemetry, (*holders, *(k for k, slot in health.items() if "xids" in slot and split_key(k)[0] in known))
+        telemetry, (*holders, *(k for k, own in health.items() if "xids" in own and split_key(k)[0] in known))
     )
     for key, device in devices.items():
         if device.gi_id is not None:
             instances[device.uuid].append(
-                MigInstance(id=device.gi_id, profile=device.profile, uuids=device.mig_uuids, **build_slot(key))
+                MigInstance(id=device.gi_id, profile=device.profile, uuids=device.mig_uuids, **build_device(key))
             )
     for uuid, device in devices.items():
         if device.gi_id is not None:
             continue
-        values, slot, reading = values_of.get(uuid, {}), build_slot(uuid), telemetry.readings.get(uuid)
+        values, members, reading = values_of.get(uuid, {}), build_device(uuid), telemetry.readings.get(uuid)
         details = reading.details if reading is not None and uuid in values_of else ()
         throttled = {reason: values.get(number) for number, reason in THROTTLE_REASONS.items()}
-        users = (*slot["holders"], *(holder for instance in instances[uuid] for holder in instance.holders))
+        users = (*members["holders"], *(holder for instance in instances[uuid] for holder in instance.holders))
         yield DeviceState(
             **{member: getattr(device, member) for member in _IDENTITY},
             throttled_ns={reason: ns for reason, ns in throttled.items() if isinstance(ns, int)},
             instances=tuple(instances[uuid]),
             details=tuple((names[number].name, labels, value) for number, labels, value in details),
             **gpu_figures(figures_of.get(uuid, {})),  # type: ignore[arg-type]
-            **slot | {"conditions": (*slot.get("conditions", ()), *_find_unallocated_use(users))},
+            **members | {"conditions": (*members.get("conditions", ()), *_find_unallocated_use(users))},
         )
 
 
@@ -214,7 +214,7 @@ def _read_figures(values: Mapping[int, Value]) -> dict[str, float]:
 
 def add_memory(devices: Iterable[Device], values: Mapping[str, Mapping[int, Value]]) -> tuple[Device, ...]:
     """Adds the total memory of each device, which allocation sources need to compute shares."""
-    totals = {key: slot_figures(_read_figures(own))["memory_total_bytes"] for key, own in values.items()}
+    totals = {key: device_figures(_read_figures(own))["memory_total_bytes"] for key, own in values.items()}
     return tuple(replace(device, memory_bytes=totals.get(device.key)) for device in devices)
 
 

@@ -20,11 +20,11 @@ from podgpu.model import (
     Allocation,
     Assignment,
     Device,
+    DeviceTotals,
     DeviceUsage,
     HolderUsage,
     NamespaceUsage,
     RunningProcess,
-    SlotUsage,
     SourceStatus,
     Workload,
     WorkloadKey,
@@ -45,7 +45,7 @@ class UsageResult:
     """Usage by device key. In MIG mode, energy is listed for the GPU, and all other usage for its instances."""
 
     holders: Mapping[str, Mapping[WorkloadKey, tuple[Workload, HolderUsage]]] = field(default_factory=dict)
-    devices: Mapping[str, SlotUsage] = field(default_factory=dict)
+    devices: Mapping[str, DeviceTotals] = field(default_factory=dict)
     namespaces: tuple[NamespaceUsage, ...] = ()  # including containers that have ended
     at: float | None = None  # Unix time
     sources: tuple[SourceStatus, ...] = ()

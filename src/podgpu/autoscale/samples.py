@@ -26,7 +26,7 @@ from podgpu.cluster.collect import ViewSettings
 from podgpu.cluster.nodes import NodeEntry
 from podgpu.cluster.parts import HeldPart
 from podgpu.cluster.state import ClusterState, used_value
-from podgpu.model import NS, HolderUsage, Slot, WorkloadKey
+from podgpu.model import NS, GpuOrInstance, HolderUsage, WorkloadKey
 
 _log = logging.getLogger(__name__)
 SampleKey = tuple[str, str]
@@ -189,15 +189,16 @@ def _make_row(devices: Sequence[_PodDevice], state: ClusterState) -> array[float
     for metric, ratios in zip(RATIO_METRICS, zip(*starmap(_read_ratios, devices), strict=True), strict=True):
         if (ratio := _sum(ratios)) is not None:
             row[metric.column] = 100 * ratio / len(devices)
-    slots = [parts[0][0].slot for parts, _ in devices]
-    memory, memory_total = _sum(starmap(_read_memory, devices)), _sum(slot.memory_total_bytes or None for slot in slots)
+    held = [parts[0][0].device for parts, _ in devices]
+    memory_total = _sum(device.memory_total_bytes or None for device in held)
+    memory = _sum(starmap(_read_memory, devices))
     if memory is not None and memory_total:
         row[MEMORY.column] = min(100.0, 100 * memory / memory_total)
     watts = _sum(starmap(_read_watts, devices))
     if watts is not None:
         row[POWER.column] = watts
-    used = [value for slot in slots if (value := used_value(slot, state.settings)) is not None]
-    if len(used) == len(slots):
+    used = [value for device in held if (value := used_value(device, state.settings)) is not None]
+    if len(used) == len(held):
         row[USED.column] = 100 * sum(min(1.0, value / state.settings.full) for value in used)
         row[USED_COUNT] = float(sum(value > 0 for value in used))
     idle = [None if part.idle_since is None else rate.idle_seconds for parts, _ in devices for part, rate in parts]
@@ -209,30 +210,30 @@ def _make_row(devices: Sequence[_PodDevice], state: ClusterState) -> array[float
 
 def _read_ratios(parts: Sequence[tuple[HeldPart, _UsageRate]], alone: bool) -> tuple[float | None, ...]:
     """Returns the ratios of one device in the order of RATIO_METRICS."""
-    slot = parts[0][0].slot
+    device = parts[0][0].device
     utilization = _sum((part.holder.usage or HolderUsage()).utilization_ratio for part, _ in parts)
     if alone and utilization is None:
-        utilization = slot.utilization_ratio
+        utilization = device.utilization_ratio
     busy = _sum(rate.busy for _, rate in parts)
     wait = 0.0 if alone else _sum(rate.wait for _, rate in parts)
-    profiling = (_read_field(slot, metric.field) if alone else None for metric in PROFILING_METRICS)
+    profiling = (_read_field(device, metric.field) if alone else None for metric in PROFILING_METRICS)
     return tuple(None if ratio is None else min(1.0, ratio) for ratio in (utilization, busy, wait, *profiling))
 
 
 def _read_memory(parts: Sequence[tuple[HeldPart, _UsageRate]], alone: bool) -> float | None:
     memory = _sum((part.holder.usage or HolderUsage()).memory_used_bytes for part, _ in parts)
-    return parts[0][0].slot.memory_used_bytes if alone and memory is None else memory
+    return parts[0][0].device.memory_used_bytes if alone and memory is None else memory
 
 
 def _read_watts(parts: Sequence[tuple[HeldPart, _UsageRate]], alone: bool) -> float | None:
-    slot, gpu = parts[0][0].slot, parts[0][0].gpu
-    if alone and slot is gpu and gpu.power_mw is not None:
+    device, gpu = parts[0][0].device, parts[0][0].gpu
+    if alone and device is gpu and gpu.power_mw is not None:
         return gpu.power_mw / 1000
     return _sum(rate.watts for _, rate in parts)
 
 
-def _read_field(slot: Slot, field: str) -> float | None:
-    value = (slot.fields or {}).get(field)
+def _read_field(device: GpuOrInstance, field: str) -> float | None:
+    value = (device.fields or {}).get(field)
     return value if isinstance(value, int | float) and 0 <= value <= _MAX_RATIO else None
 
 

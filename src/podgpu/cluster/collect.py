@@ -44,7 +44,7 @@ class ViewSettings:
 
     @cached_property
     def used_field_name(self) -> str:
-        """Key of --used-field in `Slot.fields`."""
+        """Key of --used-field in `GpuOrInstance.fields`."""
         spec = meaning(self.used_field)
         return spec.field.name if spec else self.used_field
 

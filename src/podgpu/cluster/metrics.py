@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from podgpu.cluster.collect import duration_text
 from podgpu.cluster.nodes import NodeEntry
-from podgpu.cluster.parts import HeldPart, gpu_id, holders_of, slot_model, slot_utilization, sum_held
+from podgpu.cluster.parts import HeldPart, device_model, device_utilization, gpu_id, holders_of, sum_held
 from podgpu.cluster.state import CLUSTER, ClusterState, Scope
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.metrics.encode import NO_LABELS, VERSIONS, Family, Labels, Sample, families_in, make_families
@@ -86,7 +86,7 @@ def map_rows(state: ClusterState) -> tuple[MapRow, ...]:
     rows: dict[MapRow, None] = {}
     for node in state.nodes:
         for gpu in node.gpus:
-            pods = {(h.namespace, h.pod) for slot in (gpu, *gpu.instances) for h in holders_of(gpu, slot) if h.pod}
+            pods = {(h.namespace, h.pod) for device in (gpu, *gpu.instances) for h in holders_of(gpu, device) if h.pod}
             for namespace, pod in sorted(pods):
                 rows[MapRow(gpu_id(gpu), gpu.model, namespace, node.name, pod)] = None
     return tuple(rows)
@@ -164,7 +164,7 @@ def _wasteful_since(part: HeldPart, state: ClusterState) -> float | None:
 
 def _place(node: NodeEntry, gpu: DeviceState, instance: MigInstance | None) -> tuple[str, str, str, str]:
     index = "" if gpu.index is None else str(gpu.index)
-    return node.name, index, gpu_id(gpu), slot_model(gpu, instance)
+    return node.name, index, gpu_id(gpu), device_model(gpu, instance)
 
 
 def _holder_labels(holder: Workload) -> Iterator[tuple[str, str]]:
@@ -180,9 +180,9 @@ def _count_families(state: ClusterState) -> list[Family]:
     devices = [
         (
             node.name,
-            slot_model(gpu, instance),
+            device_model(gpu, instance),
             bool(holders_of(gpu, instance or gpu)),
-            slot_utilization(instance or gpu),
+            device_utilization(instance or gpu),
         )
         for node in nodes
         for gpu in node.gpus

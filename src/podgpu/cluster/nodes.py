@@ -136,7 +136,7 @@ class _Chooser:
             uuid != "" and uuid not in _present_gpus(state),
             reading.listed is False,
             not state.devices,
-            not any(slot.holders for gpu in state.devices for slot in (gpu, *gpu.instances)),
+            not any(device.holders for gpu in state.devices for device in (gpu, *gpu.instances)),
             not reading.named,
             -reading.read_at if stale else 0.0,
             not was_chosen,
@@ -220,7 +220,7 @@ def add_lost_gpus(state: NodeState, earlier: NodeState, reported: Collection[str
 
 def _make_lost(gpu: DeviceState, wall: float) -> DeviceState:
     since = next((c.since for c in gpu.conditions if c.name == LOST), round(wall, 3))
-    holders = [Workload(*parts_of(holder)) for slot in (gpu, *gpu.instances) for holder in slot.holders]
+    holders = [Workload(*parts_of(holder)) for device in (gpu, *gpu.instances) for holder in device.holders]
     return DeviceState(
         uuid=gpu.uuid,
         index=gpu.index,

@@ -14,10 +14,10 @@ from podgpu.model import (
     MIB,
     RESERVATION,
     DeviceState,
+    GpuOrInstance,
     Holder,
     HolderUsage,
     MigInstance,
-    Slot,
     WorkloadOwner,
     device_key,
 )
@@ -53,10 +53,10 @@ class HeldPart(msgspec.Struct, frozen=True, gc=False):
     @property
     def unknown_because(self) -> str:
         """The reason why `use` is unknown. Empty if `use` is known, or if podgpu does not know the reason."""
-        return MPS_REASON if self.use == "unknown" and is_mps_client(self.slot, self.holder) else ""
+        return MPS_REASON if self.use == "unknown" and is_mps_client(self.device, self.holder) else ""
 
     @property
-    def slot(self) -> Slot:
+    def device(self) -> GpuOrInstance:
         return self.instance or self.gpu
 
     @property
@@ -66,7 +66,7 @@ class HeldPart(msgspec.Struct, frozen=True, gc=False):
     @property
     def model(self) -> str:
         """The model name for prices and bills: `<model>`, or `<model> MIG <profile>`."""
-        return slot_model(self.gpu, self.instance)
+        return device_model(self.gpu, self.instance)
 
 
 def gpu_id(gpu: DeviceState) -> str:
@@ -79,7 +79,7 @@ def key_of(gpu: DeviceState, instance: MigInstance | None) -> str:
     return device_key(gpu_id(gpu), None if instance is None else instance.id)
 
 
-def slot_model(gpu: DeviceState, instance: MigInstance | None) -> str:
+def device_model(gpu: DeviceState, instance: MigInstance | None) -> str:
     return gpu.model if instance is None else billed_name(gpu.model, instance.profile)
 
 
@@ -95,12 +95,12 @@ def is_shown(gpu: DeviceState) -> bool:
     return not gpu.hidden or any(not instance.hidden for instance in gpu.instances)
 
 
-def holders_of(gpu: DeviceState, slot: Slot) -> Sequence[Holder]:
+def holders_of(gpu: DeviceState, device: GpuOrInstance) -> Sequence[Holder]:
     """Returns the holders without duplicates. For a lost GPU, returns only holders that an allocation source reports.
 
     Omits unidentified holders, except if a scheduler reserved the device for them.
     """
-    holders = slot.holders
+    holders = device.holders
     if not holders or (len(holders) == 1 and holders[0].key and not gpu.conditions):
         return holders
     lost = is_lost(gpu)
@@ -126,58 +126,58 @@ def divide_gpu(gpu: DeviceState) -> list[tuple[MigInstance | None, float]]:
         return [] if gpu.hidden else [(None, 1.0)]
     instances = [instance for instance in gpu.instances if not instance.hidden]
     parts = divide([fraction_of_gpu(gpu.model, instance.profile) for instance in instances], 1.0)
-    slots: list[tuple[MigInstance | None, float]] = list(zip(instances, parts, strict=True))
-    return slots if gpu.hidden else [*slots, (None, max(0.0, 1.0 - sum(parts)))]
+    devices: list[tuple[MigInstance | None, float]] = list(zip(instances, parts, strict=True))
+    return devices if gpu.hidden else [*devices, (None, max(0.0, 1.0 - sum(parts)))]
 
 
-def divide_slot(holders: Sequence[Holder]) -> list[float]:
+def divide_device(holders: Sequence[Holder]) -> list[float]:
     """Returns each holder's share of the GPU or MIG instance."""
     if len(holders) == 1 and holders[0].share_ratio in (None, 1):
         return [1.0]
     return divide([None if h.share_ratio is None else min(h.share_ratio, 1.0) for h in holders], 1.0)
 
 
-def is_mps_client(slot: Slot, holder: Holder) -> bool:
+def is_mps_client(device: GpuOrInstance, holder: Holder) -> bool:
     """Returns True if the holder's use is unknown, because under MPS the driver reports only the MPS server's use."""
     is_unmeasured = holder.usage is not None and holder.usage.utilization_ratio is None
-    return is_unmeasured and slot.usage is not None and slot.usage.method == "mps"
+    return is_unmeasured and device.usage is not None and device.usage.method == "mps"
 
 
-def measure_use(slot: Slot, holder: Holder) -> Use:
+def measure_use(device: GpuOrInstance, holder: Holder) -> Use:
     """Returns whether the holder uses the GPU or MIG instance now."""
     usage = holder.usage or _NO_USAGE
-    own, device = usage.utilization_ratio, slot.utilization_ratio
+    own, whole = usage.utilization_ratio, device.utilization_ratio
     if holder.source == RESERVATION:
-        return "used" if device else "unknown"
-    if is_mps_client(slot, holder):
+        return "used" if whole else "unknown"
+    if is_mps_client(device, holder):
         return "unknown"
-    if own == 0 and usage.processes and device:
+    if own == 0 and usage.processes and whole:
         return "unknown"  # the driver attributes a whole sample to the busiest process, so a holder with 0 may be busy
-    ratio = device if own is None else own
+    ratio = whole if own is None else own
     if ratio is None:
         return "idle" if usage.processes == 0 else "unknown"
     return "used" if ratio else "idle"
 
 
-def classify_use(slot: Slot, holder: Holder, idle_since: float | None, is_tracked: bool) -> Use:
+def classify_use(device: GpuOrInstance, holder: Holder, idle_since: float | None, is_tracked: bool) -> Use:
     """Classifies a holder of a readable GPU. `is_tracked`: whether idle times are tracked between readings."""
     if idle_since is not None:
         return "idle"
-    use = measure_use(slot, holder)
+    use = measure_use(device, holder)
     own = (holder.usage or _NO_USAGE).utilization_ratio
-    if use == "idle" and is_tracked and not (own is None and slot.utilization_ratio is None):
+    if use == "idle" and is_tracked and not (own is None and device.utilization_ratio is None):
         return "used"  # the holder was busy for some time since the last reading
     return use
 
 
-def slot_utilization(slot: Slot) -> float | None:
-    window = None if slot.usage is None else slot.usage.utilization_ratio
-    return _whole(slot.utilization_ratio, window, [h.usage.utilization_ratio for h in slot.holders if h.usage])
+def device_utilization(device: GpuOrInstance) -> float | None:
+    window = None if device.usage is None else device.usage.utilization_ratio
+    return _whole(device.utilization_ratio, window, [h.usage.utilization_ratio for h in device.holders if h.usage])
 
 
-def slot_memory(slot: Slot) -> int | None:
-    window = None if slot.usage is None else slot.usage.memory_used_bytes
-    return _whole(slot.memory_used_bytes, window, [h.usage.memory_used_bytes for h in slot.holders if h.usage])
+def device_memory(device: GpuOrInstance) -> int | None:
+    window = None if device.usage is None else device.usage.memory_used_bytes
+    return _whole(device.memory_used_bytes, window, [h.usage.memory_used_bytes for h in device.holders if h.usage])
 
 
 def _whole(latest: N | None, window: N | None, of_holders: Sequence[N | None]) -> N | None:
@@ -197,11 +197,11 @@ def gpu_utilization(gpu: DeviceState) -> float | None:
     weighted = [
         (ratio, slices_of_profile(instance.profile) or 1)
         for instance in gpu.instances
-        if not instance.hidden and (ratio := slot_utilization(instance)) is not None
+        if not instance.hidden and (ratio := device_utilization(instance)) is not None
     ]
     if weighted:
         return sum(ratio * size for ratio, size in weighted) / sum(size for _, size in weighted)
-    return None if gpu.hidden else slot_utilization(gpu)
+    return None if gpu.hidden else device_utilization(gpu)
 
 
 def may_be_busy(utilization: float | None, memory: int | None) -> bool:

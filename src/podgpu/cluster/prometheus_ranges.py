@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from podgpu.cluster.parts import divide
@@ -260,12 +261,12 @@ class _RangeReader:
         queries["idle"] = self._increase(_COUNTERS["idle"], COARSE)
         found = await self._ask_all(queries, at)
         held, shares, _, seconds, idle = (self._add_by_part(samples) for samples in found.values())
-        slots: dict[tuple[str, ...], dict[_HolderPart, LabelMap]] = defaultdict(dict)
+        devices: dict[tuple[str, ...], dict[_HolderPart, LabelMap]] = defaultdict(dict)
         for labels in (sample.labels for sample in found["allocated"]):
             if (part := self._read_part(labels)) in held:
-                slots[part[:3]][part] = labels
+                devices[part[:3]][part] = labels
         now: dict[str, list[ParsedSample]] = {"allocated": [], "shares": [], "idle": []}
-        for parts in slots.values():
+        for parts in devices.values():
             for part, share in zip(parts, divide([shares.get(part) for part in parts], 1.0), strict=True):
                 unused = idle.get(part, 0.0) * share * COARSE / seconds[part] if seconds.get(part) else 0.0
                 for kind, value in (("allocated", share * COARSE), ("shares", share), ("idle", unused)):
@@ -362,15 +363,12 @@ class _RangeReader:
         if not prices.nodes or self.rule:
             return {}
         window, nodes = f"{round(end - start)}s", self.server.node_labels
-        try:
-            known = await read_node_labels(self.client, self.server, prices.label_names, end, window)
-        except SourceError as error:
-            self.notes.append(f"missing: labels of nodes: {error}")
-            return {}
+        ask = partial(self._ask, at=end)
+        known = await read_node_labels(ask, self.server, prices.label_names, window)
         series = f"last_over_time({select(_GPU_NAMES, self.server.match)}[{window}])"
         query = f"group {by(self.server.cluster_label, *UUID_LABELS, *nodes)} ({series})"
         found: dict[tuple[str, str], set[Prices]] = defaultdict(set)
-        for labels in (sample.labels for sample in await self._ask("nodes of GPUs", query, end)):
+        for labels in (sample.labels for sample in await ask("nodes of GPUs", query)):
             cluster, node = labels.get(self.server.cluster_label, ""), _read_first(labels, nodes)
             found[cluster, read_gpu_id(labels)].add(prices.on_node(known.get((cluster, node))))
         return {gpu: own.pop() for gpu, own in found.items() if len(own) == 1}

@@ -247,7 +247,7 @@ def account_of(part: HeldPart, pod_labels: Mapping[str, Mapping[str, str]] | Non
         owner_kind=owner.kind if owner else "",
         owner_name=owner.name if owner else "",
         labels=json.dumps(labels, sort_keys=True) if labels else "",
-        methods=part.slot.usage.method if part.slot.usage else "",
+        methods=part.device.usage.method if part.device.usage else "",
     )
 
 

@@ -10,12 +10,12 @@ from podgpu.cluster.loop import Cluster
 from podgpu.cluster.nodes import NodeEntry, describe_condition
 from podgpu.cluster.parts import (
     HeldPart,
+    device_memory,
+    device_model,
+    device_utilization,
     divide_gpu,
     is_mps_client,
     key_of,
-    slot_memory,
-    slot_model,
-    slot_utilization,
 )
 from podgpu.cluster.ranges import RecordedUsage, account_of
 from podgpu.cluster.state import ClusterState
@@ -62,15 +62,15 @@ class RoundReader:
         held = {} if node.gone else node.held_by_device()
         for gpu in node.gpus:
             users_joules = 0.0
-            for instance, slot_part in divide_gpu(gpu) if gpu.uuid else ():
+            for instance, device_part in divide_gpu(gpu) if gpu.uuid else ():
                 parts = held.get(key_of(gpu, instance), [])
                 parts = [part for part in parts if part.holder.key]  # excludes reservations for unknown pods
                 has_figures = not node.stale
                 own_figures = has_figures and (len(parts) > 1 or any(map(_differs, parts)))
-                holders = [self._read_holder(part, node, state, slot_part, own_figures) for part in parts]
+                holders = [self._read_holder(part, node, state, device_part, own_figures) for part in parts]
                 users = [sample for part, sample in zip(parts, holders, strict=True) if not part.holder.has_labels]
                 users_joules += sum(sample.amounts.energy_joules for sample in users)
-                price = node.prices.of(slot_model(gpu, instance)).gpu_hour
+                price = node.prices.of(device_model(gpu, instance)).gpu_hour
                 yield GpuSample(
                     uuid=gpu.uuid,
                     instance="" if instance is None else str(instance.id),
@@ -82,12 +82,12 @@ class RoundReader:
                         *((condition.name, describe_condition(condition)[0]) for condition in gpu.conditions),
                         *_idle_alarms(parts, node.read_at + state.clock_offset, state.settings.idle_after),
                     ],
-                    unallocated=self._read_rest(gpu, instance, node, slot_part, price, holders, users_joules),
+                    unallocated=self._read_rest(gpu, instance, node, device_part, price, holders, users_joules),
                     currency="" if price is None else state.prices.currency,
                 )
 
     def _read_holder(
-        self, part: HeldPart, node: NodeEntry, state: ClusterState, slot_part: float, own_figures: bool
+        self, part: HeldPart, node: NodeEntry, state: ClusterState, device_part: float, own_figures: bool
     ) -> HolderSample:
         usage = part.holder.usage or HolderUsage()
         figures = None
@@ -101,10 +101,10 @@ class RoundReader:
             allocated = part.part * seconds
             idle = _idle_seconds(part, seconds, node.read_at + state.clock_offset)
             hourly = (part.cost_per_hour or 0.0) / 3600
-            if usage.busy_ns is None and not is_mps_client(part.slot, part.holder):
+            if usage.busy_ns is None and not is_mps_client(part.device, part.holder):
                 ratio = usage.utilization_ratio
                 if ratio is None and part.share == 1:
-                    ratio = slot_utilization(part.slot)
+                    ratio = device_utilization(part.device)
                 busy = None if ratio is None else ratio * seconds
             joules = (growth[4] or 0) / MJ
             if growth[4] is None and part.gpu.usage is None:
@@ -115,11 +115,11 @@ class RoundReader:
                 cost=hourly * seconds,
                 idle_cost=hourly * idle,
                 measured_seconds=part.part * idle if busy is None else allocated,
-                busy_seconds=(busy or 0.0) * slot_part,
-                busy_min_seconds=(least or 0.0) * slot_part,
-                busy_max_seconds=max(seconds - idle if most is None else most, busy or 0.0) * slot_part,
+                busy_seconds=(busy or 0.0) * device_part,
+                busy_min_seconds=(least or 0.0) * device_part,
+                busy_max_seconds=max(seconds - idle if most is None else most, busy or 0.0) * device_part,
                 energy_joules=joules,
-                waited_seconds=(waited or 0.0) * slot_part,
+                waited_seconds=(waited or 0.0) * device_part,
             )
         currency = "" if part.cost_per_hour is None else state.prices.currency
         account = account_of(part, node.state.pod_labels)
@@ -130,7 +130,7 @@ class RoundReader:
         gpu: DeviceState,
         instance: MigInstance | None,
         node: NodeEntry,
-        slot_part: float,
+        device_part: float,
         price: float | None,
         holders: Iterable[HolderSample],
         users_joules: float,
@@ -142,11 +142,11 @@ class RoundReader:
         counted = None if instance is not None or gpu.usage is None else gpu.usage.unattributed_energy_mj
         seconds, [energy_mj] = self._grow((key_of(gpu, instance), ()), node, [counted])
         joules = (energy_mj or 0) / MJ
-        rest = max(0.0, slot_part * seconds - sum(holder.amounts.allocated_seconds for holder in holders))
+        rest = max(0.0, device_part * seconds - sum(holder.amounts.allocated_seconds for holder in holders))
         if gpu.usage is None:
             joules = (gpu.power_mw or 0) / 1000 * rest
         # The price of a MIG instance is for the whole instance.
-        charged = rest if instance is None else rest / slot_part if slot_part else 0.0
+        charged = rest if instance is None else rest / device_part if device_part else 0.0
         return Amounts(rest, cost=(price or 0.0) * charged / 3600, energy_joules=max(0.0, joules - users_joules))
 
     def _grow(self, key: _PartKey, node: NodeEntry, counters: Sequence[int | None]) -> tuple[float, list[int | None]]:
@@ -184,18 +184,18 @@ def _idle_seconds(part: HeldPart, seconds: float, at: float) -> float:
 
 
 def _figures(gpu: DeviceState, instance: MigInstance | None) -> Figures | None:
-    slot = instance or gpu
+    device = instance or gpu
     power = None if instance is not None or gpu.power_mw is None else gpu.power_mw / 1000
     temperature = None if instance is not None else gpu.temperature_celsius
     if temperature is not None and abs(temperature) > _MAX_CELSIUS:
         temperature = None
-    figures = Figures(slot_utilization(slot), slot_memory(slot), power, temperature)
+    figures = Figures(device_utilization(device), device_memory(device), power, temperature)
     return None if figures == Figures() else figures
 
 
 def _differs(part: HeldPart) -> bool:
     own = None if part.holder.usage is None else part.holder.usage.utilization_ratio
-    whole = slot_utilization(part.slot)
+    whole = device_utilization(part.device)
     return own is not None and (whole is None or abs(whole - own) > _OWN_DIFFERENCE)
 
 

@@ -90,10 +90,10 @@ def reduce_state(state: NodeState, keep_fields: frozenset[str]) -> NodeState:
         state,
         devices=tuple(
             replace_members(
-                _reduce_slot(device, keep_fields),
+                _reduce_device(device, keep_fields),
                 throttled_ns={},
                 healthy=(),
-                instances=tuple(_reduce_slot(instance, keep_fields) for instance in device.instances),
+                instances=tuple(_reduce_device(instance, keep_fields) for instance in device.instances),
             )
             for device in state.devices
         ),
@@ -103,9 +103,9 @@ def reduce_state(state: NodeState, keep_fields: frozenset[str]) -> NodeState:
     )
 
 
-def _reduce_slot(slot: S, keep_fields: frozenset[str]) -> S:
-    kept = None if slot.fields is None else keep_known_fields(slot.fields, keep_fields)
-    return replace_members(slot, fields=kept, details=(), unsupported=(), xids=(), clock_events={})
+def _reduce_device(device: S, keep_fields: frozenset[str]) -> S:
+    kept = None if device.fields is None else keep_known_fields(device.fields, keep_fields)
+    return replace_members(device, fields=kept, details=(), unsupported=(), xids=(), clock_events={})
 
 
 def _raise_file_limit() -> None:
@@ -129,7 +129,7 @@ class ScrapeCollector:
     read_notes: Callable[[], Iterable[str]] = tuple  # problems with the list of exporters and the owners
     clock: Clock = field(default_factory=Clock)
     _targets: dict[str, ScrapeTarget] = field(default_factory=dict)  # by URL
-    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_CONCURRENCY))
+    _devices: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_CONCURRENCY))
     _session: aiohttp.ClientSession | None = None
 
     async def run_round(self) -> None:
@@ -148,7 +148,7 @@ class ScrapeCollector:
                 group.create_task(self._read_target(target, self._session))
 
     async def _read_target(self, target: ScrapeTarget, session: aiohttp.ClientSession) -> None:
-        async with self._slots:
+        async with self._devices:
             started = self.clock.monotonic()
             reason, message = "", ""
             try:

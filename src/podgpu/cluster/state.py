@@ -26,13 +26,13 @@ from podgpu.cluster.nodes import (
 from podgpu.cluster.parts import (
     HeldPart,
     classify_use,
+    device_model,
+    divide_device,
     divide_gpu,
-    divide_slot,
     holders_of,
     is_blind,
     key_of,
     measure_use,
-    slot_model,
 )
 from podgpu.cluster.prices import NO_PRICES, Prices
 from podgpu.errors import few_of
@@ -41,11 +41,11 @@ from podgpu.model import (
     NS,
     Condition,
     DeviceState,
+    GpuOrInstance,
     Holder,
     HolderUsage,
     MigInstance,
     NodeState,
-    Slot,
 )
 
 AVERAGED = frozenset({"cluster", "namespace", "node", "model"})
@@ -192,22 +192,20 @@ def build_single_node_state(
 
 
 def describe_unpriced(nodes: Iterable[NodeEntry], prices: Prices) -> Iterator[str]:
-    """Yields notes about models without a price, and about nodes whose price depends on labels that are unknown."""
+    """Yields notes about models without a price, and about unknown labels of nodes on which prices depend."""
     if not prices.currency:
         return
+    labelled = [node for node in nodes if not node.prices.nodes]
     if unlabelled := [node.name for node in nodes if node.prices.nodes and not node.gone]:
         yield (
             f"prices depend on node labels, but the labels of {few_of(unlabelled)} are unknown: costs do not include"
             " these nodes; give podgpu access to nodes of the API server or to kube_node_labels in Prometheus"
         )
-    unpriced = {
-        model or "devices of an unknown model"
-        for node in nodes
-        if not node.prices.nodes
-        for gpu in node.gpus
-        for model in (slot_model(gpu, slot) for slot in (None, *gpu.instances))
-        if node.prices.of(model).gpu_hour is None
-    }
+    elsewhere = [name for name in prices.label_names if not any(name in (n.reading.labels or ()) for n in labelled)]
+    if labelled and elsewhere:
+        yield f"no node has the label {few_of(elsewhere)} of the price file: check that podgpu reads this label"
+    models = {(device_model(gpu, one), n.prices) for n in labelled for gpu in n.gpus for one in (None, *gpu.instances)}
+    unpriced = {model or "devices of an unknown model" for model, own in models if own.of(model).gpu_hour is None}
     if unpriced:
         action = "write your own price file" if prices.source == "example" else "add them to the file of --prices"
         yield f"there is no price for {few_of(sorted(unpriced))}: costs do not include them; {action}"
@@ -242,25 +240,25 @@ def _hold(node: NodeEntry, idle: _IdleTimes | None, owners: Owners) -> Iterator[
         if not (gpu.holders or gpu.instances):
             continue
         blind = node.stale or is_blind(gpu)
-        for instance, slot_part in divide_gpu(gpu):
-            slot: Slot = instance or gpu
-            holders = holders_of(gpu, slot)
+        for instance, device_part in divide_gpu(gpu):
+            device: GpuOrInstance = instance or gpu
+            holders = holders_of(gpu, device)
             if not holders:
                 continue
-            hour = node.prices.of(slot_model(gpu, instance)).gpu_hour
-            for holder, share in zip(holders, divide_slot(holders), strict=True):
+            hour = node.prices.of(device_model(gpu, instance)).gpu_hour
+            for holder, share in zip(holders, divide_device(holders), strict=True):
                 if idle is None:
                     since = None if holder.usage is None else holder.usage.idle_since
                 else:
                     since = idle.find(gpu, instance, holder)
-                part = share * slot_part
+                part = share * device_part
                 yield HeldPart(
                     gpu,
                     instance,
                     holder,
                     part,
                     share,
-                    "unknown" if blind else classify_use(slot, holder, since, idle is not None),
+                    "unknown" if blind else classify_use(device, holder, since, idle is not None),
                     since,
                     owners.get((holder.namespace, holder.pod)),
                     None if hour is None else hour * (part if instance is None else share),
@@ -337,7 +335,7 @@ def mean_by_scope(nodes: Iterable[NodeEntry], owners: Owners, settings: ViewSett
             continue
         own_scope, cluster = Scope("node", node=node.name), node.reading.cluster
         for gpu, instance, value in measured_devices(node, settings):
-            scopes = {CLUSTER, own_scope, Scope("model", model=slot_model(gpu, instance))}
+            scopes = {CLUSTER, own_scope, Scope("model", model=device_model(gpu, instance))}
             for holder in _all_holders(gpu, instance):
                 if holder.namespace:
                     scopes.add(Scope("namespace", holder.namespace, cluster=cluster))
@@ -365,8 +363,8 @@ def measured_devices(
             yield gpu, None, own
 
 
-def used_value(slot: Slot, settings: ViewSettings) -> float | None:
-    value = slot.fields.get(settings.used_field_name) if slot.fields else None
+def used_value(device: GpuOrInstance, settings: ViewSettings) -> float | None:
+    value = device.fields.get(settings.used_field_name) if device.fields else None
     return value if isinstance(value, int | float) and 0 <= value <= settings.full * _MAX_RATIO else None
 
 
@@ -374,4 +372,4 @@ def _all_holders(gpu: DeviceState, instance: MigInstance | None) -> Sequence[Hol
     """Returns the holders. For a GPU in MIG mode, includes the holders of its instances."""
     if instance is not None or not gpu.instances:
         return holders_of(gpu, instance or gpu)
-    return [holder for slot in (gpu, *gpu.instances) for holder in holders_of(gpu, slot)]
+    return [holder for device in (gpu, *gpu.instances) for holder in holders_of(gpu, device)]

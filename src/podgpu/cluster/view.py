@@ -20,15 +20,15 @@ from podgpu.cluster.parts import (
     HeldSums,
     Totals,
     Use,
+    device_memory,
+    device_model,
+    device_utilization,
     divide_gpu,
     gpu_id,
     gpu_utilization,
     is_lost,
     key_of,
     may_be_busy,
-    slot_memory,
-    slot_model,
-    slot_utilization,
     sum_held,
 )
 from podgpu.cluster.prices import Prices
@@ -43,12 +43,12 @@ from podgpu.model import (
     NS,
     Condition,
     DeviceState,
+    DeviceTotals,
+    GpuOrInstance,
     HolderUsage,
     MigInstance,
     NodeState,
     RunningProcess,
-    Slot,
-    SlotUsage,
     SourceStatus,
     Value,
     Workload,
@@ -59,7 +59,7 @@ from podgpu.model import (
 
 ApiVersion = Literal["podgpu/v1"]
 API: ApiVersion = "podgpu/v1"
-_NO_USAGE, _NO_SLOT_USAGE = HolderUsage(), SlotUsage()
+_NO_USAGE, _NO_TOTALS = HolderUsage(), DeviceTotals()
 
 
 class _JsonStruct(msgspec.Struct, omit_defaults=True):
@@ -99,7 +99,7 @@ class HolderView(Workload, frozen=True, kw_only=True):
     running: tuple[RunningProcess, ...] = ()  # only on a node without Kubernetes
 
 
-class SlotView(_JsonStruct, kw_only=True):
+class DeviceView(_JsonStruct, kw_only=True):
     """The fields that GPUs and MIG instances have in common."""
 
     utilization_ratio: float | None = None
@@ -115,7 +115,7 @@ class SlotView(_JsonStruct, kw_only=True):
     price_per_hour: float | None = None
 
 
-class InstanceView(SlotView, kw_only=True):
+class InstanceView(DeviceView, kw_only=True):
     id: str
     profile: str
     slices: int | None = None
@@ -123,7 +123,7 @@ class InstanceView(SlotView, kw_only=True):
     part: float | None = None  # fraction of the physical GPU
 
 
-class GpuView(SlotView, kw_only=True):
+class GpuView(DeviceView, kw_only=True):
     uuid: str
     index: int | None = None
     model: str
@@ -278,7 +278,7 @@ def total_of(state: ClusterState) -> Totals:
 def _unheld_unknown(node: NodeEntry, gpu: DeviceState) -> float:
     """Returns the fraction of the GPU without a known holder, if it may be in use. Returns 0 if it is free."""
     parts = [part.part for part in node.held if part.gpu is gpu]
-    is_unknown = node.gone or (not parts and may_be_busy(gpu_utilization(gpu), slot_memory(gpu)))
+    is_unknown = node.gone or (not parts and may_be_busy(gpu_utilization(gpu), device_memory(gpu)))
     return max(0.0, 1.0 - sum(parts)) if is_unknown else 0.0
 
 
@@ -353,14 +353,14 @@ def _make_gpu(gpu: DeviceState, held: Mapping[str, list[HeldPart]], prices: Pric
             slices=slices_of_profile(instance.profile),
             gpu_slices=slices_of_gpu(gpu.model),
             part=round(part, 6),
-            **_slot_members(gpu, instance, held.get(key_of(gpu, instance), ()), prices),
+            **_device_members(gpu, instance, held.get(key_of(gpu, instance), ()), prices),
         )
         for instance, part in divide_gpu(gpu)
         if instance is not None
     ]
     members: dict[str, Any] = {}
     if not gpu.hidden:
-        members = _slot_members(gpu, None, held.get(uuid, ()), prices)
+        members = _device_members(gpu, None, held.get(uuid, ()), prices)
         members["power_watts"] = None if gpu.power_mw is None else round(gpu.power_mw / 1000, 1)
         members["temperature_celsius"] = gpu.temperature_celsius
         members["last_holders"] = gpu.last_holders
@@ -368,20 +368,20 @@ def _make_gpu(gpu: DeviceState, held: Mapping[str, list[HeldPart]], prices: Pric
     return GpuView(uuid=uuid, index=gpu.index, model=gpu.model, instances=instances, **members)
 
 
-def _slot_members(
+def _device_members(
     gpu: DeviceState, instance: MigInstance | None, held: Iterable[HeldPart], prices: Prices
 ) -> dict[str, Any]:
-    slot: Slot = instance or gpu
-    usage = slot.usage or _NO_SLOT_USAGE
+    device: GpuOrInstance = instance or gpu
+    usage = device.usage or _NO_TOTALS
     return {
-        "utilization_ratio": _rounded(slot_utilization(slot)),
-        "memory_used_bytes": slot_memory(slot),
-        "memory_total_bytes": slot.memory_total_bytes,
+        "utilization_ratio": _rounded(device_utilization(device)),
+        "memory_used_bytes": device_memory(device),
+        "memory_total_bytes": device.memory_total_bytes,
         "energy_joules": _divided(usage.energy_mj, MJ),
         "holders": [_make_holder(part) for part in held],
         "conditions": [_make_condition(condition) for condition in gpu.conditions],
         "absent": is_lost(gpu),
-        "price_per_hour": _rounded(prices.of(slot_model(gpu, instance)).gpu_hour),
+        "price_per_hour": _rounded(prices.of(device_model(gpu, instance)).gpu_hour),
     }
 
 
@@ -461,8 +461,8 @@ def make_pod(
 
 
 def _part_held_by(gpu: GpuView, namespace: str, pod: str) -> GpuView | None:
-    def holds(slot: SlotView) -> bool:
-        return any(holder.pod == pod and holder.namespace == namespace for holder in slot.holders)
+    def holds(device: DeviceView) -> bool:
+        return any(holder.pod == pod and holder.namespace == namespace for holder in device.holders)
 
     instances = [instance for instance in gpu.instances if holds(instance)]
     if holds(gpu):
@@ -489,7 +489,7 @@ def make_details(state: NodeState, uuid: str, more: Mapping[int, Value], links_u
     values: dict[str, Value] = {"DCGM_FI_DEV_PCI_BUSID": gpu.pci_bus_id} if gpu.pci_bus_id else {}  # even if lost
     values |= {fields()[number].name: value for number, value in more.items()} | (gpu.fields or {})
     source = next((status.name for status in state.sources if status.up is not None), "")
-    xids = (count for slot in (gpu, *gpu.instances) for count in slot.xids)
+    xids = (count for device in (gpu, *gpu.instances) for count in device.xids)
     return GpuDetails(
         fields=_make_fields(values, source, links_up),
         xids=[

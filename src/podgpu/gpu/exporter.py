@@ -126,18 +126,18 @@ def find_devices(
     except msgspec.ValidationError as error:
         raise SourceError("malformed", f"{shown}: {error}") from error
     gpus = (gpu for state in states for gpu in state.devices if gpu.uuid and gpu.index is not None)
-    return [slot for gpu in gpus for slot in _list_slots(gpu, by_name)]
+    return [device for gpu in gpus for device in _list_devices(gpu, by_name)]
 
 
-def _list_slots(gpu: DeviceState, by_name: bool) -> list[tuple[Device, Mapping[str, Value]]]:
+def _list_devices(gpu: DeviceState, by_name: bool) -> list[tuple[Device, Mapping[str, Value]]]:
     minor = gpu.index if by_name else None
     device = Device(gpu.index, gpu.uuid, gpu.pci_bus_id, gpu.model, minor, gpu.mig_enabled)
-    slots: list[tuple[Device, Mapping[str, Value]]] = [(device, gpu.fields or {})]
+    devices: list[tuple[Device, Mapping[str, Value]]] = [(device, gpu.fields or {})]
     for instance in gpu.instances:
         uuids = (holder.labels.get("dra_mig_device_uuid", "") for holder in instance.holders)
         mig = replace(device, gi_id=instance.id, profile=instance.profile, mig_uuids=tuple(filter(None, uuids)))
-        slots.append((mig, instance.fields or {}))
-    return slots
+        devices.append((mig, instance.fields or {}))
+    return devices
 
 
 class ExporterTelemetry:
@@ -161,7 +161,7 @@ class ExporterTelemetry:
         self.usage = self._companion.usage
         self._device_name_ids = device_name_ids
         self._wall = wall
-        self._slots: Mapping[str, tuple[Device, Mapping[str, Value]]] | None = None
+        self._devices: Mapping[str, tuple[Device, Mapping[str, Value]]] | None = None
         """Device key -> device and its values. None if the last fetch failed."""
         self._blank: set[tuple[str, int]] = set()
         """(device key, field id in DCGM 4.8) of values that are a special code, NaN or impossible."""
@@ -172,20 +172,20 @@ class ExporterTelemetry:
         self.error_events = self._events.drain
 
     def inventory(self) -> Inventory:
-        self._slots = None  # if the next fetch fails, old values must not be reported
+        self._devices = None  # if the next fetch fails, old values must not be reported
         families = parse_exposition(self._source.fetch(), self.shown)
         samples = self._remove_blanks(sample for family in families for sample in family.samples)
-        slots = find_devices(samples, self.shown, self._device_name_ids)
-        if not slots:
+        devices = find_devices(samples, self.shown, self._device_name_ids)
+        if not devices:
             raise SourceError("no_gpu", f"{self.shown} has no GPU: check that it is a dcgm-exporter")
         self._companion.update()
-        self._slots = {device.key: (self._companion.complete(device), values) for device, values in slots}
-        for key, (_, values) in self._slots.items():  # the metrics contain only the last XID of each device
+        self._devices = {device.key: (self._companion.complete(device), values) for device, values in devices}
+        for key, (_, values) in self._devices.items():  # the metrics contain only the last XID of each device
             xid = int(values.get(XID_NAME, 0))
             if xid and xid != self._last_xid.get(key):
                 self._events.add(ErrorEvent(key, xid, self._wall()))
             self._last_xid[key] = xid
-        return Inventory(tuple(device for device, _ in self._slots.values() if not device.is_instance))
+        return Inventory(tuple(device for device, _ in self._devices.values() if not device.is_instance))
 
     def _remove_blanks(self, samples: Iterable[ParsedSample]) -> list[ParsedSample]:
         kept: list[ParsedSample] = []
@@ -205,15 +205,15 @@ class ExporterTelemetry:
         return kept
 
     def read(self, gpu: Device, fields: Sequence[Field]) -> GpuReading:
-        if self._slots is None:
+        if self._devices is None:
             raise SourceError("unreachable", f"{self.shown} could not be read")
-        if gpu.uuid not in self._slots:
+        if gpu.uuid not in self._devices:
             raise DeviceLost(f"GPU {gpu.index} ({gpu.uuid}) is no longer in the metrics of {self.shown}")
         readings: dict[Device, Mapping[int, Value]] = {}
         unsupported: list[tuple[str, int]] = []
         dropped: list[int] = []
         errors: list[str] = []
-        for device, printed in self._slots.values():
+        for device, printed in self._devices.values():
             if device.uuid != gpu.uuid:
                 continue
             values: dict[int, Value] = {}
@@ -230,7 +230,7 @@ class ExporterTelemetry:
                 else:
                     unsupported.append((device.key, field.id))
             readings[device] = values
-        has_xids = XID_NAME in self._slots[gpu.uuid][1]
+        has_xids = XID_NAME in self._devices[gpu.uuid][1]
         return GpuReading(
             readings,
             unsupported=tuple(unsupported),
@@ -240,7 +240,7 @@ class ExporterTelemetry:
         )
 
     def release(self, wait: float) -> bool:
-        self._slots = None
+        self._devices = None
         return self._companion.release(wait)
 
 

@@ -173,8 +173,6 @@ def explain_status(status: int, body: bytes, path: str, origin: str) -> SourceEr
     return SourceError(reason, text)
 
 
-# Credentials
-
 _FILE_MAX_AGE = 60.0
 """Seconds after which token and certificate files are read again, because the kubelet replaces expiring tokens."""
 _RENEW_BEFORE_SECONDS = 60.0

@@ -17,7 +17,7 @@ from podgpu.metrics.conditions import FIELD_CONDITIONS, LOST, XID, conditions, x
 from podgpu.metrics.encode import FamilySpec, families_in
 from podgpu.metrics.fields import DEVICE_LEVELS, fields
 from podgpu.metrics.labels import EXPORTED, JOB_LABEL, NAMELESS_LABELS, OLD_POD_LABELS, POD_LABELS
-from podgpu.metrics.names import KEY_FIELDS, POWER, XID_NAME, Meaning, gpu_figures, meaning, slot_figures
+from podgpu.metrics.names import KEY_FIELDS, POWER, XID_NAME, Meaning, device_figures, gpu_figures, meaning
 from podgpu.metrics.parse import ParsedSample, parse_text
 from podgpu.model import RESERVATION, NodeState, Workload, WorkloadKey, device_key
 
@@ -82,7 +82,7 @@ def keep_known_fields(values: Mapping[str, Any], keep_fields: frozenset[str]) ->
 
 
 @dataclass(slots=True)
-class _SlotBuilder:
+class _DeviceBuilder:
     """Collects the samples of a GPU or a MIG instance."""
 
     identity: dict[str, str] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class _SlotBuilder:
     usage: dict[str, Any] = field(default_factory=dict)
     holders: dict[WorkloadKey, dict[str, Any]] = field(default_factory=dict)
     conditions: dict[str, dict[str, Any]] = field(default_factory=dict)
-    instances: dict[int, _SlotBuilder] = field(default_factory=dict)
+    instances: dict[int, _DeviceBuilder] = field(default_factory=dict)
 
     def resolve_values(self, is_podgpu: bool) -> dict[str, float]:
         """Returns one value per field. If several holders share the device, a field may have one series per holder.
@@ -112,33 +112,33 @@ class _SlotBuilder:
         values = self.resolve_values(is_podgpu)
         present = self.conditions
         if not is_podgpu:
-            present = _read_conditions(slot.resolve_values(False) for slot in (self, *self.instances.values()))
-        index, device = self.identity.pop("index", ""), self.identity.pop("device", "")
-        maker = device.rstrip("0123456789")
+            present = _read_conditions(device.resolve_values(False) for device in (self, *self.instances.values()))
+        index, device_name = self.identity.pop("index", ""), self.identity.pop("device", "")
+        maker = device_name.rstrip("0123456789")
         return {
-            "index": _parse_integer(index or device.removeprefix(maker)),
+            "index": _parse_integer(index or device_name.removeprefix(maker)),
             "maker": maker or "nvidia",
             "mig_enabled": bool(self.instances),
             "hidden": bool(self.instances) and not (values or present or self.holders or self.usage),
             "conditions": [present[name] for name in conditions() if name in present],
             "last_holders": [holder for holder in self.holders.values() if "is_last" in holder],
             "instances": [
-                {"id": number, **slot.build_slot(is_podgpu, keep_fields, LOST in present)}
-                for number, slot in self.instances.items()
+                {"id": number, **device.build_device(is_podgpu, keep_fields, LOST in present)}
+                for number, device in self.instances.items()
             ],
             **gpu_figures(values),
-            **self.build_slot(is_podgpu, keep_fields, LOST in present),
+            **self.build_device(is_podgpu, keep_fields, LOST in present),
         }
 
-    def build_slot(self, is_podgpu: bool, keep_fields: frozenset[str] | None, is_lost: bool) -> dict[str, Any]:
-        """Returns the fields of `Slot`, which GPUs and MIG instances have in common."""
+    def build_device(self, is_podgpu: bool, keep_fields: frozenset[str] | None, is_lost: bool) -> dict[str, Any]:
+        """Returns the fields of `GpuOrInstance`, which GPUs and MIG instances have in common."""
         values = self.resolve_values(is_podgpu)
         stored = {n: v for n, v in (self.texts | values).items() if keep_fields is None or n in keep_fields}
         source = "" if is_podgpu else "dcgm-exporter"
         holders = [{"source": source, **holder} for holder in self.holders.values() if "is_last" not in holder]
         return {
             **self.identity,
-            **slot_figures(values),
+            **device_figures(values),
             "usage": self.usage or None,
             "holders": [holder for holder in holders if holder["source"] or not is_lost],
             "fields": stored if values else None,
@@ -149,25 +149,25 @@ class _SlotBuilder:
 class _NodeBuilder:
     def __init__(self, own_pods: Collection[PodName]) -> None:
         self._own_pods = own_pods
-        self._gpus: dict[str, _SlotBuilder] = defaultdict(_SlotBuilder)  # by UUID, or by index if the UUID is unknown
+        self._gpus: dict[str, _DeviceBuilder] = defaultdict(_DeviceBuilder)  # by UUID, or by index without UUID
         self._members: dict[str, Any] = {}
         self._sources: dict[str, Any] = {}
         self._namespaces: dict[tuple[str, str, str], dict[str, Any]] = defaultdict(dict)
 
     def add_field(self, rule: Meaning, sample: ParsedSample) -> None:
-        found = self._find_slot(sample.labels)
+        found = self._find_device(sample.labels)
         value = rule.value(sample.value)
         limit = _DCGM_BLANK if rule.field.name in KEY_FIELDS else _MAX_AMOUNT
         if found is None or not 0 <= value < limit:
             return
-        gpu, slot, holder = found
+        gpu, device, holder = found
         key = holder.key if holder else ()
-        if slot is not gpu and not rule.field.per_instance:
-            slot, key = gpu, ()  # dcgm-exporter repeats the GPU's values on its MIG instances
-        slot.values.setdefault(rule.field.name, {})[key] = int(value) if value.is_integer() else value
-        if not slot.texts:
+        if device is not gpu and not rule.field.per_instance:
+            device, key = gpu, ()  # dcgm-exporter repeats the GPU's values on its MIG instances
+        device.values.setdefault(rule.field.name, {})[key] = int(value) if value.is_integer() else value
+        if not device.texts:
             named = [(meaning(name), text) for name, text in sample.labels.items() if name.startswith("DCGM_FI_")]
-            slot.texts = {label.field.name: text for label, text in named if label}
+            device.texts = {label.field.name: text for label, text in named if label}
 
     def add_own(self, spec: FamilySpec, sample: ParsedSample) -> None:
         labels, value = sample.labels, sample.value * (spec.factor or 1)
@@ -191,41 +191,41 @@ class _NodeBuilder:
             namespace = labels.get("exported_namespace") or labels.get("namespace")
             model, _, profile = labels.get("modelName", "").partition(" MIG ")
             return self._namespaces[namespace, model, profile] if namespace else None
-        found = self._find_slot(labels)
+        found = self._find_device(labels)
         if found is None:
             return None
-        gpu, slot, workload = found
+        gpu, device, workload = found
         if part == "conditions":  # a newer podgpu may report unknown conditions
             return gpu.conditions if labels.get("condition") in conditions() else None
-        if part == "slot_usage":
-            return slot.usage
+        if part == "device_totals":
+            return device.usage
         if workload is None:
             return None
-        holder = slot.holders[workload.key]
+        holder = device.holders[workload.key]
         usage: dict[str, Any] = holder.setdefault("usage", {}) if part == "holder_usage" else holder
         return usage
 
-    def _find_slot(self, labels: LabelMap) -> tuple[_SlotBuilder, _SlotBuilder, Workload | None] | None:
-        """Returns the GPU, the slot (the GPU or one of its MIG instances), and the holder that the labels identify."""
+    def _find_device(self, labels: LabelMap) -> tuple[_DeviceBuilder, _DeviceBuilder, Workload | None] | None:
+        """Returns the GPU, the device (the GPU or one of its MIG instances) and the holder that the labels name."""
         gpu_id, instance = read_gpu_id(labels), labels.get("GPU_I_ID", "")
         number = _parse_integer(instance)
         if not gpu_id or (instance and number is None):
             return None
         gpu = self._gpus[gpu_id]
-        slot = gpu if number is None else gpu.instances.setdefault(number, _SlotBuilder())
-        for own in (gpu, slot):
+        device = gpu if number is None else gpu.instances.setdefault(number, _DeviceBuilder())
+        for own in (gpu, device):
             if len(own.identity) < 5:  # incomplete, because for example allocation metrics have no model
                 own.identity.update((name, labels[label]) for label, name in IDENTITY.items() if labels.get(label))
         workload = read_workload(labels, self._own_pods)
         if workload is None and labels.get("source") == RESERVATION:
             workload = Workload()
         if workload is not None:
-            holder = slot.holders.setdefault(workload.key, msgspec.structs.asdict(workload))
+            holder = device.holders.setdefault(workload.key, msgspec.structs.asdict(workload))
             if "vgpu" in labels:
                 holder["replica"] = labels["vgpu"]
             if "dra_claim_name" in labels:
                 holder["labels"] = {name: value for name, value in labels.items() if name.startswith("dra_")}
-        return gpu, slot, workload
+        return gpu, device, workload
 
     def build(self, name: str, keep_fields: frozenset[str] | None, scraped_at: float | None) -> NodeState:
         """Builds the document. Raises msgspec.ValidationError if a value exceeds a limit of `NodeState`."""
@@ -277,10 +277,10 @@ def read_device_key(labels: LabelMap) -> str:
     return uuid and device_key(uuid, _parse_integer(labels.get("GPU_I_ID", "")))
 
 
-def _read_conditions(slots: Iterable[dict[str, float]]) -> dict[str, dict[str, Any]]:
+def _read_conditions(devices: Iterable[dict[str, float]]) -> dict[str, dict[str, Any]]:
     """Derives conditions from the fields of dcgm-exporter. Their start times are unknown."""
     present: dict[str, dict[str, Any]] = {}
-    for name, value in (item for values in slots for item in values.items() if 0 < item[1] < _DCGM_BLANK):
+    for name, value in (item for values in devices for item in values.items() if 0 < item[1] < _DCGM_BLANK):
         if name in _CONDITION_FIELDS:
             present.setdefault(_CONDITION_FIELDS[name], {"name": _CONDITION_FIELDS[name]})
         elif name == XID_NAME and xid_spec(int(value)).needs_action:

@@ -19,11 +19,11 @@ from podgpu.metrics.labels import (
     device_names,
     holder_pairs,
     make_labels,
-    visible_slots,
+    visible_devices,
     with_attributes,
 )
 from podgpu.metrics.names import converted, factor_1x
-from podgpu.model import MIB, MJ, EntityState, Holder, HolderUsage, MigInstance, NodeState, Slot, Value
+from podgpu.model import MIB, MJ, EntityState, GpuOrInstance, Holder, HolderUsage, MigInstance, NodeState, Value
 
 Values = Mapping[str, Value]
 _Families = list[tuple[CounterSpec, list[Sample]]]
@@ -52,15 +52,15 @@ def render_dcgm(state: NodeState, policy: Policy) -> list[Family]:
     counters = sorted((c for c in policy.counters if not c.is_label), key=lambda c: c.field.id)
     label_counters = [c for c in policy.counters if c.is_label]
     families: _Families = [(counter, []) for counter in counters]
-    for gpu, slot in visible_slots(state):
-        if slot.fields is None:
+    for gpu, device in visible_devices(state):
+        if device.fields is None:
             continue
         parent = gpu.fields or {}
-        repeated = parent if policy.copy_parent_values and isinstance(slot, MigInstance) else {}
-        names, texts = device_names(gpu, slot, policy), _label_values(label_counters, slot.fields, parent)
-        holders = assigned_holders(slot) if policy.dcgm_holders else []
+        repeated = parent if policy.copy_parent_values and isinstance(device, MigInstance) else {}
+        names, texts = device_names(gpu, device, policy), _label_values(label_counters, device.fields, parent)
+        holders = assigned_holders(device) if policy.dcgm_holders else []
         is_shared = len({holder.key for holder in holders}) > 1
-        values = {**repeated, **slot.fields}
+        values = {**repeated, **device.fields}
         has_holder_series = bool(holders) and policy.virtual_gpus
         if holders and not is_shared and not has_holder_series:
             labels = _held_labels(names, texts, holders[0], state, policy)
@@ -70,17 +70,17 @@ def render_dcgm(state: NodeState, policy: Policy) -> list[Family]:
             of_device = _ALSO_OF_DEVICE | _ACTIVITY if is_shared else _ALSO_OF_DEVICE
             values = {name: value for name, value in values.items() if name in of_device}
         _add_values(families, labels, values)
-        _add_details(families, labels, slot)
+        _add_details(families, labels, device)
         if not has_holder_series:
-            _add_events(families, labels, slot, policy)
+            _add_events(families, labels, device, policy)
             continue
         for holder in holders:
-            values = {**repeated, **_attributed_values(slot.fields, holder.usage)}
+            values = {**repeated, **_attributed_values(device.fields, holder.usage)}
             if is_shared:
-                values = _divided_activity(values, slot.fields, holder.usage)
+                values = _divided_activity(values, device.fields, holder.usage)
             labels = _held_labels(names, texts, holder, state, policy)
             _add_values(families, labels, values)
-            _add_events(families, labels, slot, policy)
+            _add_events(families, labels, device, policy)
     for entity in state.entities:
         _add_values(families, _entity_labels(entity, policy), entity.fields)
     return [Family(c.name, c.type, c.help, tuple(samples), dcgm_numbers=True) for c, samples in families]
@@ -109,20 +109,20 @@ def _add_values(families: _Families, labels: Labels, values: Values) -> None:
             samples.append(Sample(labels, value))
 
 
-def _add_details(families: _Families, labels: Labels, slot: Slot) -> None:
+def _add_details(families: _Families, labels: Labels, device: GpuOrInstance) -> None:
     """Adds the values that exist once per device, with labels of their own, such as health checks."""
-    for name, more, value in slot.details:
+    for name, more, value in device.details:
         for counter, samples in families:
             if counter.field.name == name:
                 samples.append(Sample(with_attributes(labels, *more.items()), value))
 
 
-def _add_events(families: _Families, labels: Labels, slot: Slot, policy: Policy) -> None:
+def _add_events(families: _Families, labels: Labels, device: GpuOrInstance, policy: Policy) -> None:
     """Adds XIDs and clock events, which the exporter counts."""
     for counter, samples in families:
         collector = _COLLECTORS.get(counter.field.id)
         if collector is not None:
-            samples += [Sample(with_attributes(labels, *more), count) for count, more in collector(slot, policy)]
+            samples += [Sample(with_attributes(labels, *more), count) for count, more in collector(device, policy)]
 
 
 def _entity_labels(entity: EntityState, policy: Policy) -> Labels:
@@ -137,43 +137,43 @@ def _entity_labels(entity: EntityState, policy: Policy) -> Labels:
 Counted = Iterator[tuple[int, LabelPairs]]
 
 
-def _last_xid(slot: Slot, policy: Policy) -> Counted:
+def _last_xid(device: GpuOrInstance, policy: Policy) -> Counted:
     """Yields the newest XID, or 0 if there was none."""
-    if fields()[XID_FIELD].name not in slot.unsupported:
-        xid = slot.last_xid or 0
+    if fields()[XID_FIELD].name not in device.unsupported:
+        xid = device.last_xid or 0
         yield xid, (("err_code", str(xid)), ("err_msg", xid_spec(xid).text))
 
 
-def _xids_in_window(slot: Slot, policy: Policy) -> Counted:
+def _xids_in_window(device: GpuOrInstance, policy: Policy) -> Counted:
     window = ("window_size_in_ms", str(policy.xid_window_ms))
-    counts = [count for count in slot.xids if count.in_window]
+    counts = [count for count in device.xids if count.in_window]
     for count in counts:
         yield count.in_window, (window, ("xid", str(count.xid)))
     if not counts:
         yield 0, (window,)
 
 
-def _xid_totals(slot: Slot, policy: Policy) -> Counted:
-    for count in slot.xids:
+def _xid_totals(device: GpuOrInstance, policy: Policy) -> Counted:
+    for count in device.xids:
         yield count.total, (("xid", str(count.xid)),)
 
 
-def _clock_events_in_window(slot: Slot, policy: Policy) -> Counted:
-    return _clock_events(slot, 0, ("window_size_in_ms", str(policy.clock_window_ms)))
+def _clock_events_in_window(device: GpuOrInstance, policy: Policy) -> Counted:
+    return _clock_events(device, 0, ("window_size_in_ms", str(policy.clock_window_ms)))
 
 
-def _clock_events(slot: Slot, position: int, *more: tuple[str, str]) -> Counted:
+def _clock_events(device: GpuOrInstance, position: int, *more: tuple[str, str]) -> Counted:
     for event in CLOCK_EVENTS.values():
-        if count := slot.clock_events.get(event, (0, 0))[position]:
+        if count := device.clock_events.get(event, (0, 0))[position]:
             yield count, (("clock_event", event), *more)
 
 
-_COLLECTORS: dict[int, Callable[[Slot, Policy], Counted]] = {
+_COLLECTORS: dict[int, Callable[[GpuOrInstance, Policy], Counted]] = {
     XID_FIELD: _last_xid,
     XID_COUNT_FIELD: _xids_in_window,
     XID_TOTAL_FIELD: _xid_totals,
     CLOCK_EVENTS_COUNT_FIELD: _clock_events_in_window,
-    CLOCK_EVENTS_TOTAL_FIELD: lambda slot, policy: _clock_events(slot, 1),
+    CLOCK_EVENTS_TOTAL_FIELD: lambda device, policy: _clock_events(device, 1),
 }
 
 

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.encode import Labels
-from podgpu.model import DeviceState, Holder, MigInstance, NodeState, Slot, Workload
+from podgpu.model import DeviceState, GpuOrInstance, Holder, MigInstance, NodeState, Workload
 
 LabelPairs = tuple[tuple[str, str], ...]
 POD_LABELS = ("namespace", "pod", "container")
@@ -66,23 +66,23 @@ make_labels = lru_cache(maxsize=2048)(Labels)
 """Creates `Labels` from a tuple of pairs. Results are cached, because most labels are the same in every scrape."""
 
 
-def all_slots(state: NodeState) -> Iterator[tuple[DeviceState, Slot]]:
+def all_devices(state: NodeState) -> Iterator[tuple[DeviceState, GpuOrInstance]]:
     """Yields each GPU and each MIG instance with its GPU."""
     for gpu in state.devices:
         yield gpu, gpu
         yield from ((gpu, instance) for instance in gpu.instances)
 
 
-def visible_slots(state: NodeState) -> list[tuple[DeviceState, Slot]]:
-    return [(gpu, slot) for gpu, slot in all_slots(state) if not slot.hidden]
+def visible_devices(state: NodeState) -> list[tuple[DeviceState, GpuOrInstance]]:
+    return [(gpu, device) for gpu, device in all_devices(state) if not device.hidden]
 
 
-def assigned_holders(slot: Slot) -> list[Holder]:
+def assigned_holders(device: GpuOrInstance) -> list[Holder]:
     """Returns the holders to which the device is allocated. Omits workloads that use it without an allocation."""
-    return [holder for holder in slot.holders if holder.source]
+    return [holder for holder in device.holders if holder.source]
 
 
-def device_names(gpu: DeviceState, slot: Slot, policy: Policy) -> dict[str, str]:
+def device_names(gpu: DeviceState, device: GpuOrInstance, policy: Policy) -> dict[str, str]:
     """Returns the labels of a GPU or a MIG instance, in dcgm-exporter's order."""
     index = "" if gpu.index is None else str(gpu.index)
     names = {
@@ -92,8 +92,8 @@ def device_names(gpu: DeviceState, slot: Slot, policy: Policy) -> dict[str, str]
         "device": index and f"{gpu.maker}{index}",
         "modelName": policy.model_name(gpu.model),
     }
-    if isinstance(slot, MigInstance):
-        names |= {"GPU_I_PROFILE": slot.profile, "GPU_I_ID": str(slot.id)}
+    if isinstance(device, MigInstance):
+        names |= {"GPU_I_PROFILE": device.profile, "GPU_I_ID": str(device.id)}
     return {**names, **dict(policy.host)}
 
 

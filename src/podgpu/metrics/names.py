@@ -127,7 +127,7 @@ def names_of(field_id: int) -> tuple[str, ...]:
     return old + new
 
 
-# Fields that are also attributes of DeviceState or Slot
+# Fields that are also attributes of DeviceState or GpuOrInstance
 
 UTIL, ENGINE, POWER, TEMPERATURE, FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED = KEY_FIELDS = tuple(
     fields()[number].name for number in (203, 1001, 155, 150, 250, 251, 252, 253)
@@ -145,8 +145,8 @@ def gpu_figures(values: Mapping[str, float]) -> dict[str, float | None]:
     }
 
 
-def slot_figures(values: Mapping[str, float]) -> dict[str, float | None]:
-    """Computes attributes of `Slot` from fields in the units of dcgm-exporter 4.8. MIG instances have no GPU_UTIL."""
+def device_figures(values: Mapping[str, float]) -> dict[str, float | None]:
+    """Computes attributes of `GpuOrInstance`, like `gpu_figures`. MIG instances have no GPU_UTIL."""
     used, total = values.get(FB_USED), values.get(FB_TOTAL)
     if total is None and used is not None and FB_FREE in values:
         total = used + values[FB_FREE] + values.get(FB_RESERVED, 0)

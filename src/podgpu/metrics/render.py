@@ -11,17 +11,17 @@ from typing import NamedTuple
 from podgpu.metrics.encode import Family, Labels, Sample, families_in, make_families
 from podgpu.metrics.labels import (
     Policy,
-    all_slots,
+    all_devices,
     assigned_holders,
     dcgm_labels,
     device_names,
     holder_names,
     holder_pairs,
     make_labels,
-    visible_slots,
+    visible_devices,
 )
 from podgpu.metrics.mig import billed_name, fraction_of_gpu
-from podgpu.model import MIB, NS, DeviceState, Document, Holder, HolderUsage, MigInstance, NodeState, Slot, VcudaRequest
+from podgpu.model import MIB, NS, DeviceState, GpuOrInstance, Holder, HolderUsage, MigInstance, NodeState, VcudaRequest
 
 MAX_WAIT_PAIRS = 20  # per device
 _CORES_OF_A_CARD = 100
@@ -78,10 +78,10 @@ def _self(state: NodeState) -> Iterator[Row]:
             yield "podgpu_exporter_unmapped_assignments", {**labels, "reason": reason}, count
     if state.taken_at is not None:
         yield "podgpu_exporter_snapshot_timestamp_seconds", {}, state.taken_at
-    for gpu, slot in visible_slots(state):
-        if slot.unsupported:
-            names = device_names(gpu, slot, Policy())
-            for field in slot.unsupported:
+    for gpu, device in visible_devices(state):
+        if device.unsupported:
+            names = device_names(gpu, device, Policy())
+            for field in device.unsupported:
                 yield "podgpu_exporter_unsupported_field", {**names, "field": field}, 1
     for field, count in sorted(state.dropped.items()):
         yield "podgpu_exporter_dropped_values_total", {"field": field}, count
@@ -91,14 +91,14 @@ def _self(state: NodeState) -> Iterator[Row]:
 
 
 def _usage(state: NodeState, policy: Policy) -> list[Family]:
-    parts: dict[str, list[tuple[Labels, Document]]] = {"holder_usage": [], "slot_usage": [], "namespaces": []}
-    for gpu, slot in visible_slots(state):
-        names = device_names(gpu, slot, policy)
-        for holder in slot.holders:
+    parts: dict[str, list[tuple[Labels, object]]] = {"holder_usage": [], "device_totals": [], "namespaces": []}
+    for gpu, device in visible_devices(state):
+        names = device_names(gpu, device, policy)
+        for holder in device.holders:
             if holder.usage is not None and holder.has_labels:
                 parts["holder_usage"].append((dcgm_labels(names, policy, holder_pairs(holder, policy)), holder.usage))
-        if slot.usage is not None:
-            parts["slot_usage"].append((dcgm_labels(names, policy), slot.usage))
+        if device.usage is not None:
+            parts["device_totals"].append((dcgm_labels(names, policy), device.usage))
     for usage in state.namespaces:
         model = billed_name(usage.model, usage.profile) if usage.profile else usage.model
         labels = make_labels((("namespace", usage.namespace), ("modelName", policy.model_name(model))))
@@ -108,9 +108,9 @@ def _usage(state: NodeState, policy: Policy) -> list[Family]:
 
 def _waits(state: NodeState, policy: Policy) -> Iterator[Row]:
     """Renders a row for each container that waits for another for at least `policy.wait_pairs` percent of the time."""
-    for gpu, slot in visible_slots(state) if policy.wait_pairs else ():
-        names = device_names(gpu, slot, policy)
-        waiters = [(holder, holder.usage) for holder in slot.holders if holder.usage is not None and holder.pod]
+    for gpu, device in visible_devices(state) if policy.wait_pairs else ():
+        names = device_names(gpu, device, policy)
+        waiters = [(holder, holder.usage) for holder in device.holders if holder.usage is not None and holder.pod]
         pairs = [(part, holder) for holder, usage in waiters for part in usage.waits_for if part.pod]
         pairs.sort(key=lambda pair: -pair[0].ratio)
         for part, holder in pairs[:MAX_WAIT_PAIRS]:
@@ -119,7 +119,7 @@ def _waits(state: NodeState, policy: Policy) -> Iterator[Row]:
                 yield "podgpu_container_gpu_waits_for_ratio", {**names, **holder_names(holder), **runner}, part.ratio
 
 
-def _figures(part: str, rows: Iterable[tuple[Labels, Document]]) -> Iterator[Family]:
+def _figures(part: str, rows: Iterable[tuple[Labels, object]]) -> Iterator[Family]:
     """Renders the families whose `FamilySpec.part` is `part`. `rows`: structs that contain the values, with labels."""
     for spec in families_in("exporter").values():
         if spec.part == part:
@@ -156,19 +156,19 @@ def _devices(state: NodeState, policy: Policy) -> Iterator[Row]:
     for status, count in counts.items():
         if count is not None:
             yield "podgpu_device_count", {"state": status, **dict(policy.host)}, count
-    for gpu, slot in visible_slots(state):
-        names = device_names(gpu, slot, policy)
-        if slot is gpu:
+    for gpu, device in visible_devices(state):
+        names = device_names(gpu, device, policy)
+        if device is gpu:
             # The value is 0 before the first event, so that increase() includes that event.
             xids = sum(xid.total for each in (gpu, *gpu.instances) for xid in each.xids)
             yield "podgpu_device_xid_errors_total", names, xids
             for reason, ns in gpu.throttled_ns.items():
                 yield "podgpu_device_throttled_seconds_total", {**names, "reason": reason}, ns / NS
-        for xid in slot.xids:
+        for xid in device.xids:
             labels = {**names, "xid": str(xid.xid)}
             yield "podgpu_xid_errors_total", labels, xid.total
             yield "podgpu_xid_last_seen_timestamp_seconds", labels, xid.last_seen
-        for holder in assigned_holders(slot):
+        for holder in assigned_holders(device):
             labels = {**names, **holder_names(holder), "source": holder.source}
             yield "podgpu_allocation_info", labels, 1
             if holder.share_ratio is not None:
@@ -180,20 +180,20 @@ def _devices(state: NodeState, policy: Policy) -> Iterator[Row]:
 # total.
 
 
-class _HeldSlot(NamedTuple):
+class _HeldDevice(NamedTuple):
     """A GPU or MIG instance that a container holds or uses."""
 
     gpu: DeviceState
-    slot: Slot
+    device: GpuOrInstance
     holder: Holder
 
     @property
     def fraction_of_card(self) -> float | None:
-        return fraction_of_gpu(self.gpu.model, self.slot.profile) if isinstance(self.slot, MigInstance) else 1.0
+        return fraction_of_gpu(self.gpu.model, self.device.profile) if isinstance(self.device, MigInstance) else 1.0
 
     @property
     def memory(self) -> int | None:
-        return None if self.slot.hidden else self.slot.memory_total_bytes
+        return None if self.device.hidden else self.device.memory_total_bytes
 
     @property
     def usage(self) -> HolderUsage:
@@ -202,11 +202,11 @@ class _HeldSlot(NamedTuple):
 
 def render_gpu_manager(state: NodeState, policy: Policy) -> list[Family]:
     """Renders all containers that hold, use or requested a device. Omits HPC jobs, because they have no pod."""
-    held: dict[tuple[str, ...], list[_HeldSlot]] = defaultdict(list)
-    for gpu, slot in all_slots(state):
-        for holder in slot.holders:
+    held: dict[tuple[str, ...], list[_HeldDevice]] = defaultdict(list)
+    for gpu, device in all_devices(state):
+        for holder in device.holders:
             if holder.pod:
-                held[holder.key].append(_HeldSlot(gpu, slot, holder))
+                held[holder.key].append(_HeldDevice(gpu, device, holder))
     requests = {request.key: request for request in state.vcuda if request.pod}
     samples: dict[str, list[Sample]] = {name: [] for name in families_in("gpu-manager")}
     host = (("node", policy.hostname),) if policy.hostname else ()
@@ -221,11 +221,11 @@ def render_gpu_manager(state: NodeState, policy: Policy) -> list[Family]:
     return make_families("gpu-manager", samples)
 
 
-def _container_values(slots: Sequence[_HeldSlot], request: VcudaRequest) -> dict[str, dict[str, Number]]:
+def _container_values(devices: Sequence[_HeldDevice], request: VcudaRequest) -> dict[str, dict[str, Number]]:
     """Returns the values of one container by family and card."""
-    cards: dict[int, list[_HeldSlot]] = defaultdict(list)
-    for held in slots:
-        if held.gpu.index is not None and not held.slot.hidden:
+    cards: dict[int, list[_HeldDevice]] = defaultdict(list)
+    for held in devices:
+        if held.gpu.index is not None and not held.device.hidden:
             cards[held.gpu.index].append(held)
     percents: dict[str, Number] = {}
     mebibytes: dict[str, Number] = {}
@@ -234,7 +234,7 @@ def _container_values(slots: Sequence[_HeldSlot], request: VcudaRequest) -> dict
         percents[f"gpu{index}"] = _add(_multiply(ratio, 100) for ratio in ratios)
         size = _add(held.usage.memory_used_bytes for held in on_card)
         mebibytes[f"gpu{index}"] = None if size is None else int(size // MIB)
-    assigned = [(held, held.holder.share_ratio) for held in slots if held.holder.source]
+    assigned = [(held, held.holder.share_ratio) for held in devices if held.holder.source]
     share = _add(_multiply(ratio, held.fraction_of_card) for held, ratio in assigned)
     size = _add(_multiply(ratio, held.memory) for held, ratio in assigned)
     requested_mib = request.memory_blocks * _BLOCK_MIB or (None if size is None else round(size / MIB))

@@ -16,11 +16,11 @@ from podgpu.metrics.mig import slices_of_gpu, slices_of_profile
 from podgpu.model import (
     NS,
     Device,
+    DeviceTotals,
     DeviceUsage,
     Document,
     HolderUsage,
     NamespaceUsage,
-    SlotUsage,
     WaitPart,
     Workload,
     WorkloadKey,
@@ -325,7 +325,7 @@ class Ledger:
         self._unallocated_after_ns = round(unallocated_after * NS)
         self._accounts: dict[str, dict[WorkloadKey, Account]] = {}  # accounts of the last reading, by device key
         self._closed: dict[tuple[str, WorkloadKey], Account] = {}  # closed accounts, oldest first
-        self._devices: dict[str, SlotUsage] = {}  # includes removed devices, which may return
+        self._devices: dict[str, DeviceTotals] = {}  # includes removed devices, which may return
         self._have_processes: set[str] = set()  # devices whose processes were visible at least once
         self._listed: set[str] = set()  # keys of the devices and GPUs in the last reading
         self._namespaces: dict[tuple[str, str, str], NamespaceUsage] = {}  # by namespace, model, profile; oldest first
@@ -367,7 +367,7 @@ class Ledger:
             for key, accounts in self._accounts.items()
         }
 
-    def list_devices(self) -> dict[str, SlotUsage]:
+    def list_devices(self) -> dict[str, DeviceTotals]:
         """Returns the usage by device key. In MIG mode, the GPU has the energy, and its instances have all other
         values.
 
@@ -391,7 +391,7 @@ class Ledger:
         busy = sample.attribute_busy(self._find_ended_owner(sample))
         memory, processes, bounds = sample.attribute_memory(), sample.count_processes(), sample.bound_busy(busy)
         waiting = sample.attribute_waits(busy)
-        has_energy = self._devices.get(sample.device.uuid, SlotUsage()).energy_mj is not None
+        has_energy = self._devices.get(sample.device.uuid, DeviceTotals()).energy_mj is not None
         for workload, account in accounts.items():
             share, part = sample.holders.get(workload), busy.part(workload)
             idle = sample.compute_idle(workload, busy, elapsed_ns)
@@ -426,7 +426,7 @@ class Ledger:
             self._have_processes.add(key)
         method = "mps" if sample.mps_busy_ns is not None else sample.usage.method
         self._devices[key] = _add(
-            self._devices.get(key, SlotUsage()),
+            self._devices.get(key, DeviceTotals()),
             {"busy_ns": busy.total, "unattributed_busy_ns": busy.without_series},
             utilization_ratio=_ratio(busy.total, window_ns),
             memory_used_bytes=memory.total,
@@ -461,7 +461,7 @@ class Ledger:
             for account in self._accounts[sample.device.key].values():
                 power_ratio = _ratio(parts.get(account), gpu.energy_mj)
                 account.usage = structs.replace(account.usage, power_ratio=power_ratio)
-        device = self._devices.get(uuid, SlotUsage())
+        device = self._devices.get(uuid, DeviceTotals())
         self._devices[uuid] = _add(device, {"energy_mj": gpu.energy_mj, "unattributed_energy_mj": rest})
 
     def _weigh(self, gpu: Device, devices: Sequence[DeviceSample], busy: Sequence[Division]) -> Counter[Account | None]:
