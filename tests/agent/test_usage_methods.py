@@ -187,6 +187,7 @@ def test_waiting_is_near_the_truth(make: MakeNode, scenario: str, usage_from: Us
     node.run(5)
     engine = node.gpu.engines[None]
     before, truth = node.series(WAIT), dict(engine.waited)
+    calls = node.driver.calls["nvmlDeviceGetProcessUtilization"]
     for _ in range(SECONDS):
         last = node.series(WAIT)
         node.turn()
@@ -195,6 +196,7 @@ def test_waiting_is_near_the_truth(make: MakeNode, scenario: str, usage_from: Us
         pid = FIRST_PID + int(pod[1:])
         waited = (engine.waited[pid] - truth.get(pid, 0)) / 1e9
         assert 100 * (seconds - before[pod]) / SECONDS == pytest.approx(100 * waited / SECONDS, abs=4.0), pod
+    assert node.driver.calls["nvmlDeviceGetProcessUtilization"] == calls, "not needed beside the context-switch log"
     assert 0 <= node.total("podgpu_device_gpu_pressure_ratio") <= 1
     (gpu,) = node.agent.published.state.devices
     assert gpu.holders[0].usage is not None

@@ -81,7 +81,7 @@ def check_disjoint(slices: list[dict[str, Any]]) -> None:
         end = event["ts"] + event["dur"]
 
 
-def test_a_trace_names_containers_and_has_their_stays_and_waits(tmp_path: Path, capsys: Any) -> None:
+def test_a_trace_names_containers_and_shows_when_they_ran_and_waited(tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "trace.json.gz"
     assert run(["trace", "--telemetry", "simulated", "--gpu", "4", "--seconds", "1", "-o", str(path)]) == 0
     trace = json.loads(gzip.decompress(path.read_bytes()))
@@ -138,9 +138,20 @@ def test_xids_and_clock_events_are_marks_and_processes_have_names(tmp_path: Path
         "trainer 101",
         "process 102",
     }
+    assert trace["otherData"]["slice_ms"] == {"GPU 0: NVIDIA H200": pytest.approx(2.1, abs=0.1)}
     marks = [event["name"] for event in trace["traceEvents"] if event["ph"] == "i"]
     assert any(mark.startswith("clocks reduced by: ") for mark in marks)
     assert "XID 31" in marks
+
+
+def test_the_length_of_a_slice_is_an_assumption_if_no_process_used_a_full_one(tmp_path: Path) -> None:
+    driver = FaultyNvml("1xH200")
+    driver.place(SimulatedLoad(0, 101, duty=0.6))
+    recording = open_recording(driver, tmp_path, lambda gpu, _: RoundRobinLog(driver, gpu.uuid))
+    assert recording.run(0.3, threading.Event()) == ""
+    about = recording.make_trace()["otherData"]
+    assert "slice_ms" not in about
+    assert about["assumed_slice_ms"] == {"GPU 0: NVIDIA H200": 2.14}
 
 
 def test_what_was_recorded_before_a_failure_is_kept(tmp_path: Path) -> None:

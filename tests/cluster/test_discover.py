@@ -61,8 +61,12 @@ def test_a_hand_made_slice_without_the_services_labels(server: SimulatedApiServe
     other = labelled(own, "other", "elsewhere") | {"endpoints": [endpoint("10.9.9.9")]}
     other["metadata"]["labels"] = {"kubernetes.io/service-name": "exporters"}
     server.put("services", service)
-    server.put("endpointslices", own, other, labelled(endpoint_slice(endpoint("10.0.0.1", "a")), "one"))
+    server.put("endpointslices", own, other)
+    notes = set()
     with targets(config) as found:
+        eventually(lambda: notes.add(found.notes()) or found.urls() == ("http://10.0.0.7:9400/metrics",))
+        assert notes <= {(), ("the API server has not yet returned the list of exporters",)}
+        server.put("endpointslices", labelled(endpoint_slice(endpoint("10.0.0.1", "a")), "one"))
         eventually(lambda: found.urls() == ("http://10.0.0.1:9400/metrics", "http://10.0.0.7:9400/metrics"))
         assert found.notes() == ()
         server.remove("services", "exporters", "monitoring")

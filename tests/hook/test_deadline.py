@@ -86,9 +86,6 @@ def test_a_driver_that_hangs(runtime: Runtime, podlist: Path, start_hook: StartH
     wait_written(runtime, podlist)
 
 
-# --inject
-
-
 def test_inject(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
     hook = start_hook(inject=True)
     runtime.accept()

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from threading import Event
@@ -32,8 +33,8 @@ from podgpu.gpu.nvml.switch_attribution import (
     HIDDEN_PID,
     KERNEL_PID,
     BusySample,
+    Period,
     Residency,
-    Stay,
     SwitchLogError,
     estimate_without_samples,
 )
@@ -159,15 +160,23 @@ class Recording:
             "model": gpu.model,
             "began": datetime.fromtimestamp(self._began_at, UTC).isoformat(timespec="milliseconds"),
             "seconds": round(self._elapsed, 3),
-            "slice_ms": {engine.name: engine.estimator.slice / 1e6 for engine in self._engines.values()},
+            **self._describe_slices(),
             "unsampled": self._listener.unsampled,
         }
         return make_trace(self._engines.values(), self._listener.began, self._names, about)
 
+    def _describe_slices(self) -> dict[str, dict[str, float]]:
+        """Returns the length of a time slice by engine. It is assumed if no process used a full slice."""
+        slices: dict[str, dict[str, float]] = {}
+        for engine in self._engines.values():
+            name = "slice_ms" if engine.estimator.is_slice_detected else "assumed_slice_ms"
+            slices.setdefault(name, {})[engine.name] = engine.estimator.slice / 1e6
+        return slices
+
     def summarize(self) -> str:
-        stays = sum(len(engine.stays) for engine in self._engines.values())
-        found = f"{stays:,} runs" if stays else "no context switch, because fewer than two processes used the GPU"
-        if any(stay.pid == HIDDEN_PID for engine in self._engines.values() for stay in engine.stays):
+        periods = sum(len(engine.periods) for engine in self._engines.values())
+        found = f"{periods:,} runs" if periods else "no context switch, because fewer than two processes used the GPU"
+        if any(period.pid == HIDDEN_PID for engine in self._engines.values() for period in engine.periods):
             found += ", processes of other users without names (run as root)"
         return f"{self._elapsed:.1f} s, {found}"
 
@@ -177,7 +186,7 @@ class Recording:
         for usage in usages:
             device = usage.device
             residency, samples = self._listener.take_window(now, device.gi_id)
-            self._find_names({stay.pid for stay in residency.stays})
+            self._find_names({period.pid for period in residency.periods})
             if device.key not in self._engines:
                 instance = f", MIG instance {device.gi_id} ({device.profile})" if device.is_instance else ""
                 self._engines[device.key] = EngineTrace(f"GPU {device.index}{instance}: {device.model}")
@@ -221,16 +230,16 @@ class EngineTrace:
     samples: list[BusySample] = field(default_factory=list)
     marks: list[tuple[int, str]] = field(default_factory=list)  # time and text of XIDs and changes of the clock events
     waits: list[tuple[int, int, int]] = field(default_factory=list)  # begin, end and pid
-    stays: list[Stay] = field(default_factory=list)
-    estimator: WaitEstimator = field(default_factory=WaitEstimator)
+    periods: list[Period] = field(default_factory=list)
+    estimator: WaitEstimator = field(default_factory=partial(WaitEstimator, detection_windows=1))
 
     def add(self, residency: Residency, samples: Iterable[BusySample], busy_share: float) -> None:
         """Adds a window. `busy_share`: fraction of the window in which the device was busy."""
         self.samples += samples
-        stays = list(residency.stays)
-        if self.stays and stays and self.stays[-1][:2] == stays[0][:2]:  # continues from the last window
-            self.stays[-1] = self.stays[-1]._replace(until=stays.pop(0).until)
-        self.stays += stays
+        periods = list(residency.periods)
+        if self.periods and periods and self.periods[-1][:2] == periods[0][:2]:  # continues from the last window
+            self.periods[-1] = self.periods[-1]._replace(until=periods.pop(0).until)
+        self.periods += periods
         worked = int(busy_share * residency.window) - residency.switching
         self.estimator.add(residency, estimate_without_samples(residency, worked))
         self.waits += [wait for wait in self.estimator.intervals if wait[0] < wait[1]]
@@ -238,13 +247,13 @@ class EngineTrace:
     def make_events(self, names: Mapping[int, Track], since: int) -> Iterator[TraceEvent]:
         """Yields the events, unsorted. `since`: start of the recording."""
         gpu = (self.name, "context switches")
-        before: Stay | None = None
-        for stay in self.stays:
-            if before is not None and stay.since - before.until < _MAX_SWITCH_NS:
-                yield _slice("switch", gpu, before.until - since, stay.since - since)
-            name = "run (cut)" if self.estimator.is_cut(stay.until - stay.began) else "run"
-            yield _slice(name, names[stay.pid], stay.since - since, stay.until - since)
-            before = stay
+        before: Period | None = None
+        for period in self.periods:
+            if before is not None and period.since - before.until < _MAX_SWITCH_NS:
+                yield _slice("switch", gpu, before.until - since, period.since - since)
+            name = "run (cut)" if self.estimator.is_cut(period.until - period.began) else "run"
+            yield _slice(name, names[period.pid], period.since - since, period.until - since)
+            before = period
         for begin, end, pid in self.waits:
             yield _slice("wait", names[pid], begin - since, end - since)
         for at, busy in self.samples:

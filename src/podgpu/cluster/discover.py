@@ -116,11 +116,11 @@ class KubernetesTargets:
         problems = tuple(dict.fromkeys(record.problem for record in slices if record.problem))
         if error is not None:
             return (f"the list of exporters may be out of date: {error}", *problems)
-        if not self._labelled.synced:
+        if problems or merge_urls(slices):
+            return problems
+        if not all(one.synced or one.error for one in (self._services, self._labelled, self._unlabelled) if one):
             return ("the API server has not yet returned the list of exporters",)
-        if not problems and not merge_urls(slices):
-            return (f"no Service with the labels {self._selector} has an endpoint",)
-        return problems
+        return (f"no Service with the labels {self._selector} has an endpoint",)
 
     def close(self) -> None:
         for informer in (self._services, self._labelled, self._unlabelled):

@@ -148,9 +148,6 @@ def _shut(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-# podlist.json
-
-
 def encode_podlist(entries: Iterable[PodlistEntry]) -> bytes:
     """Returns the file content: one line per container, sorted."""
     ordered = sorted(entries, key=lambda entry: (entry.namespace, entry.name, entry.container))

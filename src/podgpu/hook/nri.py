@@ -191,9 +191,6 @@ def _serialize(message: Any) -> bytes:
     return encoded
 
 
-# Answers to the runtime's requests
-
-
 @dataclass
 class Plugin:
     """Answers requests and tracks the containers. Lives as long as the connection, because the runtime reports all

@@ -196,8 +196,6 @@ MIG_CALLS: dict[str, Callable[..., Any]] = {
 }
 
 
-# Field values
-
 Reader = Callable[[SimulatedGpu, int], int | None]  # (GPU, scope) -> value, or None if not supported
 
 
@@ -237,8 +235,6 @@ _FIELDS: dict[int, Reader] = {
     165: lambda gpu, scope: None if scope >= gpu.nvlinks else 1,
 }
 
-
-# GPM
 
 _PERCENT: dict[int, tuple[float, float, float]] = {
     1: (1.0, 0.0, 0.0),  # graphics engine

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from podgpu.gpu.nvml.switch_attribution import (
     RECORD,
     BusyShareModel,
+    Period,
     RecordDecoder,
     Residency,
-    Stay,
     SwitchCosts,
     SwitchLogError,
     Timeline,
@@ -96,13 +96,13 @@ def test_stays_switching_and_unknown_add_up_to_any_window(
     steps: list[tuple[int, int, int]], ends: list[int], lead: int
 ) -> None:
     at, switches = 0, []
-    for pid, pause, stay in steps:
-        switches += [(IN, pid, at + pause), (OUT, pid, at + pause + stay)]
-        at += pause + stay
+    for pid, pause, period in steps:
+        switches += [(IN, pid, at + pause), (OUT, pid, at + pause + period)]
+        at += pause + period
     cuts = [sum(ends[: n + 1]) for n in range(len(ends))]
     for window in windows(switches, cuts, lead):
         assert sum(window.resident.values()) + window.switching + window.unknown == window.window
-        assert all(window.since <= stay.since < stay.until <= window.until for stay in window.stays)
+        assert all(window.since <= period.since < period.until <= window.until for period in window.periods)
     whole = windows(switches, [cuts[-1]], lead)[0].resident
     parts: dict[int, int] = {}
     for window in windows(switches, cuts, lead):
@@ -120,10 +120,10 @@ def test_any_bytes_are_read_or_rejected(data: bytes) -> None:
 # Busy time
 
 
-def residency(*stays: tuple[int, int, int]) -> Residency:
-    """Each stay is (pid, since, until) in milliseconds."""
-    made = [Stay(pid, since * MS, since * MS, until * MS) for pid, since, until in stays]
-    return Residency(0, stays[-1][2] * MS, made)
+def residency(*periods: tuple[int, int, int]) -> Residency:
+    """Each period is (pid, since, until) in milliseconds."""
+    made = [Period(pid, since * MS, since * MS, until * MS) for pid, since, until in periods]
+    return Residency(0, periods[-1][2] * MS, made)
 
 
 def test_without_samples_every_stay_is_busy_from_its_beginning() -> None:
@@ -138,15 +138,15 @@ def test_without_samples_every_stay_is_busy_from_its_beginning() -> None:
 @pytest.mark.parametrize(
     ("age", "saving"),
     [(1_536_000, 0), (2_054_000, 0), (2_104_000, 49_000), (2_157_000, 102_000), (6 * MS, 37_000)],
-    ids=["finished", "just finished", "small kernel preempted", "large kernel preempted", "long stay"],
+    ids=["finished", "just finished", "small kernel preempted", "large kernel preempted", "long period"],
 )
 @pytest.mark.parametrize("estimate", [estimate_without_samples, BusyShareModel().estimate], ids=["switches", "exact"])
 def test_saving_a_preempted_context_is_not_busy_time(
     estimate: Callable[[Residency, int], dict[int, int]], age: int, saving: int
 ) -> None:
     """On an H200 a kernel is preempted 2.1 ms after the switch-in. The time to save it depends on the kernel."""
-    stays = [Stay(1 + n % 2, *(2 * [n * age]), (n + 1) * age) for n in range(100)]
-    window = Residency(0, 100 * age, stays, costs=SwitchCosts(slice_work=2_055_000))
+    periods = [Period(1 + n % 2, *(2 * [n * age]), (n + 1) * age) for n in range(100)]
+    window = Residency(0, 100 * age, periods, costs=SwitchCosts(slice_work=2_055_000))
     assert sum(estimate(window, 100 * age).values()) == pytest.approx(100 * (age - saving), rel=0.001)
 
 
@@ -159,11 +159,11 @@ def test_saving_a_preempted_context_is_not_busy_time(
 def test_no_process_exceeds_its_residency_and_the_sum_does_not_exceed_the_device(
     lengths: list[tuple[int, int]], samples: list[tuple[float, bool]], busy: float
 ) -> None:
-    at, stays = 0, []
+    at, periods = 0, []
     for pid, length in lengths:
-        stays.append(Stay(pid, at, at, at + length))
+        periods.append(Period(pid, at, at, at + length))
         at += length
-    window = Residency(0, at, stays)
+    window = Residency(0, at, periods)
     device = int(busy * at)
     model = BusyShareModel()
     looks = [(int(moment * at), was) for moment, was in samples]
@@ -178,4 +178,4 @@ def test_no_process_exceeds_its_residency_and_the_sum_does_not_exceed_the_device
         assert all(0 <= figures[pid] <= resident[pid] for pid in figures)
         assert sum(figures.values()) <= device
         missing = min(device, at) - sum(figures.values())
-        assert missing <= len(stays) + 1e-6 * at or figures == {}
+        assert missing <= len(periods) + 1e-6 * at or figures == {}

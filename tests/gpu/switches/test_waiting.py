@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from podgpu.gpu.nvml.switch_attribution import (
     SWITCHED_IN,
+    Period,
     RecordDecoder,
     Residency,
-    Stay,
     SwitchCosts,
     Timeline,
     estimate_without_samples,
@@ -30,11 +30,11 @@ LEAD = 64_000
 A, B, C = 1, 2, 3
 
 
-def follow(*stays: tuple[int, float], busy: float = 1.0) -> ProcessWaits:
-    """Takes one window of consecutive stays: pid, milliseconds. `busy`: busy part of each."""
+def follow(*periods: tuple[int, float], busy: float = 1.0) -> ProcessWaits:
+    """Takes one window of consecutive periods: pid, milliseconds. `busy`: busy part of each."""
     at, made = 0, []
-    for pid, length in stays:
-        made.append(Stay(pid, at, at, at + int(length * MS)))
+    for pid, length in periods:
+        made.append(Period(pid, at, at, at + int(length * MS)))
         at = made[-1].until
     residency = Residency(0, at, made)
     return WaitEstimator().add(residency, {pid: int(busy * ns) for pid, ns in residency.resident.items()})
@@ -162,8 +162,8 @@ def test_waiting_and_running_never_exceed_the_time_that_passed(
 def test_a_missing_window_is_not_counted_as_waiting() -> None:
     estimator = WaitEstimator()
     for since in (0, SECOND, 3 * SECOND):
-        stays = [Stay(A, since, since, since + 2 * MS), Stay(B, since + 2 * MS, since + 2 * MS, since + SECOND)]
-        waits = estimator.add(Residency(since, since + SECOND, stays), {A: 2 * MS, B: SECOND - 2 * MS})
+        periods = [Period(A, since, since, since + 2 * MS), Period(B, since + 2 * MS, since + 2 * MS, since + SECOND)]
+        waits = estimator.add(Residency(since, since + SECOND, periods), {A: 2 * MS, B: SECOND - 2 * MS})
         assert bool(waits.processes) == (since == SECOND)
 
 

@@ -1,7 +1,7 @@
 """Decodes the driver's context-switch log and computes how long each process kept the GPU busy.
 
-A "stay" is one period in which a context is resident on the GPU. It begins with work. When the work ends, the context
-stays resident, but idle, until another context has work. `BusyShareModel` estimates how much of each stay was work.
+A `Period` is the time from a context's switch-in to its next save. It begins with work. When the work ends, the context
+stays resident, but idle, until another context has work. `BusyShareModel` estimates how much of each period was work.
 All times are nanoseconds of the GPU's clock. This module does no input or output.
 """
 
@@ -68,7 +68,7 @@ class RecordDecoder:
         self._next = expected
 
 
-class Stay(NamedTuple):
+class Period(NamedTuple):
     """One period in which a process was resident on the engine, clipped to one time window (`since` to `until`).
 
     `began` is the start of the period, which may be before the window.
@@ -92,11 +92,11 @@ class SwitchCosts:
 
 @dataclass(frozen=True)
 class Residency:
-    """All `Stay`s within one window. Their durations plus `switching` and `unknown` add up to the window's length."""
+    """All `Period`s within one window. Their durations plus `switching` and `unknown` add up to the window's length."""
 
     since: int
     until: int
-    stays: Sequence[Stay] = ()
+    periods: Sequence[Period] = ()
     switching: int = 0
     unknown: int = 0
     """Time in which the resident process is unknown: before the first switch, or after a context was destroyed."""
@@ -110,14 +110,14 @@ class Residency:
     def resident(self) -> dict[int, int]:
         """Pid -> nanoseconds of residency."""
         resident: dict[int, int] = {}
-        for pid, _, since, until in self.stays:
+        for pid, _, since, until in self.periods:
             resident[pid] = resident.get(pid, 0) + until - since
         return resident
 
     @cached_property
     def lengths(self) -> list[int]:
         """Durations of all residency periods within the window, sorted."""
-        return sorted(until - since for _, _, since, until in self.stays)
+        return sorted(until - since for _, _, since, until in self.periods)
 
     def measure_up_to(self, duration: float) -> float:
         """Returns the total residency, counting at most `duration` of each period."""
@@ -154,7 +154,7 @@ class Timeline:
     def take_window(self, until: int) -> Residency:
         """Returns the residency from the end of the last window to `until`."""
         since = position = self.now
-        stays: list[Stay] = []
+        periods: list[Period] = []
         switching = unknown = 0
         lead, resident, saved_at = self.costs.lead, self._resident, self._saved_at
         count = bisect_left(self._times, until)
@@ -170,7 +170,7 @@ class Timeline:
                 works_from = (since if resident is None else resident[1]) + lead
                 begin = works_from if works_from > position else position
                 if begin < moment:
-                    stays.append(Stay(~pid, works_from, begin, moment))
+                    periods.append(Period(~pid, works_from, begin, moment))
                     switching += begin - position
                 else:
                     switching += moment - position
@@ -181,14 +181,14 @@ class Timeline:
             begin = min(max(position, works_from), until)
             switching += begin - position
             if begin < until:
-                stays.append(Stay(resident[0], works_from, begin, until))
+                periods.append(Period(resident[0], works_from, begin, until))
         elif until - saved_at < _MAX_SWITCH_NS:
             switching += until - position
         else:
             unknown += until - position
         del self._times[:count], self._pids[:count]
         self._resident, self._saved_at, self.now = resident, saved_at, until
-        return Residency(since, until, stays, switching, unknown, self.costs)
+        return Residency(since, until, periods, switching, unknown, self.costs)
 
 
 # Attribution
@@ -210,7 +210,7 @@ _YOUNG_SHARE = 0.95
 work."""
 _PRIOR_WEIGHT = 0.125
 """Weight of the assumed busy share, relative to one sample."""
-_SAMPLED_STAY_NS = 250_000_000
+_SAMPLED_PERIOD_NS = 250_000_000
 """A residency of this length contains about four samples, which are more accurate than the learnt shares."""
 _SAMPLE_REACH_NS = 60_000_000
 """A sample is used for at most this long before and after it, and only where no other sample is nearer."""
@@ -260,18 +260,18 @@ class _Ages:
     """Residency times of one `_Kind` in one window, from which `compute_resident` derives the time per age class."""
 
     ended: list[int] = field(default_factory=lambda: [0] * _CLASSES)
-    """Per age class: stays that ended in it, minus stays that were in it at the start of the window."""
+    """Per age class: periods that ended in it, minus periods that were in it at the start of the window."""
     past_edge: list[int] = field(default_factory=lambda: [0] * _CLASSES)
-    """Per age class: sum of (age - lower bound of the class) over the stays counted in `ended`, with the same sign."""
+    """Per age class: sum of (age - lower bound of the class) over the periods in `ended`, with the same sign."""
 
-    def add(self, age: int, stays: int = 1) -> None:
+    def add(self, age: int, periods: int = 1) -> None:
         age_class = _age_class(age)
-        self.ended[age_class] += stays
-        self.past_edge[age_class] += stays * (age - AGE_EDGES[age_class])
+        self.ended[age_class] += periods
+        self.past_edge[age_class] += periods * (age - AGE_EDGES[age_class])
 
     def compute_resident(self) -> list[int]:
-        """Returns the resident nanoseconds per age class. A stay that lasted longer adds the full width of the class. A
-        stay that ended in the class adds the time up to its end."""
+        """Returns the resident nanoseconds per age class. A period that lasted longer adds the full width of the class.
+        A period that ended in the class adds the time up to its end."""
         older = sum(self.ended)
         figures = []
         for width, ended, past_edge in zip((*_WIDTHS, 0), self.ended, self.past_edge, strict=True):
@@ -284,8 +284,8 @@ class BusyShareModel:
     """Estimates the busy time of each process from samples of whether the engine is busy.
 
     A context is busy when it is switched in, and becomes idle later. So the model learns the busy share of each process
-    by the time since the switch-in, separately for stays longer than a time slice. If a stay contains several samples,
-    these are used instead of the learnt shares. The estimates are then fitted to the busy time of the device.
+    by the time since the switch-in, separately for periods longer than a time slice. If a period contains several
+    samples, these are used instead of the learnt shares. The estimates are then fitted to the device's busy time.
     """
 
     def __init__(self) -> None:
@@ -293,16 +293,16 @@ class BusyShareModel:
 
     def learn(self, residency: Residency, samples: Sequence[BusySample]) -> None:
         keep = 0.5 ** (residency.window / _HALF_LIFE_NS)
-        present = {stay.pid for stay in residency.stays}
+        present = {period.pid for period in residency.periods}
         self._samples = {
             kind: history for kind, history in self._samples.items() if kind[0] in present or sum(history.seen) > 0.5
         }
         for history in self._samples.values():
             history.fade(keep)
-        for (moment, busy), stay in zip(samples, _find_stays(residency, samples), strict=True):
-            if stay is not None:
-                history = self._samples.setdefault(_kind(stay.pid, stay.until - stay.began), _AgeSamples())
-                age_class = _age_class(moment - stay.began)
+        for (moment, busy), period in zip(samples, _find_periods(residency, samples), strict=True):
+            if period is not None:
+                history = self._samples.setdefault(_kind(period.pid, period.until - period.began), _AgeSamples())
+                age_class = _age_class(moment - period.began)
                 history.seen[age_class] += 1
                 history.busy[age_class] += busy
 
@@ -314,7 +314,7 @@ class BusyShareModel:
         seen = sum(sum(history.seen) for history in self._samples.values())
         overall = (sum(sum(history.busy) for history in self._samples.values()) + 1.0) / (seen + 1.0)
         kinds: defaultdict[_Kind, _Ages] = defaultdict(_Ages)
-        for pid, began, since, until in residency.stays:
+        for pid, began, since, until in residency.periods:
             age = until - began
             ages = kinds[_kind(pid, age)]
             ages.add(age)
@@ -324,12 +324,12 @@ class BusyShareModel:
         saving = _compute_saving(residency, lambda pid, age: shares[_kind(pid, age)][_age_class(age)])
         estimates = {pid: -float(ns) for pid, ns in saving.items()}
         uncertainty: dict[int, float] = {}
-        for stay, since, until, was_busy in _sampled_parts(residency, samples):
-            ages = kinds[_kind(stay.pid, stay.until - stay.began)]
-            ages.add(since - stay.began)
-            ages.add(until - stay.began, -1)
-            estimates[stay.pid] = estimates.get(stay.pid, 0.0) + (until - since) * was_busy
-            uncertainty[stay.pid] = uncertainty.get(stay.pid, 0.0) + (until - since) * _SAMPLE_UNCERTAINTY
+        for period, since, until, was_busy in _sampled_parts(residency, samples):
+            ages = kinds[_kind(period.pid, period.until - period.began)]
+            ages.add(since - period.began)
+            ages.add(until - period.began, -1)
+            estimates[period.pid] = estimates.get(period.pid, 0.0) + (until - since) * was_busy
+            uncertainty[period.pid] = uncertainty.get(period.pid, 0.0) + (until - since) * _SAMPLE_UNCERTAINTY
         for kind, ages in kinds.items():
             by_age = list(zip(ages.compute_resident(), shares[kind], strict=True))
             pid, _ = kind
@@ -339,26 +339,26 @@ class BusyShareModel:
         return _fit(max(0, busy - sum(saving.values())), estimates, uncertainty, at_most)
 
 
-def _find_stays(residency: Residency, samples: Iterable[BusySample]) -> Iterator[Stay | None]:
+def _find_periods(residency: Residency, samples: Iterable[BusySample]) -> Iterator[Period | None]:
     """Yields for each sample the residency that contains it, or None if the sample was taken during a switch."""
-    begins = [stay.since for stay in residency.stays]
+    begins = [period.since for period in residency.periods]
     for moment, _ in samples:
         place = bisect_right(begins, moment) - 1
-        yield residency.stays[place] if place >= 0 and moment < residency.stays[place].until else None
+        yield residency.periods[place] if place >= 0 and moment < residency.periods[place].until else None
 
 
-def _sampled_parts(residency: Residency, samples: Iterable[BusySample]) -> Iterator[tuple[Stay, int, int, bool]]:
-    """Splits long residencies into intervals around their samples. Yields stay, begin, end and the sample's value.
+def _sampled_parts(residency: Residency, samples: Iterable[BusySample]) -> Iterator[tuple[Period, int, int, bool]]:
+    """Splits long residencies into intervals around their samples. Yields period, begin, end and the sample's value.
 
     An interval extends equally far before and after its sample, so that the mean is unbiased for any pattern of work.
     """
     ordered = sorted(samples)
     middles = [(before + after) // 2 for (before, _), (after, _) in pairwise(ordered)]
-    nearest = zip(ordered, _find_stays(residency, ordered), [0, *middles], [*middles, residency.until], strict=False)
-    for (moment, busy), stay, since, until in nearest:
-        if stay is not None and stay.until - stay.began > _SAMPLED_STAY_NS:
-            begin = max(stay.since, since, moment - _SAMPLE_REACH_NS)
-            yield stay, begin, min(stay.until, until, moment + _SAMPLE_REACH_NS), busy
+    nearest = zip(ordered, _find_periods(residency, ordered), [0, *middles], [*middles, residency.until], strict=False)
+    for (moment, busy), period, since, until in nearest:
+        if period is not None and period.until - period.began > _SAMPLED_PERIOD_NS:
+            begin = max(period.since, since, moment - _SAMPLE_REACH_NS)
+            yield period, begin, min(period.until, until, moment + _SAMPLE_REACH_NS), busy
 
 
 def estimate_without_samples(residency: Residency, busy: int) -> dict[int, int]:
@@ -376,7 +376,7 @@ def estimate_without_samples(residency: Residency, busy: int) -> dict[int, int]:
         if level < length:
             break
     figures: dict[int, int] = {}
-    for pid, _, since, until in residency.stays:
+    for pid, _, since, until in residency.periods:
         length = until - since
         figures[pid] = figures.get(pid, 0) + (length if length < level else level)
     return figures
@@ -398,7 +398,7 @@ def _compute_saving(
     """
     result: dict[int, int] = {}
     if slice_work := residency.costs.slice_work:
-        for pid, began, since, until in residency.stays:
+        for pid, began, since, until in residency.periods:
             past = until - began - slice_work
             if past > 0:
                 saving = min(past if past <= MAX_SAVE_NS else past_slice, until - since)

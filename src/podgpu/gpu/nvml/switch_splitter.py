@@ -318,7 +318,7 @@ class BusyTimeSplitter:
             residency, samples = listener.take_window(until, usage.device.gi_id)
             # The log may have been opened during the window.
             covers = residency.since != listener.began or _covers(residency.window, usage.window_ns)
-            if usage.busy_ns is None or usage.device.key not in self._shared or not residency.stays or not covers:
+            if usage.busy_ns is None or usage.device.key not in self._shared or not residency.periods or not covers:
                 return usage
             _check(residency, usage.window_ns, self._previous_pids | self._pids)
         except SwitchLogError as e:

@@ -71,7 +71,8 @@ class UsageSettings:
 class BusyTime(NamedTuple):
     window_ns: int = 0
     busy_ns: int | None = None
-    process_ns: dict[int, int | None] | None = None
+    since: int | None = None
+    """The driver's timestamp of the window's start. None if the driver has no values per process for this window."""
     until: float | None = None
     """Unix time of the window's end."""
 
@@ -160,9 +161,12 @@ class UsageReader:
             busy_ns=busy.busy_ns,
             memory_used=memory,
             processes=None if running is None else tuple(p for p in running if p.device == device.key),
-            process_busy_ns=busy.process_ns,
         )
-        return usage if self._splitter is None else self._splitter.split(usage, busy.until)
+        if self._splitter is not None:
+            usage = self._splitter.split(usage, busy.until)
+        if usage.method == "samples" and busy.since is not None:
+            usage = replace(usage, process_busy_ns=self._read_process_busy(busy.since, busy))
+        return usage
 
     def _read(self, part: str, call: Callable[[], T]) -> T | None:
         """Makes a call. Returns None if it is not supported or fails."""
@@ -220,15 +224,14 @@ class UsageReader:
         if end == since:
             self._window_start = since, clock
             is_silent = self._now_us() - since > _MAX_SILENCE_US
-            return BusyTime() if is_silent else BusyTime(0, 0, {} if self._reads_processes() else None)
+            return BusyTime() if is_silent else BusyTime(0, 0, since)
         self._window_start = end, now
         elapsed_us = int((self._clock() - clock) * 1e6)
         if not 0 < end - since <= min(_MAX_WINDOW_US, elapsed_us + _SLACK_US):
             return BusyTime()  # unknown: the clock was set, the machine slept, or a call hung
         window_ns = (end - since) * 1000
         busy = self._compute_busy(samples, window_ns)
-        processes = self._read_process_busy(since, window_ns, is_idle=busy == 0)
-        return BusyTime(window_ns, busy, processes, end / 1e6)
+        return BusyTime(window_ns, busy, since, end / 1e6)
 
     def _now_us(self) -> int:
         return int(self._settings.wall() * 1e6)
@@ -258,13 +261,11 @@ class UsageReader:
         percent = self._check(_RATES, rate, 100)
         return None if percent is None else percent * window_ns // 100
 
-    def _reads_processes(self) -> bool:
-        return self._settings.sees_processes and not {_PROCESSES, _NEWER_PROCESSES} <= self._guard.unsupported
-
-    def _read_process_busy(self, since: int, window_ns: int, is_idle: bool) -> dict[int, int | None] | None:
-        if not self._reads_processes():
+    def _read_process_busy(self, since: int, device: BusyTime) -> dict[int, int | None] | None:
+        """Reads the driver's values. They are not needed if the context-switch log is used."""
+        if not self._settings.sees_processes or {_PROCESSES, _NEWER_PROCESSES} <= self._guard.unsupported:
             return None
-        if is_idle:
+        if device.busy_ns == 0:
             return {}  # skips a call that costs 1.9 ms of CPU
         entries = self._read(_PROCESSES, lambda: self._read_entries(_PROCESSES, since))
         if _PROCESSES in self._guard.unsupported:
@@ -275,7 +276,7 @@ class UsageReader:
         for entry in entries:
             if 0 < entry.pid <= MAX_PID and entry.timeStamp > since:
                 percent = self._check(_PROCESSES, entry.smUtil, 100)
-                busy[entry.pid] = None if percent is None else percent * window_ns // 100
+                busy[entry.pid] = None if percent is None else percent * device.window_ns // 100
         return busy
 
     # Energy
