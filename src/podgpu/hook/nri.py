@@ -1,8 +1,8 @@
 """Handles one NRI connection: multiplexing, ttrpc frames, registration, and answers to the runtime's requests.
 
 Two byte streams share the connection: one for requests of the runtime, one for requests of the plugin. The runtime
-waits for each answer, so `Plugin` never waits for a disk, a driver or a lock. After an internal error, the answer
-contains no changes. An error in the answer would prevent the start of the container.
+waits for each answer, so `Plugin` never waits for a disk, a driver or a lock. After an internal error, the answer does
+not change the container. An answer with an error would prevent the start of the container.
 """
 
 from __future__ import annotations
