@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 
 _PORTS_GIVEN = 2000  # to each worker of xdist
 _FIRST_PORT = 20_000 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 6 * _PORTS_GIVEN
-_PORTS = itertools.count(os.getpid() * 4, 4)  # the demo also uses the three ports after its first one
+_PORTS = itertools.count(os.getpid() * 8, 8)  # the demo also uses the four ports after its first one
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 

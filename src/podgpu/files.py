@@ -16,9 +16,6 @@ _MIN_CACHED_AGE_NS = 2_000_000_000
 """Newer files are not cached. File systems may store time stamps in steps of 2 s, so a second change may be missed."""
 
 
-# Reading
-
-
 class FileIdentity(NamedTuple):
     """Identifies one version of a file. A file that was replaced or written has a new identity."""
 
@@ -111,9 +108,6 @@ class ReadOnChange(Generic[T]):
         is_old = now - identity.changed_ns >= _MIN_CACHED_AGE_NS
         self._cached = (path, identity, parsed) if is_old else None
         return parsed
-
-
-# Writing
 
 
 class OutputError(PodgpuError):

@@ -28,14 +28,11 @@ MAX_METRICS_BYTES = 16 * 1024 * 1024
 """Three times the size of the largest expected response: 16 GPUs with seven MIG instances each, and all fields."""
 METRICS_TYPES = "text/plain;version=0.0.4,text/plain;q=0.5"
 _KEEP_ALIVE_SECONDS = 70.0
-"""Longer than most scrape intervals, so that connections are reused. aiohttp servers close them after 75 s."""
+"""Longer than most scrape intervals. Shorter than 75 s, because aiohttp servers close idle connections then."""
 _MAX_BODY_BYTES = 64 * 1024 * 1024
 _MAX_SECRET_BYTES = 64 * 1024
 _CHUNK_BYTES = 256 * 1024
 _HOST_PORT = re.compile(r"((?:[a-z0-9_][a-z0-9_.-]*|\[[0-9a-f:.]+\])?)(:[0-9]{1,5}(?:/[!-$&-?A-~]*)?)", re.IGNORECASE)
-
-
-# Credentials
 
 
 @dataclass(frozen=True)
@@ -101,9 +98,6 @@ def _read_secret(path: str) -> str:
     return secret
 
 
-# URLs
-
-
 def with_scheme(place: str, scheme: str = "http") -> str:
     """Completes `gpu-1:9400` and `:9400` (this machine) to URLs. Returns anything else unchanged."""
     match = _HOST_PORT.fullmatch(place)
@@ -132,9 +126,6 @@ def _parse_url(text: str, access: Access) -> URL:
         advice = "write HOST:PORT or http(s)://HOST:PORT, and escape @, /, ? and # in a password (@ is %40)"
         raise UsageError(f"{redact_url(text)}: not the URL of an HTTP server; {advice}")
     return url.with_fragment(None)
-
-
-# Requests
 
 
 class HttpResponse(NamedTuple):
@@ -257,7 +248,7 @@ class HttpClient:
         return asyncio.run(get())
 
     def status_error(self, response: HttpResponse) -> SourceError:
-        """Returns the error for a response whose status is not 200, with advice."""
+        """Returns an error with advice, for a response whose status is not 200."""
         status = response.status
         if status in (401, 403):
             text = f"{self.shown} rejected the credentials ({status}): {self._access.advice}"
@@ -280,9 +271,6 @@ def check_is_metrics(body: bytes, shown: str) -> None:
         raise SourceError(
             "not_prometheus", f"{shown} is a web page, not metrics: add the path of the metrics to the URL"
         )
-
-
-# Errors
 
 
 @contextmanager

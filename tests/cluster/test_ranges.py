@@ -32,7 +32,7 @@ from podgpu.cluster.view import make_view
 from podgpu.errors import UsageError
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.model import DeviceTotals, WorkloadOwner
-from tests.cluster.states import H100, WALL, World, gpu, holder, lost, mig, node
+from tests.cluster.states import H100, WALL, World, gpu, holder, lost, mig, node, state_of
 
 DAY = 86_400
 PRICES = Prices("EUR", {"*": Price(10.0)})
@@ -231,6 +231,8 @@ def test_prices_by_node_label() -> None:
     assert (answer.totals.cost, answer.totals.unallocated_cost, answer.totals.gpu_hours) == (0.28, 0.14, 0.06)
     notes = "\n".join(answer.notes)
     assert "the labels of n1 are unknown" in notes
+    (note,) = state_of(node("n1", gpu(0), labels={}), prices=prices).notes
+    assert note.startswith("no node has the label capacity")
     assert "0.02 GPU-hours have no price in EUR" in notes
 
 

@@ -144,7 +144,7 @@ def _make_sources(
         return [], [*findings, wrong("allocation", f"--allocation {options['allocation']}: {error}")]
     for source in sources:
         if isinstance(source, KubeletAllocation):
-            source.deadline = 0.8 * deadline  # the source's own timeout message is clearer than the worker's
+            source.deadline = 0.8 * deadline  # ends before the worker's deadline, because its error message is clearer
             if options["kubernetes_enable_dra"] and source.claims is None:
                 findings.append(_explain_no_claims(api))
     return sources, findings

@@ -40,7 +40,7 @@ _EXAMPLES = (
     ("podgpu doctor", "on a GPU node: check that podgpu can read the GPUs and find their pods"),
     ("podgpu top", "on a GPU node: show which pods use the GPUs"),
 )
-_CREDENTIALS = re.compile(r"[^\s'\"()]*:[^\s'\"()]*@")  # login in a URL, which is removed from messages
+_CREDENTIALS = re.compile(r"[^\s'\"()]*:[^\s'\"()]*@")  # matches the login in a URL, so that messages can omit it
 
 
 class _Commands(click.Group):

@@ -117,9 +117,6 @@ def _make_label_reader(options: Options, api: ApiAccess) -> Callable[[], PodLabe
     return dict if pods is None else lambda: label_filter.select(pods.items())
 
 
-# Holders
-
-
 def make_holders(options: Options, api: ApiAccess, telemetry: Telemetry) -> HolderSources:
     """Creates the allocation sources. All watches must be open, because the last source reports their health."""
     sources = make_allocations(options, api, telemetry)
@@ -153,9 +150,6 @@ def make_finder(options: Options) -> ContainerFinder:
 def make_identities(options: Options, api: ApiAccess) -> IdentityReader:
     logs = options["path_varlog"]
     return IdentityReader(os.path.join(logs, "pods"), os.path.join(logs, "containers"), api.known_pods)
-
-
-# Telemetry
 
 
 def _open_nvml(argument: str, options: Options) -> Telemetry:

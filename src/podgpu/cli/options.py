@@ -85,8 +85,6 @@ _OPTIONS = _read_options()
 EXPORTER_OPTIONS = _OPTIONS["exporter"]
 
 
-# Values
-
 _PLAIN_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _PLAIN_UNITS = {"duration": "s", "milliseconds": "ms"}
 
@@ -161,8 +159,6 @@ def naming_option(option: str) -> Iterator[None]:
     except UsageError as e:
         raise UsageError(str(e) if str(e).startswith("--") else f"{option} {e}") from e
 
-
-# Commands
 
 Example = tuple[str, str]  # command line, description
 _HELP_ALL = "podgpu.help_all"

@@ -51,9 +51,6 @@ def quiet_logs(debug: bool = False) -> Iterator[None]:
         logging.disable(before)
 
 
-# Logs and signals
-
-
 class _Formatter(logging.Formatter):
     def __init__(self, is_json: bool) -> None:
         super().__init__()

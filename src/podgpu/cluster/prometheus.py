@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -309,7 +309,6 @@ class PrometheusCollector:
             node_labels=self._node_labels,
             cluster_label=self._cluster_label,
         )
-        names = [target.state.node for target in targets]
         several = self._has_clusters or len({target.cluster for target in targets}) > 1
         if several:
             targets = [_name_cluster(target) for target in targets]
@@ -323,11 +322,7 @@ class PrometheusCollector:
             except SourceError as error:
                 failures.append(("owners of pods", error))
             owners[cluster] = {**others, **self._owners[cluster].known}
-        node_labels: dict[tuple[str, str], dict[str, str]] = {}
-        try:
-            node_labels = await read_node_labels(self._client, self._server, self._label_names(), now)
-        except SourceError as error:
-            failures.append(("labels of nodes", error))
+        node_labels = await read_node_labels(query, self._server, self._label_names())
         idle, window = [], self._settings.idle_after
         if window and not self._reading.nodes:  # only in the first round; afterwards podgpu measures idle times itself
             idle = await query("idle GPUs", idle_query(self._match, window))
@@ -342,9 +337,9 @@ class PrometheusCollector:
             nodes=tuple(
                 replace(
                     self._make_reading(t, now, monotonic, owners[t.cluster], t.cluster if several else ""),
-                    labels=node_labels.get((t.cluster, name)),
+                    labels=node_labels.get((t.cluster, t.state.node.removeprefix(f"{t.cluster}/"))),
                 )
-                for t, name in zip(targets, names, strict=True)
+                for t in targets
             ),
             owners=others,
             idle_for={read_device_key(s.labels): window or 0.0 for s in idle},
@@ -518,30 +513,25 @@ def idle_query(match: str, window: float) -> str:
 
 # Labels of nodes and owners of pods
 
+Ask = Callable[[str, str], Awaitable[list[ParsedSample]]]
+"""Runs a query. The first argument names the result. If the query fails, there are no samples."""
+
 
 async def read_node_labels(
-    client: PrometheusClient, server: PrometheusServer, names: Sequence[str], at: float, window: str = ""
+    ask: Ask, server: PrometheusServer, names: Sequence[str], window: str = ""
 ) -> dict[tuple[str, str], dict[str, str]]:
-    """Returns the labels `names` of each node by cluster and node, at `at` or in the last `window` (such as 3600s).
+    """Returns the labels `names` of each node by cluster and node, from kube-state-metrics.
 
-    They come from kube-state-metrics. Omits nodes whose labels changed in the window. Raises SourceError.
+    With `window` (such as 3600s), omits nodes whose labels changed in this time.
     """
-    if not names:
-        return {}
     keys = {name: _kube_label(name) for name in names}
     series = select(("kube_node_labels",), server.match)
     series = f"last_over_time({series}[{window}])" if window else series
-    labels_of = by(server.cluster_label, "node", "exported_node", *keys.values())
+    query = f"group {by(server.cluster_label, 'node', 'exported_node', *keys.values())} ({series})"
     found: dict[tuple[str, str], list[dict[str, str]]] = defaultdict(list)
-    for labels in (sample.labels for sample in await client.query(f"group {labels_of} ({series})", at)):
+    for labels in (sample.labels for sample in (await ask("labels of nodes", query) if names else ())):
         node = labels.get(server.cluster_label, ""), labels.get("exported_node") or labels.get("node", "")
         found[node].append({name: labels[key] for name, key in keys.items() if key in labels})
-    missing = [name for name in names if not any(name in own for every in found.values() for own in every)]
-    if found and missing:
-        client.notes.append(
-            f"no node has the label {missing[0]!r} of the price file in kube_node_labels: check that kube-state-metrics"
-            " exports it (--metric-labels-allowlist)"
-        )
     return {node: every[0] for node, every in found.items() if len(every) == 1}
 
 

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from podgpu.cluster.parts import divide
@@ -362,15 +363,12 @@ class _RangeReader:
         if not prices.nodes or self.rule:
             return {}
         window, nodes = f"{round(end - start)}s", self.server.node_labels
-        try:
-            known = await read_node_labels(self.client, self.server, prices.label_names, end, window)
-        except SourceError as error:
-            self.notes.append(f"missing: labels of nodes: {error}")
-            return {}
+        ask = partial(self._ask, at=end)
+        known = await read_node_labels(ask, self.server, prices.label_names, window)
         series = f"last_over_time({select(_GPU_NAMES, self.server.match)}[{window}])"
         query = f"group {by(self.server.cluster_label, *UUID_LABELS, *nodes)} ({series})"
         found: dict[tuple[str, str], set[Prices]] = defaultdict(set)
-        for labels in (sample.labels for sample in await self._ask("nodes of GPUs", query, end)):
+        for labels in (sample.labels for sample in await ask("nodes of GPUs", query)):
             cluster, node = labels.get(self.server.cluster_label, ""), _read_first(labels, nodes)
             found[cluster, read_gpu_id(labels)].add(prices.on_node(known.get((cluster, node))))
         return {gpu: own.pop() for gpu, own in found.items() if len(own) == 1}

@@ -192,22 +192,20 @@ def build_single_node_state(
 
 
 def describe_unpriced(nodes: Iterable[NodeEntry], prices: Prices) -> Iterator[str]:
-    """Yields notes about models without a price, and about nodes whose price depends on labels that are unknown."""
+    """Yields notes about models without a price, and about unknown labels of nodes on which prices depend."""
     if not prices.currency:
         return
+    labelled = [node for node in nodes if not node.prices.nodes]
     if unlabelled := [node.name for node in nodes if node.prices.nodes and not node.gone]:
         yield (
             f"prices depend on node labels, but the labels of {few_of(unlabelled)} are unknown: costs do not include"
             " these nodes; give podgpu access to nodes of the API server or to kube_node_labels in Prometheus"
         )
-    unpriced = {
-        model or "devices of an unknown model"
-        for node in nodes
-        if not node.prices.nodes
-        for gpu in node.gpus
-        for model in (device_model(gpu, device) for device in (None, *gpu.instances))
-        if node.prices.of(model).gpu_hour is None
-    }
+    elsewhere = [name for name in prices.label_names if not any(name in (n.reading.labels or ()) for n in labelled)]
+    if labelled and elsewhere:
+        yield f"no node has the label {few_of(elsewhere)} of the price file: check that podgpu reads this label"
+    models = {(device_model(gpu, one), n.prices) for n in labelled for gpu in n.gpus for one in (None, *gpu.instances)}
+    unpriced = {model or "devices of an unknown model" for model, own in models if own.of(model).gpu_hour is None}
     if unpriced:
         action = "write your own price file" if prices.source == "example" else "add them to the file of --prices"
         yield f"there is no price for {few_of(sorted(unpriced))}: costs do not include them; {action}"

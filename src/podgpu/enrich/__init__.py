@@ -29,9 +29,6 @@ _OWN_PREFIX = "podgpu_"
 _LOG_AGAIN_SECONDS = 60.0
 
 
-# Labels
-
-
 def relabel(
     exposition: Iterable[ParsedFamily], assignments: Iterable[Assignment], policy: Policy
 ) -> tuple[list[ParsedFamily], int]:
@@ -88,9 +85,6 @@ def _make_labels(sample: ParsedSample, holders: Mapping[str, Assignment], policy
     if assignment is not None:
         labels |= dict(sorted((*holder_pairs(assignment.holder, policy), *assignment.attributes)))
     return labels
-
-
-# The file
 
 
 @dataclass

@@ -93,9 +93,6 @@ def read_cards(proc: str) -> Cards:
     return Cards(tuple(cards))
 
 
-# The GPUs of a sandbox
-
-
 class Sandbox(NamedTuple):
     """A pod (NRI's PodSandbox) and its containers. Immutable, so that other threads can read it."""
 

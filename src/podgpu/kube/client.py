@@ -167,13 +167,11 @@ def explain_status(status: int, body: bytes, path: str, origin: str) -> SourceEr
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         message = body[:2000].decode("utf-8", "replace")
     message = one_line(" ".join(message.split()))[:600]
-    text = f"the API server answered {path} with status {status} ({message}), credentials from {origin}"
+    text = f"the API server answered {path} with status {status} ({message}); the credentials are from {origin}"
     if status == 403:
         text += ": add this permission to podgpu's ClusterRole or Role"
     return SourceError(reason, text)
 
-
-# Credentials
 
 _FILE_MAX_AGE = 60.0
 """Seconds after which token and certificate files are read again, because the kubelet replaces expiring tokens."""

@@ -124,9 +124,6 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-# Kubeconfig files
-
-
 class _Named(msgspec.Struct):
     """An entry of `contexts`, `clusters` or `users`."""
 

@@ -21,8 +21,6 @@ KubeObject = dict[str, Any]
 Pairs = tuple[tuple[str, str], ...]
 
 
-# Pods
-
 PODS_PATH = "/api/v1/pods"
 _MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 """Static pods have two uids. This annotation contains the kubelet's uid, which cgroups and logs also use."""
@@ -145,8 +143,6 @@ def parse_quantity(text: str) -> Fraction:
         raise ValueError(f"{text[:40]!a} is not a quantity")
     return Fraction(match[1]) * _UNITS.get(match[2], Fraction(1))
 
-
-# Services and their EndpointSlices
 
 SERVICE_LABEL = "kubernetes.io/service-name"
 """Label of an EndpointSlice that contains the name of the Service."""

@@ -249,9 +249,6 @@ def _walk(node: yaml.Node, seen: set[int], path: str = "", use: str = "", rule: 
             yield from _walk(value, seen, f"{path}.{name}".lstrip("."), _USES.get(name, "") if kind else use, rule)
 
 
-# One value
-
-
 def _rewrite_value(scalar: _Scalar, recorded: frozenset[str]) -> RewriteResult | None:
     if scalar.use == "expr":
         return _rewrite_promql(scalar.value, recorded)
@@ -269,9 +266,6 @@ def _rewrite_template(value: str) -> RewriteResult:
         return _LABELS.sub(lambda match: match[1] + renamed_labels().get(match[2], match[2]), block[0])
 
     return RewriteResult(_BLOCKS.sub(rewrite_block, value), tuple(left))
-
-
-# Writing the changes back into the file
 
 
 def _make_change(

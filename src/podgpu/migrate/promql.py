@@ -75,9 +75,6 @@ class PromqlError(PodgpuError):
     """The text is not PromQL that podgpu can parse."""
 
 
-# Names
-
-
 class RenamedMetric(NamedTuple):
     name: str
     factor: Fraction  # old value = new value * factor
@@ -107,9 +104,6 @@ def find_old_names(text: str) -> list[str]:
     """Returns the old metric and label names in a text. Skips the label `Hostname`, because the word is too common."""
     words = dict.fromkeys(_WORDS.findall(text))
     return [w for w in words if w in renamed_metrics() or (w in renamed_labels() and w.startswith("DCGM_"))]
-
-
-# Entry points
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +141,6 @@ def apply_edits(text: str, edits: Iterable[tuple[int, int, str]]) -> str:
         parts += (text[position:start], new)
         position = end
     return "".join((*parts, text[position:]))
-
-
-# The parser, which records the edits
 
 
 class _Token(NamedTuple):
@@ -247,8 +238,6 @@ class _Rewriter:
         text = " ".join(self.text[part.start : part.end].split())
         self.unconverted.append(f"{text if len(text) <= 100 else f'{text[:99]}…'}: {problem}")
 
-    # Operators
-
     def _parse_binary(self, level: int) -> _Expression:
         left = self._parse_signed()
         while self._is_next(*_PRECEDENCE) and _PRECEDENCE[self.next.text.lower()] >= level:
@@ -324,8 +313,6 @@ class _Rewriter:
             raise _unexpected(token, "an expression")
         return self._parse_selector(token, token)
 
-    # Functions and aggregations
-
     def _parse_call(self, token: _Token) -> _Expression:
         function = token.text.lower()
         labels = self._parse_labels() if self._accept("by", "without") else []
@@ -345,7 +332,9 @@ class _Rewriter:
                 self._write_conversion(argument)
         if function == "label_values":
             words = [argument.token for argument in arguments[-1:] if argument.token]
-            all_series = _Expression(call.start, call.end, metrics=("",))  # label_values(label) reads all series
+            all_series = _Expression(
+                call.start, call.end, metrics=("",)
+            )  # label_values(label) has no selector and reads all series
             self._rename_labels(call, words, arguments[:-1] or [all_series])
             return call
         self._rename_labels(call, labels, (call,))
@@ -385,8 +374,6 @@ class _Rewriter:
     def _has_exporter_labels(self, metric: str) -> bool:
         return metric in self.recorded or _EXPORTER_METRICS.match(metric) is not None
 
-    # Selectors
-
     def _parse_selector(self, first: _Token, name: _Token | None) -> _Expression:
         """Parses `name`, `name{…}` or `{…}`. The range is parsed later."""
         end, labels, patterns = first.end, [], []
@@ -421,8 +408,6 @@ class _Rewriter:
                 )
         self._rename_labels(part, labels, (part,))
         return part
-
-    # Conversions
 
     def _write_conversion(self, part: _Expression) -> None:
         if part.factor != 1 and part.is_range:

@@ -106,8 +106,6 @@ class SimulatedNvml:
             if not sum(self.advance(gpu).evict(pid) for gpu in self.gpus):
                 raise ValueError(f"no simulated process {pid}")
 
-    # Faults
-
     def lose(self, number: int) -> None:
         """Makes a GPU fall off the bus."""
         self.gpus[number].lost = True
@@ -116,7 +114,7 @@ class SimulatedNvml:
         self.gpus[number].lost = False
 
     def reset(self, number: int) -> None:
-        """Resets a GPU, which also ends its processes, invalidates its handles and restores it if it was lost."""
+        """Resets a GPU: ends its processes, invalidates its handles, and restores a lost GPU."""
         gpu = self.gpus[number]
         with self.lock:
             self.recover(number)
@@ -139,8 +137,6 @@ class SimulatedNvml:
                     )
                     event_set.waiting.append(event)
             self._changed.notify_all()
-
-    # Calls
 
     def __getattr__(self, name: str) -> Any:
         # Python calls this method only for missing attributes. The first access stores the function as an attribute.
@@ -213,8 +209,6 @@ class SimulatedNvml:
             "nvmlEventSetWait_v2": self._wait,
         }
 
-    # Sessions
-
     def _init(self) -> None:
         self._sessions += 1
 
@@ -230,8 +224,6 @@ class SimulatedNvml:
     def _check_session(self) -> None:
         if not self._sessions:
             raise_error(pynvml.NVML_ERROR_UNINITIALIZED)
-
-    # Devices
 
     def advance(self, gpu: SimulatedGpu) -> SimulatedGpu:
         """Updates the state of the GPU to the current time. The caller must hold the lock."""
@@ -277,8 +269,6 @@ class SimulatedNvml:
         named = (self._node, 0, *parts) if self._node else (0, *parts)
         digest = hashlib.sha256("/".join(map(str, named)).encode()).digest()
         return uuid.UUID(bytes=digest[:16], version=4)
-
-    # Event sets and GPM samples
 
     def _allocate(self, objects: dict[int, Any], new: Any, kind: Any) -> Any:
         address = next(self._addresses)

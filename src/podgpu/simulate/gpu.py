@@ -21,9 +21,6 @@ SAMPLES_PER_SECOND = 5
 SAMPLE_BUFFER = 20.0  # seconds for which the driver keeps utilisation samples
 
 
-# Loads
-
-
 @dataclass(frozen=True, slots=True)
 class SimulatedLoad:
     """One process on one GPU. In every `period`, it is busy for the fraction `duty` and then idle."""
@@ -67,9 +64,6 @@ def split_busy(loads: Sequence[SimulatedLoad], start: float) -> list[float]:
     wanted = [load.demand(start) for load in loads]
     total = sum(wanted)
     return [part / total for part in wanted] if total > 1 else wanted
-
-
-# The GPU
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,6 @@ _NAMES = UUID("6f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a10")
 _HOST_PID_NAMESPACE = "pid:[4026531836]"
 
 
-# Tenants
-
-
 @dataclass(frozen=True, slots=True)
 class Tenant:
     """One container on one device: its allocation in the kubelet, and its load on the GPU."""
@@ -170,9 +167,6 @@ def pods(of: Iterable[Tenant]) -> list[SimulatedPod]:
     return [SimulatedPod(namespace, name, containers) for (namespace, name), containers in held.items()]
 
 
-# /proc
-
-
 class SimulatedProc:
     """A directory with the content of /proc in the host's PID namespace."""
 
@@ -199,8 +193,6 @@ class SimulatedProc:
         shutil.rmtree(self.root / str(pid))
 
 
-# A whole node
-
 _SWAY = {"research": 0.08, "serving": 0.7, "batch": 0.9, "notebooks": 0.8}
 """Namespace -> `SimulatedLoad.sway` of its pods. The load of training is steady, the load of services varies."""
 
@@ -216,7 +208,7 @@ class DemoNode:
         first: int = 0,
         is_plain: bool = False,
     ) -> None:
-        """`first`: see `tenants`. `is_plain`: without Kubernetes."""
+        """`first`: see `tenants`. `is_plain`: the node has no Kubernetes."""
         self.name = name
         self.clock = clock
         self.driver = SimulatedNvml(gpus, node=name, clock=clock.monotonic, wall=clock.wall)
