@@ -38,9 +38,6 @@ def test_generated_blocks_are_fresh() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-# Links
-
-
 def prose_of_pages() -> Iterator[tuple[Path, str]]:
     """Yields each page without its fenced blocks."""
     return ((page, _FENCE.sub("", page.read_text(encoding="utf-8"))) for page in PAGES)
@@ -64,9 +61,6 @@ def test_relative_links_resolve() -> None:
             assert there.exists(), (page.name, target)
             if anchor:
                 assert anchor in anchors(there), (page.name, target)
-
-
-# Names
 
 
 def test_every_metric_named_exists() -> None:
@@ -118,9 +112,6 @@ def test_make_targets_exist() -> None:
     for page in PAGES:
         named = set(re.findall(r"(?:`|\$ )make ([a-z]+)", page.read_text(encoding="utf-8")))
         assert named <= targets, page.name
-
-
-# Prometheus
 
 
 @needs_promtool

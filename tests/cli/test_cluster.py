@@ -122,9 +122,6 @@ def test_the_map_by_way_of_prometheus_is_the_one_by_scraping(tmp_path: Path, dem
     assert 'podgpu_node_gpus{node="node-3",model="NVIDIA H200"} 4' in wanted
 
 
-# Processes
-
-
 def _host_port(url: str) -> str:
     return url.removeprefix("http://").rstrip("/")
 

@@ -37,9 +37,6 @@ def families(ran: Ran) -> set[str]:
     return set(re.findall(r"^# TYPE (DCGM_\w+)", ran.out, re.MULTILINE))
 
 
-# Precedence
-
-
 def test_the_file_goes_before_the_default(write: Write) -> None:
     path = write(f"version: 2\n{FIELDS}{COLLECTIONS}")
     assert families(execute([*QUICK, "--config-file", path])) == {"DCGM_FI_DEV_GPU_TEMP"}
@@ -69,9 +66,6 @@ def test_a_counter_file_named_in_it_and_the_message_when_it_is_not_there(write: 
     assert f"(from {path})" in ran.complaint
 
 
-# What is wrong ends it with exit code 2
-
-
 def test_a_bad_file_is_named(write: Write) -> None:
     text = "version: 2\ncollections:\n- {name: links, every: 2s, metrics: {include: [DCGM_FI_DEV_NVLINK_FOO]}}\n"
     ran = execute([*QUICK, "--config-file", write(text)])
@@ -85,9 +79,6 @@ def test_what_does_nothing_here_is_said(write: Write) -> None:
     ran = execute([*QUICK, "--config-file", path])
     assert ran.code == 0
     assert f"{path}: sources has no effect" in ran.err
-
-
-# The exporter's own process
 
 
 @pytest.mark.reads_host("what the process itself is, from /proc/self: there is no other to read")
@@ -108,18 +99,12 @@ def test_process_metrics_are_right_and_only_there_when_asked_for(write: Write) -
     assert "process_" not in off.out
 
 
-# Serving
-
-
 def test_a_visitor_who_does_not_send_is_let_go(tmp_path: Path) -> None:
     with podgpu((*EXPORTER, "--web-read-timeout", "300ms"), tmp_path) as exporter:
         with sockets.create_connection(("127.0.0.1", exporter.port), timeout=20) as silent:
             silent.sendall(b"GET /metrics HTTP/1.1\r\n")
             assert silent.recv(100) == b""
         assert exporter.client.ask("/livez").status == 200
-
-
-# Changes while it runs
 
 
 def test_the_counter_file_it_names_is_followed_on_sighup(tmp_path: Path, write: Write) -> None:

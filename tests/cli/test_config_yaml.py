@@ -84,9 +84,6 @@ def test_errors_name_the_file_and_the_path(text: str, words: str) -> None:
     assert "\n" not in message
 
 
-# Durations
-
-
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
@@ -103,9 +100,6 @@ def test_errors_name_the_file_and_the_path(text: str, words: str) -> None:
 )
 def test_durations_as_go_writes_them(text: str, seconds: float | None) -> None:
     assert parse_duration(text) == seconds
-
-
-# Which field belongs where
 
 
 def chosen(*collections: tuple[str, ...], counters: tuple[CounterSpec, ...] = COUNTERS) -> dict[str, str]:

@@ -78,9 +78,6 @@ def wrong(found: dict[str, list[tuple[str, str, str]]]) -> dict[str, str]:
     return {subject: text for subject, all_ in found.items() for level, text, _ in all_ if level == "wrong"}
 
 
-# Options
-
-
 def test_every_option_of_the_exporter_is_accepted() -> None:
     own = {"json"}
     options = {option.flag: replace(option, help="", common=True) for option in command.rows}
@@ -117,9 +114,6 @@ def test_options_without_effect_are_noted(doctor: Doctor) -> None:
     ((level, text, _),) = doctor.examine("--fake-gpus")["options"]
     assert (level, doctor.code) == ("note", 0)
     assert "use --telemetry simulated" in text
-
-
-# The API server
 
 
 @pytest.mark.fault(
@@ -225,9 +219,6 @@ def test_a_correct_node_name(doctor: Doctor, kubelet: FaultyKubelet, api: Simula
     found = doctor.examine()
     assert "node name" not in found
     assert "lists no pods, and the API server has 3 pods on this node" in wrong(found)["kubelet"]
-
-
-# Sources of figures
 
 
 def test_an_unreadable_exporter(doctor: Doctor, tree: Tree) -> None:

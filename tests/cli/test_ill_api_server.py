@@ -49,9 +49,6 @@ def watched_node(folder: Path) -> Iterator[tuple[Node, SimulatedApiServer]]:
         yield node, node.api_server
 
 
-# What may be listed, but not watched
-
-
 @pytest.mark.fault(
     "podgpu's role lets it list pods, but not watch them",
     "what was listed would stand for ever: the sources api-server and annotations are not up, with the reason"
@@ -83,9 +80,6 @@ def test_a_source_that_may_list_but_not_watch_is_not_up(folder: Path, caplog: py
             node.agent.read_allocation()
         assert 'source_up{source="annotations"} 1' in exposition(node.agent)
         assert 'source_up{source="api-server"} 1' in exposition(node.agent)
-
-
-# DRA
 
 
 @contextmanager
@@ -147,9 +141,6 @@ def test_who_may_not_ask_what_there_is_may_still_read_the_slices(folder: Path) -
         wait_until(lambda: feed.synced, "the slices are read as v1")
 
 
-# The counters' ConfigMap
-
-
 def counters(text: str) -> dict[str, Any]:
     return {"metadata": {"namespace": "gpu", "name": "counters"}, "data": {"metrics": text}}
 
@@ -186,9 +177,6 @@ def _has_clock(node: Node) -> bool:
     node.agent.read_counters()
     node.agent.read_telemetry()
     return "DCGM_FI_DEV_SM_CLOCK{" in exposition(node.agent)
-
-
-# Nonsense
 
 
 def pods_of(*pods: Mapping[str, Any], times: int = 1) -> bytes:
@@ -237,9 +225,6 @@ def test_nonsense_costs_the_api_server_only(case: str, folder: Path) -> None:
         assert SERIES in exposition(node.agent)
         server.raw_answer = None
         wait_until(lambda: feed.error is None, "all is well again")
-
-
-# Probes
 
 
 @pytest.mark.fault(

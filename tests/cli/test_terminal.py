@@ -63,9 +63,6 @@ def test_colours_depend_on_the_terminal(
     assert (b"\x1b[" in terminal.output) is coloured
 
 
-# Log lines
-
-
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_a_name_cannot_forge_a_line_or_control_the_terminal(
     log_format: str, capsys: pytest.CaptureFixture[str]

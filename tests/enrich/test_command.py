@@ -134,9 +134,6 @@ def test_families_of_podgpu_are_not_changed(scenario: str, exposition: Path, out
     assert {f.name: f for f in after if f.name in theirs} == theirs
 
 
-# node_exporter
-
-
 @contextmanager
 def node_exporter(directory: Path) -> Iterator[str]:
     port = free_port()

@@ -30,9 +30,6 @@ DAY = 86_400.0
 WALL = 1_700_000_000.0
 
 
-# A full disk
-
-
 @contextmanager
 def enriching(exposition: Path, out: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
     words = ["--in", exposition, "--out", out, "--interval", "100ms", "--stale-after", "400ms", *NO_LOGS, *more]
@@ -90,9 +87,6 @@ def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
     assert logged.count("works again") == 1
 
 
-# A wall clock that jumps
-
-
 class StaleFile:
     """An enricher with its own clocks. Reads the given text once, then fails."""
 
@@ -147,9 +141,6 @@ def test_a_file_of_an_earlier_run(written: float, is_kept: bool, tmp_path: Path)
     assert not file.turn(70.0)
 
 
-# A file that does not exist yet
-
-
 @pytest.mark.fault(
     "The file that enrich reads does not exist yet when it starts",
     "One log line says so, without promising values that the output does not have; it recovers when the file appears",
@@ -172,9 +163,6 @@ def test_a_missing_file(tmp_path: Path, has_old_values: bool) -> None:
     assert f"{exposition} does not exist" in missing
     assert [f"{out}: the values were removed" in line for line in removed] == [True] * has_old_values
     assert "works again" in recovered
-
-
-# A file that changes
 
 
 def replace(file: Path, content: bytes) -> None:

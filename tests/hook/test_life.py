@@ -124,9 +124,6 @@ def test_containers_without_an_end_event_are_removed(runtime: Runtime, podlist: 
     wait_written(runtime, podlist)
 
 
-# Bad input
-
-
 @pytest.mark.fault(
     "A runtime speaks another version of NRI",
     "It gets the error 'no such service'; a log line names both versions, and podlist.json stays unchanged",
@@ -208,9 +205,6 @@ def test_a_runtime_that_rejects_plugins(
     runtime.connection.shutdown(socket.SHUT_RDWR)
     wait_until(lambda: errors(hook).get("refused"))
     assert "disable_connections" in caplog.text
-
-
-# Frames
 
 
 MESSAGES = st.lists(

@@ -60,9 +60,6 @@ def test_a_removed_or_overwritten_file_is_restored(podlist: Path) -> None:
     assert podlist.read_bytes() == CONTENT
 
 
-# Faults of the disk
-
-
 @pytest.mark.fault(
     "The disk is full when podlist.json is to be written",
     "The previous file stays complete, with a log line; writing is retried until it works",

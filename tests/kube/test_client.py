@@ -91,9 +91,6 @@ def test_an_answer_that_is_no_object(server: SimulatedApiServer, config: ApiConf
     assert failure(config).reason == "bad_answer"
 
 
-# TLS
-
-
 def config_for(server: SimulatedApiServer, certificates: Certificates, ca: str = "ca") -> ApiConfig:
     return ApiConfig(server.url, "the test", ca=Pem(file=certificates.path(f"{ca}.crt")))
 

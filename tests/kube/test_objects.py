@@ -116,9 +116,6 @@ def test_only_init_containers_finish(state: object, finished: bool) -> None:
     assert (record.init_containers[0].finished, record.containers[0].finished) == (finished, False)
 
 
-# Quantities
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

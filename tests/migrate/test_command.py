@@ -77,9 +77,6 @@ DASHBOARD = {
 }
 
 
-# Rules
-
-
 def test_several_documents_anchors_and_what_is_no_rule() -> None:
     text = (
         "kind: PrometheusRule\nspec:\n  groups:\n  - rules:\n    - alert: A\n      expr: &e DCGM_FI_DEV_GPU_TEMP > 80\n"
@@ -89,9 +86,6 @@ def test_several_documents_anchors_and_what_is_no_rule() -> None:
     assert "expr: &e DCGM_FI_DEV_GPU_TEMP_CELSIUS > 80" in migrated.text
     assert "seriesQuery: DCGM_FI_DEV_GPU_UTIL\n" in migrated.text
     assert [message.split(": ")[1] for message in migrated.unconverted] == ["DCGM_FI_DEV_GPU_UTIL"]
-
-
-# Dashboards
 
 
 @pytest.mark.parametrize("indent", [None, 1, 4])
@@ -157,9 +151,6 @@ def test_what_is_named_elsewhere_in_a_dashboard_is_said() -> None:
     assert len(migrated.unconverted) == 3
     assert any("as PromQL" in message for message in migrated.unconverted)
     assert any("panels[1].fieldConfig" in message for message in migrated.unconverted)
-
-
-# The command
 
 
 @pytest.fixture

@@ -124,9 +124,6 @@ def test_a_counter_that_is_no_default_one_is_noted() -> None:
     assert "counter file" in rewritten.notes[0]
 
 
-# Text that is not PromQL
-
-
 @pytest.mark.parametrize(
     "text",
     [
