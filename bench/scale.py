@@ -32,7 +32,7 @@ _PAGES = {  # what is shown -> parameters of /api/v1/view
     "of a pod": "ns=team-7&pod=job-7-3",
     "of a node": "node=node-77",
     "by a filter text": "q=job-17-",
-    "without a filter": "limit=100",
+    "without a filter": "page=1",
     "most utilised": "sort=utilization",
     "most idle": "sort=idle&state=idle",
 }

@@ -31,7 +31,7 @@ kind: Namespace
 metadata:
   name: {NAMESPACE}
   labels:
-    # hostPath (the kubelet's socket) and hostPID (what each container uses) are rejected at stricter levels.
+    # Stricter levels reject hostPath (for the kubelet's socket) and hostPID (for the usage of each container).
     pod-security.kubernetes.io/enforce: privileged
 """
 

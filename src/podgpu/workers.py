@@ -8,7 +8,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
@@ -80,20 +80,20 @@ class Workers:
         self._closed = False
 
     def run(
-        self, jobs: Mapping[str, Callable[[], T]], deadline: float, late: Callable[[], object] | None = None
+        self, jobs: Mapping[str, Callable[[], T]], deadline: float, on_late: Callable[[], object] | None = None
     ) -> dict[str, Result[T]]:
-        """Starts all calls and waits for them until the deadline. Without `late`, later results are discarded.
+        """Starts all calls and waits for them until the deadline.
 
-        With `late`, a later result is kept, and `late` is called in the thread of the call. The next run returns the
-        kept result instead of starting a new call.
+        A call that misses the deadline continues in its thread. It is not repeated before it ends. Without `on_late`,
+        its result is discarded. With `on_late`, its thread calls `on_late` at the end, and the next run returns it.
         """
         with self._lock:
             if self._closed:
                 error = SourceError("stopping", "podgpu is stopping")
                 return {name: Result(None, error, 0.0) for name in jobs}
-            calls = {name: self._start(name, job, late is not None) for name, job in jobs.items()}
+            calls = {name: self._start(name, job, on_late is not None) for name, job in jobs.items()}
         until = time.monotonic() + deadline
-        return {name: self._wait(name, call, is_new, until, late) for name, (call, is_new) in calls.items()}
+        return {name: self._wait(name, call, is_new, until, on_late) for name, (call, is_new) in calls.items()}
 
     def close(self) -> None:
         """Ends the threads. Later runs return errors."""
@@ -102,10 +102,10 @@ class Workers:
             for inbox in self._inboxes.values():
                 inbox.put(None)
 
-    def _start(self, name: str, job: Callable[[], T], wants_late: bool) -> tuple[_Call[T], bool]:
-        """Starts a call and returns (call, True), or returns (earlier call, False) if the earlier call is pending."""
+    def _start(self, name: str, job: Callable[[], T], keeps_late: bool) -> tuple[_Call[T], bool]:
+        """Returns (new call, True), or (earlier call, False) if that one still runs or its late result is kept."""
         earlier = self._calls.get(name)
-        if earlier is not None and not (earlier.is_read if wants_late else earlier.done.is_set()):
+        if earlier is not None and not (earlier.is_returned if keeps_late else earlier.done.is_set()):
             return earlier, False
         call = self._calls[name] = _Call(name, job, self._clock)
         if name not in self._inboxes:
@@ -131,30 +131,32 @@ class Workers:
             call.run()
 
     def _wait(
-        self, name: str, call: _Call[T], is_new: bool, until: float, late: Callable[[], object] | None
+        self, name: str, call: _Call[T], is_new: bool, until: float, on_late: Callable[[], object] | None
     ) -> Result[T]:
         if not call.done.wait(max(0.0, until - time.monotonic()) if is_new else 0.0):
-            call.late = late
+            call.on_late = on_late
             seconds = self._clock() - call.began
-            if late is None and not is_new:
+            if on_late is None and not is_new:
                 message = f"{name}: a call that began {seconds:.0f} s ago has not returned; skipped until it does"
                 return Result(None, SourceError("hung", message), 0.0)
-            if not call.done.is_set():  # the call may have returned after the wait ended
+            if not call.done.is_set():  # it may have ended before `on_late` was set
                 return Result(None, SourceError("deadline", f"{name}: no answer within {seconds:.1f} s"), seconds)
-        call.is_read = True
+        call.is_returned = True
         return call.result
 
 
+@dataclass(eq=False)
 class _Call(Generic[T]):
-    def __init__(self, name: str, job: Callable[[], T], clock: Callable[[], float]) -> None:
-        self._name = name
-        self._job = job
-        self._clock = clock
-        self.began = clock()
-        self.done = threading.Event()
-        self.result: Result[T] = Result(None, None, 0.0)
-        self.is_read = False
-        self.late: Callable[[], object] | None = None
+    _name: str
+    _job: Callable[[], T]
+    _clock: Callable[[], float]
+    done: threading.Event = field(default_factory=threading.Event)
+    result: Result[T] = Result(None, None, 0.0)
+    is_returned: bool = False  # True if a run has returned the result
+    on_late: Callable[[], object] | None = None  # called at the end, if set because the call missed its deadline
+
+    def __post_init__(self) -> None:
+        self.began = self._clock()
 
     def run(self) -> None:
         value: T | None = None
@@ -168,8 +170,8 @@ class _Call(Generic[T]):
             error = SourceError("bug", f"{self._name}: {type(e).__name__}: {e}")
         self.result = Result(value, error, self._clock() - self.began)
         self.done.set()
-        if self.late is not None:
-            self.late()
+        if self.on_late is not None:
+            self.on_late()
 
 
 class DriverLock:

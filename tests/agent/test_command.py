@@ -47,9 +47,6 @@ def complaint(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return line
 
 
-# What is asked for
-
-
 @pytest.mark.parametrize(
     ("chosen", "words"),
     [("crystal-ball", f"or some of {', '.join(SOURCES)}"), ("auto,kubelet", "write auto alone")],
@@ -62,9 +59,6 @@ def test_a_wrong_option_is_one_line(
     assert "--allocation" in line
     monkeypatch.setenv("PODGPU_ALLOCATION", chosen)
     assert "(from the variable PODGPU_ALLOCATION)" in complaint(QUICK, capsys)
-
-
-# Without an API server
 
 
 def test_annotations_need_the_node_and_the_api_server(

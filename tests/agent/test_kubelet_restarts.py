@@ -177,9 +177,6 @@ def test_a_kubelet_that_is_away_for_long(folder: Path) -> None:
         assert kubelet.allocated("serve") == pytest.approx(before + 122 * TURN)
 
 
-# The device plugin
-
-
 NODE = tuple(Device(number, uuid, "", "H100", minor=number) for number, uuid in enumerate(GPUS))
 SLICES = tuple(
     SimulatedPod("ns", name, {"main": {"nvidia.com/gpu": [f"{GPUS[0]}::{number}"]}}) for number, name in enumerate(UIDS)
@@ -211,9 +208,6 @@ def test_the_number_of_slices_stands_while_the_gpu_is_held(folder: Path, left: i
         assert shares_after(61.0) == {"train": 0.25}, "a sole holder of a slice has a slice"
         assert kubelet.calls.count("/v1.PodResourcesLister/GetAllocatableResources") == 7, "it is counted every minute"
     isolation.close()
-
-
-# A slow kubelet
 
 
 @pytest.mark.fault(

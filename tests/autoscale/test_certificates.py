@@ -78,8 +78,6 @@ def test_a_bundle_keeps_the_newest_certificates() -> None:
     assert parse_bundle(merge_bundle("garbage", own)) == [own]
 
 
-# The APIServices
-
 _APISERVICES = "/apis/apiregistration.k8s.io/v1/apiservices/{name}"
 
 

@@ -72,9 +72,6 @@ def written_kubeconfig(folder: Path, url: str) -> str:
     return str(path)
 
 
-# The whole process
-
-
 @contextmanager
 def exporter(folder: Path, node: str = "n1", percent: int = 60) -> Iterator[ThreadingHTTPServer]:
     """Reports one GPU, held by the pod `a`."""

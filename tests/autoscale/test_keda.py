@@ -113,9 +113,6 @@ def test_the_spec_needs_no_values() -> None:
     assert call(Stage(), lambda client: client.metric_spec(ref())).metricSpecs[0].targetSizeFloat == 60
 
 
-# Errors
-
-
 @pytest.mark.fault(
     "no exporter answers (KEDA polls)", "UNAVAILABLE with the reason: never 0, never inactive; nothing is scaled"
 )
@@ -161,9 +158,6 @@ async def test_an_address_in_use_is_named() -> None:
     async with serving(Stage()) as port:
         with pytest.raises(StartError, match=f"127.0.0.1:{port}.*--keda-address"):
             await ExternalScaler(Stage().store, Address("127.0.0.1", port)).start()
-
-
-# Certificates
 
 
 def make_tls(certificates: Certificates, folder: Path) -> Any:

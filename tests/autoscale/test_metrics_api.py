@@ -139,9 +139,6 @@ def test_discovery() -> None:
     assert "deployments.apps/avg_GPU_utilization" in names
 
 
-# Errors
-
-
 def test_a_wrong_request_has_its_status_and_a_reason() -> None:
     wrong = {
         "namespaces/serving/pods/*/gpu_utilization?labelSelector=app%3Dnobody": (404, "app=nobody"),
@@ -181,8 +178,6 @@ def test_other_methods_and_paths_have_an_error_in_json() -> None:
     ((status, body),) = get(cluster(), "/api/v1/pods")
     assert (status, body["reason"]) == (404, "NotFound")
 
-
-# The front proxy
 
 METRIC = f"{V2}/namespaces/serving/pods/*/gpu_utilization?labelSelector=app%3Dinference"
 

@@ -88,8 +88,6 @@ def test_a_wrong_trigger_is_refused(changes: dict[str, str]) -> None:
     assert 20 < len(refusal({**GOOD, **changes})) < 400
 
 
-# Label selectors
-
 LABELS = {"app": "inference", "tier": "gpu", "size": "12", "example.com/team": "a"}
 
 

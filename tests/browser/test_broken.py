@@ -29,9 +29,6 @@ def tile(tab: Tab, name: str) -> str:
     return " ".join(str(tab.evaluate(f"({found})?.innerText ?? ''")).split())
 
 
-# -- the head --------------------------------------------------------------------------------------------------------
-
-
 def test_the_dot_is_green_only_while_nothing_is_wrong(tab: Tab, url: str, shown: Showing) -> None:
     dot = "getComputedStyle(document.querySelector('.dot')).backgroundColor"
     opened(tab, url)
@@ -72,9 +69,6 @@ def test_serious_notes_are_open_and_the_others_folded(tab: Tab, url: str) -> Non
     tab.click(".alert:nth-child(2) .alert-link")
     tab.wait_for("document.querySelector('.uuid code')?.textContent", "the GPU's own view")
     assert tab.text(".uuid code") == LOST
-
-
-# -- tiles -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.fault("A GPU falls off the bus", "Its tile stays on the page: what, since when, who held it, what to do")
@@ -147,8 +141,6 @@ def test_where_the_server_refuses_the_page_says_what_to_run(tab: Tab, shown: Sho
         tab.errors[:] = [error for error in tab.errors if "403" not in error]
 
 
-# -- small, dark -----------------------------------------------------------------------------------------------------
-
 ANSWERED = "!document.querySelector('main').innerText.includes('Loading')"
 VIEWS = (
     "",
@@ -159,11 +151,12 @@ VIEWS = (
     "#gpu=GPU-gpu-a-02-0005-4c5e-9d3f-000000000000",
     "#pod=serving/rerank",
     "#view=pods",
+    "#view=pods&by=namespace",
     "#view=nodes",
     "#view=nodes&node=gpu-b-02",
     "#view=events",
     "#view=cost",
-    "#view=cost&by=pod&from=1794800000",
+    "#view=cost&by=owner&from=1794800000&to=1794900000",
 )
 
 

@@ -22,9 +22,6 @@ def pods_shown(tab: Tab) -> list[str]:
     return tab.texts("main .row-pod")
 
 
-# -- filters and sorting ---------------------------------------------------------------------------------------------
-
-
 def test_words_filter_by_everything_that_is_written(tab: Tab, page: str) -> None:
     visited(tab, page)
     assert tab.evaluate(TILES) == 20
@@ -49,9 +46,6 @@ def test_a_total_filters_by_its_state(tab: Tab, page: str) -> None:
     tab.wait_for(f"{TILES} === 20", "back to all of them")
     tab.evaluate("history.forward()")
     tab.wait_for(f"{TILES} === 3", "and forward")
-
-
-# -- other views -----------------------------------------------------------------------------------------------------
 
 
 def test_a_holder_leads_to_the_pods_own_view(tab: Tab, page: str) -> None:
@@ -109,9 +103,6 @@ def test_pods_of_the_same_name_in_two_clusters_are_two(tab: Tab, url: str, shown
     assert (tab.evaluate("location.hash"), tab.evaluate(TILES)) == ("#pod=ml/train&cluster=east", 1)
 
 
-# -- live ------------------------------------------------------------------------------------------------------------
-
-
 def test_new_figures_show_without_a_reload(tab: Tab, url: str, shown: Showing) -> None:
     shown.picture = picture(node("n1", [gpu(0, "n1", utilization=0.25, holders=[held("a", "pod-1")])]))
     opened(tab, url)
@@ -157,8 +148,6 @@ def test_a_server_that_goes_away_and_comes_back(tab: Tab, shown: Showing) -> Non
         tab.wait_for(f"{STATE} === 'live'", "it goes on by itself")
         assert tab.evaluate(TILES) == 20
 
-
-# -- hostile, small, dark, by keyboard -------------------------------------------------------------------------------
 
 HOSTILE = [
     "<img src=x onerror=alert(1)>",

@@ -23,9 +23,6 @@ def usual() -> Showing:
     return troubled_showing()
 
 
-# -- lines on tiles --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "told",
     [
@@ -44,9 +41,6 @@ def test_a_history_that_makes_no_sense_leaves_the_page_whole(
     shown.picture = troubled(1)
     tab.look_again()
     tab.wait_for("document.querySelector('main .spark-line').getAttribute('d')", "a line of this tab's own")
-
-
-# -- a GPU's own view ------------------------------------------------------------------------------------------------
 
 
 def test_a_gpu_has_a_view_of_its_own(tab: Tab, page: str) -> None:
@@ -112,9 +106,6 @@ def test_a_pod_that_ended_opens_on_its_whole_run(tab: Tab, url: str, shown: Show
     last = "document.querySelector('.chart .line').getAttribute('d').match(/L([\\d.]+),[^L]*$/)[1]"
     assert float(tab.evaluate(last)) > 980, "the axis ends with the pod"
     assert tab.text(".summary h2").startswith("From ")
-
-
-# -- other records ---------------------------------------------------------------------------------------------------
 
 
 def test_hostile_records_are_only_text(tab: Tab, url: str, shown: Showing) -> None:

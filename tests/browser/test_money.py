@@ -56,9 +56,6 @@ def test_cost_on_tiles_only_when_asked(tab: Tab, page: str) -> None:
     assert tab.count("main .row-cost.wasted") == 2, "what idles costs too"
 
 
-# -- the cost of a range ---------------------------------------------------------------------------------------------
-
-
 def test_cost_of_a_range_by_namespace_and_label(tab: Tab, page: str) -> None:
     visited(tab, page)
     tab.click("#tab-cost")

@@ -419,7 +419,7 @@ def test_every_source_of_auto_is_examined(
     ] == ["API server", "annotations", "podlist", "kubelet", "hpc", "processes", "mapping", "mapping", "mapping"]
     assert "WRONG mapping      ns/bad has the annotation scheduling.koordinator.sh/device-allocated" in out
     assert "WRONG mapping      job 4711 is in the job file 7 (hpc): no such GPU" in out
-    assert f"note  mapping      ns/train/main holds {second} (kubelet): a source with higher precedence" in out
+    assert f"note  mapping      ns/train/main holds {second} (kubelet): a more trusted source lists" in out
 
 
 @pytest.mark.parametrize(

@@ -61,9 +61,9 @@ def test_what_is_possible(examined: Examine) -> None:
     ((level, text, _),) = examined(wanted="samples")
     assert (level, "estimated from the driver's samples" in text) == (Level.OK, True)
     ((level, text, _),) = examined("2xH200")
-    assert (level, text) == (Level.OK, "GPUs 0, 1: exact: uses context switches and busy samples")
+    assert (level, text) == (Level.OK, "GPUs 0, 1: busy time is exact: it comes from context switches and busy samples")
     ((level, text, _),) = examined(wanted="switches")
-    assert (level, text.startswith("GPU 0: uses context switches")) == (Level.OK, True)
+    assert (level, text.startswith("GPU 0: busy time comes from context switches")) == (Level.OK, True)
     ((level, text, _),) = examined(wanted="switches", privileged=False)
     assert (level, "processes of other users" in text) == (Level.NOTE, True)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from podgpu.files import AtomicFile
-from podgpu.hook.devices import Cards, read_cards
-from podgpu.hook.loop import Hook, HookSettings
+from podgpu.hook.loop import Hook
 from tests.hook.runtime import Runtime, read_podlist
 from tests.nodes.clock import wait_until
 
@@ -35,9 +35,9 @@ def start_hook(folder: Path, podlist: Path) -> Iterator[StartHook]:
     (folder / "proc").mkdir()
     started: list[Hook] = []
 
-    def start(read: Callable[[str], Cards] = read_cards, **settings: object) -> Hook:
-        chosen = {"socket": str(folder / "nri.sock"), "proc": str(folder / "proc"), **settings}
-        hook = Hook(HookSettings(**chosen), AtomicFile(str(podlist), option="--podlist"), read)  # type: ignore[arg-type]
+    def start(**settings: Any) -> Hook:
+        file = AtomicFile(str(podlist), option="--podlist")
+        hook = Hook(file, **{"path": str(folder / "nri.sock"), "proc": str(folder / "proc"), **settings})
         hook.start(lambda: None)
         started.append(hook)
         return hook

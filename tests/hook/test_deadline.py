@@ -77,7 +77,7 @@ def test_a_driver_that_hangs(runtime: Runtime, podlist: Path, start_hook: StartH
         well.wait()
         return Cards((Card(uuid(5), 1), Card(uuid(6), 0)))
 
-    start_hook(read)
+    start_hook(read=read)
     runtime.accept()
     runtime.create(Container("c", Pod("s", "train"), devices=((195, 1),), gpus=("1",)))
     wait_written(runtime, podlist)
@@ -106,7 +106,7 @@ def test_inject(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
 
 
 def test_inject_writes_uuids_instead_of_minors(runtime: Runtime, start_hook: StartHook) -> None:
-    start_hook(lambda proc: Cards((Card(uuid(5), 1), Card(uuid(6), 0))), inject=True)
+    start_hook(read=lambda proc: Cards((Card(uuid(5), 1), Card(uuid(6), 0))), inject=True)
     runtime.accept()
     given = Pod("s", "train", annotations=koordinator({"minor": 1}))
     assert runtime.create(Container("a", given, "a")) == {"NVIDIA_VISIBLE_DEVICES": uuid(5)}

@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from podgpu.errors import StartError, UsageError
-from podgpu.web.app import Address, parse_address
-from podgpu.web.exporter_app import application, serve
+from podgpu.web.app import Address, Listener, parse_address, run
+from podgpu.web.exporter_app import application
 from tests.nodes.node import Node
 from tests.web.server import RELEASE, running
 
@@ -32,13 +32,13 @@ def test_error_names_an_address_in_use(node: Node) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(StartError, match=f"cannot listen on 127.0.0.1:{port}: .*in use.*-a"):
-            serve(node.agent, application(node.agent), Address("127.0.0.1", port))
+            run([node.agent], [Listener(application(node.agent), Address("127.0.0.1", port))])
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid", "a..b"])
 def test_error_names_an_address_of_another_machine(node: Node, host: str) -> None:
     with pytest.raises(StartError, match=f"cannot listen on {host}:9400: "):
-        serve(node.agent, application(node.agent), Address(host, 9400))
+        run([node.agent], [Listener(application(node.agent), Address(host, 9400))])
 
 
 def test_ipv6(node: Node) -> None:

@@ -21,8 +21,8 @@ SCRIPT = """
 import logging
 import sys
 from podgpu.agent.loop import Agent, Settings
-from podgpu.web.exporter_app import application, serve
-from podgpu.web.app import Address
+from podgpu.web.exporter_app import application
+from podgpu.web.app import Address, Listener, run
 from podgpu.gpu.nvml.telemetry import NvmlTelemetry
 from tests.simulated import FaultyNvml
 
@@ -31,7 +31,8 @@ for function in sys.argv[1:]:
     driver.faults.hang(function)
 agent = Agent(NvmlTelemetry(driver, count_expected=lambda: 2), settings=Settings(interval=1.0))
 logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.INFO)
-serve(agent, application(agent), Address("127.0.0.1", 0))
+listener = Listener(application(agent), Address("127.0.0.1", 0), announcement="%s/metrics")
+run([agent], [listener], release=lambda: agent.release(60.0))
 """
 
 

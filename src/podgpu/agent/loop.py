@@ -23,7 +23,8 @@ from podgpu.holders.reader import AllocationReader, HolderSources, find_lost_gpu
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.labels import Policy
 from podgpu.model import Allocation, PodLabels, RunningProcess, SourceStatus, Value
-from podgpu.usage.containers import ContainerFinder
+from podgpu.usage.containers import ContainerFinder, ProcessOwners
+from podgpu.usage.ledger import Ledger
 from podgpu.workers import ErrorCounts, Workers
 
 _log = logging.getLogger(__name__)
@@ -87,10 +88,9 @@ class Agent:
         self._allocations = AllocationReader(holders or HolderSources(), workers, errors, self.clock, self.reload)
         self._usage_collector = None
         if containers is not None:
-            unallocated_after = _UNALLOCATED_READINGS * self.settings.allocation_interval
-            self._usage_collector = UsageCollector(
-                telemetry, containers, self._allocations, workers, errors, deadline, self.clock, unallocated_after
-            )
+            owners = ProcessOwners(containers, self._allocations.complete, self._allocations.read_identities)
+            ledger = Ledger(unallocated_after=_UNALLOCATED_READINGS * self.settings.allocation_interval)
+            self._usage_collector = UsageCollector(telemetry, owners, ledger, workers, errors, deadline, self.clock)
         self._health = HealthWatch(self.clock, policy.xid_window_ms / 1000, policy.clock_window_ms / 1000)
         self._telemetry_result = TelemetryResult()
         self._serials: dict[str, Mapping[int, Value]] = {}  # by UUID; kept for GPUs that are lost later

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from operator import attrgetter, itemgetter
@@ -230,19 +230,19 @@ def remove_figures(state: NodeState) -> NodeState:
 # -- published data ------------------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class Published:
-    """The document after one turn, its JSON and its metrics text.
+    """The document after one reading, its JSON and its metrics text.
 
-    All are built on the first request, without waiting for a driver, and then cached. There may be several turns
+    All are built on the first request, without waiting for a driver, and then cached. There may be several readings
     between two requests.
     """
 
-    def __init__(self, build: Callable[[], NodeState], policy: Policy, read_at: float) -> None:
-        self.read_at = read_at  # monotonic time of the last telemetry turn
-        self.rendered: dict[RenderedText, Body] = {}
-        self._build = build
-        self._policy = policy
-        self._lock = threading.Lock()
+    _build: Callable[[], NodeState]
+    _policy: Policy
+    read_at: float  # monotonic time of the last telemetry reading
+    rendered: dict[RenderedText, Body] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @cached_property
     def state(self) -> NodeState:

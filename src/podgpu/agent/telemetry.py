@@ -43,36 +43,30 @@ class TelemetryResult:
         return {device.key: values for device, values in read if device.key in shown}
 
 
+@dataclass(eq=False)
 class TelemetryCollector:
     """Reads all GPUs. Keeps the last inventory, MIG instances and absent GPUs. Not thread-safe."""
 
-    def __init__(
-        self,
-        telemetry: Telemetry,
-        groups: Sequence[FieldGroup],
-        selection: Selection,
-        workers: Workers,
-        errors: ErrorCounts,
-        deadline: float,
-        clock: Clock,
-    ) -> None:
-        self._telemetry = telemetry
-        self._host_engine = telemetry if isinstance(telemetry, HostEngine) else None  # checked once: it is slow
-        self._selection = selection
-        self._workers = workers
-        self._errors = errors
-        self._deadline = deadline
-        self._clock = clock
-        self._inventory = Inventory(())
-        self._known: dict[str, tuple[Device, ...]] = {}  # devices of each listed GPU, by UUID
-        self._absent: dict[str, tuple[Device, ...]] = {}  # GPUs not listed by the driver, by UUID
-        self._forgotten: frozenset[str] = frozenset()  # UUIDs removed by an operator, until the GPU answers
-        self._most_seen = 0  # highest number of GPUs in an inventory
-        self._dropped: Counter[int] = Counter()
-        self._taken_at: float | None = None
-        self._groups: tuple[FieldGroup, ...] = ()
-        self._readings: dict[str, dict[FieldGroup, GpuReading]] = {}  # the last readings by UUID
-        self.set_groups(groups)
+    _telemetry: Telemetry
+    _groups: tuple[FieldGroup, ...]
+    _selection: Selection
+    _workers: Workers
+    _errors: ErrorCounts
+    _deadline: float
+    _clock: Clock
+    _inventory: Inventory = field(default_factory=lambda: Inventory(()))
+    _known: dict[str, tuple[Device, ...]] = field(default_factory=dict)  # devices of each listed GPU, by UUID
+    _absent: dict[str, tuple[Device, ...]] = field(default_factory=dict)  # GPUs not listed by the driver, by UUID
+    _forgotten: frozenset[str] = frozenset()  # UUIDs removed by an operator, until the GPU answers
+    _most_seen: int = 0  # highest number of GPUs in an inventory
+    _dropped: Counter[int] = field(default_factory=Counter)
+    _taken_at: float | None = None
+    _readings: dict[str, dict[FieldGroup, GpuReading]] = field(default_factory=dict)  # the last readings by UUID
+
+    def __post_init__(self) -> None:
+        # checked once, because it is slow
+        self._host_engine = self._telemetry if isinstance(self._telemetry, HostEngine) else None
+        self.set_groups(self._groups)
 
     def set_groups(self, groups: Sequence[FieldGroup]) -> None:
         self._groups = tuple(groups)

@@ -14,7 +14,7 @@ from podgpu.clock import Clock
 from podgpu.errors import SourceError
 from podgpu.gpu.source import Telemetry, UsageAnswer
 from podgpu.holders.annotations import find_reserved
-from podgpu.holders.reader import LAST_RESORT, AllocationReader
+from podgpu.holders.reader import LAST_RESORT
 from podgpu.model import (
     NS,
     Allocation,
@@ -31,7 +31,7 @@ from podgpu.model import (
     group_by_key,
     split_key,
 )
-from podgpu.usage.containers import ContainerFinder, OwnersByPid, ProcessOwners
+from podgpu.usage.containers import OwnersByPid, ProcessOwners
 from podgpu.usage.ledger import DeviceSample, Ledger, Owner, ProcessSample
 from podgpu.workers import ErrorCounts, Workers
 
@@ -52,28 +52,18 @@ class UsageResult:
     processes: Mapping[str, Sequence[RunningProcess]] = field(default_factory=dict)
 
 
+@dataclass(eq=False)
 class UsageCollector:
-    def __init__(
-        self,
-        telemetry: Telemetry,
-        finder: ContainerFinder,
-        names: AllocationReader,
-        workers: Workers,
-        errors: ErrorCounts,
-        deadline: float,
-        clock: Clock,
-        unallocated_after: float,
-    ) -> None:
-        self._telemetry = telemetry
-        self._processes = ProcessOwners(finder, names.complete, names.read_identities)
-        self._workers = workers
-        self._errors = errors
-        self._deadline = deadline
-        self._clock = clock
-        self._ledger = Ledger(unallocated_after=unallocated_after)
-        self._charged_at: float | None = None
-        self._shared: frozenset[str] = frozenset()  # keys of devices with processes of several containers
-        self._lacking: set[tuple[str, str, str]] = set()  # unsupported values: UUID, value, reason
+    _telemetry: Telemetry
+    _processes: ProcessOwners
+    _ledger: Ledger
+    _workers: Workers
+    _errors: ErrorCounts
+    _deadline: float
+    _clock: Clock
+    _charged_at: float | None = None
+    _shared: frozenset[str] = frozenset()  # keys of devices with processes of several containers
+    _lacking: set[tuple[str, str, str]] = field(default_factory=set)  # unsupported values: UUID, value, reason
 
     def collect(self, telemetry: TelemetryResult, allocation: Allocation) -> UsageResult:
         gpus = [d for d in telemetry.devices if not d.is_instance and d.uuid not in telemetry.absent]

@@ -112,7 +112,9 @@ def _run_once(enricher: Enricher) -> None:
         raise StartError(str(e)) from e
     if sources and not any(source.up for source in sources):
         reasons = "; ".join(f"{source.name}: {source.message}" for source in sources)
-        raise StartError(f"written without pod labels, because no source of pod labels could be read: {reasons}")
+        raise StartError(
+            f"the file was written without pod labels, because no source of pod labels could be read: {reasons}"
+        )
 
 
 def _run(enricher: Enricher, interval: float) -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 import click
@@ -25,9 +26,10 @@ from podgpu.files import read_bounded
 from podgpu.holders.api import SOON_SECONDS, SYNC_SECONDS, ApiAccess
 from podgpu.metrics.counters import CounterSpec, make_counter
 from podgpu.model import has_readings
-from podgpu.web.app import load_protection, open_systemd_sockets
+from podgpu.web.app import Listener, load_protection, make_listeners, open_systemd_sockets, run
 from podgpu.web.connections import ConnectionLimits
-from podgpu.web.exporter_app import application, node_recorder, node_usage, serve
+from podgpu.web.exporter_app import application, gpu_manager_application, node_probes, node_recorder, node_usage
+from podgpu.web.lifecycle import DEFAULT_RELEASE_SECONDS
 
 _log = logging.getLogger("podgpu")
 _MAX_BYTES = 256 * 1024
@@ -67,17 +69,16 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             node_usage(agent, recorder, prices),
             options["max_concurrent_scrapes"],
         )
-        serve(
-            agent,
-            app,
-            options["address"],
-            protection,
-            options["gpu_manager_address"],
-            options["probe_address"],
-            sockets,
-            [recorder],
-            ConnectionLimits(header_seconds=options["web_read_timeout"], write_seconds=options["web_write_timeout"]),
+        tls, text = protection.make_tls if protection else None, "listening on %s/metrics"
+        main = Listener(app, options["address"], tls=tls, announcement=text, sockets=sockets)
+        listeners = make_listeners(main, node_probes(agent), options["probe_address"])
+        if (address := options["gpu_manager_address"]) is not None:
+            text, app = "serving only gpu-manager's metrics on %s/metric", gpu_manager_application(agent, protection)
+            listeners.append(Listener(app, address, "--gpu-manager-address", tls, text))
+        limits = ConnectionLimits(
+            header_seconds=options["web_read_timeout"], write_seconds=options["web_write_timeout"]
         )
+        run([agent, recorder], listeners, release=partial(agent.release, DEFAULT_RELEASE_SECONDS), limits=limits)
 
 
 def resolve_options(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:

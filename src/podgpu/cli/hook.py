@@ -11,7 +11,7 @@ from podgpu.cli.options import make_command
 from podgpu.cli.terminal import stop_on_signal
 from podgpu.errors import UsageError
 from podgpu.files import AtomicFile
-from podgpu.hook.loop import Hook, HookSettings
+from podgpu.hook.loop import Hook
 
 if TYPE_CHECKING:
     from podgpu.web.app import Address
@@ -41,15 +41,14 @@ def command(**options: Any) -> None:
     if descriptor and not descriptor.isdecimal():
         raise UsageError(f"NRI_PLUGIN_SOCKET {descriptor!r}: must be the number of an open connection")
     file = AtomicFile(os.path.abspath(path), option="--podlist")
-    settings = HookSettings(
-        socket=options["socket"],
+    hook = Hook(
+        file,
+        options["socket"],
         inherited=int(descriptor) if descriptor else None,
-        name=os.environ.get("NRI_PLUGIN_NAME") or "podgpu",
-        index=os.environ.get("NRI_PLUGIN_IDX") or "90",
+        name=(os.environ.get("NRI_PLUGIN_NAME") or "podgpu", os.environ.get("NRI_PLUGIN_IDX") or "90"),
         inject=options["inject"],
         proc=options["path_proc"],
     )
-    hook = Hook(settings, file)
     _log.info("maintaining %s", file.path)
     if options["address"] is None:
         _run_without_port(hook)

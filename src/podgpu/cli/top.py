@@ -72,7 +72,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
             return _print_once(feed, options["sort"], options["filter"])
         from podgpu.top.live import show_live  # imports rich, which is needed only on a terminal
 
-        return show_live(feed, Screen(feed.name, options["sort"], options["filter"]))
+        return show_live(feed, Screen(feed.source.name, options["sort"], options["filter"]))
 
 
 def _reject_local_options(ctx: click.Context, options: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, Protocol
@@ -130,8 +130,8 @@ class FleetCounts(NamedTuple):
     gpus: int
     broken: int
     power_watts: float | None
-    held: tuple[tuple[str, str, str, float, float], ...]  # cluster, namespace, billed model, allocated and idle GPUs
-    has_rule: bool = True
+    held: Sequence[tuple[str, str, str, float, float]]  # cluster, namespace, billed model, allocated and idle GPUs
+    has_rule: bool = True  # without the recording rule, `held` is empty and `power_watts` is None
     has_clusters: bool = False  # Prometheus has several clusters
 
 

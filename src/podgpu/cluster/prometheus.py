@@ -12,7 +12,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import aiohttp
 import msgspec
@@ -50,7 +50,6 @@ _IDLE_CHECKS = 30  # samples must exist at this number of times in the idle wind
 
 MAX_ANSWER_BYTES = 32 * 1024 * 1024  # twice the response for 8,000 GPUs
 MAX_NOTES = 5
-T = TypeVar("T")
 _CONCURRENCY = 5  # a quarter of the 20 queries that Prometheus runs at a time by default
 _MAX_TEXT = 300
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
@@ -59,11 +58,9 @@ _DCGM_BLANK = 0x7FFFFFF0
 _SPECIAL = re.compile(r"([\\.+*?()|\[\]{}^$])")  # special characters in RE2
 RULE_LABELS = ("kind", "namespace", "owner_kind", "owner_name", "hpc_job", "modelName", "GPU_I_PROFILE")
 USAGE_RULE = "podgpu:usage:increase5m"
-_USAGE_SECONDS = 300.0
 _NO_RULE = (
-    f"Prometheus does not have the recording rule {USAGE_RULE}: totals are computed from counters every 5 minutes, and"
-    " long ranges are slow. To load the rules, set rules.enabled in podgpu's Helm chart, or add its file"
-    " podgpu-usage.yaml to Prometheus or vmalert"
+    f"allocated, used and idle GPUs and cost are not known, because Prometheus lacks the recording rule {USAGE_RULE}:"
+    " set rules.enabled in podgpu's Helm chart, or add its file podgpu-usage.yaml to Prometheus or vmalert"
 )
 
 
@@ -83,11 +80,6 @@ def one_of(label: str, values: Iterable[str]) -> str:
 def escape(text: str) -> str:
     """Escapes the special characters of a regular expression."""
     return _SPECIAL.sub(r"\\\1", text)
-
-
-def split(values: Sequence[T], length: int) -> list[Sequence[T]]:
-    """Divides values into parts of at most `length`, to keep queries short."""
-    return [values[first : first + length] for first in range(0, len(values), length)]
 
 
 def select(names: Sequence[str], *matchers: str) -> str:
@@ -259,8 +251,6 @@ class PrometheusCollector:
         self._owners: dict[str, PodOwners] = {}  # by cluster
         self._other_owners = owners
         self._has_clusters = has_clusters
-        self._usage: list[ParsedSample] = []  # without the recording rule: the last results of `usage_queries`
-        self._usage_at = -math.inf
         self._errors: Counter[tuple[str, str]] = Counter()
         self._reading = ClusterReading()
 
@@ -303,10 +293,9 @@ class PrometheusCollector:
 
         fleet = await self._count_fleet(now) if self._settings.max_gpus < math.inf else None
         if fleet is not None:
-            notes = [f"Prometheus has {fleet.gpus:,} GPUs, so the page shows only a part of them at a time"]
-            if not fleet.has_rule:
-                notes.append(_NO_RULE)
-            self._reading = replace(self._reading, nodes=(), fleet=fleet, notes=(*notes, *self._client.notes))
+            note = f"Prometheus has {fleet.gpus:,} GPUs, so the page shows only a part of them at a time"
+            self._client.notes.append(note if fleet.has_rule else f"{note}; {_NO_RULE}")
+            self._reading = replace(self._reading, nodes=(), fleet=fleet, notes=tuple(self._client.notes))
             return failures
         queries = series_queries(self._match, self._node_labels, self._settings.keep_fields, self._cluster_label)
         vectors = await asyncio.gather(*(query(part.what, part.text) for part in queries))
@@ -360,22 +349,22 @@ class PrometheusCollector:
         return failures
 
     async def _count_fleet(self, now: float) -> FleetCounts | None:
-        """Returns the totals if there are more than `max_gpus`: from the recording rule, or else from counters."""
-        keys = by(self._cluster_label, "kind", "namespace", "modelName", "GPU_I_PROFILE")
+        """Returns the totals if there are more than `max_gpus`. Without the recording rule, only counts GPUs."""
+        label = self._cluster_label
         series = f"last_over_time({select((USAGE_RULE,), self._match)}[10m])"
-        query = f"sum {keys} (max {by(self._cluster_label, *RULE_LABELS)} ({series})) / 300"
-        samples = await self._client.query(query, now)
-        has_rule = any(sample.labels.get("kind") == "gpu_seconds" for sample in samples)
+        keys = by(label, "kind", "namespace", "modelName", "GPU_I_PROFILE")
+        query = f"sum {keys} (max {by(label, *RULE_LABELS)} ({series})) / 300"
+        found: dict[str, dict[tuple[str, str, str], float]] = defaultdict(dict)  # by kind: mean of 5 minutes
+        for labels, value in ((sample.labels, sample.value) for sample in await self._client.query(query, now)):
+            key = labels.get(label, ""), labels.get("namespace", ""), _billed_model(labels)
+            found[labels.get("kind", "")][key] = value
+        has_rule = "gpu_seconds" in found
         if not has_rule:
-            gpus = select(_field_names(TEMPERATURE, UTIL), self._match)
-            counts = await self._client.query(f"count(group {by(self._cluster_label, *UUID_LABELS)} ({gpus}))", now)
-            if not counts or counts[0].value <= self._settings.max_gpus:
-                return None
-            samples = await self._count_usage(now)
-        found: dict[str, dict[tuple[str, str, str], float]] = defaultdict(lambda: defaultdict(float))  # by kind
-        for labels, value in ((sample.labels, sample.value) for sample in samples):
-            key = labels.get(self._cluster_label, ""), labels.get("namespace", ""), _billed_model(labels)
-            found[labels.get("kind", "")][key] += value
+            conditions = _own_names("device_condition_since_timestamp_seconds")
+            for kind, names in (("gpu_seconds", _field_names(TEMPERATURE, UTIL)), ("broken_seconds", conditions)):
+                gpus = select(names, BROKEN if names is conditions else "", self._match)
+                counts = await self._client.query(f"count {by(label)} (group {by(label, *UUID_LABELS)} ({gpus}))", now)
+                found[kind] = {(count.labels.get(label, ""), "", ""): count.value for count in counts}
         totals = {kind: math.fsum(amounts.values()) for kind, amounts in found.items()}
         if totals["gpu_seconds"] <= self._settings.max_gpus:
             return None
@@ -384,26 +373,13 @@ class PrometheusCollector:
             gpus=round(totals["gpu_seconds"]),
             broken=round(totals.get("broken_seconds", 0.0)),
             power_watts=round(totals.get("energy", 0.0) + totals.get("unattributed_energy", 0.0), 1) or None,
-            held=tuple(
-                (key[0] if has_clusters else "", *key[1:], held, found["idle"][key])
+            held=[
+                (key[0] if has_clusters else "", *key[1:], held, found["idle"].get(key, 0.0))
                 for key, held in sorted(found["allocated"].items())
-            ),
+            ],
             has_rule=has_rule,
             has_clusters=has_clusters,
         )
-
-    async def _count_usage(self, now: float) -> list[ParsedSample]:
-        """Computes what the recording rule would store. Repeated only every 5 minutes, because it loads the server."""
-        if not 0 <= now - self._usage_at < _USAGE_SECONDS:
-            queries = usage_queries(self._match, self._cluster_label)
-            try:
-                results = await asyncio.gather(*(self._client.query(query, now) for query in queries.values()))
-            except SourceError as error:
-                raise SourceError("too_many_gpus", f"{_NO_RULE}. This failed: {error}") from error
-            found = ((kind, one) for kind, samples in zip(queries, results, strict=True) for one in samples)
-            self._usage = [one._replace(labels={**one.labels, "kind": kind}) for kind, one in found]
-            self._usage_at = now
-        return self._usage
 
     def _make_reading(
         self, target: TargetState, now: float, monotonic: float, owners: Owners, cluster: str
@@ -500,28 +476,6 @@ def _own_names(*names: str) -> tuple[str, ...]:
     return tuple(f"podgpu_{name}" for name in names)
 
 
-def usage_queries(match: str, cluster_label: str) -> dict[str, str]:
-    """Returns queries for the kinds of USAGE_RULE that the totals need, in GPUs and watts."""
-    keys = (cluster_label, "namespace", "modelName", "GPU_I_PROFILE")
-    holder = by(*keys, "job", "instance", "pod", "container", "hpc_job", "UUID", "GPU_I_ID")
-
-    def rate(name: str) -> str:
-        return f"max {holder} (rate({select((name,), match)}[5m]))"
-
-    def of_gpus(names: Sequence[str], *matchers: str) -> str:
-        return f"max {by(cluster_label, 'modelName', *UUID_LABELS)} ({select(names, *matchers, match)})"
-
-    allocated = rate("podgpu_container_gpu_allocated_seconds_total")
-    conditions = _own_names("device_condition_since_timestamp_seconds")
-    return {
-        "allocated": f"sum {by(*keys)} ({allocated})",
-        "idle": f"sum {by(*keys)} ({allocated} * {rate('podgpu_container_gpu_idle_seconds_total')})",
-        "energy": f"sum {by(cluster_label)} ({of_gpus(_field_names(POWER))})",
-        "gpu_seconds": f"count {by(cluster_label)} ({of_gpus(_field_names(TEMPERATURE, UTIL))})",
-        "broken_seconds": f"count({of_gpus(conditions, BROKEN)})",
-    }
-
-
 def field_query(number: int, labels: str, select_names: Callable[[Sequence[str]], str]) -> str:
     """Returns a query for a DCGM field in the unit of dcgm-exporter 4.8. `max` merges the copies on MIG instances."""
     old_names, new_names = generations(number)
@@ -612,8 +566,8 @@ class PodOwners:
     ) -> dict[PodName, WorkloadOwner]:
         """Returns the owners at `at`, or in the last `window` (such as 3600s) before `at`. Raises SourceError."""
         owners: dict[PodName, WorkloadOwner] = {}
-        for part in split(pods, _PODS_PER_QUERY):
-            owners |= await self._query_owners(part, window, at)
+        for first in range(0, len(pods), _PODS_PER_QUERY):
+            owners |= await self._query_owners(pods[first : first + _PODS_PER_QUERY], window, at)
         return owners
 
     async def _query_owners(

@@ -1,22 +1,20 @@
-"""Reads a part of the GPUs from Prometheus, if there are too many to read all of them in every round.
+"""Reads some of the nodes from Prometheus, if there are too many GPUs to read all of them in every round.
 
-Prometheus finds, sorts and counts the GPUs that match a request. Then only the series of their exporters are read.
+Prometheus finds and sorts the nodes that have a GPU that matches a request. Then only their exporters' series are read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
-from msgspec.structs import replace as replace_members
 
-from podgpu.cluster.collect import ClusterReading
 from podgpu.cluster.loop import Cluster, PublishedState
 from podgpu.cluster.prices import ReadPrices
 from podgpu.cluster.prometheus import (
@@ -34,20 +32,21 @@ from podgpu.cluster.prometheus import (
     one_of,
     quote,
     select,
-    split,
 )
 from podgpu.cluster.state import ClusterState, build_cluster_state
 from podgpu.errors import SourceError, UsageError
-from podgpu.metrics.adapter import MODEL_LABELS, POD_LABEL_VARIANTS, UUID_LABELS, read_gpu_id
+from podgpu.metrics.adapter import MODEL_LABELS, POD_LABEL_VARIANTS, UUID_LABELS
 from podgpu.metrics.names import names_of
-from podgpu.metrics.parse import ParsedSample
 
+PAGE_SIZE = 20  # nodes; VictoriaMetrics rejects queries of more than 16 KiB
 _TIMEOUT = 30.0
 _MAX_REQUESTS = 50  # different requests per round, because each of them loads Prometheus
-_TARGETS_PER_QUERY = 20  # VictoriaMetrics rejects queries of more than 16 KiB
 _GPUS = names_of(TEMPERATURE)
 _HOLDERS = ("podgpu_allocation_info", *names_of(UTIL))
 _CONDITIONS = ("podgpu_device_condition_since_timestamp_seconds",)
+_USE = ("podgpu_container_gpu_utilization_ratio",)
+_IDLE = ("podgpu_container_gpu_idle_seconds_total",)
+_OWNERS = ("podgpu:pod_owner:info",)
 
 
 class GpuQuery(msgspec.Struct, frozen=True):
@@ -62,9 +61,8 @@ class GpuQuery(msgspec.Struct, frozen=True):
     gpu: str = ""  # UUID
     state: Literal["", "held", "free", "used", "idle", "broken"] = ""
     q: str = ""  # words; each must occur in the name of the node, model, namespace or pod, or in the UUID
-    sort: Literal["", "broken", "idle", "utilization", "memory"] = ""  # highest first; if empty, by node
-    limit: Annotated[int, Meta(ge=1, le=1000)] = 100
-    offset: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
+    sort: Literal["", "broken", "idle", "utilization", "memory"] = ""  # by a node's highest value; if empty, by name
+    page: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
 
 
 def parse_gpu_query(query: Mapping[str, str]) -> GpuQuery | None:
@@ -77,10 +75,10 @@ def parse_gpu_query(query: Mapping[str, str]) -> GpuQuery | None:
 
 
 class PrometheusSelection:
-    """Answers requests for a pod, a GPU or a page of GPUs. Equal requests share a result until the next round."""
+    """Answers requests for a GPU, a pod or a page of nodes. Equal requests share a result until the next round."""
 
     def __init__(self, server: PrometheusServer, cluster: Cluster, prices: ReadPrices) -> None:
-        self._server = replace(server, timeout=_TIMEOUT)
+        self._server = server
         self._cluster = cluster
         self._prices = prices
         self._state: ClusterState | None = None
@@ -102,135 +100,90 @@ class PrometheusSelection:
             raise
 
     async def _read(self, query: GpuQuery, state: ClusterState) -> PublishedState:
-        async with aclosing(PrometheusClient(self._server)) as client:
-            found, gpus = await _GpuFinder(client, self._server, query).find()
-        targets = split(sorted({instance for instance, _ in gpus}), _TARGETS_PER_QUERY)
-        readings = [await self._read_targets(instances, gpus, state) for instances in targets]
-        reading = ClusterReading(
-            nodes=tuple(node for reading in readings for node in reading.nodes),
-            notes=tuple(dict.fromkeys((*state.notes, *(note for reading in readings for note in reading.notes)))),
-            owners=state.owners,
-            idle_for={key: seconds for reading in readings for key, seconds in reading.idle_for.items()},
-        )
-        clock, settings = self._cluster.clock, self._cluster.settings
-        selected = build_cluster_state(
-            reading, None, settings, clock.monotonic(), clock.wall(), prices=self._prices()[0]
-        )
-        return PublishedState(replace(selected, fleet=state.fleet, found=found, used={}))
-
-    async def _read_targets(
-        self, instances: Iterable[str], gpus: Collection[tuple[str, str]], state: ClusterState
-    ) -> ClusterReading:
-        """Reads the exporters, and removes the other GPUs from the result."""
+        async with aclosing(PrometheusClient(replace(self._server, timeout=_TIMEOUT))) as client:
+            found = await _find_targets(client, self._server, query)
+        last, clock, prices = query.page * PAGE_SIZE, self._cluster.clock, self._prices()[0]
+        targets = found[last - PAGE_SIZE : last]
+        if not targets:
+            return PublishedState(replace(state, found=len(found)))
         collector = PrometheusCollector(
             self._server,
             replace(self._cluster.settings, max_gpus=math.inf),
             owners=lambda: state.owners,
-            label_names=lambda: self._prices()[0].label_names,
-            clock=self._cluster.clock,
-            targets=one_of("instance", instances),
+            label_names=lambda: prices.label_names,
+            clock=clock,
+            targets=one_of("instance", (instance for _, instance in targets)),
             has_clusters=state.fleet is not None and state.fleet.has_clusters,
         )
         try:
             await collector.run_round()
         finally:
             await collector.close()
-        reading, nodes = collector.reading(), []
-        for outcome in reading.outcomes:
-            if outcome.error and not reading.nodes:
-                raise SourceError(outcome.error, outcome.message)
-        for node in reading.nodes:
-            devices = tuple(d for d in node.state.devices if (node.target, d.uuid or str(d.index)) in gpus)
-            if devices:
-                nodes.append(replace(node, state=replace_members(node.state, devices=devices)))
-        return replace(reading, nodes=tuple(nodes))
-
-
-class _GpuFinder:
-    def __init__(self, client: PrometheusClient, server: PrometheusServer, query: GpuQuery) -> None:
-        cluster, _, node = query.node.rpartition("/")
-        cluster = query.cluster or cluster
-        self._client = client
-        self._query = query
-        self._keys = (server.cluster_label, "instance", *UUID_LABELS)
-        self._node_labels = server.node_labels
-        self._matchers = (f"{server.cluster_label}={quote(cluster)}" if cluster else "", server.match)
-        self._names = (  # value of a parameter, series and labels in which it is searched
-            (node, _GPUS, server.node_labels),
-            (query.gpu, _GPUS, UUID_LABELS),
-            (query.model, _GPUS, MODEL_LABELS),
-            (query.ns, _HOLDERS, tuple(row[0] for row in POD_LABEL_VARIANTS)),
-            (query.pod, _HOLDERS, tuple(row[1] for row in POD_LABEL_VARIANTS)),
+        reading = collector.reading()
+        if reading.outcomes[0].error and not reading.nodes:
+            raise SourceError(reading.outcomes[0].error, reading.outcomes[0].message)
+        # Exporters of two clusters may have the same address.
+        nodes = tuple(node for node in reading.nodes if not node.cluster or (node.cluster, node.target) in targets)
+        reading = replace(reading, nodes=nodes)
+        selected = build_cluster_state(
+            reading, None, self._cluster.settings, clock.monotonic(), clock.wall(), prices=prices, notes=state.notes
         )
-
-    async def find(self) -> tuple[int, set[tuple[str, str]]]:
-        """Returns the number of all GPUs that match, and the instance and UUID of those on the requested page."""
-        first, last = self._query.offset, self._query.offset + self._query.limit
-        if self._query.sort:
-            queries = f"count({self._matching()})", f"topk({last}, {self._filter(f'({self._values()})')})"
-            [total, samples] = await asyncio.gather(*map(self._client.query, queries))
-            samples.sort(key=lambda sample: (-sample.value, _read_key(sample)))
-            return round(sum(count.value for count in total)), set(map(_read_key, samples[first:last]))
-        names = (self._keys[0], *self._node_labels)
-        targets = await self._client.query(f"count {by('instance', *names)} ({self._matching()})")
-        targets.sort(key=lambda sample: [sample.labels.get(name, "") for name in names])
-        found, instances = 0, set()
-        for sample in targets:
-            if first <= found < last:
-                instances.add(sample.labels.get("instance", ""))
-            found += round(sample.value)
-        parts = split(sorted(instances), _TARGETS_PER_QUERY)
-        pages = [await self._client.query(self._matching(one_of("instance", part))) for part in parts]
-        return found, {_read_key(sample) for page in pages for sample in page}
-
-    # PromQL
-
-    def _matching(self, *matchers: str) -> str:
-        """Returns a query for the GPUs that match, with the labels of the GPU, its exporter and its node."""
-        where = (*matchers, *self._matchers)
-        is_broken = "broken" in (self._query.state, self._query.sort)
-        series = select(_CONDITIONS, BROKEN, *where) if is_broken else select(_GPUS, *where)
-        return self._filter(f"group {by(*self._keys, *self._node_labels)} ({series})", *matchers)
-
-    def _filter(self, query: str, *matchers: str) -> str:
-        """Returns a query for those results of `query` that match the parameters."""
-        where, state = (*matchers, *self._matchers), self._query.state
-
-        def any_of(series: tuple[str, ...], labels: Iterable[str], test: str) -> str:
-            return " or ".join(select(series, f"{label}{test}", *where) for label in labels)
-
-        conditions = [any_of(series, labels, f"={quote(name)}") for name, series, labels in self._names if name]
-        for word in self._query.q.split():
-            test = f"=~{quote(f'(?i).*{escape(word)}.*')}"
-            conditions.append(" or ".join(any_of(series, labels, test) for _, series, labels in self._names))
-        held = select(_HOLDERS[:1], *where)
-        used = f"{select(('podgpu_container_gpu_utilization_ratio',), *where)} > 0"
-        if self._query.owner:
-            kind, _, name = self._query.owner.rpartition("/")
-            owner = f"owner_kind={quote(kind)}", f"owner_name={quote(name)}"
-            owned = f"last_over_time({select(('podgpu:pod_owner:info',), *owner, *self._matchers)}[10m])"
-            conditions.append(f"{held} and on ({self._keys[0]}, namespace, pod) {owned}")
-        if state in ("held", "idle", "used"):
-            conditions.append(used if state == "used" else held)
-        keys = f"on ({', '.join(self._keys)})"
-        query = " and ".join((query, *(f"{keys} ({condition})" for condition in conditions)))
-        return f"{query} unless {keys} ({held if state == 'free' else used})" if state in ("free", "idle") else query
-
-    def _values(self) -> str:
-        """Returns a query for the values by which GPUs are sorted."""
-        labels = by(*self._keys)
-        used, free, utilization = (
-            f"({field_query(number, labels, lambda names: select(names, *self._matchers))})"
-            for number in (FB_USED, FB_FREE, UTIL)
-        )
-        idle = select(("podgpu_container_gpu_idle_seconds_total",), *self._matchers)
-        return {
-            "broken": f"count {labels} ({select(_CONDITIONS, BROKEN, *self._matchers)})",
-            "idle": f"max {labels} (increase({idle}[1h]))",
-            "utilization": utilization,
-            "memory": f"{used} / ({used} + {free})",
-        }[self._query.sort]
+        return PublishedState(replace(selected, fleet=state.fleet, found=len(found), used={}))
 
 
-def _read_key(sample: ParsedSample) -> tuple[str, str]:
-    return sample.labels.get("instance", ""), read_gpu_id(sample.labels)
+async def _find_targets(client: PrometheusClient, server: PrometheusServer, query: GpuQuery) -> list[tuple[str, str]]:
+    """Returns cluster and address of the exporters that have a GPU that matches."""
+    cluster, _, node = query.node.rpartition("/")
+    cluster = query.cluster or cluster
+    where = (f"{server.cluster_label}={quote(cluster)}" if cluster else "", server.match)
+    keys, labels = (server.cluster_label, "instance", *UUID_LABELS), (server.cluster_label, *server.node_labels)
+    gpus = select(_CONDITIONS, BROKEN, *where) if query.state == "broken" else select(_GPUS, *where)
+    if query.sort:
+        gpus, labels = f"({_write_values(query.sort, by(*keys), where)})", (server.cluster_label,)
+    conditions = _write_conditions(query, node, server, where, f"on ({', '.join(keys)})")
+    samples = await client.query(f"max {by('instance', *labels)} ({gpus}{conditions})")
+    names = (*labels, "instance")
+    samples.sort(key=lambda one: (-one.value if query.sort else 0, [one.labels.get(name, "") for name in names]))
+    return [(one.labels.get(server.cluster_label, ""), one.labels.get("instance", "")) for one in samples]
+
+
+def _write_conditions(query: GpuQuery, node: str, server: PrometheusServer, where: Sequence[str], on_gpu: str) -> str:
+    """Returns PromQL that follows a query for GPUs and removes the GPUs that do not match."""
+    names = (  # value of a parameter, series and labels in which it is searched
+        (node, _GPUS, server.node_labels),
+        (query.gpu, _GPUS, UUID_LABELS),
+        (query.model, _GPUS, MODEL_LABELS),
+        (query.ns, _HOLDERS, [row[0] for row in POD_LABEL_VARIANTS]),
+        (query.pod, _HOLDERS, [row[1] for row in POD_LABEL_VARIANTS]),
+    )
+
+    def any_of(series: Sequence[str], labels: Iterable[str], test: str) -> str:
+        return " or ".join(select(series, f"{label}{test}", *where) for label in labels)
+
+    conditions = [any_of(series, labels, f"={quote(name)}") for name, series, labels in names if name]
+    for word in query.q.split():
+        test = f"=~{quote(f'(?i).*{escape(word)}.*')}"
+        conditions.append(" or ".join(any_of(series, labels, test) for _, series, labels in names))
+    held, used = select(_HOLDERS[:1], *where), f"{select(_USE, *where)} > 0"
+    if query.owner:
+        kind, _, name = query.owner.rpartition("/")
+        owner = select(_OWNERS, f"owner_kind={quote(kind)}", f"owner_name={quote(name)}", *where)
+        conditions.append(f"{held} and on ({server.cluster_label}, namespace, pod) last_over_time({owner}[10m])")
+    required = {"held": held, "idle": held, "used": used, "broken": select(_CONDITIONS, BROKEN, *where)}
+    conditions += [required[query.state]] if query.state in required else []
+    text = "".join(f" and {on_gpu} ({condition})" for condition in conditions)
+    excluded = {"free": held, "idle": used}.get(query.state)
+    return f"{text} unless {on_gpu} ({excluded})" if excluded else text
+
+
+def _write_values(sort: str, labels: str, where: Sequence[str]) -> str:
+    """Returns a query for the values by which nodes are sorted."""
+    used, free, utilization = (
+        f"({field_query(number, labels, lambda names: select(names, *where))})" for number in (FB_USED, FB_FREE, UTIL)
+    )
+    return {
+        "broken": f"count {labels} ({select(_CONDITIONS, BROKEN, *where)})",
+        "idle": f"max {labels} (increase({select(_IDLE, *where)}[1h]))",
+        "utilization": utilization,
+        "memory": f"{used} / ({used} + {free})",
+    }[sort]

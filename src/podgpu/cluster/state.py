@@ -94,7 +94,7 @@ class ClusterState:
     outcomes: tuple[TargetOutcome, ...] = ()  # sorted by target
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
     fleet: FleetCounts | None = None  # totals, if there are too many GPUs to read; then `nodes` has only a selection
-    found: int | None = None  # number of GPUs that match the selection
+    found: int | None = None  # number of nodes that match the selection
     clock_offset: float = 0.0  # Unix time minus monotonic time. Constant until the wall clock is set
 
     @property

@@ -6,14 +6,13 @@ Fields whose value is unknown are omitted from the JSON.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec.structs import asdict, replace
 
 from podgpu import __version__
-from podgpu.cluster.collect import FleetCounts
 from podgpu.cluster.nodes import Alert, NodeEntry, describe_condition
 from podgpu.cluster.parts import (
     HeldPart,
@@ -45,6 +44,7 @@ from podgpu.model import (
     DeviceState,
     DeviceTotals,
     GpuOrInstance,
+    Holder,
     HolderUsage,
     MigInstance,
     NodeState,
@@ -164,8 +164,8 @@ class View(_JsonStruct, kw_only=True):
     idle_after_seconds: float | None = None
     currency: str = ""
     prices: str = ""
-    paged: bool = False  # there are too many GPUs to list all; `nodes` has only the requested ones
-    found: int | None = None  # number of GPUs that match the request
+    paged: bool = False  # there are too many GPUs to read all; `nodes` has only a page of the nodes that match
+    found: int | None = None  # number of nodes that match the request
     totals: Totals
     namespaces: list[NamespaceView]
     nodes: list[NodeView]
@@ -255,20 +255,45 @@ def make_view(state: ClusterState) -> View:
 
 
 def total_of(state: ClusterState) -> Totals:
-    if state.fleet is not None:
-        return _total_of_fleet(state.fleet, state.prices)
-    gpus = [(node, gpu) for node in state.nodes for gpu in node.gpus]
-    watts = [gpu.power_mw / 1000 for node, gpu in gpus if gpu.power_mw is not None and not node.stale]
-    held = sum_held((part for node in state.nodes for part in node.held), state.prices.currency).rounded()
-    unknown = round(sum(_unheld_unknown(node, gpu) for node, gpu in gpus), 4)
+    fleet, currency = state.fleet, state.prices.currency
+    if fleet is not None:
+        gpus, broken, power, unknown = (
+            fleet.gpus,
+            fleet.broken,
+            fleet.power_watts,
+            0.0 if fleet.has_rule else fleet.gpus,
+        )
+        currency = currency if fleet.has_rule else ""
+    else:
+        every = [(node, gpu) for node in state.nodes for gpu in node.gpus]
+        watts = [gpu.power_mw / 1000 for node, gpu in every if gpu.power_mw is not None and not node.stale]
+        gpus, power = len(every), round(sum(watts), 1) if watts else None
+        broken = sum(any(c.name != UNALLOCATED for c in gpu.conditions) for _, gpu in every)
+        unknown = round(sum(_unheld_unknown(node, gpu) for node, gpu in every), 4)
+    held = sum_held(_held_parts(state), currency).rounded()
     return Totals(
         **asdict(held),
-        gpus=len(gpus),
-        free=round(max(0.0, len(gpus) - held.allocated - unknown), 4),
+        gpus=gpus,
+        free=round(max(0.0, gpus - held.allocated - unknown), 4),
         unheld_unknown=unknown,
-        broken=sum(any(c.name != UNALLOCATED for c in gpu.conditions) for _, gpu in gpus),
-        power_watts=round(sum(watts), 1) if watts else None,
+        broken=broken,
+        power_watts=power,
     )
+
+
+def _held_parts(state: ClusterState) -> Iterator[HeldPart]:
+    """Yields the parts of all GPUs. If there are too many to read, yields two parts per namespace and model."""
+    if state.fleet is None:
+        yield from (part for node in state.nodes for part in node.held)
+        return
+    for cluster, namespace, model, allocated, idle in state.fleet.held:
+        size, prices = parent_and_fraction(model)[1] or 0.0, state.prices
+        price = prices.of(model).gpu_hour if prices.currency and not prices.nodes else None
+        uses: tuple[tuple[Use, float], ...] = ("used", allocated - idle), ("idle", idle)
+        for use, gpus in uses:
+            cost = None if price is None else price * gpus
+            part = HeldPart(DeviceState(model=model), None, Holder(namespace), gpus * size, gpus, use)
+            yield replace(part, cost_per_hour=cost, cluster=cluster)
 
 
 def _unheld_unknown(node: NodeEntry, gpu: DeviceState) -> float:
@@ -278,39 +303,10 @@ def _unheld_unknown(node: NodeEntry, gpu: DeviceState) -> float:
     return max(0.0, 1.0 - sum(parts)) if is_unknown else 0.0
 
 
-def _total_of_fleet(fleet: FleetCounts, prices: Prices) -> Totals:
-    sums = _sum_fleet(fleet.held, prices)
-    return Totals(
-        **asdict(sums),
-        gpus=fleet.gpus,
-        free=round(max(0.0, fleet.gpus - sums.allocated), 4),
-        broken=fleet.broken,
-        power_watts=fleet.power_watts,
-    )
-
-
-def _sum_fleet(rows: Iterable[tuple[str, str, str, float, float]], prices: Prices) -> HeldSums:
-    """Adds up rows of `FleetCounts.held`."""
-    allocated = idle = cost = wasted = 0.0
-    for _, _, model, held, unused in rows:
-        size, price = parent_and_fraction(model)[1] or 0.0, prices.of(model).gpu_hour or 0.0
-        allocated += held * size
-        idle += unused * size
-        cost += held * price
-        wasted += unused * price
-    sums = HeldSums(allocated=allocated, used=allocated - idle, idle=idle, unknown=0.0)
-    has_cost = prices.currency and not prices.nodes
-    return (replace(sums, cost_per_hour=cost, wasted_per_hour=wasted) if has_cost else sums).rounded()
-
-
 def _make_namespaces(state: ClusterState) -> list[NamespaceView]:
-    if state.fleet is not None:
-        rows = group_by_key(((row[1], row[0]), row) for row in state.fleet.held if row[1])
-        sums = {name: _sum_fleet(group, state.prices) for name, group in rows.items()}
-    else:
-        parts = (part for node in state.nodes for part in node.held if part.holder.namespace)
-        groups = group_by_key(((part.holder.namespace, part.cluster), part) for part in parts)
-        sums = {name: sum_held(group, state.prices.currency).rounded() for name, group in groups.items()}
+    parts = (part for part in _held_parts(state) if part.holder.namespace)
+    groups = group_by_key(((part.holder.namespace, part.cluster), part) for part in parts)
+    sums = {name: sum_held(group, state.prices.currency).rounded() for name, group in groups.items()}
     return [
         NamespaceView(
             namespace=name,

@@ -252,7 +252,7 @@ _ADD_CAPABILITY = (
 )
 _MPS = (
     "used by clients of MPS. The driver reports only the MPS server, so busy time, idle time, energy, waste, cost by"
-    " use and autoscaling are not known under MPS, unless all clients belong to one container"
+    " use and autoscaling metrics are not known, unless all clients belong to one container"
 )
 _CHECK_DRIVER = (
     "install driver 550 or later, use the NVIDIA runtime (runtimeClassName: nvidia), and check the host's dmesg for"
@@ -280,7 +280,9 @@ def check_usage(
     findings: dict[Finding, list[str]] = defaultdict(list)
     for gpu in gpus:
         result = results[f"switches-{gpu.uuid}"]
-        finding = result.value or wrong("sharing", f"unknown: {result.error}", _CHECK_DRIVER)
+        finding = result.value or wrong(
+            "sharing", f"--usage-from {method} could not be checked: {result.error}", _CHECK_DRIVER
+        )
         findings[finding].append(str(gpu.index))
     for finding, numbers in findings.items():
         mps.append(replace(finding, text=f"GPU{'s' * (len(numbers) > 1)} {few_of(numbers)}: {finding.text}"))
@@ -292,11 +294,11 @@ def _check_switches(telemetry: NvmlTelemetry, gpu: Device, method: UsageMethod) 
         with closing(telemetry.open_switch_log(gpu)) as listener:
             unsampled = listener.unsampled
     except SwitchLogError as e:
-        text = f"uses driver samples instead, because context switches cannot be read: {e}"
+        text = f"busy time is estimated from driver samples, because context switches cannot be read: {e}"
         return wrong("sharing", text, _CHECK_DRIVER)
     if not unsampled:
-        return ok("sharing", "exact: uses context switches and busy samples")
-    text = "uses context switches, with bounds"
+        return ok("sharing", "busy time is exact: it comes from context switches and busy samples")
+    text = "busy time comes from context switches and has a lower and an upper bound"
     if not telemetry.switch_logs.privileged():
         finding = wrong if method == "exact" else note
         hidden = "processes of other users are hidden, so driver samples are used while they run"
@@ -387,7 +389,8 @@ def check_watches(watches: Sequence[Informer[Any]], timeout: float) -> list[Find
     if errors:
         return [wrong("API server", text) for text in errors]
     if not all_synced:
-        return [wrong("API server", "timed out", "check that it is reachable from here, and network policies")]
+        advice = "check that the API server runs, and that network policies allow connections to it"
+        return [wrong("API server", "no complete response in time", advice)]
     return [ok("API server", f"answers, {len(watches)} watch{'es' * (len(watches) > 1)}")]
 
 
@@ -474,7 +477,7 @@ def _explain_no_pods(responds: str, api_pods: int) -> Finding:
     return wrong("kubelet", f"{text}: it was restarted and does not know its pods yet", advice)
 
 
-_ROOTS = "the kubelet's directory in k0s: /var/lib/k0s/kubelet, in microk8s: /var/snap/microk8s/common/var/lib/kubelet"
+_ROOTS = "the kubelet's directory is /var/lib/k0s/kubelet in k0s, /var/snap/microk8s/common/var/lib/kubelet in microk8s"
 
 
 def _explain_error(name: str, error: Exception | None, kubelet_required: bool) -> Finding:

@@ -12,12 +12,13 @@ import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
+from msgspec import field as json_field
 
 from podgpu.decode import convert, decode_json, malformed
 from podgpu.errors import SourceError
@@ -46,32 +47,27 @@ DeviceName = tuple[str, str]
 _log = logging.getLogger("podgpu")
 
 
+@dataclass(eq=False)
 class DraClaims:
     """Maps the claims of a List answer to devices. Slices, checkpoint and reader are each optional."""
 
-    def __init__(
-        self,
-        slices: Informer[PoolSlice] | None,
-        checkpoint: DriverCheckpoint | None = None,
-        reader: ClaimReader | None = None,
-    ) -> None:
-        self._slices = slices
-        self._checkpoint = checkpoint
-        self._reader = reader
-        self._pools: frozenset[str] = frozenset()
-        self._offered: dict[DeviceName, SliceDevice] = {}
-        """Device name -> device. Keeps devices of removed pools, and held devices that were removed from a
-        pool, because slices disappear while the driver is stopped."""
+    slices: Informer[PoolSlice] | None
+    checkpoint: DriverCheckpoint | None = None
+    reader: ClaimReader | None = None
+    _pools: frozenset[str] = frozenset()
+    _offered: dict[DeviceName, SliceDevice] = field(default_factory=dict)
+    """Device name -> device. Keeps devices of removed pools, and held devices that were removed from a pool, because
+    slices disappear while the driver is stopped."""
 
     def held(self, response: Any, devices: Sequence[Device]) -> Allocation:
-        prepared = PreparedClaims() if self._checkpoint is None else self._checkpoint.read()
+        prepared = PreparedClaims() if self.checkpoint is None else self.checkpoint.read()
         claimed = list(parse_claims(response))
         results = dict(prepared.results)
-        is_synced = self._slices is not None and self._slices.synced
-        if self._slices is not None and is_synced:
-            self._update_offered(self._slices.items(), {claim.device for claim in claimed})
-        if self._reader is not None and is_synced:  # before the first sync, claims cannot be mapped
-            results |= self._reader.read({claim.name for claim in claimed} - results.keys())
+        is_synced = self.slices is not None and self.slices.synced
+        if self.slices is not None and is_synced:
+            self._update_offered(self.slices.items(), {claim.device for claim in claimed})
+        if self.reader is not None and is_synced:  # before the first sync, claims cannot be mapped
+            results |= self.reader.read({claim.name for claim in claimed} - results.keys())
         users = Counter((claim.name, claim.device) for claim in claimed)
         index = DeviceIndex(devices)
         held: dict[tuple[str, Workload], list[Assignment]] = defaultdict(list)
@@ -275,9 +271,9 @@ class ClaimResult(Struct):
     driver: str = ""
     pool: str = ""
     device: str = ""
-    admin: bool | None = field(name="adminAccess", default=None)
-    share_id: str | None = field(name="shareID", default=None)  # set if several claims can share the device
-    consumed: dict[str, str | int | float] | None = field(name="consumedCapacity", default=None)
+    admin: bool | None = json_field(name="adminAccess", default=None)
+    share_id: str | None = json_field(name="shareID", default=None)  # set if several claims can share the device
+    consumed: dict[str, str | int | float] | None = json_field(name="consumedCapacity", default=None)
 
 
 def _read_results(status: KubeObject | None) -> tuple[ClaimResult, ...]:
@@ -286,15 +282,15 @@ def _read_results(status: KubeObject | None) -> tuple[ClaimResult, ...]:
     return tuple(result for result in results if result.driver == NVIDIA_DRIVER)
 
 
+@dataclass(eq=False)
 class ClaimReader:
     """Reads each claim from the API server once, because the allocation of a held claim does not change."""
 
-    def __init__(self, config: ApiConfig, clock: Callable[[], float] = time.monotonic) -> None:
-        self._config = config
-        self._clock = clock
-        self._cached: dict[ClaimName, tuple[ClaimResult, ...]] = {}
-        self._retry_at = float("-inf")
-        self._logged = ""
+    _config: ApiConfig
+    _clock: Callable[[], float] = time.monotonic
+    _cached: dict[ClaimName, tuple[ClaimResult, ...]] = field(default_factory=dict)
+    _retry_at: float = float("-inf")
+    _logged: str = ""
 
     def read(self, held: Collection[ClaimName]) -> Mapping[ClaimName, tuple[ClaimResult, ...]]:
         """Returns the results of the claims that could be read. Waits for at most 2 s."""

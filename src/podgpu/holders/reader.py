@@ -10,7 +10,7 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from operator import attrgetter
 from typing import NamedTuple
@@ -149,26 +149,20 @@ def _group_by_holder(answer: Allocation, now: float, complete: Complete) -> dict
     return holders
 
 
+@dataclass(eq=False)
 class AllocationReader:
-    def __init__(
-        self,
-        holders: HolderSources,
-        workers: Workers,
-        errors: ErrorCounts,
-        clock: Clock,
-        on_late: Callable[[], object] = lambda: None,
-    ) -> None:
-        """`on_late` is called in another thread if a source answers late. The next reading uses that answer."""
-        self.sources = holders.sources
-        self._holders = holders
-        self._workers = workers
-        self._errors = errors
-        self._clock = clock
-        self._on_late = on_late
+    _holders: HolderSources
+    _workers: Workers
+    _errors: ErrorCounts
+    _clock: Clock
+    _on_late: Callable[[], object] = lambda: None  # called in a worker if a source answers late, for the next reading
+    _identities: Identities = field(default_factory=Identities)
+    _identities_result: Result[Identities] | None = None
+    _identities_status: tuple[SourceStatus, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.sources = self._holders.sources
         self._caches = {source.name: AllocationCache(source.name) for source in self.sources}
-        self._identities = Identities()
-        self._identities_result: Result[Identities] | None = None
-        self._identities_status: tuple[SourceStatus, ...] = ()
 
     def complete(self, workload: Workload) -> Workload:
         """Adds the names and UIDs of the last reading. Raises SourceError if they contradict each other."""

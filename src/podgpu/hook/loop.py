@@ -34,26 +34,24 @@ _STOP_SECONDS = 5.0
 _CARDS_INTERVAL, _CARDS_DEADLINE = 10.0, 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class HookSettings:
-    socket: str = "/var/run/nri/nri.sock"
+@dataclass
+class Hook:
+    file: AtomicFile  # podlist.json
+    path: str = "/var/run/nri/nri.sock"  # socket of the runtime
     inherited: int | None = None  # if the runtime started the hook: file descriptor of the open connection
-    name: str = "podgpu"
-    index: str = "90"
+    name: tuple[str, str] = ("podgpu", "90")  # name and index of the plugin
     inject: bool = False
     proc: str = "/proc"
+    read: Callable[[str], Cards] = read_cards
+    fatal: StartError | None = None  # set if the inherited connection failed
 
-
-class Hook:
-    def __init__(self, settings: HookSettings, file: AtomicFile, read: Callable[[str], Cards] = read_cards) -> None:
-        self._settings = settings
+    def __post_init__(self) -> None:
         self._counters = HookCounters()
-        self.writer = PodlistWriter(file, self._counters, partial(read, settings.proc))
+        self.writer = PodlistWriter(self.file, self._counters, partial(self.read, self.proc))
         self._stopping = threading.Event()
         self._connection: socket.socket | None = None
         self._plugin: Plugin | None = None  # plugin of the open connection
         self._logged = ""
-        self.fatal: StartError | None = None  # set if the inherited connection failed
 
     @property
     def is_synchronised(self) -> bool:
@@ -91,7 +89,7 @@ class Hook:
     def _run(self, on_end: Callable[[], object]) -> None:
         while not self._stopping.is_set():
             was_good = self._connect_once()
-            if self._settings.inherited is not None:
+            if self.inherited is not None:
                 self.fatal = None if was_good or self._stopping.is_set() else StartError(self._logged)
                 on_end()
                 return
@@ -99,7 +97,7 @@ class Hook:
 
     def _connect_once(self) -> bool:
         """Runs one connection until it ends. Returns True if the runtime reported its containers before the end."""
-        cards = (lambda: self.writer.cards) if self._settings.inject else None
+        cards = (lambda: self.writer.cards) if self.inject else None
         plugin = Plugin(self.writer.update, self._counters, cards)
         reason, message = "connection_ended", "the runtime ended the connection"
         try:
@@ -107,8 +105,7 @@ class Hook:
             self._plugin = plugin
             if self._stopping.is_set():
                 _shut(self._connection)
-            name = self._settings.name, self._settings.index
-            Session(self._connection, plugin.answer, name, self._counters).run()
+            Session(self._connection, plugin.answer, self.name, self._counters).run()
         except SourceError as error:
             reason, message = error.reason, str(error)
         except Exception as error:  # noqa: BLE001 - without this thread the file would never change again
@@ -124,20 +121,19 @@ class Hook:
         return plugin.is_synchronised
 
     def _connect(self) -> socket.socket:
-        inherited, path = self._settings.inherited, self._settings.socket
         connection = None
         try:
-            if inherited is not None:
-                return socket.socket(fileno=inherited)
+            if self.inherited is not None:
+                return socket.socket(fileno=self.inherited)
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            connection.connect(path)
+            connection.connect(self.path)
         except OSError as error:
             if connection is not None:
                 connection.close()
             raise SourceError(
                 "no_connection",
-                f"cannot connect to the NRI socket {path} ({error.strerror}): mount its directory from the host, run as"
-                " root (runAsUser: 0), and check that NRI is enabled in the runtime (containerd 1.7 disables it)",
+                f"cannot connect to the NRI socket {self.path} ({error.strerror}): mount its directory from the host,"
+                " run as root (runAsUser: 0), and check that the runtime enables NRI (containerd 1.7 disables it)",
             ) from error
         return connection
 
@@ -238,16 +234,14 @@ class PodlistWriter:
         self._logged = set(problems)
         self.gpu_containers = len(entries)
         content = encode_podlist(entries)
-        if not self._has_content(content):
+        current = None
+        with suppress(SourceError):
+            current = read_bounded(str(self._file.path), MAX_BYTES)
+        if current != content:
             self.is_up_to_date = False
             self._file.write(content)
             self._counters.add("podgpu_hook_podlist_writes_total")
         self.is_up_to_date = sandboxes is self._sandboxes
-
-    def _has_content(self, content: bytes) -> bool:
-        with suppress(SourceError):
-            return read_bounded(str(self._file.path), MAX_BYTES) == content
-        return False
 
     def _failed(self, reason: str, message: str) -> None:
         self.is_up_to_date = False

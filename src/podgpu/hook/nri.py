@@ -1,8 +1,8 @@
 """Handles one NRI connection: multiplexing, ttrpc frames, registration, and answers to the runtime's requests.
 
 Two byte streams share the connection: one for requests of the runtime, one for requests of the plugin. The runtime
-waits for each answer, so `Plugin` never waits for a disk, a driver or a lock. After an internal error, the answer
-contains no changes. An error in the answer would prevent the start of the container.
+waits for each answer, so `Plugin` never waits for a disk, a driver or a lock. After an internal error, the answer does
+not change the container. An answer with an error would prevent the start of the container.
 """
 
 from __future__ import annotations
@@ -113,7 +113,9 @@ class Session:
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_SECONDS, 0))
         self.connection.settimeout(_REGISTRATION_SECONDS)
         try:
-            self._register()
+            registration = nri_pb2.RegisterPluginRequest(plugin_name=self.name[0], plugin_idx=self.name[1])
+            request = nri_pb2.Request(service=RUNTIME_API, method="RegisterPlugin", payload=_serialize(registration))
+            self.connection.sendall(encode(Message(RUNTIME_SERVICE, 1, REQUEST, _serialize(request))))
             for message in split_messages(iter(lambda: self.connection.recv(_READ_BYTES), b"")):
                 self._handle(message)
         except TimeoutError as error:
@@ -130,11 +132,6 @@ class Session:
                 "the runtime closed the connection before it registered the plugin: see its log; it may accept only"
                 " plugins that it started itself (containerd: disable_connections)",
             )
-
-    def _register(self) -> None:
-        registration = nri_pb2.RegisterPluginRequest(plugin_name=self.name[0], plugin_idx=self.name[1])
-        request = nri_pb2.Request(service=RUNTIME_API, method="RegisterPlugin", payload=_serialize(registration))
-        self.connection.sendall(encode(Message(RUNTIME_SERVICE, 1, REQUEST, _serialize(request))))
 
     def _handle(self, message: Message) -> None:
         if message.service == RUNTIME_SERVICE and message.kind == RESPONSE:

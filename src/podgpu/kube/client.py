@@ -167,7 +167,7 @@ def explain_status(status: int, body: bytes, path: str, origin: str) -> SourceEr
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         message = body[:2000].decode("utf-8", "replace")
     message = one_line(" ".join(message.split()))[:600]
-    text = f"the API server answered {path} with status {status} ({message}), credentials from {origin}"
+    text = f"the API server answered {path} with status {status} ({message}); the credentials are from {origin}"
     if status == 403:
         text += ": add this permission to podgpu's ClusterRole or Role"
     return SourceError(reason, text)

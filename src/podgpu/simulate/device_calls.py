@@ -274,15 +274,10 @@ def _evaluate(metric: int, first: GpmSample, second: GpmSample) -> float | None:
     if seconds <= 0:
         return None
     times = [(after - before) / seconds for after, before in zip(second.meter, first.meter, strict=True)]
+    nvlink = second.nvlinks * _NVLINK_BYTES
+    if rate := {20: _PCIE_TX_BYTES, 21: _PCIE_RX_BYTES, 60: nvlink, 61: nvlink}.get(metric):
+        return times[0] * rate / MIB
     if metric not in _PERCENT:
-        return _mib_per_second(metric, times[0], second.nvlinks)
+        return None
     ratio = sum(weight * time for weight, time in zip(_PERCENT[metric], times, strict=True))
     return min(100.0, max(0.0, 100.0 * ratio))
-
-
-def _mib_per_second(metric: int, busy: float, nvlinks: int) -> float | None:
-    if metric in (20, 21):
-        return busy * (_PCIE_TX_BYTES if metric == 20 else _PCIE_RX_BYTES) / MIB
-    if metric in (60, 61) and nvlinks:
-        return busy * nvlinks * _NVLINK_BYTES / MIB
-    return None

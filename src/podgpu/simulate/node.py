@@ -208,7 +208,7 @@ class DemoNode:
         first: int = 0,
         is_plain: bool = False,
     ) -> None:
-        """`first`: see `tenants`. `is_plain`: without Kubernetes."""
+        """`first`: see `tenants`. `is_plain`: the node has no Kubernetes."""
         self.name = name
         self.clock = clock
         self.driver = SimulatedNvml(gpus, node=name, clock=clock.monotonic, wall=clock.wall)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from rich.cells import cell_len
 
@@ -59,27 +60,27 @@ _MIN_HEIGHT_OF_TOTALS = 8
 _MAX_NOTES = 3
 
 
+@dataclass
 class Screen:
     """Draws the lines of the terminal. Holds the state that keys change: sort order, filter, cursor, open details."""
 
-    def __init__(self, source: str, order: Order = "gpu", wanted: str = "") -> None:
-        self.ended = False
-        self.detailed_uuid = ""  # the GPU whose details are shown
-        self._source = source
-        self._order: Order = order
-        self._wanted = wanted  # the filter text
-        self._cursor = 0
-        self._selected: Row | None = None  # once the cursor was moved, it follows this row when lines change
-        self._scroll = 0
-        self._details_scroll = 0
-        self._is_detailed = False
-        self._is_typing = False
-        self._is_helping = False
-        self._rows: list[Row] = []  # rows of all lines, visible or not
-        self._details: list[Spans] = []
-        self._height = 1  # number of lines for the table or the details
-        self._table: Table | None = None  # cached, because moving the cursor does not change it
-        self._made_for: tuple[object, ...] = ()
+    source: str
+    order: Order = "gpu"
+    wanted: str = ""  # the filter text
+    ended: bool = False
+    detailed_uuid: str = ""  # the GPU whose details are shown
+    _cursor: int = 0
+    _selected: Row | None = None  # once the cursor was moved, it follows this row when lines change
+    _scroll: int = 0
+    _details_scroll: int = 0
+    _is_detailed: bool = False
+    _is_typing: bool = False
+    _is_helping: bool = False
+    _rows: list[Row] = field(default_factory=list)  # rows of all lines, visible or not
+    _details: list[Spans] = field(default_factory=list)
+    _height: int = 1  # number of lines for the table or the details
+    _table: Table | None = None  # cached, because moving the cursor does not change it
+    _made_for: tuple[object, ...] = ()
 
     # Keys
 
@@ -94,7 +95,7 @@ class Screen:
         elif key == "escape":
             self._filter("")
         elif key in _SORT_KEYS:
-            self._order = _SORT_KEYS[key]
+            self.order = _SORT_KEYS[key]
             self._move_to_top()
         elif key in _STEPS or key in _PAGES or key in ("home", "end"):
             self._move(key)
@@ -106,12 +107,12 @@ class Screen:
         if key == "escape":
             self._filter("")
         elif key == "backspace":
-            self._filter(self._wanted[:-1])
+            self._filter(self.wanted[:-1])
         elif len(key) == 1 and key.isprintable():
-            self._filter(self._wanted + key)
+            self._filter(self.wanted + key)
 
     def _filter(self, wanted: str) -> None:
-        self._wanted = wanted
+        self.wanted = wanted
         self._move_to_top()
 
     def _move_to_top(self) -> None:
@@ -160,14 +161,14 @@ class Screen:
         self._clamp()
         body = self._body(table)
         blank: list[Spans] = [[]] * (self._height - len(body))
-        title: Spans = [(_title(seen, self._source, self._order), "title")]
+        title: Spans = [(_title(seen, self.source, self.order), "title")]
         return [title, *totals, table.header(), *body, *blank, *notes, self._footer(width)]
 
     def _make_table(self, seen: Seen, width: int) -> Table:
-        made_for = (seen.lines, self._order, self._wanted, width)
+        made_for = (seen.lines, self.order, self.wanted, width)
         if self._table is None or self._made_for != made_for:
             self._made_for = made_for
-            self._table = Table(arrange(seen.lines, self._order, self._wanted), self._order, width, seen.sparklines)
+            self._table = Table(arrange(seen.lines, self.order, self.wanted), self.order, width, seen.sparklines)
         self._table.sparklines = seen.sparklines
         return self._table
 
@@ -185,10 +186,10 @@ class Screen:
 
     def _footer(self, width: int) -> Spans:
         if self._is_typing:
-            return [(f"filter: {self._wanted}_", "title")]
+            return [(f"filter: {self.wanted}_", "title")]
         count = len(self._rows)
         place = f"{min(self._scroll + self._height, count)}/{count}" if count > self._height else ""
-        wanted = f"filter: {self._wanted} (Esc clears)  " if self._wanted else ""
+        wanted = f"filter: {self.wanted} (Esc clears)  " if self.wanted else ""
         return [(fit(printable(wanted + _KEYS), max(0, width - len(place) - 1)) + " " + place, "dim")]
 
 

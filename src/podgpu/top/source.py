@@ -209,24 +209,23 @@ class Seen:
         return notes
 
 
+@dataclass
 class Feed:
     """Reads a source in a thread, so that the screen never waits. Stores recent utilisation for sparklines."""
 
-    def __init__(self, source: Source, interval: float) -> None:
-        self._source = source
-        self._interval = interval
-        self._wake = threading.Event()
-        self._is_closed = False
-        self._points: dict[tuple[str, str], bytes] = {}  # by UUID and MIG instance, since the start
-        self._selected = ""
-        self.seen: Seen | None = None
-        self.name = source.name
+    source: Source
+    interval: float
+    seen: Seen | None = None
+    _wake: threading.Event = field(default_factory=threading.Event)
+    _is_closed: bool = False
+    _points: dict[tuple[str, str], bytes] = field(default_factory=dict)  # by UUID and MIG instance, since the start
+    _selected: str = ""
 
     def read(self) -> Seen:
         """Reads once. Raises SourceError or StartError if no reading succeeded before."""
         before = self.seen
         try:
-            view, processes, history, fetched = self._source.read(self._selected)
+            view, processes, history, fetched = self.source.read(self._selected)
         except (SourceError, StartError) as error:
             if before is None:
                 raise
@@ -242,7 +241,7 @@ class Feed:
             for key, ratio in slots.items()
         }
         if history is None or not history.points:
-            history = Sparklines(self._points, self._interval * _POINTS)
+            history = Sparklines(self._points, self.interval * _POINTS)
         self.seen = Seen(view, lines, time.monotonic(), wall, history, fetched)
         return self.seen
 
@@ -257,7 +256,7 @@ class Feed:
 
     def _run(self) -> None:
         while not self._is_closed:
-            self._wake.wait(self._interval)
+            self._wake.wait(self.interval)
             self._wake.clear()
             try:
                 self.read()

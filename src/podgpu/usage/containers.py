@@ -47,6 +47,7 @@ class ContainerLookup:
     command: str = ""
 
 
+@dataclass(eq=False)
 class ContainerFinder:
     """Finds the containers of processes and caches them. Not thread-safe. `proc` is the path of the host's /proc.
 
@@ -54,13 +55,11 @@ class ContainerFinder:
     finds the job, user and command of processes outside pods.
     """
 
-    def __init__(
-        self, proc: str = "/proc", clock: Callable[[], float] = time.monotonic, finds_users: bool = False
-    ) -> None:
-        self.proc = proc
-        self.finds_users = finds_users
-        self._clock = clock
-        self._cache: dict[int, tuple[int, float, ContainerLookup]] = {}  # pid -> start, time of the lookup, result
+    proc: str = "/proc"
+    _clock: Callable[[], float] = time.monotonic
+    finds_users: bool = False
+    _cache: dict[int, tuple[int, float, ContainerLookup]] = field(default_factory=dict)
+    """Pid -> start of the process, time of the lookup, result."""
 
     def find_all(self, pids: Collection[int]) -> dict[int, ContainerLookup]:
         """Looks up these processes, and evicts all others from the cache."""
@@ -152,20 +151,16 @@ class OwnersByPid:
     commands: Mapping[int, str] = field(default_factory=dict)  # only on a node without Kubernetes
 
 
+@dataclass(eq=False)
 class ProcessOwners:
-    def __init__(
-        self, finder: ContainerFinder, complete: Callable[[Workload], Workload], read_identities: Callable[[], None]
-    ) -> None:
-        """`complete`: adds the names of pod and container to a workload. Raises SourceError if sources disagree.
-
-        `read_identities`: refreshes the names that `complete` uses.
-        """
-        self._finder = finder
-        self._complete = complete
-        self._read_identities = read_identities
-        self._lookups: Mapping[int, ContainerLookup] = {}
-        self._last = OwnersByPid()
-        self._nameless: frozenset[Workload] = frozenset()
+    _finder: ContainerFinder
+    _complete: Callable[[Workload], Workload]
+    """Adds the names of pod and container. Raises SourceError if sources disagree."""
+    _read_identities: Callable[[], None]
+    """Refreshes the names that `_complete` uses."""
+    _lookups: Mapping[int, ContainerLookup] = field(default_factory=dict)
+    _last: OwnersByPid = field(default_factory=OwnersByPid)
+    _nameless: frozenset[Workload] = frozenset()
 
     def find(self, pids: Collection[int]) -> OwnersByPid:
         before, self._lookups = self._lookups, self._finder.find_all(pids)

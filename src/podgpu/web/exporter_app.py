@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,9 +23,8 @@ from podgpu.cluster.view import GpuResponse, add_details, make_details
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.metrics.encode import NO_METRICS
 from podgpu.model import has_readings
-from podgpu.web.app import Address, Listener, Service, make_application, make_listeners, run
-from podgpu.web.connections import ConnectionLimits
-from podgpu.web.lifecycle import DEFAULT_RELEASE_SECONDS, forget_on_node, forget_route, release_route
+from podgpu.web.app import make_application
+from podgpu.web.lifecycle import forget_on_node, forget_route, release_route
 from podgpu.web.page_routes import page_routes
 from podgpu.web.responses import JSON_HEADERS, METRICS_HEADERS, Handler, body_response, probe_routes, send_response
 
@@ -34,35 +32,6 @@ if TYPE_CHECKING:
     from podgpu.cluster.ranges import UsageAnswers
     from podgpu.history.answers import HistorySource
     from podgpu.web.protection import Protection
-
-
-def serve(
-    agent: Agent,
-    app: web.Application,
-    address: Address,
-    protection: Protection | None = None,
-    gpu_manager_address: Address | None = None,
-    probe_address: Address | None = None,
-    sockets: Sequence[socket.socket] = (),
-    services: Sequence[Service] = (),
-    limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008 - frozen
-) -> None:
-    """Starts the agent and serves `app` until SIGINT, SIGTERM or a fatal error of the agent.
-
-    - `gpu_manager_address`: a separate listener that serves only gpu-manager's metrics.
-    - `probe_address`: a separate listener for probes, without `protection`.
-    - `sockets`: sockets that are already bound. If given, `address` is not bound.
-    - `services`: started and stopped together with the agent.
-    """
-    tls = protection.make_tls if protection else None
-    main = Listener(app, address, tls=tls, announcement="listening on %s/metrics", sockets=sockets)
-    listeners = make_listeners(main, _probe_routes(agent), probe_address)
-    if gpu_manager_address is not None:
-        gpu_manager = gpu_manager_application(agent, protection)
-        text = "serving only gpu-manager's metrics on %s/metric"
-        listeners.append(Listener(gpu_manager, gpu_manager_address, "--gpu-manager-address", tls, text))
-    release = partial(agent.release, DEFAULT_RELEASE_SECONDS)
-    run([agent, *services], listeners, release=release, limits=limits)
 
 
 def application(
@@ -85,7 +54,7 @@ def application(
     routes = [
         web.get("/metrics", limit_concurrency(scrapes, _serve_text(agent, "fresh", "stale"))),
         *([web.get("/metric", _serve_text(agent, "gpu_manager", None))] if has_gpu_manager else []),
-        *_probe_routes(agent),
+        *node_probes(agent),
         release_route(agent, lifecycle),
         forget_route(forget_on_node(agent), lifecycle),
         web.get("/api/v1/node", _serve_text(agent, "fresh_json", "stale_json", JSON_HEADERS)),
@@ -101,7 +70,7 @@ def gpu_manager_application(agent: Agent, protection: Protection | None = None) 
     )
 
 
-def _probe_routes(agent: Agent) -> list[web.RouteDef]:
+def node_probes(agent: Agent) -> list[web.RouteDef]:
     return probe_routes(partial(is_live, agent), partial(is_ready, agent))
 
 

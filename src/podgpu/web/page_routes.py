@@ -72,7 +72,7 @@ def page_routes(
     async def pod(request: web.Request) -> web.Response:
         namespace, name = request.match_info["namespace"], request.match_info["pod"]
         cluster = request.query.get("cluster")
-        published = await find(GpuQuery(cluster=cluster or "", ns=namespace, pod=name, limit=1000))
+        published = await find(GpuQuery(cluster=cluster or "", ns=namespace, pod=name))
         answer = await asyncio.to_thread(lambda: make_pod(published.state, published.view, namespace, name, cluster))
         return await _json_response(request, answer or f"pod {namespace}/{name} holds no GPU")
 

@@ -10,7 +10,7 @@
 {{- $reasons = append $reasons "hostPath (the NRI socket and podlist.json's directory)" -}}
 {{- end -}}
 {{- if and $exporter.enabled (ne $exporter.usage.from "none") -}}
-{{- $reasons = append $reasons "hostPID and hostPath (what each container uses)" -}}
+{{- $reasons = append $reasons "hostPID and hostPath (usage of each container)" -}}
 {{- end -}}
 {{- if and $exporter.enabled $exporter.kubernetes.podUid (eq $exporter.usage.from "none") -}}
 {{- $reasons = append $reasons "hostPath (pod uids)" -}}

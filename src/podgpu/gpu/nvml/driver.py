@@ -295,17 +295,15 @@ MIN_GPM_SECONDS = 0.1
 """NVML requires at least 100 ms between two GPM samples."""
 
 
+@dataclass(eq=False)
 class GpmSampler:
     """Reads profiling metrics (GPM) of one GPU or GPU instance, as means between two samples. Needs Hopper or later."""
 
-    def __init__(self, driver: NvmlDriver, gpu: Any, gi_id: int | None = None) -> None:
-        """`gpu`: handle of the physical GPU."""
-        self._driver = driver
-        self._gpu = gpu
-        self._gi_id = gi_id
-        self._samples: list[Any] = []
-        self.last_at: float | None = None
-        """Time of the last sample."""
+    _driver: NvmlDriver
+    _gpu: Any  # handle of the physical GPU
+    _gi_id: int | None = None
+    _samples: list[Any] = field(default_factory=list)
+    last_at: float | None = None  # time of the last sample
 
     def read(self, metrics: Sequence[int], now: float) -> dict[int, tuple[int, float]]:
         """Returns (NVML return code, percent or MiB/s) per metric, as means since the last call.
@@ -344,21 +342,24 @@ class GpmSampler:
         self._samples, self.last_at = [], None
 
 
+@dataclass(eq=False)
 class DevicePlan:
     """Reads a set of fields of one GPU or MIG device. Fields that are not supported are not read again."""
 
-    def __init__(self, driver: NvmlDriver, handle: Any, gpm: GpmSampler, fields: Sequence[Field]) -> None:
-        self._driver = driver
-        self._handle = handle
-        self.gpm = gpm
-        self._fields = fields
-        self._values: dict[int, Value] = {}
-        self._once: dict[int, Value] = {}
-        self._groups: dict[object, list[tuple[Field, Any]]] = {}  # fields by call, without those that need none
-        self._grouped: tuple[int, int] | None = None  # numbers of unsupported and constant fields in `_groups`
-        self._totals: dict[int, tuple[float, float]] = {}
-        """Field id -> time and value of the last reading, for rates."""
-        self.guard = CallGuard(wanted.id for wanted in fields if wanted.recipe is None)
+    _driver: NvmlDriver
+    _handle: Any
+    gpm: GpmSampler
+    _fields: Sequence[Field]
+    _values: dict[int, Value] = field(default_factory=dict)
+    _once: dict[int, Value] = field(default_factory=dict)
+    _groups: dict[object, list[tuple[Field, Any]]] = field(default_factory=dict)
+    """Fields by call, without those that need none."""
+    _grouped: tuple[int, int] | None = None  # numbers of unsupported and constant fields in `_groups`
+    _totals: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """Field id -> time and value of the last reading, for rates."""
+
+    def __post_init__(self) -> None:
+        self.guard = CallGuard(wanted.id for wanted in self._fields if wanted.recipe is None)
 
     def read(self, now: float) -> dict[int, Value]:
         """Returns values by field id. Raises DeviceLost or DriverGone; other errors affect only their fields."""

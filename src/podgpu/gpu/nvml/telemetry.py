@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -450,15 +450,15 @@ _WAIT_MS = 800
 """Maximum duration of a wait for events, which delays closing the driver. A wait costs 0.17 ms of CPU (H200)."""
 
 
+@dataclass(eq=False)
 class XidWatcher:
     """Waits for XID errors in its own thread. Each GPU must be registered."""
 
-    def __init__(self, driver: NvmlDriver, wall: Callable[[], float]) -> None:
-        self._driver = driver
-        self._wall = wall
-        self._event_set: Any = None
-        self._uuids: dict[int | None, str] = {}
-        self.events = ErrorEvents()
+    _driver: NvmlDriver
+    _wall: Callable[[], float]
+    _event_set: Any = None
+    _uuids: dict[int | None, str] = field(default_factory=dict)
+    events: ErrorEvents = field(default_factory=ErrorEvents)
 
     def start(self) -> None:
         """Starts the thread. Call after opening the driver, within `hold`."""

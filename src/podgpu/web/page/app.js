@@ -218,19 +218,19 @@ class Page {
     this.keys.refresh();
   }
 
-  // Requests the GPUs that the address selects, if the server does not list all of them. Waits while the user is typing.
+  // Requests the nodes that the address selects, if the server does not list all of them. Waits while the user is typing.
   aim() {
     this.isAimed = true;
     clearTimeout(this.aiming);
     this.aiming = setTimeout(() => this.feed.aim(pagePath(this.criteria)), this.isTyping ? TYPING_MS : 0);
   }
 
-  showPager({ paged, found }, view) {
+  showPager({ paged, found, nodes }, view) {
     const pager = byId("pager");
     pager.hidden = !paged || found === undefined || !["", "pods", "nodes"].includes(view);
     if (pager.hidden) return;
     const links = neighbours(this.criteria, found);
-    setText(byId("pager-text"), `${count(this.devices.length)} of ${plural(found, "GPU")} that ${found === 1 ? "matches" : "match"}, page ${count(pageOf(this.criteria) + 1)}`);
+    setText(byId("pager-text"), `${count(nodes.length)} of ${plural(found, "node")} with such GPUs, page ${count(pageOf(this.criteria))}`);
     ["previous", "next"].forEach((name, i) => {
       byId(`pager-${name}`).hidden = !links[i];
       setAttribute(byId(`pager-${name}`), "href", links[i]);
@@ -240,7 +240,7 @@ class Page {
   showView(view, picture, anew, at) {
     const { criteria, devices } = this;
     const back = writeHash(this.list);
-    if (view === "gpu") this.gpu.show(devices, criteria, back, hasPods(picture));
+    if (view === "gpu") this.gpu.show(devices, criteria, back, hasPods(picture, devices.find((device) => criteria.gpu.startsWith(device.uuid))?.node));
     else if (view === "pod") this.pod.show(devices, criteria, back);
     else if (view === "node") this.node.show(picture, devices, criteria, anew);
     else if (view === "nodes") this.nodes.show(picture, devices, criteria);

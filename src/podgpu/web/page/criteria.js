@@ -29,7 +29,7 @@ export const RANGES = ["1h", "6h", "24h", "7d", "30d"];
 export const NAMES = ["q", "cluster", "ns", "node", "model", "state", "sort", "show"];
 const FILTERS = ["q", "cluster", "ns", "node", "model", "state"];
 const OTHERS = ["view", "pod", "gpu", "by", "order", "range", "from", "to", "cost", "page"];
-const PAGE_SIZE = 100; // GPUs per page, if the server does not list all GPUs
+const PAGE_SIZE = 20; // nodes per page, if the server does not list all nodes
 const UNPAGED = { state: ["unknown", "old"], sort: ["wasted"] }; // choices that Prometheus cannot compute
 
 const EARLIER = { namespaces: { view: "pods", by: "namespace" }, waste: { view: "cost", order: "wasted" } }; // views of version 0.2
@@ -49,13 +49,13 @@ export function writeHash(criteria) {
   return text ? `#${text}` : "#";
 }
 
-// Returns the choices of a filter. `isPaged`: the server lists only the GPUs that match the filters.
+// Returns the choices of a filter. `isPaged`: the server lists only nodes with a GPU that matches the filters.
 export function choicesOf(name, isPaged) {
   const all = { state: STATES, sort: SORTS }[name];
   return isPaged ? all.filter(([value]) => !UNPAGED[name].includes(value)) : all;
 }
 
-// Returns the path of the view with the GPUs that the page shows.
+// Returns the path of the view with the nodes that the page shows.
 export function pagePath(criteria) {
   const { view, gpu, cluster } = criteria;
   if (view === "cost" || view === "events") return "api/v1/view";
@@ -64,19 +64,18 @@ export function pagePath(criteria) {
   if (criteria.pod) given.cluster = cluster;
   else if (!gpu) for (const name of [...FILTERS, "sort"]) given[name] = UNPAGED[name]?.includes(criteria[name]) ? "" : criteria[name];
   const query = new URLSearchParams(Object.entries(given).filter(([, value]) => value));
-  query.set("limit", PAGE_SIZE);
-  query.set("offset", gpu || criteria.pod ? 0 : pageOf(criteria) * PAGE_SIZE);
+  query.set("page", gpu || criteria.pod ? 1 : pageOf(criteria));
   return `api/v1/view?${query}`;
 }
 
 export function pageOf({ page }) {
-  return Math.max(0, (Number.parseInt(page, 10) || 1) - 1);
+  return Math.max(1, Number.parseInt(page, 10) || 1);
 }
 
 // Returns the links to the previous and the next page; undefined if there is none.
 export function neighbours(criteria, found) {
   const page = pageOf(criteria);
-  const link = (number) => (number >= 0 && number * PAGE_SIZE < found ? writeHash({ ...criteria, page: number ? String(number + 1) : "" }) : undefined);
+  const link = (number) => (number > 0 && (number - 1) * PAGE_SIZE < found ? writeHash({ ...criteria, page: number > 1 ? String(number) : "" }) : undefined);
   return [link(page - 1), link(page + 1)];
 }
 

@@ -46,7 +46,7 @@ export function totalsOf(devices, priced) {
 // Returns the totals that the server computed, if it did not list all GPUs.
 export function totalsOfServer({ totals }) {
   const { power_watts: power, cost_per_hour: cost, wasted_per_hour: wasted, ...gpus } = totals;
-  return { ...gpus, power, cost, wasted, colours: {} };
+  return { ...gpus, unknown: gpus.unknown + (gpus.unheld_unknown ?? 0), power, cost, wasted, colours: {} };
 }
 
 // Rounds the totals to hundredths of a GPU. Rounds the largest remainders up, so that the parts add up to the total. A GPU
