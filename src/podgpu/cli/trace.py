@@ -150,7 +150,7 @@ class Recording:
         return ""
 
     def make_trace(self) -> dict[str, Any]:
-        gpu = self._gpu
+        gpu, engines = self._gpu, self._engines.values()
         about = {
             "recorder": f"podgpu {__version__}",
             "gpu": gpu.index,
@@ -158,18 +158,11 @@ class Recording:
             "model": gpu.model,
             "began": datetime.fromtimestamp(self._began_at, UTC).isoformat(timespec="milliseconds"),
             "seconds": round(self._elapsed, 3),
-            **self._describe_slices(),
+            "slice_ms": {e.name: e.estimator.slice / 1e6 for e in engines if e.estimator.is_slice_detected},
+            "assumed_slice_ms": {e.name: e.estimator.slice / 1e6 for e in engines if not e.estimator.is_slice_detected},
             "unsampled": self._listener.unsampled,
         }
-        return make_trace(self._engines.values(), self._listener.began, self._names, about)
-
-    def _describe_slices(self) -> dict[str, dict[str, float]]:
-        """Returns the length of a time slice by engine. It is assumed if no process used a full slice."""
-        slices: dict[str, dict[str, float]] = {}
-        for engine in self._engines.values():
-            name = "slice_ms" if engine.estimator.is_slice_detected else "assumed_slice_ms"
-            slices.setdefault(name, {})[engine.name] = engine.estimator.slice / 1e6
-        return slices
+        return make_trace(engines, self._listener.began, self._names, about)
 
     def summarize(self) -> str:
         periods = sum(len(engine.periods) for engine in self._engines.values())
