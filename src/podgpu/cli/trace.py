@@ -56,8 +56,6 @@ _MAX_SWITCH_NS = 1_000_000
     "trace",
     ("podgpu trace --gpu 0 --seconds 10 -o trace.json", "record GPU 0, then open the file in ui.perfetto.dev"),
     ("podgpu trace --gpu 4 --telemetry simulated", "try it without a GPU"),
-    shared=("path-proc", "path-varlog"),
-    hidden=True,
 )
 def command(**options: Any) -> None:
     """Record when each container was running on a GPU and when it waited for it, as a trace for ui.perfetto.dev.
