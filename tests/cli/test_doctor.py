@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pynvml
 import pytest
@@ -116,12 +117,11 @@ def examined(tree: Tree, clock: FakeClock) -> Iterator[Examined]:
     drivers: list[FaultyNvml] = []
 
     def examine(
-        driver: FaultyNvml, *arguments: str, kubernetes: bool = True, deadline: float = PATIENCE
+        driver: FaultyNvml, *arguments: str, kubernetes: bool = True, deadline: float = PATIENCE, **more: Any
     ) -> list[Finding]:
         drivers.append(driver)
-        telemetry = NvmlTelemetry(
-            driver, "nvml", count_expected=partial(count_pci_gpus, str(tree.sysfs)), clock=clock.monotonic
-        )
+        expected = partial(count_pci_gpus, str(tree.sysfs))
+        telemetry = NvmlTelemetry(driver, "nvml", expected, clock=clock.monotonic, **more)
         context = command.make_context("doctor", [*tree.options, *arguments])
         options = merge_config_file(context, context.params)
         options["check_kubernetes"] = kubernetes

@@ -284,15 +284,6 @@ def test_a_wrong_variable_is_named(variable: str, value: str) -> None:
     assert variable in ran.complaint
 
 
-def test_a_malformed_counter_file_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "counters.csv"
-    path.write_bytes(b"# fine\n\nDCGM_FI_DEV_GPU_TMP, gauge, Temperature\n")
-    ran = execute([*QUICK, "-f", str(path)])
-    assert (ran.code, ran.out) == (2, "")
-    assert f"{path}:3:" in ran.complaint
-    assert "did you mean" in ran.complaint
-
-
 @pytest.fixture
 def no_driver() -> Iterator[None]:
     try:
