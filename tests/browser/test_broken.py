@@ -151,11 +151,12 @@ VIEWS = (
     "#gpu=GPU-gpu-a-02-0005-4c5e-9d3f-000000000000",
     "#pod=serving/rerank",
     "#view=pods",
+    "#view=pods&by=namespace",
     "#view=nodes",
     "#view=nodes&node=gpu-b-02",
     "#view=events",
     "#view=cost",
-    "#view=cost&by=pod&from=1794800000",
+    "#view=cost&by=owner&from=1794800000&to=1794900000",
 )
 
 

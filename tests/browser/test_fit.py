@@ -9,23 +9,9 @@ import pytest
 from tests.browser.chromium import Tab, opened, went
 from tests.browser.pictures import Showing, large
 from tests.browser.records import priced, records_of, troubled_showing
+from tests.browser.test_broken import VIEWS
 
 FONTS = ("DejaVu Sans", "Inter", "Roboto")
-GPU = "GPU-gpu-a-01-0005-4c5e-9d3f-000000000000"
-VIEWS = (
-    "",
-    "#cost=1",
-    "#view=events",
-    "#view=cost",
-    "#view=pods",
-    "#view=pods&by=namespace",
-    "#view=nodes",
-    "#view=nodes&node=gpu-a-01",
-    "#view=cost&by=owner&from=1794800000&to=1794900000",
-    f"#gpu={GPU}",
-    f"#gpu={GPU.replace('a-01', 'a-02')}",
-    "#pod=serving/rerank",
-)
 CUT = """(() => {
   const cut = [];
   const say = (element, text) => cut.push(`${element.className || element.id || element.tagName}: ${text.trim()}`);

@@ -49,7 +49,6 @@ _log = logging.getLogger("podgpu")
         "podgpu autoscale --prometheus prometheus:9090 --api-address :6443 --api-service podgpu/podgpu-autoscale",
         "serve the custom metrics API of the Service podgpu-autoscale, with a certificate created by podgpu",
     ),
-    shared=("kubeconfig", "debug", "log-format"),
 )
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:

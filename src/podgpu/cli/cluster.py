@@ -52,7 +52,6 @@ _BACKENDS = ("prometheus", "scrape", "discover_kubernetes")
         "read all nodes that run an exporter, found by its Service",
     ),
     ("podgpu cluster --prometheus prometheus:9090 --prices prices.yaml", "read from Prometheus, with prices"),
-    shared=("kubeconfig", "web-config-file", "probe-address", "debug", "log-format"),
 )
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:

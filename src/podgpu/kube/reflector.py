@@ -39,7 +39,7 @@ class ReflectorSettings:
     max_refused_delay: float = 60.0  # longest retry delay after errors in REFUSALS
     # If a watch delivers no data for this long, the collection is listed again. Servers send a bookmark every minute.
     silence_seconds: float = 150.0
-    watch_seconds: tuple[int, int] = (300, 600)  # range of a random lifetime, so that clients do not renew together
+    watch_seconds: tuple[int, int] = (300, 600)  # a watch lasts a random time, so that clients do not renew together
     request_seconds: float = 30.0  # timeout of one page of a list, and of the start of a watch
 
 

@@ -240,7 +240,7 @@ class Page {
   showView(view, picture, anew, at) {
     const { criteria, devices } = this;
     const back = writeHash(this.list);
-    if (view === "gpu") this.gpu.show(devices, criteria, back, hasPods(picture));
+    if (view === "gpu") this.gpu.show(devices, criteria, back, hasPods(picture, devices.find((device) => criteria.gpu.startsWith(device.uuid))?.node));
     else if (view === "pod") this.pod.show(devices, criteria, back);
     else if (view === "node") this.node.show(picture, devices, criteria, anew);
     else if (view === "nodes") this.nodes.show(picture, devices, criteria);

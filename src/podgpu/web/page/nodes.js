@@ -114,6 +114,7 @@ export class NodeView {
     const name = criteria.node;
     const node = (picture.nodes ?? []).find((candidate) => candidate.name === name);
     const own = devices.filter((device) => device.node === name);
+    const isKube = hasPods(picture, name);
     const totals = totalsOf(own, Boolean(picture.currency));
     this.target = { uuids: own.map((device) => device.uuid), node: "the host of podgpu cluster" };
     setText(this.name, plain(name));
@@ -123,14 +124,13 @@ export class NodeView {
     const notes = node?.notes ?? [];
     this.notes.hidden = !notes.length;
     place(this.notes, notes.map((text) => h("li", {}, ...coded(localTimes(text)))));
-    this.commands.show(node?.gone || totals.broken ? nodeCommands(name, own, hasPods(picture)) : []);
+    this.commands.show(node?.gone || totals.broken ? nodeCommands(name, own, isKube) : []);
     this.forget.element.hidden = !node?.gone;
     this.none.hidden = Boolean(node);
     this.facts.hidden = !node || node.gone;
     place(this.facts, factsOf(totals, memoryTotals(own), this.context.prices()));
     this.tiles.show(own, new Map([[name, node]]), true, anew);
     const rows = holderRows(own, "pod");
-    const isKube = hasPods(picture);
     setText(this.podsTitle, groupsFor(isKube).pod);
     this.pods.hidden = !rows.length;
     const columns = holderColumns("pod", rows, this.context, isKube).filter((column) => column.name !== "node");
@@ -139,10 +139,11 @@ export class NodeView {
   }
 }
 
-// Returns whether holders are pods. On nodes without Kubernetes they are users and jobs.
-export function hasPods(picture) {
-  if ((picture.namespaces ?? []).length) return true;
-  const holders = (picture.nodes ?? []).flatMap((node) => (node.gpus ?? []).flatMap((gpu) => gpu.holders ?? []));
+// Returns whether holders are pods, on all nodes or on the node `name`. On nodes without Kubernetes they are users and jobs.
+export function hasPods(picture, name) {
+  const nodes = (picture.nodes ?? []).filter((node) => name === undefined || node.name === name);
+  const holders = nodes.flatMap((node) => (node.gpus ?? []).flatMap((gpu) => gpu.holders ?? []));
+  if (name === undefined ? (picture.namespaces ?? []).length : holders.some((holder) => holder.namespace)) return true;
   return picture.scope !== "node" && !holders.some((holder) => holder.user || holder.job);
 }
 
