@@ -220,7 +220,9 @@ class DeviceSample:
         waits_for = {
             workload: tuple(
                 WaitPart(
-                    *parts_of(other if isinstance(other, Workload) else Workload()), wait_ns=ns, ratio=ns / window_ns
+                    *parts_of(other if isinstance(other, Workload) else Workload()),
+                    seconds=ns / NS,
+                    ratio=ns / window_ns,
                 )
                 for other, ns in sorted(divide_exactly(estimate, pairs[workload]).items(), key=lambda pair: -pair[1])
                 if ns
