@@ -291,15 +291,10 @@ class SampleStore:
         self._clock = clock or Clock()
         self._rates = UsageRates(settings.stale_after)
         self._snapshot: MetricsSnapshot | None = None
-        self._refusal = ""  # why the last round cannot be used
 
     def add_round(self, state: ClusterState) -> None:
         """Adds the samples of a finished round and publishes a new snapshot."""
         before, now, pods = self._snapshot, self._clock.monotonic(), self._pods()
-        refusal = _refuse_clusters({node.reading.cluster for node in state.nodes})
-        if refusal and not self._refusal:
-            _log.warning("%s", refusal)
-        self._refusal = refusal
         samples = sample_round(state, self._rates, pods, now)
         for key, nodes in samples.ignored.items():
             if key in pods.by_key and (before is None or key not in before.last.ignored):
@@ -324,21 +319,11 @@ class SampleStore:
         )
 
     def snapshot(self) -> MetricsSnapshot:
-        """Raises Refusal if there is no snapshot yet, if it is too old, or if it has pods of several clusters."""
+        """Raises Refusal if there is no snapshot yet, or if it is too old."""
         snapshot = self._snapshot
         if snapshot is None:
             raise no_data("podgpu autoscale has not read the nodes yet: retry later")
         late = self._clock.monotonic() - snapshot.last.at
         if late > self.settings.stale_after + 2 * self.settings.interval:
             raise no_data(f"podgpu autoscale last read the nodes {late:.0f} s ago, which is too long: see its log")
-        if self._refusal:
-            raise no_data(self._refusal)
         return snapshot
-
-
-def _refuse_clusters(names: Collection[str]) -> str:
-    """Returns a reason if there are several clusters. The HPA requests a pod by namespace and name only."""
-    if len(names) < 2:
-        return ""
-    listed = ", ".join(sorted(names)[:5])
-    return f'Prometheus has GPUs of several clusters ({listed}): select one with --match, such as cluster="a"'

@@ -21,7 +21,7 @@ from podgpu.web.responses import metrics_response, probe_routes
 if TYPE_CHECKING:
     from podgpu.cluster.ranges import UsageAnswers
     from podgpu.history.answers import HistorySource
-    from podgpu.web.page_routes import Complete, Select
+    from podgpu.web.page_routes import Select
     from podgpu.web.protection import Protection
 
 _LINKS = ("metrics", "metrics/nodes", "health", "ready")
@@ -49,29 +49,25 @@ def cluster_application(
         web.get("/metrics", metrics),
         web.get("/metrics/nodes", node_metrics),
         *cluster_probes(cluster),
-        forget_route(forget_in_cluster(cluster), lifecycle),
-        *page_routes(lambda: cluster.published, _complete_gpu(cluster), _LINKS, history, usage, select),
+        forget_route(partial(forget_in_cluster, cluster), lifecycle),
+        *page_routes(lambda: cluster.published, partial(_complete_gpu, cluster), _LINKS, history, usage, select),
     ]
     return make_application(routes, protection)
 
 
-def _complete_gpu(cluster: Cluster) -> Complete:
-    """Returns a function that fetches a GPU's details from its exporter and adds them to the response."""
-
-    async def complete(answer: GpuResponse) -> GpuResponse:
-        target = next((node.reading.target for node in cluster.published.state.nodes if node.name == answer.node), "")
-        try:
-            async with asyncio.timeout(_EXPORTER_SECONDS):
-                body = await cluster.fetch(target, f"api/v1/gpus/{answer.gpu.uuid}")
-            return add_details(answer, await asyncio.to_thread(decode_details, body))
-        except TimeoutError:
-            problem = SourceError("deadline", f"the exporter did not respond within {_EXPORTER_SECONDS:g} s")
-        except SourceError as error:
-            problem = error
-        failed = SourceView(source="exporter", ok=False, error=problem.reason, message=str(problem)[:512])
-        return add_details(answer, GpuDetails(sources=[failed]))
-
-    return complete
+async def _complete_gpu(cluster: Cluster, answer: GpuResponse) -> GpuResponse:
+    """Fetches a GPU's details from its exporter and adds them to the response."""
+    target = next((node.reading.target for node in cluster.published.state.nodes if node.name == answer.node), "")
+    try:
+        async with asyncio.timeout(_EXPORTER_SECONDS):
+            body = await cluster.fetch(target, f"api/v1/gpus/{answer.gpu.uuid}")
+        return add_details(answer, await asyncio.to_thread(decode_details, body))
+    except TimeoutError:
+        problem = SourceError("deadline", f"the exporter did not respond within {_EXPORTER_SECONDS:g} s")
+    except SourceError as error:
+        problem = error
+    failed = SourceView(source="exporter", ok=False, error=problem.reason, message=str(problem)[:512])
+    return add_details(answer, GpuDetails(sources=[failed]))
 
 
 def cluster_probes(cluster: Cluster) -> list[web.RouteDef]:

@@ -16,7 +16,6 @@ from podgpu.cluster.collect import ViewSettings
 from podgpu.cluster.loop import PublishedState
 from podgpu.cluster.nodes import describe_node, sort_alerts
 from podgpu.cluster.prices import ReadPrices, no_prices
-from podgpu.cluster.ranges import RecordedUsage
 from podgpu.cluster.record import LONGEST_GAP, RoundReader
 from podgpu.cluster.state import ClusterState, build_single_node_state
 from podgpu.cluster.view import GpuResponse, add_details, make_details
@@ -56,7 +55,7 @@ def application(
         *([web.get("/metric", _serve_text(agent, "gpu_manager", None))] if has_gpu_manager else []),
         *node_probes(agent),
         release_route(agent, lifecycle),
-        forget_route(forget_on_node(agent), lifecycle),
+        forget_route(partial(forget_on_node, agent), lifecycle),
         web.get("/api/v1/node", _serve_text(agent, "fresh_json", "stale_json", JSON_HEADERS)),
         *page_routes(NodePage(agent, prices).latest, complete_gpu, links, history, usage),
     ]
@@ -206,7 +205,3 @@ def node_recorder(agent: Agent, directory: str = "", prices: ReadPrices = no_pri
     recorder = HistoryRecorder(RoundReader(read_state, LONGEST_GAP, agent.clock.wall), agent.clock, directory)
     agent.notes_beside = recorder.warnings
     return recorder
-
-
-def node_usage(agent: Agent, recorder: HistoryRecorder, prices: ReadPrices = no_prices) -> RecordedUsage:
-    return RecordedUsage(recorder, lambda: build_state(agent, prices))

@@ -89,28 +89,22 @@ def forget_route(forget: Forget, allowed: bool) -> web.RouteDef:
     return _operator_route("/-/forget", "forget", allowed, handle)
 
 
-def forget_on_node(agent: Agent) -> Forget:
-    def forget(uuid: str) -> tuple[int, str]:
-        removed = agent.forget(uuid)
-        if removed is None:
-            return 404, f"this node has no GPU {uuid} and has never had one"
-        if removed == "nothing":
-            return 409, f"{uuid} is present and has no XIDs: nothing to remove"
-        return 200, f"removed {uuid}" if removed == "gpu" else f"removed the XIDs of {uuid}"
-
-    return forget
+def forget_on_node(agent: Agent, uuid: str) -> tuple[int, str]:
+    removed = agent.forget(uuid)
+    if removed is None:
+        return 404, f"this node has no GPU {uuid} and has never had one"
+    if removed == "nothing":
+        return 409, f"{uuid} is present and has no XIDs: nothing to remove"
+    return 200, f"removed {uuid}" if removed == "gpu" else f"removed the XIDs of {uuid}"
 
 
-def forget_in_cluster(cluster: Cluster) -> Forget:
-    def forget(uuid: str) -> tuple[int, str]:
-        result = cluster.forget(uuid)
-        if result == "unknown":
-            return 404, f"no node has a GPU {uuid} or has ever had one"
-        if result == "present":
-            return 409, f"{uuid} and its node are both present: nothing to remove"
-        return 200, (
-            f"{uuid} is removed from this page until it reappears. To remove it from its exporter, run `podgpu forget`"
-            " on its node."
-        )
-
-    return forget
+def forget_in_cluster(cluster: Cluster, uuid: str) -> tuple[int, str]:
+    result = cluster.forget(uuid)
+    if result == "unknown":
+        return 404, f"no node has a GPU {uuid} or has ever had one"
+    if result == "present":
+        return 409, f"{uuid} and its node are both present: nothing to remove"
+    return 200, (
+        f"{uuid} is removed from this page until it reappears. To remove it from its exporter, run `podgpu forget`"
+        " on its node."
+    )
