@@ -75,14 +75,14 @@ def node_probes(agent: Agent) -> list[web.RouteDef]:
 
 # Metrics
 
-_LONG_TEXT = 100_000  # bytes; rendering takes about 2 ms
+_LONG_TEXT = 100_000  # bytes; rendering this much text takes about 2 ms
 
 
 def _serve_text(
     agent: Agent, fresh: RenderedText, stale: RenderedText | None, headers: Mapping[str, str] = METRICS_HEADERS
 ) -> Handler:
-    """Renders once for all concurrent requests; a long text in a thread, so that probes do not wait."""
-    size = _LONG_TEXT  # of the last text
+    """Returns a handler that renders each snapshot once. Long texts are rendered in a thread, to keep probes fast."""
+    size = _LONG_TEXT  # size of the last text
 
     async def handle(request: web.Request) -> web.Response:
         nonlocal size
@@ -101,7 +101,7 @@ def _serve_text(
 
 
 def limit_concurrency(limit: int, handler: Handler) -> Handler:
-    """Responds with 503 and dcgm-exporter's text if `limit` requests are already running."""
+    """Responds with 503, as dcgm-exporter does, if `limit` requests are already running."""
     running = 0
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -121,7 +121,7 @@ def limit_concurrency(limit: int, handler: Handler) -> Handler:
 
 
 def is_live(agent: Agent) -> tuple[bool, str]:
-    """Fails only if the loop is stuck, because a restart does not help if the driver is missing."""
+    """Fails only if the loop is stuck. A missing driver is no failure, because a restart would not help."""
     if not agent.turns:
         return False, "podgpu no longer reads the GPUs: its loop is stuck\n"
     lines = [*describe_alerts(agent), *describe_problems(agent)]
@@ -144,7 +144,7 @@ def describe_alerts(agent: Agent) -> list[str]:
 
 
 def describe_problems(agent: Agent) -> list[str]:
-    """Returns one line for each failing source and each other problem."""
+    """Returns one line per problem, such as a source that fails."""
     state = agent.published.state
     lines = [f"{source.name}: {source.error}: {source.message}" for source in state.sources if source.up is False]
     has_answer = any(source.up is not None for source in state.sources)
@@ -172,7 +172,7 @@ def build_state(agent: Agent, prices: ReadPrices = no_prices, notes: Iterable[st
 
 
 class NodePage:
-    """Caches the data of the web page for each snapshot. Thread-safe."""
+    """Builds the data of the web page once per snapshot, and caches it. Thread-safe."""
 
     def __init__(self, agent: Agent, prices: ReadPrices) -> None:
         self._agent = agent

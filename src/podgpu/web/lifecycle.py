@@ -22,7 +22,7 @@ REQUEST_HEADER = "X-Podgpu-Request"
 DEFAULT_RELEASE_SECONDS = 60.0
 _MAX_RELEASE_SECONDS = 3600.0
 _LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
-"""Allowed clients. Not all of 127.0.0.0/8, because service mesh sidecars forward remote requests from 127.0.0.6."""
+"""Allowed clients. Excludes 127.0.0.6, from which service mesh sidecars forward remote requests."""
 Forget = Callable[[str], tuple[int, str]]
 """Removes the GPU with this UUID. Returns status code and text of the response."""
 
@@ -45,7 +45,7 @@ def explain_refusal(request: web.Request, action: str) -> str:
 def _operator_route(
     path: str, action: str, allowed: bool, handle: Callable[[web.Request], tuple[int, str]]
 ) -> web.RouteDef:
-    """Runs `handle` in a thread, one request at a time, so that a hanging driver blocks at most one thread."""
+    """Handles requests in a thread, one at a time, so that a hanging driver blocks at most one thread."""
     lock = asyncio.Lock()
 
     async def check_and_handle(request: web.Request) -> web.Response:

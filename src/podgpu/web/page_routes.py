@@ -44,7 +44,7 @@ def page_routes(
     """Returns the routes of the page and the API. Add them last: they include a 404 for all other paths below `/api`.
 
     Each request calls `latest` in a thread. `links` are other paths of the server, shown at the bottom of the page.
-    `select` is called if `latest` has totals, but no GPUs, because there are too many.
+    `select` reads individual GPUs if `latest` has only totals, because the cluster has too many GPUs.
     """
     types = {file.name: _TYPES[file.suffix] for file in _FOLDER.iterdir() if file.suffix in _TYPES}
 
