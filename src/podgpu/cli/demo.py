@@ -30,7 +30,8 @@ from podgpu.clock import Clock
 from podgpu.cluster.collect import ViewSettings
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.prices import Prices, ReadPrices, read_prices
-from podgpu.cluster.record import cluster_recorder, cluster_usage
+from podgpu.cluster.ranges import RecordedUsage
+from podgpu.cluster.record import cluster_recorder
 from podgpu.cluster.scrape import ScrapeCollector
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.history.store import (
@@ -56,7 +57,7 @@ from podgpu.simulate.node import DemoNode, Tenant
 from podgpu.usage.containers import ContainerFinder
 from podgpu.web.app import Address, Listener, Service, run
 from podgpu.web.cluster_app import cluster_application
-from podgpu.web.exporter_app import application, node_recorder, node_usage
+from podgpu.web.exporter_app import application, build_state, node_recorder
 
 OTHER_GPUS = ("6xH100,2xH100/1x3g.40gb+1x2g.20gb+1x1g.10gb", "4xH200", "2xRTX4090")  # GPUs of the other nodes
 _PLAIN = 3  # index of the node without Kubernetes
@@ -117,7 +118,8 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
         recorder = cluster_recorder(cluster)
         own = {node.name: exporter.recorder for node, exporter in zip(nodes, exporters, strict=True)}
         write_past(nodes, {"": recorder, **own}, read()[0], time.time())
-        app = cluster_application(cluster, history=recorder, usage=cluster_usage(cluster, recorder))
+        usage = RecordedUsage(recorder, lambda: cluster.published.state)
+        app = cluster_application(cluster, history=recorder, usage=usage)
         listeners = [
             *(Listener(each.application, where) for each, where in zip(exporters, [address, *others], strict=True)),
             Listener(app, cluster_address, "--cluster-address"),
@@ -228,7 +230,8 @@ def make_exporter(node: DemoNode, prices: ReadPrices) -> DemoExporter:
         pod_labels=lambda: {(t.namespace, t.pod): (("team", team_of(t.namespace)),) for t in node.tenants if t.pod},
     )
     recorder = node_recorder(agent, prices=prices)
-    app = application(agent, history=recorder, prices=prices, usage=node_usage(agent, recorder, prices))
+    usage = RecordedUsage(recorder, lambda: build_state(agent, prices))
+    app = application(agent, history=recorder, prices=prices, usage=usage)
 
     @web.middleware
     async def close_while_down(
