@@ -23,6 +23,7 @@ import click
 from aiohttp import web
 
 from podgpu.agent.loop import Agent, Settings
+from podgpu.cli.node import read_simulated
 from podgpu.cli.options import make_command
 from podgpu.cli.terminal import configure_logging
 from podgpu.clock import Clock
@@ -32,8 +33,6 @@ from podgpu.cluster.prices import Prices, ReadPrices, read_prices
 from podgpu.cluster.ranges import RecordedUsage
 from podgpu.cluster.record import cluster_recorder
 from podgpu.cluster.scrape import ScrapeCollector
-from podgpu.gpu.nvml.switch_splitter import SwitchLogFactory
-from podgpu.gpu.nvml.telemetry import NvmlTelemetry
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.history.store import (
     COARSE,
@@ -53,7 +52,6 @@ from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.labels import Policy
 from podgpu.model import WorkloadOwner
-from podgpu.simulate.driver import RoundRobinLog
 from podgpu.simulate.gpu import SimulatedGpu
 from podgpu.simulate.node import DemoNode, Tenant
 from podgpu.usage.containers import ContainerFinder
@@ -219,16 +217,8 @@ class DemoExporter(NamedTuple):
 
 def make_exporter(node: DemoNode, prices: ReadPrices) -> DemoExporter:
     names = IdentityReader(str(node.root / "pods"), str(node.root / "containers"))
-    count = len(node.driver.gpus)
     agent = Agent(
-        NvmlTelemetry(
-            node.driver,
-            "simulated",
-            lambda: count,
-            clock=node.clock.monotonic,
-            wall=node.clock.wall,
-            switch_logs=SwitchLogFactory("exact", lambda gpu, _: RoundRobinLog(node.driver, gpu.uuid), lambda: True),
-        ),
+        read_simulated(node.driver, {"usage_from": "exact"}, node.clock),
         HolderSources([] if node.is_plain else [KubeletAllocation(node.kubelet.socket)], names.read),
         Settings(
             interval=1.0,
