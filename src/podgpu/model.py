@@ -163,7 +163,7 @@ parts_of = attrgetter(*WORKLOAD_PARTS)
 class WaitPart(Workload, frozen=True, kw_only=True):
     """A workload that kept another workload waiting. Without names, it stands for all processes outside pods."""
 
-    wait_ns: Amount = 0  # time in the last usage window in which the other workload waited for this one
+    seconds: Ratio = 0.0  # time in the last usage window in which the other workload waited for this one
     ratio: Ratio = 0.0  # the same as a fraction of the window
 
 

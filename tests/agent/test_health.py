@@ -85,8 +85,7 @@ def test_a_lost_gpu_stays_until_it_is_back(bench: GpuBench) -> None:
     assert broken(bench, 1) == ["lost"]
     bench.faults.lose(1, enumerated=False)
     bench.expected = 3
-    for _ in range(30):
-        bench.turn(seconds=5.0)
+    bench.turns(150)
     assert bench.driver.calls["nvmlInit"] > 1, "the driver does not list it any more"
     found = gpu(bench, 1)
     assert broken(bench, 1) == ["lost"]
@@ -101,8 +100,7 @@ def test_a_lost_gpu_stays_until_it_is_back(bench: GpuBench) -> None:
     assert totals["allocated"] == totals["used"] + totals["idle"] + totals["unknown"]
     bench.expected = 4
     bench.faults.recover(1)
-    for _ in range(30):
-        bench.turn(seconds=5.0)
+    bench.turns(150)
     assert broken(bench, 1) == []
     assert "absent" not in gpu(bench, 1)
 
@@ -114,8 +112,7 @@ def test_a_lost_gpu_stays_until_it_is_back(bench: GpuBench) -> None:
 def test_the_last_holder_of_a_lost_gpu_and_forgetting_it(bench: GpuBench, capsys: pytest.CaptureFixture[str]) -> None:
     bench.faults.lose(1, enumerated=False)
     bench.expected = 3
-    for _ in range(8):
-        bench.turn(seconds=5.0)
+    bench.turns(40)
     assert [h["pod"] for h in gpu(bench, 1)["holders"]] == ["p1"]
     bench.crowd(1, 0)
     bench.turn(seconds=5.0)
@@ -132,8 +129,7 @@ def test_the_last_holder_of_a_lost_gpu_and_forgetting_it(bench: GpuBench, capsys
     command = ["forget", bench.uuid(1), "--url", bench.client.address.url]
     assert (run(command), capsys.readouterr().out) == (0, f"removed {bench.uuid(1)}\n")
     assert [g["index"] for g in view(bench)["nodes"][0]["gpus"]] == [0, 1, 2]
-    for _ in range(3):
-        bench.turn(seconds=5.0)
+    bench.turns(15)
     assert bench.uuid(1) not in bench.scraped
     assert bench.client.ask("/health").text == "OK\n"
     assert run(command) == 1
@@ -147,8 +143,7 @@ def test_the_last_holder_of_a_lost_gpu_and_forgetting_it(bench: GpuBench, capsys
 )
 def test_the_driver_goes_away(bench: GpuBench) -> None:
     bench.faults.unload_driver()
-    for _ in range(4):
-        bench.turn(seconds=5.0)
+    bench.turns(20)
     assert [broken(bench, n) for n in range(4)] == [["driver_away"]] * 4
     assert "absent" not in gpu(bench, 0)
     assert [h["pod"] for h in gpu(bench, 0)["holders"]] == ["p0"]
@@ -158,8 +153,7 @@ def test_the_driver_goes_away(bench: GpuBench) -> None:
     assert not bench.shown(0)
     assert bench.client.ask("/ready").status == 503
     bench.faults.load_driver()
-    for _ in range(30):
-        bench.turn(seconds=5.0)
+    bench.turns(150)
     assert [broken(bench, n) for n in range(4)] == [[]] * 4
     assert all(map(bench.shown, range(4)))
     assert bench.client.ask("/ready").status == 200
@@ -261,8 +255,7 @@ def test_an_xid_that_needs_action_stays_until_the_gpu_is_reset(bench: GpuBench) 
     assert broken(bench, 1) == ["xid"]
     assert gpu(bench, 1)["conditions"][0]["since"] == condition["since"]
     bench.faults.reset(1)
-    for _ in range(3):
-        bench.turn(seconds=5.0)
+    bench.turns(15)
     assert broken(bench, 1) == []
     raise_xid(bench, 1, 74)
     bench.turn(seconds=XID_SECONDS - 60.0)
@@ -288,26 +281,21 @@ def forget(bench: GpuBench, number: int) -> int:
     return bench.client.ask(f"/-/forget?gpu={bench.uuid(number)}", "POST", **FORGET).status
 
 
-def turns(bench: GpuBench, number: int) -> None:
-    for _ in range(number):
-        bench.turn(seconds=5.0)
-
-
 def test_a_forgotten_gpu_that_the_bus_still_shows(bench: GpuBench) -> None:
     bench.faults.lose(1, enumerated=False)
     bench.expected = 3
-    turns(bench, 8)
+    bench.turns(40)
     bench.expected = 4
-    turns(bench, 8)
+    bench.turns(40)
     assert broken(bench, 1) == ["lost"]
     assert forget(bench, 1) == 200
     assert view(bench)["alerts"] == []
-    turns(bench, 2)
+    bench.turns(10)
     assert view(bench)["alerts"] == []
     assert bench.client.ask("/health").text == "OK\n"
     assert 'podgpu_device_count{state="lost",Hostname="h"} 0' in bench.scraped
     bench.faults.lose(3)
-    turns(bench, 30)
+    bench.turns(150)
     assert [alert["uuid"] for alert in view(bench)["alerts"]] == [bench.uuid(3)]
     assert 'podgpu_device_count{state="lost",Hostname="h"} 1' in bench.scraped
 
@@ -318,17 +306,17 @@ def numbers(bench: GpuBench) -> list[int]:
 
 def test_a_lost_gpu_that_the_driver_still_lists_is_forgotten_until_it_answers(bench: GpuBench) -> None:
     bench.faults.lose(1)
-    turns(bench, 2)
+    bench.turns(10)
     assert broken(bench, 1) == ["lost"]
     assert forget(bench, 1) == 200
     assert numbers(bench) == [0, 2, 3]
-    turns(bench, 5)
+    bench.turns(25)
     assert numbers(bench) == [0, 2, 3]
     assert f'podgpu_device_health{{gpu="1",UUID="{bench.uuid(1)}"' not in bench.scraped
     assert bench.client.ask("/health").text == "OK\n"
     assert forget(bench, 1) == 404
     bench.faults.recover(1)
-    turns(bench, 3)
+    bench.turns(15)
     assert numbers(bench) == [0, 1, 2, 3]
     assert broken(bench, 1) == []
 
@@ -337,14 +325,14 @@ def test_a_forgotten_gpu_leaves_the_document_although_it_had_xids(bench: GpuBenc
     raise_xid(bench, 1, 79)
     bench.faults.lose(1, enumerated=False)
     bench.expected = 3
-    turns(bench, 8)
+    bench.turns(40)
     assert bench.value("podgpu_xid_errors_total", 1, 'xid="79"') == 1
     assert forget(bench, 1) == 200
-    turns(bench, 2)
+    bench.turns(10)
     assert bench.uuid(1) not in [gpu.uuid for gpu in bench.agent.published.state.devices]
     bench.faults.recover(1)
     bench.expected = 4
-    turns(bench, 30)
+    bench.turns(150)
     assert bench.value("podgpu_xid_errors_total", 1, 'xid="79"') == 1, "a GPU that is back keeps its counters"
 
 

@@ -28,9 +28,9 @@ from podgpu.cluster.view import (
     NamespaceView,
     NodeView,
     View,
-    WaitView,
 )
 from podgpu.metrics.encode import Body, etag_of
+from podgpu.model import WaitPart
 from podgpu.web.app import Address
 from podgpu.web.lifecycle import forget_route
 from podgpu.web.page_routes import page_routes
@@ -289,7 +289,7 @@ def _mixed_node(node: str, now: float, turn: int) -> Iterator[GpuView]:
     yield gpu(3, node, utilization=0.0, memory=0, holders=[idle], power_watts=71.0, temperature_celsius=33.0)
     yield gpu(4, node, memory=43, power_watts=310.0, temperature_celsius=52.0, instances=_instances(turn))
     loads = [_wave(i, turn, base, 0.07) for i, base in ((1, 0.34), (2, 0.21), (3, 0.12))]
-    slow = (WaitView("batch", "embed-documents", "worker", seconds=0.1, ratio=0.1),)
+    slow = (WaitPart("batch", "embed-documents", "worker", seconds=0.1, ratio=0.1),)
     sharing = [
         held("batch", "embed-documents", "worker", loads[0], 9, share_ratio=0.5, processes=1, wait_ratio=0.0),
         held("serving", "rerank", "server", loads[1], 5, share_ratio=0.25, processes=1, wait_ratio=0.1, waits_for=slow),

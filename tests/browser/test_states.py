@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from podgpu.cluster.view import ConditionView, WaitView
+from podgpu.cluster.view import ConditionView
+from podgpu.model import WaitPart
 from tests.browser.chromium import Tab, opened
 from tests.browser.pictures import Showing, gpu, held, mig, node, picture, three_nodes
 from tests.browser.test_money import totals
@@ -34,10 +35,10 @@ def test_the_mean_of_used_is_that_of_the_tiles(tab: Tab, url: str, shown: Showin
 
 
 def test_the_view_of_a_gpu_shows_how_long_each_holder_waited(tab: Tab, url: str, shown: Showing) -> None:
-    others = (WaitView("batch", "embed-0", "main", seconds=0.13, ratio=0.128), WaitView(seconds=0.12, ratio=0.117))
+    others = (WaitPart("batch", "embed-0", "main", seconds=0.13, ratio=0.128), WaitPart(seconds=0.12, ratio=0.117))
     chat = held("serving", "chat-0", utilization=0.4, wait_ratio=0.268, waits_for=others)
     runs = held("batch", "embed-0", utilization=0.5, wait_ratio=0.0)
-    hosts = held("batch", "ocr-0", utilization=0.1, wait_ratio=0.02, waits_for=(WaitView(seconds=0.021, ratio=0.02),))
+    hosts = held("batch", "ocr-0", utilization=0.1, wait_ratio=0.02, waits_for=(WaitPart(seconds=0.021, ratio=0.02),))
     shared = gpu(0, "n1", utilization=1.0, holders=(chat, runs, hosts))
     shown.picture = picture(node("n1", [shared]))
     opened(tab, url, f"#gpu={shared.uuid}")

@@ -129,9 +129,6 @@ def test_selectors_that_are_refused(text: str) -> None:
         ServiceSelector.parse(text)
 
 
-# Owners
-
-
 def test_owners_of_all_pods(server: SimulatedApiServer, config: ApiConfig) -> None:
     server.put("pods", owned_pod(owner("Job", "train")))
     owners = ApiMap(config, PODS_PATH, parse_owner, "owners of pods", HURRY)

@@ -162,9 +162,6 @@ def test_rolling_average_over_the_window() -> None:
     assert add(30, 100) == pytest.approx(0.6), "the first round is no longer in the window"
 
 
-# Idle holders and counts
-
-
 def test_holders_are_reported_once_they_are_idle_for_longer_than_idle_after() -> None:
     world = World(ViewSettings(idle_after=60.0))
     jobs = [Holder(job=job, source="slurm") for job in ("1", "2")]

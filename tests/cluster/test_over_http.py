@@ -202,9 +202,6 @@ def test_forgetting_on_the_cluster(bench: ClusterBench) -> None:
     assert bench.gpu(1)["absent"], "and lost again, which nobody said to forget"
 
 
-# A GPU's own view
-
-
 def test_a_gpu_s_own_view_is_asked_of_its_exporter(bench: ClusterBench) -> None:
     bench.round()
     uuid = bench.node.uuid(2)

@@ -208,9 +208,6 @@ def test_secrets_are_sent_and_not_shown(tmp_path: Path) -> None:
     assert "s3cret" not in str(reading)
 
 
-# The list of --scrape
-
-
 def test_equal_urls_are_one_target() -> None:
     urls = ["http://a:9400", " http://A:9400/metrics", "", "b:9400", "http://a:9400/metrics?x=1"]
     assert unique_targets(urls) == ("http://a:9400", "b:9400", "http://a:9400/metrics?x=1")

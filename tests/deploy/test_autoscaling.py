@@ -120,9 +120,6 @@ def test_values_of_the_cluster_a_namespace_and_each_pod(fleet: Fleet) -> None:
     wait_until(is_it, "the metrics of the three examples")
 
 
-# --- without an adapter
-
-
 DIRECT_HPAS = ("hpa-pods.yaml", "hpa-scale-to-zero.yaml")
 SCALED = ("scaledobject.yaml", "scaledobject-wake-up.yaml")
 _SCALED_OBJECT = {

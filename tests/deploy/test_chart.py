@@ -143,9 +143,6 @@ def test_every_flag_and_variable_is_an_option(monkeypatch: pytest.MonkeyPatch) -
             check_options(one, monkeypatch, name)
 
 
-# --- least privilege, see also test_chart_security.py
-
-
 def test_privileges_only_for_enabled_features() -> None:
     for name, spec in every_pod():
         values = VARIANTS[name]
@@ -204,9 +201,6 @@ def test_no_write_access_to_the_api_server() -> None:
             assert "secrets" not in rule.get("resources", ()), name
         if one["kind"] == "ServiceAccount":
             assert one["automountServiceAccountToken"] is False, name
-
-
-# --- other rules
 
 
 def test_chart_has_the_packages_version() -> None:

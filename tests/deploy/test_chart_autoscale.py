@@ -17,9 +17,6 @@ def rules(values: Any, role: str) -> list[Any]:
     return list(found["rules"])
 
 
-# Availability
-
-
 def test_a_replica_is_always_available() -> None:
     deployment = the("Deployment", PLAIN, "autoscale")["spec"]
     assert deployment["replicas"] == 2
@@ -38,9 +35,6 @@ def test_only_keda_can_connect_to_its_listener() -> None:
     assert spec["policyTypes"] == ["Ingress"]
 
 
-# Permissions
-
-
 def test_it_may_patch_only_its_own_apiservices() -> None:
     pods, apiservices = rules(PLAIN, "podgpu-autoscale")
     assert pods == {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}
@@ -56,9 +50,6 @@ def test_roles_of_the_metrics_api_only_with_the_api() -> None:
     assert "extension-apiserver-authentication-reader" not in bound(KEDA_ALONE)
     (reader,) = [one for one in of_kind("RoleBinding", PLAIN) if one["metadata"]["namespace"] == "kube-system"]
     assert reader["roleRef"]["name"] == "extension-apiserver-authentication-reader"
-
-
-# APIServices
 
 
 def test_apiservice_has_service_and_authority() -> None:

@@ -21,9 +21,6 @@ def host_paths(values: Values, component: str = "exporter") -> dict[str, str]:
     return {one["name"]: one["hostPath"]["path"] for one in volumes if "hostPath" in one}
 
 
-# --- the exporter
-
-
 def test_another_directory_of_the_kubelet() -> None:
     values = VARIANTS["another kubelet"]
     assert host_paths(values) == {
@@ -46,9 +43,6 @@ def test_web_config_adds_a_plain_port_for_probes(variant: str, component: str) -
     assert any(word.endswith(":9402") for word in words)
 
 
-# --- network policies
-
-
 def test_exporter_without_an_api_server_has_no_egress() -> None:
     spec = the("NetworkPolicy", VARIANTS["network policies"])["spec"]
     assert spec["policyTypes"] == ["Ingress", "Egress"]
@@ -64,9 +58,6 @@ def test_cluster_may_connect_to_its_exporters() -> None:
     assert {port["port"] for port in rules[0]["ports"]} == {53, 5353}, "DNS"
     everywhere = the("NetworkPolicy", VARIANTS["network policies everywhere"], "cluster")["spec"]["egress"][-1]
     assert everywhere["to"] == [{"podSelector": {"matchLabels": labels}, "namespaceSelector": {}}]
-
-
-# --- the cluster view
 
 
 def test_cluster_discovers_the_exporters_of_its_release() -> None:
@@ -107,9 +98,6 @@ def test_cluster_reads_from_prometheus() -> None:
     assert mounts(values, "cluster")["/etc/podgpu/prometheus"] == "prometheus-access"
 
 
-# --- the hook
-
-
 def test_hook_mounts_only_the_runtime_socket_and_one_directory() -> None:
     values = VARIANTS["hook"]
     assert host_paths(values, "hook") == {"nri": "/var/run/nri", "podlist": "/var/lib/kubelet/pod-resources"}
@@ -121,9 +109,6 @@ def test_hook_mounts_only_the_runtime_socket_and_one_directory() -> None:
     assert container(values, "hook")["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert env(values, "hook")["NVIDIA_VISIBLE_DEVICES"] == "void"
     assert env(values, "hook")["PODGPU_HOOK_INJECT"] == "false"
-
-
-# --- history
 
 
 def test_history_of_the_cluster_on_a_claim() -> None:

@@ -68,9 +68,6 @@ def test_exact_usage_adds_sys_admin_only() -> None:
     assert "- SYS_ADMIN (exporter.usage.from exact)" in notes(exact)
 
 
-# --- the API server
-
-
 def rules_of(values: Mapping[str, Any], component: str = "exporter") -> dict[str, list[Object]]:
     """By kind of role, those bound to the component's account."""
     found: dict[str, list[Object]] = {}

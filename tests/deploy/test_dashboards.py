@@ -126,9 +126,6 @@ def test_the_states_of_gpus_add_up(fleet: Fleet) -> None:
     wait_until(lambda: counts() == [5, 0, 0, 1], "5 GPUs used, none idle, none not known, 1 free")
 
 
-# --- the files themselves
-
-
 def test_the_files_are_what_the_code_makes() -> None:
     check = [sys.executable, "-m", "deploy.dashboards", "--check"]
     done = subprocess.run(check, cwd=ROOT, capture_output=True, text=True, check=False)

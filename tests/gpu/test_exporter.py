@@ -58,9 +58,6 @@ def values(exposition: Text, *wanted: Field) -> dict[str, dict[int, object]]:
     return {device.key: dict(values) for answer in answers for device, values in answer.values.items()}
 
 
-# Devices
-
-
 @pytest.mark.parametrize("name", ["default", "old", "dcp_pod", "dcp_shared", "shared_noflag"])
 def test_the_gpu_of_recorded_texts(name: str) -> None:
     (gpu,) = ExporterTelemetry(fixture(f"h200/{name}.prom")).inventory().gpus
@@ -89,9 +86,6 @@ def test_the_companion_driver_completes_devices() -> None:
     assert [d.mig_uuids for d in instances] == [(i.uuid,) for i in driver.gpus[0].instances]
     assert telemetry.usage(gpu)
     assert telemetry.release(1.0)
-
-
-# Values
 
 
 def test_copies_for_several_pods_must_agree() -> None:

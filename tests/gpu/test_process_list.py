@@ -98,9 +98,6 @@ def test_a_list_that_grows_while_it_is_read_is_read_again() -> None:
     assert [usage.pid for usage in bench.list_processes()] == [41]
 
 
-# MIG
-
-
 class OnlyParts(Wrapped):
     """Simulates a caller without privileges: the list of a GPU in MIG mode is refused or empty."""
 

@@ -28,9 +28,6 @@ def on(*specs: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("bench", [(spec,) for spec in specs], indirect=True, ids=specs)
 
 
-# Busy time
-
-
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     "loads",
@@ -105,9 +102,6 @@ def test_busy_time_without_samples(bench: NvmlBench) -> None:
     assert bench.driver.calls[SAMPLES] == 1
 
 
-# Energy
-
-
 def test_energy_adds_up_to_the_difference_of_the_counter(bench: NvmlBench) -> None:
     moments, gpu = random.Random(2), bench.driver.gpus[0]
     bench.place(41, 0.7, sway=0.9, sway_period=5)
@@ -123,9 +117,6 @@ def test_energy_adds_up_to_the_difference_of_the_counter(bench: NvmlBench) -> No
     total += bench.after(5).energy_mj or 0
     assert total == gpu.energy_mj - before
     assert bench.driver.calls[ENERGY] < 40
-
-
-# MIG
 
 
 @on("1xH100/2x3g.40gb")

@@ -82,9 +82,6 @@ def test_any_text_gives_an_id_or_none(text: str) -> None:
     assert device_id is None or DeviceIndex(NODE).find(device_id) in ((), *((one,) for one in NODE), (FIRST, SECOND))
 
 
-# Shares
-
-
 def held(pod: str, *texts: str) -> list[HeldId]:
     return [HeldId(Workload("ns", pod, "main"), "nvidia.com/gpu", text, parse_device_id(text)) for text in texts]
 
@@ -132,9 +129,6 @@ def test_shares_add_up_and_order_does_not_matter(owners: list[int], registered: 
     assert sum(share or 0 for *_, share in result) == pytest.approx(len(owners) / max(registered, len(owners)))
     chance.shuffle(entries)
     assert shares(entries, replicas(registered)) == result
-
-
-# gpu-manager
 
 
 def test_vcuda_ids_are_counted_once_per_container() -> None:

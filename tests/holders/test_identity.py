@@ -24,9 +24,6 @@ HASH = "6576683a93d91d8e2119df2c2755f2f1"
 X, Y, Z = "3f" * 32, "4e" * 32, "5d" * 32
 
 
-# Names
-
-
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -44,9 +41,6 @@ X, Y, Z = "3f" * 32, "4e" * 32, "5d" * 32
 )
 def test_names_of_logs(name: str, expected: Workload | None) -> None:
     assert parse_log_name(name) == expected
-
-
-# Completion
 
 
 def known(*names: str, pods: Sequence[PodRecord] = ()) -> Identities:
@@ -152,9 +146,6 @@ def test_contradictions_are_rejected(part: Workload) -> None:
 def test_an_unknown_uid_is_no_contradiction() -> None:
     fresh = replace(BY_NAME, uid=OLD_UID)
     assert known(DIRECTORY, LOG).complete(fresh) == fresh
-
-
-# Directories
 
 
 def make_names(folder: Path, *names: str) -> None:

@@ -71,9 +71,6 @@ def test_another_server(kubelet: FaultyKubelet, source: KubeletAllocation) -> No
     assert "--pod-resources-kubelet-socket" in str(error)
 
 
-# Failures
-
-
 def test_a_missing_socket(folder: Path, make_source: MakeSource) -> None:
     error = failure(make_source(folder / "kubelet.sock"))
     assert error.reason == "socket_missing"
@@ -130,9 +127,6 @@ def test_garbage(kubelet: FaultyKubelet, source: KubeletAllocation, garbage: byt
     assert failure(source).reason == "bad_answer"
     kubelet.raw_answer = None
     assert source.assignments(NODE) == Allocation()
-
-
-# Mapping of an answer
 
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "kubelet-1.36"

@@ -49,9 +49,6 @@ def scrape(text: str, honor_labels: bool = True, at: float = NOW, **target: str)
     return series
 
 
-# dcgm-exporter
-
-
 def test_a_text_of_dcgm_exporter() -> None:
     state = read(H200["dcp_pod"])
     assert (state.producer, state.node, state.sources, state.simulated) == ("dcgm-exporter", "vm", (), False)
@@ -132,9 +129,6 @@ def test_impossible_figures_are_unknown(value: str) -> None:
     assert read_gpu(f"DCGM_FI_DEV_GPU_UTIL{{{GPU}}} {value}\n").utilization_ratio is None
 
 
-# podgpu
-
-
 def test_a_text_of_podgpu() -> None:
     state = read(GOLDEN["usage-time-sliced"])
     assert (state.producer, state.node, state.taken_at) == ("podgpu", "node-1", pytest.approx(NOW, abs=3600))
@@ -194,9 +188,6 @@ def test_fields_that_are_kept() -> None:
     assert gpu.power_mw is not None
 
 
-# Prometheus
-
-
 @pytest.mark.parametrize("honor_labels", [True, False])
 @pytest.mark.parametrize("name", sorted(TEXTS))
 def test_vectors_are_read_as_the_text(name: str, honor_labels: bool) -> None:
@@ -231,9 +222,6 @@ def test_one_target_beyond_a_limit_is_left_out() -> None:
     found, errors = nodes_from_vectors([scrape(many, job="a", instance="bad"), scrape(BUSY, job="a", instance="good")])
     assert [target.instance for target in found] == ["good"]
     assert "256" in errors["bad"]
-
-
-# Any samples
 
 
 def test_a_text_that_names_two_nodes() -> None:

@@ -89,8 +89,6 @@ def test_any_text_gives_counters_or_a_usage_error(text: str) -> None:
     assert len({c.field.id for c in counters}) == len(counters)
 
 
-# The shipped files
-
 ROW_OFF = re.compile(r"^# (?=(?:DCGM|dcgm)_\w+ *,)", re.MULTILINE)
 
 
@@ -137,8 +135,6 @@ def test_help_and_type_are_those_of_dcgm_exporter(short: str, fixture: str, not_
         name: (types[name], words) for name, words in re.findall(r"^# HELP (\w+) (.*)$", text, re.MULTILINE)
     }
 
-
-# --dcgm-names
 
 SETS: tuple[NameSet, ...] = ("4.8", "4.9", "both")
 

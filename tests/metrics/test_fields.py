@@ -39,9 +39,6 @@ def test_calls_exist_in_pynvml() -> None:
         assert all(hasattr(pynvml, a) for a in call.arguments if isinstance(a, str)), name
 
 
-# Conversion of values
-
-
 def the(name: str) -> Field:
     field = field_named(name)
     assert field is not None

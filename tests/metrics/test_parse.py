@@ -40,9 +40,6 @@ def same(one: float, other: float) -> bool:
     return one == other or (math.isnan(one) and math.isnan(other))
 
 
-# Valid text
-
-
 @st.composite
 def families(draw: st.DrawFn) -> list[Family]:
     names = draw(st.lists(NAMES, unique=True, max_size=4))
@@ -129,8 +126,6 @@ def test_a_parsed_text_is_written_completely() -> None:
     written = encode_parsed(parse_text("\n".join(lines))).decode().splitlines()
     assert written == ["a 397.251", 'a{b="1"} 46348437', 'a{b="2"} 9.223372036854776e+18', 'a{b="3"} 0']
 
-
-# Malformed text
 
 REFUSED = [
     *("x", 'x{a="b"}', "x 1 2 3", "x{} {} 1", "1x 1", "x-y 1", "<html>", '{"x.y"} 1', '{a="b"} 1', "\ufeffx 1"),

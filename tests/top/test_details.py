@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.cluster.ranges import JobSummary
-from podgpu.cluster.view import ConditionView, FieldView, GpuDetails, GpuView, SourceView, WaitView, XidView
-from podgpu.model import Workload, WorkloadOwner, parts_of
+from podgpu.cluster.view import ConditionView, FieldView, GpuDetails, GpuView, SourceView, XidView
+from podgpu.model import WaitPart, Workload, WorkloadOwner, parts_of
 from podgpu.top.screen import render_details
 from podgpu.top.source import FetchedDetails, Sparklines
 from podgpu.top.table import as_text
@@ -85,7 +85,7 @@ def test_an_instance_with_several_holders() -> None:
 
 
 def test_a_holder_that_waits() -> None:
-    waits_for = (WaitView(*parts_of(BATCH), seconds=0.13, ratio=0.128), WaitView(seconds=0.12, ratio=0.117))
+    waits_for = (WaitPart(*parts_of(BATCH), seconds=0.13, ratio=0.128), WaitPart(seconds=0.12, ratio=0.117))
     waiter = holder(TRAINER, wait_ratio=0.268, waits_for=waits_for)
     assert "waited 27% (13% for batch/embed/worker)" in shown(gpu(7, waiter), 120)[-1]
     lines = shown(gpu(7, waiter, holder(BATCH, wait_ratio=0.0)), 120)

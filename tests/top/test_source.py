@@ -18,9 +18,6 @@ def gpus_of(shown: View) -> list[GpuView]:
     return [gpu for node in shown.nodes for gpu in node.gpus]
 
 
-# podgpu
-
-
 def test_a_podgpu_exporter_is_read_by_its_view() -> None:
     shown = view(node(gpu(0, holder()), gpu(1, conditions=[LOST], absent=True)), currency="EUR")
     with podgpu_server({"/metrics": EXPOSITION, "/api/v1/view": shown}) as server:
@@ -47,9 +44,6 @@ def test_a_cluster_without_podgpus_view_is_an_error() -> None:
 def test_bad_histories(body: bytes) -> None:
     with podgpu_server({"/api/v1/view": view(node(gpu(0))), "/api/v1/history": msgspec.Raw(body)}) as server:
         assert ClusterSource(server.address).read().history is None
-
-
-# Other exporters
 
 
 def test_idle_holders_and_lost_gpus_of_a_dcgm_exporter_are_found_from_reading_to_reading() -> None:

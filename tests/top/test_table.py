@@ -93,9 +93,6 @@ def test_names_cannot_contain_control_sequences() -> None:
     assert all(row.isprintable() for row in rows)
 
 
-# Texts
-
-
 def test_a_holder_loses_container_then_namespace_then_the_middle_of_the_pod() -> None:
     assert [fit_holder(PODS[1], width).rstrip() for width in (80, 57, 40, 36, 20)] == [
         "kubeflow-user-example-com/train-bert-large-worker-11-kq8vl/pytorch",
@@ -128,8 +125,6 @@ def test_times() -> None:
     idle: list[tuple[Use | None, float | None]] = [("used", None), ("idle", 61), ("idle", None), ("unknown", None)]
     assert [format_idle(use, seconds) for use, seconds in idle] == ["busy", "1m01s", "idle", "–"]
 
-
-# Totals
 
 TOTALS = Totals(
     gpus=4,

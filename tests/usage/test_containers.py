@@ -96,9 +96,6 @@ def test_the_real_proc() -> None:
     assert finder.find(child.pid) == ContainerLookup("gone")
 
 
-# OwnersByPid
-
-
 UIDS = [f"{n}f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a1{n}" for n in range(3)]
 IDS = [f"{n:x}" * 64 for n in range(3)]
 

@@ -53,9 +53,6 @@ def guarded(node: Node, path: Path, app: Any = application, clock: Any = time.mo
         yield client
 
 
-# Over HTTP
-
-
 def test_logins(node: Node, write: Callable[..., Path]) -> None:
     path = write(basic_auth_users={"alice": ALICE})
     with guarded(node, path) as client:
@@ -124,9 +121,6 @@ def test_rate_limit_is_checked_before_the_login(node: Node, write: Callable[...,
         assert [client.ask("/livez", Authorization=login).status for _ in range(2)] == [200, 429]
         write()
         assert client.ask("/livez").status == 429, "the limit of the start stays"
-
-
-# Passwords
 
 
 class FakeBcrypt:

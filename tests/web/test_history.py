@@ -56,9 +56,6 @@ def test_figures_that_are_too_old_are_not_recorded(node: Node) -> None:
     assert not recorder.record()
 
 
-# What is asked
-
-
 @pytest.mark.parametrize(
     ("path", "status", "says"),
     [

@@ -155,9 +155,6 @@ def test_versions_and_ciphers(node: Node, write: Callable[..., Path], certificat
         assert not is_allowed(client(older))
 
 
-# --- what changes while it runs
-
-
 def test_renewed_certificate(
     node: Node, write: Callable[..., Path], certificates: Certificates, tmp_path: Path
 ) -> None:
@@ -204,9 +201,6 @@ def make_trouble(what: str, write: Callable[..., Path], certificates: Certificat
         (folder / "tls.key").write_text(certificates.text("renewed.key"))
 
 
-# --- what does not start
-
-
 @pytest.mark.parametrize(
     ("tls", "words"),
     [
@@ -229,9 +223,6 @@ def test_errors_at_the_start(
     assert words in str(caught.value)
     assert str(tmp_path) in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
-
-
-# --- the whole command
 
 
 def test_probe_address_needs_no_certificate(

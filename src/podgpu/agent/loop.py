@@ -183,35 +183,27 @@ class Agent:
         with self._publishing:
             self._health.add_xids(self._telemetry.error_events())
             self.published = self._make_published()
-            unsupported = list_unsupported(self._telemetry_result, self._configured)
-            self._changes.report(self._sources, unsupported, self._allocation_result.unmapped)
 
     def _make_published(self) -> Published:
         settings, policy = self.settings, self._policy
         telemetry, allocation, usage = self._telemetry_result, self._allocation_result, self._usage_result
+        sources = (*telemetry.sources, *allocation.sources, *usage.sources, *self._counter_sources)
+        configured = {counter.field.id for counter in policy.counters}
+        self._changes.report(sources, list_unsupported(telemetry, configured), allocation.unmapped)
         build = partial(
             build_node_state,
             telemetry,
             allocation,
             usage,
             self._health.report(allocation.assignments, telemetry.absent),
-            configured=self._configured,
+            configured=configured,
             pod_labels=self._pod_labels(),
             node=settings.node_name or policy.hostname or "this node",
             exporter_id=self._exporter_id,
             interval_seconds=settings.interval,
-            sources=self._errors.add_to(self._sources, allocation.unmapped),
+            sources=self._errors.add_to(sources, allocation.unmapped),
         )
         return Published(build, policy, self._read_at)
-
-    @property
-    def _configured(self) -> set[int]:
-        return {counter.field.id for counter in self._policy.counters}
-
-    @property
-    def _sources(self) -> tuple[SourceStatus, ...]:
-        loops = (self._telemetry_result, self._allocation_result, self._usage_result)
-        return (*(source for result in loops for source in result.sources), *self._counter_sources)
 
     def warm_up(self) -> None:
         """Reads everything twice, because rates need two readings. For --once."""

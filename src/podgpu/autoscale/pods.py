@@ -63,8 +63,6 @@ class RunningPods(NamedTuple):
 
 
 class PodWatcher:
-    """Watches all running pods."""
-
     def __init__(
         self, config: ApiConfig, settings: ReflectorSettings | None = None, clock: Clock | None = None
     ) -> None:
@@ -75,7 +73,7 @@ class PodWatcher:
         )
 
     def current(self) -> RunningPods:
-        """Returns the pods, or the reason if the API server has been unavailable for a minute. Not thread-safe."""
+        """Returns the running pods, or only a reason if they are unknown or a minute out of date. Not thread-safe."""
         self.informer.wait_synced(0.0 if self.informer.error else 5.0)  # the first list takes less, except if it fails
         error, now = self.informer.error, self._clock.monotonic()
         if not self.informer.synced:

@@ -47,7 +47,7 @@ def quote(text: str) -> str:
 # Label selectors, such as `a=b,c in (d,e),!f`
 
 _REQUIREMENT = re.compile(r"(!?)\s*([\w./-]+)(?:\s*(==|=|!=)\s*([\w.-]*)|\s+(in|notin)\s*\(([\w.,\s-]*)\))?", re.ASCII)
-_COMMA = re.compile(r",(?![^(]*\))")  # a comma that is not inside brackets
+_COMMA = re.compile(r",(?![^(]*\))")  # a comma outside parentheses
 
 
 class LabelRequirement(NamedTuple):
@@ -132,7 +132,7 @@ class MetricRequest:
     skip_missing: bool = False  # skip pods without values instead of failing
     idle_for: float = DEFAULT_IDLE
     resource: str = ""  # in the custom metrics API: pods, namespaces, or one of WORKLOADS
-    metric_labels: Mapping[str, str] = field(default_factory=dict)  # the metric's selector, which responses repeat
+    metric_labels: Mapping[str, str] = field(default_factory=dict)  # the metric's selector; the response must repeat it
 
 
 _AGGREGATE = re.compile(r"mean|max|sum|p(\d{1,2}|100)", re.ASCII)

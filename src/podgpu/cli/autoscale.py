@@ -49,7 +49,6 @@ _log = logging.getLogger("podgpu")
         "podgpu autoscale --prometheus prometheus:9090 --api-address :6443 --api-service podgpu/podgpu-autoscale",
         "serve the custom metrics API of the Service podgpu-autoscale, with a certificate created by podgpu",
     ),
-    shared=("kubeconfig", "debug", "log-format"),
 )
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
@@ -64,7 +63,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             f"{duration_text(interval)}: make the window shorter or the interval longer"
         )
     extra_fields = tuple(metric.field for metric in PROFILING_METRICS)
-    settings = make_settings(ctx, options, extra_fields=extra_fields, window=interval)
+    settings = make_settings(ctx, options, extra_fields=extra_fields, window=interval, one_cluster=True)
     with ExitStack() as stack:
         server = _make_server(options, settings, stack)
         run([server.cluster], server.listeners(options["probe_address"], options["api_address"]))

@@ -12,7 +12,7 @@ import click
 from podgpu.agent.counters import CounterSpecs, collection_of_fields, counters_in_configmap
 from podgpu.cli.exporter import list_ignored_options, resolve_options
 from podgpu.cli.node import Options, choose_counters, make_allocations, make_identities, open_telemetry
-from podgpu.cli.options import EXPORTER_OPTIONS, is_set, make_command
+from podgpu.cli.options import is_set, make_command
 from podgpu.cli.terminal import print_out, quiet_logs, wants_colour
 from podgpu.device_selection import parse_selection
 from podgpu.doctor.findings import Finding, Level, as_json, as_text, count, note, ok, wrong
@@ -48,8 +48,6 @@ _CONFIGMAP = (
     "doctor",
     ("podgpu doctor", "check that podgpu can read the GPUs and find their pods"),
     ("podgpu doctor -k --allocation kubelet", "check `podgpu exporter` with these options"),
-    shared=[option.flag for option in EXPORTER_OPTIONS],
-    hidden=True,
 )
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> int:

@@ -30,20 +30,6 @@ from podgpu.workers import ErrorCounts, Workers
 _log = logging.getLogger("podgpu")
 _INTERVALS_KEPT = 5
 _DEADLINE_SECONDS = 5.0
-_SHARED = (
-    "kubernetes-enable-pod-uid",
-    "kubernetes-enable-dra",
-    "pod-resources-kubelet-socket",
-    "nvidia-resource-names",
-    "hpc-job-mapping-dir",
-    "allocation",
-    "kubeconfig",
-    "path-proc",
-    "path-sysfs",
-    "path-varlog",
-    "debug",
-    "log-format",
-)
 
 
 @make_command(
@@ -57,7 +43,6 @@ _SHARED = (
         "read the metrics from a file",
     ),
     ("podgpu enrich --in localhost:9400 --out gpu.prom --once", "write the file once and exit"),
-    shared=_SHARED,
 )
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:

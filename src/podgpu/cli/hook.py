@@ -27,7 +27,6 @@ _log = logging.getLogger("podgpu")
         "podgpu hook --podlist /run/gpus/podlist.json --inject",
         "maintain another file, and set NVIDIA_VISIBLE_DEVICES from koordinator's annotation",
     ),
-    shared=("debug", "log-format"),
 )
 def command(**options: Any) -> None:
     """Maintain podlist.json: which container has which GPU, as reported by the container runtime (NRI).

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ GROUPS = {
     "paths": "Paths",
     "no effect": "Options of dcgm-exporter that are accepted without effect",
 }
+_HIDING_SHARED = ("doctor", "top", "trace")  # their --help does not show options that they share with the exporter
 FROM_FILE = "podgpu.from_file"
 """Key in `Context.meta`. Its value maps parameters to the configuration file that sets them."""
 
@@ -69,16 +71,18 @@ class Option:
 
 
 def _read_options() -> dict[str, tuple[Option, ...]]:
-    commands: dict[str, tuple[Option, ...]] = {}
+    """Returns the options of each command: its own, then those that it shares with the exporter. doctor shares all."""
+    commands: defaultdict[str, dict[str, Option]] = defaultdict(dict)
     text = Path(__file__).with_suffix(".csv").read_text(encoding="utf-8")
-    for row in csv.DictReader(text.splitlines()):
-        names, shown, env = row.pop("command"), row.pop("shown"), row.pop("env")
+    for row in sorted(csv.DictReader(text.splitlines()), key=lambda row: row["command"].startswith("exporter")):
+        names, shown, env = row.pop("command").split(), row.pop("shown"), row.pop("env")
         help_text = row.pop("help").replace("{sources}", describe_sources())
-        for command in names.split():
-            variable = env.replace("{COMMAND}", command.upper())
-            option = Option(**row, env=variable, help=help_text, common=shown == "help")
-            commands[command] = (*commands.get(command, ()), option)
-    return commands
+        is_shared = "exporter" in names
+        for command in (*names, "doctor") if is_shared else names:
+            common = shown == "help" and not (is_shared and command in _HIDING_SHARED)
+            option = Option(**row, env=env.replace("{COMMAND}", command.upper()), help=help_text, common=common)
+            commands[command].setdefault(option.flag, option)
+    return {command: tuple(options.values()) for command, options in commands.items()}
 
 
 _OPTIONS = _read_options()
@@ -165,17 +169,9 @@ _HELP_ALL = "podgpu.help_all"
 _NAMES_WIDTH = 30
 
 
-def make_command(
-    name: str, *examples: Example, shared: Iterable[str] = (), hidden: bool = False
-) -> Callable[[Callable[..., Any]], click.Command]:
-    """Returns a decorator that makes a function a command. The options are the command's rows in options.csv.
-
-    `shared`: flags of the exporter that the command also accepts. With `hidden`, only --help-all shows these flags.
-    """
-    own = {option.flag: option for option in _OPTIONS.get(name, ())}
-    exporter = {option.flag: option for option in EXPORTER_OPTIONS}
-    others = [exporter[flag] for flag in shared if flag not in own]
-    rows = [*own.values(), *(replace(option, common=option.common and not hidden) for option in others)]
+def make_command(name: str, *examples: Example) -> Callable[[Callable[..., Any]], click.Command]:
+    """Returns a decorator that makes a function a command. The options are the command's rows in options.csv."""
+    rows = _OPTIONS.get(name, ())
     params = [_make_option(row) for row in rows]
     if any(not row.common for row in rows):
         text = "Show every option and exit."

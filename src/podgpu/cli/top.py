@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from podgpu.agent.loop import Agent, Settings
 from podgpu.cli.node import Options, make_finder, make_holders, node_name, open_telemetry
-from podgpu.cli.options import is_set, make_command, naming_option
+from podgpu.cli.options import EXPORTER_OPTIONS, is_set, make_command, naming_option
 from podgpu.cli.terminal import is_screen, print_out, quiet_logs, wants_colour
 from podgpu.device_selection import parse_selection
 from podgpu.errors import UsageError, one_line
@@ -27,20 +27,6 @@ from podgpu.top.source import ClusterSource, ExporterSource, Feed, LocalSource, 
 from podgpu.top.table import Table, as_text, render_totals
 
 _FIELDS = (150, 155, 203, 250, 251, 252, 253, 1001)  # DCGM fields: temperature, power, utilisation, memory
-_LOCAL = (
-    "kubernetes",
-    "devices",
-    "pod-resources-kubelet-socket",
-    "nvidia-resource-names",
-    "kubernetes-enable-dra",
-    "hpc-job-mapping-dir",
-    "telemetry",
-    "allocation",
-    "kubeconfig",
-    "path-proc",
-    "path-sysfs",
-    "path-varlog",
-)
 
 
 @make_command(
@@ -48,8 +34,6 @@ _LOCAL = (
     ("podgpu top", "show this node"),
     ("podgpu top --cluster localhost:9401", "show all nodes of a cluster"),
     ("podgpu top --url gpu-1:9400 --once --sort idle", "print another node as plain text, the longest idle GPUs first"),
-    shared=_LOCAL,
-    hidden=True,
 )
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> int:
@@ -82,7 +66,8 @@ def _reject_local_options(ctx: click.Context, options: dict[str, Any]) -> None:
     """
     if options["url"] and options["cluster"]:
         raise UsageError("--url and --cluster cannot be combined: give one of them")
-    for flag in (*_LOCAL, "processes"):
+    local = (option.flag for option in EXPORTER_OPTIONS if option.parameter in options and option.flag != "once")
+    for flag in (*local, "processes"):
         if ctx.get_parameter_source(flag.replace("-", "_")) is ParameterSource.COMMANDLINE:
             remote = "--url" if options["url"] else "--cluster"
             raise UsageError(f"--{flag} is for the local driver and cannot be combined with {remote}")

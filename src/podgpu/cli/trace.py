@@ -56,8 +56,6 @@ _MAX_SWITCH_NS = 1_000_000
     "trace",
     ("podgpu trace --gpu 0 --seconds 10 -o trace.json", "record GPU 0, then open the file in ui.perfetto.dev"),
     ("podgpu trace --gpu 4 --telemetry simulated", "try it without a GPU"),
-    shared=("path-proc", "path-varlog"),
-    hidden=True,
 )
 def command(**options: Any) -> None:
     """Record when each container was running on a GPU and when it waited for it, as a trace for ui.perfetto.dev.
@@ -152,7 +150,7 @@ class Recording:
         return ""
 
     def make_trace(self) -> dict[str, Any]:
-        gpu = self._gpu
+        gpu, engines = self._gpu, self._engines.values()
         about = {
             "recorder": f"podgpu {__version__}",
             "gpu": gpu.index,
@@ -160,18 +158,11 @@ class Recording:
             "model": gpu.model,
             "began": datetime.fromtimestamp(self._began_at, UTC).isoformat(timespec="milliseconds"),
             "seconds": round(self._elapsed, 3),
-            **self._describe_slices(),
+            "slice_ms": {e.name: e.estimator.slice / 1e6 for e in engines if e.estimator.is_slice_detected},
+            "assumed_slice_ms": {e.name: e.estimator.slice / 1e6 for e in engines if not e.estimator.is_slice_detected},
             "unsampled": self._listener.unsampled,
         }
-        return make_trace(self._engines.values(), self._listener.began, self._names, about)
-
-    def _describe_slices(self) -> dict[str, dict[str, float]]:
-        """Returns the length of a time slice by engine. It is assumed if no process used a full slice."""
-        slices: dict[str, dict[str, float]] = {}
-        for engine in self._engines.values():
-            name = "slice_ms" if engine.estimator.is_slice_detected else "assumed_slice_ms"
-            slices.setdefault(name, {})[engine.name] = engine.estimator.slice / 1e6
-        return slices
+        return make_trace(engines, self._listener.began, self._names, about)
 
     def summarize(self) -> str:
         periods = sum(len(engine.periods) for engine in self._engines.values())

@@ -51,6 +51,7 @@ from podgpu.model import (
     RunningProcess,
     SourceStatus,
     Value,
+    WaitPart,
     Workload,
     WorkloadOwner,
     group_by_key,
@@ -73,11 +74,6 @@ class ConditionView(_JsonStruct, kw_only=True):
     do: str
 
 
-class WaitView(Workload, frozen=True, kw_only=True):
-    seconds: float = 0.0
-    ratio: float = 0.0
-
-
 class HolderView(Workload, frozen=True, kw_only=True):
     share_ratio: float | None = None
     utilization_ratio: float | None = None
@@ -88,7 +84,7 @@ class HolderView(Workload, frozen=True, kw_only=True):
     idle_seconds: float | None = None
     wait_seconds: float | None = None
     wait_ratio: float | None = None
-    waits_for: tuple[WaitView, ...] = ()
+    waits_for: tuple[WaitPart, ...] = ()
     energy_joules: float | None = None
     idle_since: float | None = None
     owner: WorkloadOwner | None = None
@@ -395,10 +391,7 @@ def _make_holder(part: HeldPart) -> HolderView:
         idle_seconds=_divided(usage.idle_ns, NS),
         wait_seconds=_divided(usage.wait_ns, NS),
         wait_ratio=_rounded(usage.wait_ratio),
-        waits_for=tuple(
-            WaitView(*parts_of(wait), seconds=round(wait.wait_ns / NS, 4), ratio=round(wait.ratio, 4))
-            for wait in usage.waits_for
-        ),
+        waits_for=tuple(replace(p, seconds=round(p.seconds, 4), ratio=round(p.ratio, 4)) for p in usage.waits_for),
         energy_joules=_divided(usage.energy_mj, MJ),
         idle_since=_rounded(part.idle_since, 0),
         owner=part.owner,

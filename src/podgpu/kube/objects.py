@@ -145,7 +145,7 @@ def parse_quantity(text: str) -> Fraction:
 
 
 SERVICE_LABEL = "kubernetes.io/service-name"
-"""Label of an EndpointSlice that contains the name of the Service."""
+"""Kubernetes sets this label on EndpointSlices. The value is the name of the Service."""
 METRICS_PORT = "metrics"
 """Name of the port to scrape. If a Service has only one port, the port may have any name."""
 

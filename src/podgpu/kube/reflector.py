@@ -39,7 +39,7 @@ class ReflectorSettings:
     max_refused_delay: float = 60.0  # longest retry delay after errors in REFUSALS
     # If a watch delivers no data for this long, the collection is listed again. Servers send a bookmark every minute.
     silence_seconds: float = 150.0
-    watch_seconds: tuple[int, int] = (300, 600)  # range of a random lifetime, so that clients do not renew together
+    watch_seconds: tuple[int, int] = (300, 600)  # a watch lasts a random time, so that clients do not renew together
     request_seconds: float = 30.0  # timeout of one page of a list, and of the start of a watch
 
 
@@ -230,6 +230,6 @@ class Informer(Generic[T]):
         """Converts one object. If that fails, returns None, so that only this object is skipped."""
         try:
             return self._convert(item)
-        except Exception:  # noqa: BLE001
-            _log.exception("an object of %s cannot be converted and is skipped, please report it", self._path)
+        except Exception as error:  # noqa: BLE001
+            _log.warning("an object of %s cannot be converted and is skipped: %r", self._path, error)
             return None

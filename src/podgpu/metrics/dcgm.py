@@ -5,7 +5,7 @@ A series has pod labels if exactly one workload holds the device. With virtual G
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from podgpu.metrics.conditions import xid_spec
 from podgpu.metrics.counters import CounterSpec
@@ -45,6 +45,7 @@ _ACTIVITY = frozenset(
 """Ratios and rates that measure activity. On a shared device, they cannot be split among the holders."""
 XID_COUNT_FIELD, XID_TOTAL_FIELD = 9001, 9005
 CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD = 9002, 9006
+_EVENT_FIELDS = {XID_FIELD, XID_COUNT_FIELD, XID_TOTAL_FIELD, CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD}
 
 
 def render_dcgm(state: NodeState, policy: Policy) -> list[Family]:
@@ -103,7 +104,7 @@ def _add_values(families: _Families, labels: Labels, values: Values) -> None:
     for counter, samples in families:
         field = counter.field
         value = values.get(field.name)
-        if value is not None and not isinstance(value, str) and field.id not in _COLLECTORS:
+        if value is not None and not isinstance(value, str) and field.id not in _EVENT_FIELDS:
             if counter.name == field.name_1x and (factor := factor_1x(field)) != 1.0:
                 value = converted(field, value, factor)
             samples.append(Sample(labels, value))
@@ -118,11 +119,35 @@ def _add_details(families: _Families, labels: Labels, device: GpuOrInstance) -> 
 
 
 def _add_events(families: _Families, labels: Labels, device: GpuOrInstance, policy: Policy) -> None:
-    """Adds XIDs and clock events, which the exporter counts."""
+    """Adds the families of XIDs and clock events, which the exporter counts."""
     for counter, samples in families:
-        collector = _COLLECTORS.get(counter.field.id)
-        if collector is not None:
-            samples += [Sample(with_attributes(labels, *more), count) for count, more in collector(device, policy)]
+        if counter.field.id in _EVENT_FIELDS:
+            counts = _count_events(counter.field.id, device, policy)
+            samples += [Sample(with_attributes(labels, *more), count) for count, more in counts]
+
+
+def _count_events(field_id: int, device: GpuOrInstance, policy: Policy) -> Iterator[tuple[int, LabelPairs]]:
+    """Yields numbers of events with their labels. For XID_FIELD, yields the newest XID, or 0 if there was none."""
+    window = "window_size_in_ms"
+    if field_id == XID_FIELD and fields()[XID_FIELD].name not in device.unsupported:
+        xid = device.last_xid or 0
+        yield xid, (("err_code", str(xid)), ("err_msg", xid_spec(xid).text))
+    elif field_id == XID_COUNT_FIELD:
+        recent = [count for count in device.xids if count.in_window]
+        for count in recent:
+            yield count.in_window, ((window, str(policy.xid_window_ms)), ("xid", str(count.xid)))
+        if not recent:
+            yield 0, ((window, str(policy.xid_window_ms)),)
+    elif field_id == XID_TOTAL_FIELD:
+        for count in device.xids:
+            yield count.total, (("xid", str(count.xid)),)
+    elif field_id in (CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD):
+        for event in CLOCK_EVENTS.values():
+            in_window, total = device.clock_events.get(event, (0, 0))
+            if field_id == CLOCK_EVENTS_TOTAL_FIELD and total:
+                yield total, (("clock_event", event),)
+            elif field_id == CLOCK_EVENTS_COUNT_FIELD and in_window:
+                yield in_window, (("clock_event", event), (window, str(policy.clock_window_ms)))
 
 
 def _entity_labels(entity: EntityState, policy: Policy) -> Labels:
@@ -130,51 +155,6 @@ def _entity_labels(entity: EntityState, policy: Policy) -> Labels:
     pairs = [(n, policy.model_name(text) if n == "model_name" else text) for n, text in entity.labels.items()]
     label_counters = (c for c in policy.counters if c.is_label and c.field.level == entity.kind)
     return make_labels((*pairs, *policy.host, *sorted(_label_values(label_counters, entity.fields, {}))))
-
-
-# Fields that the exporter counts itself
-
-Counted = Iterator[tuple[int, LabelPairs]]
-
-
-def _last_xid(device: GpuOrInstance, policy: Policy) -> Counted:
-    """Yields the newest XID, or 0 if there was none."""
-    if fields()[XID_FIELD].name not in device.unsupported:
-        xid = device.last_xid or 0
-        yield xid, (("err_code", str(xid)), ("err_msg", xid_spec(xid).text))
-
-
-def _xids_in_window(device: GpuOrInstance, policy: Policy) -> Counted:
-    window = ("window_size_in_ms", str(policy.xid_window_ms))
-    counts = [count for count in device.xids if count.in_window]
-    for count in counts:
-        yield count.in_window, (window, ("xid", str(count.xid)))
-    if not counts:
-        yield 0, (window,)
-
-
-def _xid_totals(device: GpuOrInstance, policy: Policy) -> Counted:
-    for count in device.xids:
-        yield count.total, (("xid", str(count.xid)),)
-
-
-def _clock_events_in_window(device: GpuOrInstance, policy: Policy) -> Counted:
-    return _clock_events(device, 0, ("window_size_in_ms", str(policy.clock_window_ms)))
-
-
-def _clock_events(device: GpuOrInstance, position: int, *more: tuple[str, str]) -> Counted:
-    for event in CLOCK_EVENTS.values():
-        if count := device.clock_events.get(event, (0, 0))[position]:
-            yield count, (("clock_event", event), *more)
-
-
-_COLLECTORS: dict[int, Callable[[GpuOrInstance, Policy], Counted]] = {
-    XID_FIELD: _last_xid,
-    XID_COUNT_FIELD: _xids_in_window,
-    XID_TOTAL_FIELD: _xid_totals,
-    CLOCK_EVENTS_COUNT_FIELD: _clock_events_in_window,
-    CLOCK_EVENTS_TOTAL_FIELD: lambda device, policy: _clock_events(device, 1),
-}
 
 
 # Virtual GPUs

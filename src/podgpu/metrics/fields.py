@@ -148,25 +148,20 @@ def parse_recipe(text: str) -> Recipe | None:
     raise ValueError(f"fields.csv: unknown recipe {text!r}")
 
 
+_TEXT_COLUMNS = ("name", "name_since_4_6", "name_1x", "alias", "type", "unit", "level", "convert", "seen")
+
+
 @cache
 def fields() -> Mapping[int, Field]:
     """Returns the fields by id. Strings that occur in hundreds of rows are interned, which saves 0.1 MiB."""
     return {
         int(row["id"]): Field(
             id=int(row["id"]),
-            name=row["name"],
-            name_since_4_6=row["name_since_4_6"],
-            name_1x=row["name_1x"],
-            alias=row["alias"],
-            type=intern(row["type"]),
-            unit=intern(row["unit"]),
-            level=intern(row["level"]),
             recipe=parse_recipe(row["nvml"]),
-            convert=intern(row["convert"]),
             once=row["when"] == "once",
             legacy=int(row["legacy"]) if row["legacy"] else None,
             factor=float(row["factor"] or 1),
-            seen=intern(row["seen"]),
+            **{column: intern(row[column]) for column in _TEXT_COLUMNS},
         )
         for row in table_rows("fields.csv")
     }

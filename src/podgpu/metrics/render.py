@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, lru_cache
-from typing import NamedTuple
+from operator import itemgetter
 
 from podgpu.metrics.encode import Family, Labels, Sample, families_in, make_families
 from podgpu.metrics.labels import (
@@ -21,7 +21,7 @@ from podgpu.metrics.labels import (
     visible_devices,
 )
 from podgpu.metrics.mig import billed_name, fraction_of_gpu
-from podgpu.model import MIB, NS, DeviceState, GpuOrInstance, Holder, HolderUsage, MigInstance, NodeState, VcudaRequest
+from podgpu.model import MIB, NS, HolderUsage, MigInstance, NodeState, VcudaRequest, WorkloadKey
 
 MAX_WAIT_PAIRS = 20  # per device
 _CORES_OF_A_CARD = 100
@@ -180,70 +180,46 @@ def _devices(state: NodeState, policy: Policy) -> Iterator[Row]:
 # total.
 
 
-class _HeldDevice(NamedTuple):
-    """A GPU or MIG instance that a container holds or uses."""
-
-    gpu: DeviceState
-    device: GpuOrInstance
-    holder: Holder
-
-    @property
-    def fraction_of_card(self) -> float | None:
-        return fraction_of_gpu(self.gpu.model, self.device.profile) if isinstance(self.device, MigInstance) else 1.0
-
-    @property
-    def memory(self) -> int | None:
-        return None if self.device.hidden else self.device.memory_total_bytes
-
-    @property
-    def usage(self) -> HolderUsage:
-        return self.holder.usage or HolderUsage()
-
-
 def render_gpu_manager(state: NodeState, policy: Policy) -> list[Family]:
     """Renders all containers that hold, use or requested a device. Omits HPC jobs, because they have no pod."""
-    held: dict[tuple[str, ...], list[_HeldDevice]] = defaultdict(list)
-    for gpu, device in all_devices(state):
-        for holder in device.holders:
-            if holder.pod:
-                held[holder.key].append(_HeldDevice(gpu, device, holder))
+    used: dict[WorkloadKey, dict[int, list[tuple[Number, Number]]]] = defaultdict(lambda: defaultdict(list))
+    """Container -> index of the card -> fraction of the card and bytes, of each device on the card."""
+    held: dict[WorkloadKey, list[tuple[Number, Number]]] = defaultdict(list)
+    """Container -> fraction of the card and bytes, of each device that is allocated to it."""
     requests = {request.key: request for request in state.vcuda if request.pod}
+    for gpu, device in all_devices(state):
+        fraction = fraction_of_gpu(gpu.model, device.profile) if isinstance(device, MigInstance) else 1.0
+        memory = None if device.hidden else device.memory_total_bytes
+        for holder in (holder for holder in device.holders if holder.pod):
+            requests.setdefault(holder.key, VcudaRequest())
+            usage, share = holder.usage or HolderUsage(), holder.share_ratio
+            if gpu.index is not None and not device.hidden:
+                ratio = _multiply(usage.utilization_ratio, fraction)
+                used[holder.key][gpu.index].append((ratio, usage.memory_used_bytes))
+            if holder.source:
+                held[holder.key].append((_multiply(share, fraction), _multiply(share, memory)))
     samples: dict[str, list[Sample]] = {name: [] for name in families_in("gpu-manager")}
     host = (("node", policy.hostname),) if policy.hostname else ()
-    for key in sorted(held.keys() | requests.keys()):
+    for key, request in sorted(requests.items(), key=itemgetter(0)):
         _, namespace, pod, container = key
         names = (("pod_name", pod), ("namespace", namespace), *host, ("container_name", container))
-        for family, values in _container_values(held[key], requests.get(key, VcudaRequest())).items():
+        cards = {f"gpu{index}": values for index, values in sorted(used[key].items())}
+        percents = {card: _add(_multiply(ratio, 100) for ratio, _ in values) for card, values in cards.items()}
+        sizes = {card: _add(size for _, size in values) for card, values in cards.items()}
+        mebibytes = {card: None if size is None else int(size // MIB) for card, size in sizes.items()}
+        held_bytes = _add(size for _, size in held[key])
+        held_mib = None if held_bytes is None else round(held_bytes / MIB)
+        cards_requested = request.cores / _CORES_OF_A_CARD or _add(ratio for ratio, _ in held[key])
+        for family, by_card in (
+            ("container_gpu_utilization", {**percents, "total": _add(percents.values())}),
+            ("container_gpu_memory_total", {**mebibytes, "total": _add(mebibytes.values())}),
+            ("container_request_gpu_utilization", {"total": cards_requested}),
+            ("container_request_gpu_memory", {"total": request.memory_blocks * _BLOCK_MIB or held_mib}),
+        ):
             label = families_in("gpu-manager")[family].labels[-1]
-            samples[family] += [
-                Sample(make_labels((*names, (label, card))), v) for card, v in values.items() if v is not None
-            ]
+            known = ((card, value) for card, value in by_card.items() if value is not None)
+            samples[family] += [Sample(make_labels((*names, (label, card))), value) for card, value in known]
     return make_families("gpu-manager", samples)
-
-
-def _container_values(devices: Sequence[_HeldDevice], request: VcudaRequest) -> dict[str, dict[str, Number]]:
-    """Returns the values of one container by family and card."""
-    cards: dict[int, list[_HeldDevice]] = defaultdict(list)
-    for held in devices:
-        if held.gpu.index is not None and not held.device.hidden:
-            cards[held.gpu.index].append(held)
-    percents: dict[str, Number] = {}
-    mebibytes: dict[str, Number] = {}
-    for index, on_card in sorted(cards.items()):
-        ratios = (_multiply(held.usage.utilization_ratio, held.fraction_of_card) for held in on_card)
-        percents[f"gpu{index}"] = _add(_multiply(ratio, 100) for ratio in ratios)
-        size = _add(held.usage.memory_used_bytes for held in on_card)
-        mebibytes[f"gpu{index}"] = None if size is None else int(size // MIB)
-    assigned = [(held, held.holder.share_ratio) for held in devices if held.holder.source]
-    share = _add(_multiply(ratio, held.fraction_of_card) for held, ratio in assigned)
-    size = _add(_multiply(ratio, held.memory) for held, ratio in assigned)
-    requested_mib = request.memory_blocks * _BLOCK_MIB or (None if size is None else round(size / MIB))
-    return {
-        "container_gpu_utilization": {**percents, "total": _add(percents.values())},
-        "container_gpu_memory_total": {**mebibytes, "total": _add(mebibytes.values())},
-        "container_request_gpu_utilization": {"total": request.cores / _CORES_OF_A_CARD or share},
-        "container_request_gpu_memory": {"total": requested_mib},
-    }
 
 
 def _multiply(ratio: Number, whole: Number) -> Number:

@@ -155,11 +155,11 @@ class ExporterSource:
         self._metrics = UrlExposition(url, timeout=_EXPORTER_TIMEOUT)
         self._api = ClusterSource(url, "a podgpu exporter", _EXPORTER_TIMEOUT)
         self.name = self._metrics.shown
-        self._is_podgpu = True  # False if its metrics are from another exporter
+        self._is_podgpu = True  # False once its metrics have shown another exporter
         self._state: ClusterState | None = None
 
     def read(self, selected: str = "") -> SourceReading:
-        """Reads the view. If it is missing or has no GPUs, reads the metrics, which may show GPUs or an error."""
+        """Reads the view of a podgpu exporter. If there is no view or no GPU in it, reads the metrics instead."""
         if self._is_podgpu:
             with suppress(SourceError):
                 reading = self._api.read(selected)
@@ -222,7 +222,7 @@ class Feed:
     _selected: str = ""
 
     def read(self) -> Seen:
-        """Reads once. Raises SourceError or StartError if no reading succeeded before."""
+        """Reads the source once. Raises the error if the first reading fails. Later errors are in `seen.error`."""
         before = self.seen
         try:
             view, processes, history, fetched = self.source.read(self._selected)

@@ -34,7 +34,7 @@ _SLURM_USER = re.compile(rb"(?:\A|\0)SLURM_JOB_USER=([\w.-]{1,64})")
 NO_NAME = "no_pod_name"
 UNKNOWN_USER = Workload(user="unknown")
 LookupOutcome = Literal["found", "not_in_container", "gone", "not_permitted", "unreadable"]
-FAILED_LOOKUPS: frozenset[LookupOutcome] = frozenset({"not_permitted", "unreadable"})  # the process exists
+FAILED_LOOKUPS: frozenset[LookupOutcome] = frozenset({"not_permitted", "unreadable"})  # but the process exists
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class ContainerFinder:
 
     def _look_up(self, pid: int, folder: str) -> ContainerLookup:
         stat, now = _read(f"{folder}/stat"), self._clock()
-        # The second field is the program's name in parentheses. It can contain spaces and parentheses.
+        # The fields are counted after the last parenthesis, because the program's name can contain spaces.
         started, cached = int(stat.rpartition(b")")[2].split()[_STARTED - 3]), self._cache.get(pid)
         if cached is not None and cached[0] == started and now - cached[1] < CACHE_SECONDS:
             return cached[2]
@@ -173,11 +173,11 @@ class ProcessOwners:
             users |= dict.fromkeys(hidden | failed.keys(), UNKNOWN_USER)
         inside = {pid: one.workload for pid, one in lookups.items() if one.outcome == "found" and pid not in users}
         named, unknown, nameless = self._name(inside)
-        if not self._nameless.issuperset(nameless.values()):  # a short job may end before the next refresh
+        if not self._nameless.issuperset(nameless.values()):  # refresh now, before a short job ends
             self._read_identities()
             named, unknown, nameless = self._name(inside)
         self._nameless = frozenset(nameless.values())
-        unknown |= failed | {pid: NO_NAME for pid, workload in nameless.items() if workload.uid}  # no UID: not in a pod
+        unknown |= failed | {pid: NO_NAME for pid, workload in nameless.items() if workload.uid}  # else outside pods
         servers = frozenset(pid for pid, lookup in self._lookups.items() if lookup.is_mps_server)
         commands = {pid: lookup.command for pid, lookup in self._lookups.items() if lookup.command}
         self._last = OwnersByPid(named | users, unknown, servers, nameless, commands)
@@ -195,7 +195,7 @@ class ProcessOwners:
             )
 
     def _correct(self, pid: int, lookup: ContainerLookup) -> ContainerLookup:
-        """Returns the previous owner if the process has just ended, or if its pod's names were already removed."""
+        """Returns the previous owner if the process has just ended, or if it is still in the same container."""
         before = self._last.workloads.get(pid)
         same = before is not None and before.container_id == lookup.workload.container_id != ""
         return ContainerLookup("found", before) if before is not None and (same or lookup.outcome == "gone") else lookup
@@ -255,7 +255,7 @@ def _find_command(folder: str, stat: bytes) -> str:
 # -- cgroups -------------------------------------------------------------------------------------------------------
 # Formats differ between cgroup v1 and v2, the kubelet's cgroupfs and systemd drivers, five runtimes, nested containers,
 # and readers in another cgroup namespace. If containerd uses systemd cgroups and runc does not, runc creates one
-# directory named `slice:prefix:id`. crio-conmon-<id> and libpod-conmon-<id> contain the container's monitor.
+# directory named `slice:prefix:id`. crio-conmon-<id> and libpod-conmon-<id> contain only the container's monitor.
 
 _UID = r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32}"  # a pod's UID, or the hash of a static pod
 _ID = r"([0-9a-f]{64})(?:\.scope)?(?=/|\n|\Z| \(deleted\))"  # the kernel adds (deleted) if the cgroup was removed

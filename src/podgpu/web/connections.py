@@ -92,7 +92,7 @@ class LimitedServer:
             )
 
     def _evict(self) -> bool:
-        """Closes the longest idle connection, if possible one without requests. Returns False if none is idle."""
+        """Closes the longest idle connection, preferably one without any request. Returns False if none is idle."""
         idle = [handler for handler, each in self._connections.items() if not each.is_answering]
         if idle:
             longest = min(idle, key=lambda handler: self._connections[handler].has_requests)

@@ -130,7 +130,7 @@ class LoginChecker:
 
 
 def make_server_context(material: tuple[TlsConfig, str, bytes, bytes, bytes]) -> ssl.SSLContext:
-    """`material`: settings, path of their file, certificate, key, client CAs. Raises UsageError or SourceError."""
+    """`material`: settings, path of the config file, certificate, key, client CAs. Raises UsageError or SourceError."""
     config, path, certificate, key, authorities = material
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
@@ -147,7 +147,7 @@ def make_server_context(material: tuple[TlsConfig, str, bytes, bytes, bytes]) ->
     context.verify_mode = config.verify_mode
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as in Go, an intermediate CA is sufficient
     if config.verify_mode is not ssl.CERT_NONE and not authorities:
-        context.load_default_certs(ssl.Purpose.CLIENT_AUTH)  # as in Go
+        context.load_default_certs(ssl.Purpose.CLIENT_AUTH)  # as in Go, the system's CAs are the default
     elif authorities:
         load_authorities(context, authorities, f"{path}: {config.client_ca_file or 'client_ca'}")
     return context
@@ -159,7 +159,7 @@ def _client_names(request: web.Request) -> frozenset[str]:
 
 
 def subject_names(certificate: dict[str, Any]) -> frozenset[str]:
-    """Returns the alternative names. IP addresses are written as in Go, while OpenSSL writes ::1 as 0:0:0:0:0:0:0:1."""
+    """Returns the subject alternative names. Shortens IPv6 addresses, because OpenSSL writes ::1 as 0:0:0:0:0:0:0:1."""
     return frozenset(
         str(ipaddress.ip_address(value.strip())) if kind == "IP Address" else value
         for kind, value in certificate.get("subjectAltName", ())

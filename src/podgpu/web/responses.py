@@ -68,7 +68,7 @@ def json_error(status: int, message: str, **headers: str) -> web.Response:
 
 
 def accepts_gzip(header: str) -> bool:
-    """Returns True if the Accept-Encoding header lists gzip. Ignores weights, as Prometheus' Go client does."""
+    """Returns True if the Accept-Encoding header lists gzip. Ignores quality values, as Prometheus' Go client does."""
     return any(part.partition(";")[0].strip().lower() == "gzip" for part in header.split(","))
 
 

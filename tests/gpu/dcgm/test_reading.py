@@ -180,9 +180,6 @@ def test_any_value_is_decoded_or_rejected(field_id: int, kind: int, status: int,
         assert not isinstance(value, float) or math.isfinite(value)
 
 
-# Fields in base units
-
-
 UTIL_RATIO, FB_BYTES, CLOCK, CLOCK_HERTZ, ENERGY, JOULES = 1613, 1627, 100, 1603, 156, 1611
 NEW = (UTIL_RATIO, FB_BYTES, CLOCK_HERTZ, JOULES)
 OLD = (UTIL, FB_USED, CLOCK, ENERGY)

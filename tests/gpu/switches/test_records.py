@@ -117,9 +117,6 @@ def test_any_bytes_are_read_or_rejected(data: bytes) -> None:
         read(data).take_window(10**18)
 
 
-# Busy time
-
-
 def residency(*periods: tuple[int, int, int]) -> Residency:
     """Each period is (pid, since, until) in milliseconds."""
     made = [Period(pid, since * MS, since * MS, until * MS) for pid, since, until in periods]
