@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -57,7 +56,7 @@ def application(
         release_route(agent, lifecycle),
         forget_route(partial(forget_on_node, agent), lifecycle),
         web.get("/api/v1/node", _serve_text(agent, "fresh_json", "stale_json", JSON_HEADERS)),
-        *page_routes(NodePage(agent, prices).latest, complete_gpu, links, history, usage),
+        *page_routes(node_page(agent, prices), complete_gpu, links, history, usage),
     ]
     return make_application(routes, protection)
 
@@ -102,17 +101,13 @@ def _serve_text(
 
 def limit_concurrency(limit: int, handler: Handler) -> Handler:
     """Responds with 503, as dcgm-exporter does, if `limit` requests are already running."""
-    running = 0
+    slots = asyncio.Semaphore(limit)
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        nonlocal running
-        if running >= limit:
+        if slots.locked():
             return web.Response(status=503, text="scrape concurrency limit reached\n")
-        running += 1
-        try:
+        async with slots:
             return await send_response(request, await handler(request))
-        finally:
-            running -= 1
 
     return handle
 
@@ -171,29 +166,18 @@ def build_state(agent: Agent, prices: ReadPrices = no_prices, notes: Iterable[st
     )
 
 
-class NodePage:
-    """Builds the data of the web page once per snapshot, and caches it. Thread-safe."""
+def node_page(agent: Agent, prices: ReadPrices) -> Callable[[], PublishedState]:
+    """Returns a function that builds the data of the web page, once per snapshot."""
 
-    def __init__(self, agent: Agent, prices: ReadPrices) -> None:
-        self._agent = agent
-        self._prices = prices
-        self._lock = threading.Lock()
-        self._cached: tuple[Published, bool, PublishedState] | None = None
-
-    def latest(self) -> PublishedState:
-        with self._lock:
-            published = self._agent.published
-            fresh = self._agent.is_fresh(published)
-            if self._cached is None or self._cached[0] is not published or self._cached[1] is not fresh:
-                self._cached = published, fresh, self._make(published, fresh)
-            return self._cached[2]
-
-    def _make(self, published: Published, fresh: bool) -> PublishedState:
-        notes = describe_problems(self._agent)
+    @lru_cache(maxsize=1)
+    def make(published: Published, fresh: bool) -> PublishedState:
+        notes = describe_problems(agent)
         if not fresh:
             age = "the readings are too old to be shown" if published.state.taken_at else "there are no readings yet"
             notes = [age, *notes]
-        return PublishedState(build_state(self._agent, self._prices, notes))
+        return PublishedState(build_state(agent, prices, notes))
+
+    return lambda: make(agent.published, agent.is_fresh(agent.published))
 
 
 def node_recorder(agent: Agent, directory: str = "", prices: ReadPrices = no_prices) -> HistoryRecorder:
