@@ -73,7 +73,7 @@ class PodWatcher:
         )
 
     def current(self) -> RunningPods:
-        """Returns the running pods, or only a reason if they are unknown or a minute out of date. Not thread-safe."""
+        """Returns the running pods. If the list is unknown or too old, returns the reason instead. Not thread-safe."""
         error, now = self.informer.error, self._clock.monotonic()
         if not self.informer.synced:
             reason = error or "the first list is being read"
