@@ -340,7 +340,8 @@ class _PastDevice(NamedTuple):
         gone = any(name == "node_gone" for name, _ in conditions)
         is_blind = gone or any(name == "lost" for name, _ in conditions)
         size = self.size
-        price = (prices.of(self.gpu.model.name).gpu_hour or 0.0) * size if prices.currency else 0.0
+        hour = prices.of(self.gpu.model.name).gpu_hour
+        price, currency = (0.0, "") if hour is None else (hour * size, prices.currency)
         loads = {tenant: 0.0 if is_blind else _load(tenant, at) for tenant in users}
         use = sum(loads.values()) / (max(1, len(loads)) if self.instance is None and self.gpu.instances else 1)
         idle_watts, _, most_watts = self.gpu.model.power
@@ -360,7 +361,7 @@ class _PastDevice(NamedTuple):
                 waited_seconds=load * (use - load) * seconds * size,
             )
             own = Figures(load, float(tenant.memory)) if len(self.tenants) > 1 else None
-            holders.append(HolderSample(_account_of(tenant), tenant.container, amounts, own, prices.currency))
+            holders.append(HolderSample(_account_of(tenant), tenant.container, amounts, own, currency))
         rest = Amounts(seconds * size, cost=price * seconds / HOUR, energy_joules=idle_watts * seconds * size)
         is_whole = self.instance is None
         figures = Figures(use, memory, *((watts, 30 + 35 * use) if is_whole else ()))
@@ -373,7 +374,7 @@ class _PastDevice(NamedTuple):
             holders=holders,
             conditions=conditions,
             unallocated=Amounts() if holders or gone else rest,
-            currency=prices.currency,
+            currency=currency,
         )
 
 

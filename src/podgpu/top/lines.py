@@ -226,7 +226,7 @@ def _sum(numbers: Iterable[int | None]) -> int | None:
 
 
 def arrange(lines: Iterable[Line], order: Order, wanted: str = "") -> list[Line]:
-    """Returns the lines that match `wanted`, sorted by severity (broken GPUs first), then by `order` (largest first)."""
+    """Returns the lines that match `wanted`, sorted by severity (broken first), then by `order` (largest first)."""
     kept = [match for line in lines if (match := _match(line, wanted.casefold())) is not None]
     return list(_show_shared_once(sorted(_sort(kept, order), key=lambda line: _SEVERITIES.index(line.severity))))
 

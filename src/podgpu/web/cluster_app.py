@@ -16,7 +16,7 @@ from podgpu.metrics.encode import NO_METRICS
 from podgpu.web.app import make_application
 from podgpu.web.lifecycle import forget_in_cluster, forget_route
 from podgpu.web.page_routes import page_routes
-from podgpu.web.responses import metrics_response, probe_routes
+from podgpu.web.responses import METRICS_HEADERS, body_response, probe_routes
 
 if TYPE_CHECKING:
     from podgpu.cluster.ranges import UsageAnswers
@@ -40,10 +40,11 @@ def cluster_application(
     """`lifecycle` enables POST /-/forget. `select`: see `page_routes`."""
 
     async def metrics(request: web.Request) -> web.Response:
-        return metrics_response(request, await cluster.metrics("metrics"))
+        return body_response(request, await cluster.metrics("metrics"), METRICS_HEADERS)
 
     async def node_metrics(request: web.Request) -> web.Response:
-        return metrics_response(request, await cluster.metrics("nodes") if cluster.turns else NO_METRICS)
+        body = await cluster.metrics("nodes") if cluster.turns else NO_METRICS
+        return body_response(request, body, METRICS_HEADERS)
 
     routes = [
         web.get("/metrics", metrics),

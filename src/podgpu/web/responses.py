@@ -42,13 +42,9 @@ def probe_routes(is_live: Probe, is_ready: Probe) -> list[web.RouteDef]:
 
 def metrics_route(make_families: Callable[[], Iterable[Family]]) -> web.RouteDef:
     async def handle(request: web.Request) -> web.Response:
-        return metrics_response(request, Body(encode(make_families())))
+        return body_response(request, Body(encode(make_families())), METRICS_HEADERS)
 
     return web.get("/metrics", handle)
-
-
-def metrics_response(request: web.Request, body: Body) -> web.Response:
-    return body_response(request, body, METRICS_HEADERS)
 
 
 def body_response(request: web.Request, body: Body, headers: Mapping[str, str]) -> web.Response:
