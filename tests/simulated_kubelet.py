@@ -114,7 +114,8 @@ def list_answer(pods: Iterable[SimulatedPod], numa_nodes: Sequence[int] = (0,)) 
     for pod in pods:
         entry = answer.pod_resources.add(name=pod.name, namespace=pod.namespace)
         for container, resources in pod.containers.items():
-            listed = entry.containers.add(name=container, devices=encode_devices(resources, numa_nodes))
+            devices = [device for device in encode_devices(resources) for _ in numa_nodes]  # one entry per NUMA node
+            listed = entry.containers.add(name=container, devices=devices)
             if isinstance(pod, ClaimingPod):
                 listed.dynamic_resources.extend(map(_dynamic_resource, pod.claims.get(container, ())))
     return bytes(answer.SerializeToString())

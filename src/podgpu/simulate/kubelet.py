@@ -83,12 +83,8 @@ class SimulatedKubelet:
         return bytes(podresources_pb2.AllocatableResourcesResponse(devices=devices).SerializeToString())
 
 
-def encode_devices(resources: Resources, numa_nodes: Sequence[int] = (0,)) -> Iterator[Any]:
-    """Yields one message per device id and NUMA node, as the kubelet does since Kubernetes 1.21."""
+def encode_devices(resources: Resources) -> Iterator[Any]:
+    """Yields one message per device id, as the kubelet does since Kubernetes 1.21."""
     for resource, ids in resources.items():
         for device_id in ids:
-            for node in numa_nodes:
-                topology = podresources_pb2.TopologyInfo(nodes=[podresources_pb2.NUMANode(ID=node)])
-                yield podresources_pb2.ContainerDevices(
-                    resource_name=resource, device_ids=[device_id], topology=topology
-                )
+            yield podresources_pb2.ContainerDevices(resource_name=resource, device_ids=[device_id])
