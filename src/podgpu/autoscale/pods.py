@@ -73,8 +73,8 @@ class PodWatcher:
         )
 
     def current(self) -> RunningPods:
-        """Returns the running pods, or only a reason if they are unknown or a minute out of date. Not thread-safe."""
-        self.informer.wait_synced(0.0 if self.informer.error else 5.0)  # the first list takes less, except if it fails
+        """Returns the running pods. If the list is unknown or too old, returns the reason instead. Not thread-safe."""
+        self.informer.wait_synced(0.0 if self.informer.error else 5.0)  # waits for the first list unless reading fails
         error, now = self.informer.error, self._clock.monotonic()
         if not self.informer.synced:
             return RunningPods(trouble=f"the list of running pods is not available yet: {error or 'it is being read'}")

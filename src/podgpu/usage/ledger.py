@@ -75,7 +75,7 @@ class Division:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """How long the workloads of a device waited for it since the previous reading."""
+    """How long each workload waited for the device since the previous reading."""
 
     workloads: Mapping[Workload, tuple[int, int, int]]  # estimate, minimum, maximum
     waits_for: Mapping[Workload, tuple[WaitPart, ...]]  # the estimate, split by the workload that ran meanwhile
@@ -127,7 +127,7 @@ class DeviceSample:
         return Division(total, parts)
 
     def attribute_memory(self) -> Division:
-        """Splits the memory in use. The total is the larger of the device's value and the sum of its processes."""
+        """Splits the memory in use. The total is the device's value, or the sum of its processes if that is larger."""
         total = self.usage.memory_used
         if self.processes is None:
             return Division(total)
@@ -170,13 +170,13 @@ class DeviceSample:
             return {}
         owners = {process.pid: process.owner for process in self.processes or ()}
         bounds: dict[Workload, tuple[int, int]] = {}
-        if usage.resident_ns is None:  # samples: busy time is certain only if a single workload uses the device
+        if usage.resident_ns is None:  # measured by samples: certain only if a single workload uses the device
             users = set(owners.values())
             for workload, part in parts.items():
                 bounds[workload] = (
                     (part, part) if users == {workload} else (0, busy.total if workload in users else part)
                 )
-        else:  # context switches: a process can run only while its context is resident, but may be idle then
+        else:  # measured by context switches: a process runs only while its context is resident, but may be idle then
             worked = max(0, busy.total - usage.switching_ns)
             for workload in parts:
                 own = [pid for pid in usage.resident_ns if owners.get(pid) == workload]
@@ -267,7 +267,7 @@ class DeviceSample:
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """Usage of one workload on one device. Open while the workload holds the device or has a process there."""
+    """Usage of one workload on one device. It is open while the workload holds the device or has a process there."""
 
     workload: Workload
     usage: HolderUsage = field(default_factory=HolderUsage)  # a counter is None until it has its first value
@@ -275,12 +275,12 @@ class Account:
     is_holder: bool = False
     has_process: bool = False
     is_measured: bool = True  # False if the driver does not report busy times of its processes
-    is_mps_client: bool = False  # only the busy time of the MPS server is known
+    is_mps_client: bool = False  # if True, only the busy time of the MPS server is known
     idle_streak_ns: int | None = None  # measured idle time since the workload was last busy; None if unknown
     unallocated_ns: int = 0  # how long the workload has used the device without an allocation
 
     def extend_bounds(self, bounds: tuple[int | None, int] | None, part: int | None) -> tuple[int | None, int | None]:
-        """Returns the increments of minimum and maximum busy time. Without bounds, these are the attributed time."""
+        """Returns the increments of minimum and maximum busy time. Without bounds, both grow by the attributed time."""
         usage = self.usage
         if bounds is not None and bounds[0] is None and usage.busy_max_ns is None:
             return None, bounds[1] + (usage.busy_ns or 0)
@@ -319,7 +319,7 @@ class Ledger:
     """Adds up the usage of all devices of a node. Not thread-safe."""
 
     def __init__(self, max_namespaces: int = _MAX_NAMESPACES, unallocated_after: float = 60.0) -> None:
-        """Reports use without an allocation after `unallocated_after` seconds. When pods start or end, it is normal."""
+        """Reports use without an allocation after `unallocated_after` seconds. Shorter use is normal."""
         self._max_namespaces = max_namespaces
         self._unallocated_after_ns = round(unallocated_after * NS)
         self._accounts: dict[str, dict[WorkloadKey, Account]] = {}  # accounts of the last reading, by device key
@@ -342,8 +342,8 @@ class Ledger:
 
         `samples` maps the UUID of a GPU to its devices: the GPU itself or, in MIG mode, its instances. Other devices
         are removed from the snapshot. If a removed device returns, its counters continue.
-        `gpus` maps UUIDs to the usage of GPUs that answered. `unallocated` contains (device key, workload key) of each
-        workload without an allocation.
+        `gpus` maps UUIDs to the usage of GPUs that answered. `unallocated` contains (device key, workload key) for
+        each workload that uses a device without an allocation.
         """
         self._remove_missing(samples)
         for uuid, devices in samples.items():
@@ -357,7 +357,7 @@ class Ledger:
         self._evict()
 
     def list_holders(self, at: float) -> dict[str, dict[WorkloadKey, tuple[Workload, HolderUsage]]]:
-        """Returns usage by device key, also of workloads without an allocation. `at`: Unix time of the last reading."""
+        """Returns usage by device key and workload, even without an allocation. `at`: Unix time of the last reading."""
         return {
             key: {
                 name: (account.workload, account.to_usage(at, self._unallocated_after_ns))
@@ -404,7 +404,7 @@ class Ledger:
                 "wait_ns": wait,
                 "wait_min_ns": wait_min,
                 "wait_max_ns": wait_max,
-                "energy_mj": 0 if has_energy and part is not None else None,  # until the energy counter is read
+                "energy_mj": 0 if has_energy and part is not None else None,  # 0 until the counter is read
             }
             self._add_to(
                 account,
@@ -510,7 +510,7 @@ class Ledger:
             account = accounts[workload] = self._open(sample, workload, before.get(workload.key))
             account.is_holder = workload in sample.holders
             account.has_process = workload in users or (sample.processes is None and account.has_process)
-        if sample.processes is None:  # processes are not visible: assume that those of non-holders still run
+        if sample.processes is None:  # not visible: assume that workloads without an allocation still run
             keys = {workload.key for workload in accounts}
             running = (one for one in before.values() if one.has_process and not one.is_holder)
             accounts |= {one.workload: one for one in running if one.workload.key not in keys}
