@@ -76,6 +76,10 @@ class SimulatedNode:
         self.agent.read_usage()
         return self.exposition
 
+    def run(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.turn()
+
     @property
     def exposition(self) -> str:
         return self.agent.published.fresh.plain.decode()

@@ -95,8 +95,7 @@ def test_xids_are_counted_from_zero_per_gpu(node: Node) -> None:
 
 
 def test_clock_events_are_samples_within_the_window(node: Node) -> None:
-    for _ in range(4):
-        node.turn()
+    node.run(4)
     idle = [x for x in node.exposition.splitlines() if "CLOCK_EVENTS_COUNT" in x and 'clock_event="gpu_idle"' in x]
     assert [line.rsplit(" ", 1)[1] for line in idle] == ["4", "4"]
 

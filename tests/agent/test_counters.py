@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from threading import Event
 
 import pynvml
 import pytest
@@ -167,6 +168,15 @@ def test_bad_counters_keep_the_last_good_ones(tmp_path: Path, bad: bytes | None,
     bench.agent.read_counters()
     bench.run(2)
     assert 'podgpu_exporter_source_up{source="counters"} 1' in bench.exposition
+
+
+def test_a_counter_file_that_hangs_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    answers = Event()
+    bench = Bench(feed=lambda: counters() if answers.wait() else (), interval=1.0)
+    bench.agent.read_counters()
+    bench.run(1)
+    answers.set()
+    assert "counters: no answer" in caplog.text
 
 
 def test_the_counters_of_a_configmap() -> None:

@@ -152,8 +152,7 @@ def test_a_repaired_gpu_is_listed_soon_after_a_call_that_hung(tmp_path: Path) ->
         bench.faults.hang("nvmlDeviceGetPowerUsage", 2)
         bench.turns(90)
         bench.faults.release_all()
-        for _ in range(12):
-            bench.turn()
+        bench.run(12)
         assert bench.shown(1)
 
 
@@ -167,8 +166,7 @@ def test_instances_of_a_gpu_that_is_listed_again_stay_known(tmp_path: Path) -> N
         bench.turn()
         bench.faults.lose(1, enumerated=False)
         bench.faults.reload_driver()
-        for _ in range(20):
-            bench.turn()
+        bench.run(20)
         bench.faults.recover(1)
         bench.faults.hang("nvmlDeviceGetPowerUsage", 1)
         seen = set()
@@ -278,8 +276,7 @@ def test_a_gpu_that_goes_and_comes_back(tmp_path: Path, caplog: pytest.LogCaptur
         bench.faults.lose(1, enumerated=False)
         bench.expected = 2
         wait_until(lambda: bench.turn() and bench.driver.calls["nvmlInit"] == 2, "the bus was looked at")
-        for _ in range(10):
-            bench.turn()
+        bench.run(10)
         assert bench.agent.published.state.devices[1].uuid == bench.uuid(2), "GPU 2 has number 1 now"
         assert not lines_about(caplog, "answers again")
         bench.turn(0, 2)

@@ -55,8 +55,7 @@ def shared(node: Node) -> Node:
     node.give("train", "serve", "idle")
     node.work("train", 41, 0.5, 10 * GIB)
     node.work("serve", 42, 0.2, 2 * GIB)
-    for _ in range(20):
-        node.turn()
+    node.run(20)
     return node
 
 
@@ -89,8 +88,7 @@ def test_usage_that_was_read_before_a_release_is_not_published_after_it(node: No
 def test_energy_after_a_gap_is_not_attributed_to_a_container_that_ended_in_it(node: Node) -> None:
     node.give("train")
     node.work("train", 41, 0.5, GIB)
-    for _ in range(8):  # the energy counter is read every 5 s, so the last seconds are not attributed yet
-        node.turn()
+    node.run(8)  # the energy counter is read every 5 s, so the last seconds are not attributed yet
     node.faults.lose(0)
     node.turn()
     node.driver.remove(41)
@@ -99,8 +97,7 @@ def test_energy_after_a_gap_is_not_attributed_to_a_container_that_ended_in_it(no
     names = "podgpu_device_energy_joules_total", "podgpu_device_unattributed_energy_joules_total"
     before = [node.value(name) or 0 for name in names]
     node.faults.recover(0)
-    for _ in range(20):
-        node.turn()
+    node.run(20)
     device, rest = ((node.value(name) or 0) - value for name, value in zip(names, before, strict=True))
     assert rest == pytest.approx(device)
     assert device > 0
@@ -120,8 +117,7 @@ def test_an_energy_counter_that_hangs_telemetry_does_not_hang_usage(node: Node) 
     assert (node.value("podgpu_container_gpu_busy_seconds_total", "train") or 0) > (busy or 0)
     assert node.value("podgpu_container_gpu_energy_joules_total", "train") == energy
     node.driver.faults.release_all()
-    for _ in range(6):
-        node.turn()
+    node.run(6)
     assert (node.value("podgpu_container_gpu_energy_joules_total", "train") or 0) > (energy or 0)
 
 
@@ -162,8 +158,7 @@ def test_a_container_on_a_gpu_of_nobody_is_reported_although_its_processes_name_
     node.holders.more = {"offered": frozenset({node.uuid(0)})}
     node.holders.now = [Assignment(node.uuid(0), Workload("ns", "train", "main"), "processes")]
     node.work("train", 41, 0.5, GIB)
-    for _ in range(62):
-        node.turn()
+    node.run(62)
     assert unallocated_use(node) == ["ns/train/main"]
 
 
@@ -182,6 +177,5 @@ def test_use_is_not_called_unallocated_if_the_allocation_is_not_known(node: Node
     elif case == "gpu-manager":
         node.holders.more = {"vcuda": (VcudaRequest.for_holder(train, 50, 4),)}
     node.work("train", 41, 0.5, GIB)
-    for _ in range(70):
-        node.turn()
+    node.run(70)
     assert unallocated_use(node) == []

@@ -98,10 +98,6 @@ class Node(SimulatedNode):
                 listener.step()
         return super().turn(end - self.time)
 
-    def run(self, seconds: int = SECONDS) -> None:
-        for _ in range(seconds):
-            self.turn()
-
     @property
     def truth(self) -> dict[str, float]:
         return {f"p{pid - FIRST_PID}": ns / 1e9 for e in self.gpu.engines.values() for pid, ns in e.worked.items()}

@@ -105,8 +105,6 @@ class Stage:
     counts: bool = True
     """Add counters of busy and idle time to holders with a utilisation, as podgpu's exporters do."""
     begin: float = BEGIN
-    clusters: dict[str, str] = field(default_factory=dict)
-    """Node -> cluster, if Prometheus has several."""
 
     def __post_init__(self) -> None:
         clock = Clock(monotonic=lambda: self.now, wall=lambda: self.begin + self.now)
@@ -125,9 +123,7 @@ class Stage:
             if self.counts:
                 devices = tuple(map(self._count, devices))
             state = NodeState(node=name, producer="podgpu", devices=devices, exporter_id=exporter_id, usage_at=usage_at)
-            self._last[name] = NodeReading(
-                f"http://{name}:9400/metrics", state, self.now, cluster=self.clusters.get(name, "")
-            )
+            self._last[name] = NodeReading(f"http://{name}:9400/metrics", state, read_at=self.now)
         reading = ClusterReading(tuple(self._last.values()), ())
         wall = self.begin + self.now
         self._state = build_cluster_state(reading, self._state, self.settings, self.now, wall)

@@ -408,16 +408,6 @@ def test_there_is_no_answer_before_the_first_round_and_long_after_the_last() -> 
     assert raised.value.status == 503
 
 
-def test_pods_of_several_clusters_are_refused() -> None:
-    """The pod a runs in both clusters. The request does not say which one is meant."""
-    stage = Stage([pod("a")], clusters={"n1": "east", "n2": "west"})
-    stage.turn(n1=(busy("a", 0.5, 0),), n2=(busy("a", 0.9, 1),))
-    assert "east, west" in str(refused(stage))
-    stage = Stage([pod("a")], clusters={"n1": "east"})
-    stage.turn(n1=(busy("a", 0.5, 0),))
-    assert figure(stage) == 50
-
-
 def test_a_clock_that_is_set_does_not_change_the_window() -> None:
     stage = Stage([pod("a")])
     stage.turns(4, n1=(busy("a", 1.0, 0),))

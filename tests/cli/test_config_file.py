@@ -19,7 +19,7 @@ from tests.process import EXPORTER, has_values, podgpu
 QUICK = ["exporter", "--once", "--telemetry", "simulated:1xT4"]
 FIELDS = "metrics:\n  fields:\n  - {name: DCGM_FI_DEV_GPU_TEMP, prometheusType: gauge, help: From the file.}\n"
 COLLECTIONS = "collections:\n- {name: all, every: 100ms, metrics: {include: ['*']}}\n"
-Write = Callable[[str], str]
+Write = Callable[..., str]
 
 
 @pytest.fixture
@@ -43,23 +43,21 @@ def test_the_file_goes_before_the_default(write: Write) -> None:
     assert families(execute(QUICK, DCGM_EXPORTER_CONFIG_FILE=path)) == {"DCGM_FI_DEV_GPU_TEMP"}
 
 
-def test_variable_and_flag_go_before_the_file(write: Write, tmp_path: Path) -> None:
+def test_variable_and_flag_go_before_the_file(write: Write) -> None:
     path = write(f"version: 2\n{FIELDS}{COLLECTIONS}")
-    csv = tmp_path / "c.csv"
-    csv.write_text("DCGM_FI_DEV_SM_CLOCK,gauge,c\n", encoding="utf-8")
-    ran = execute([*QUICK, "--config-file", path], DCGM_EXPORTER_COLLECTORS=str(csv))
+    csv = write("DCGM_FI_DEV_SM_CLOCK,gauge,c\n", "c.csv")
+    ran = execute([*QUICK, "--config-file", path], DCGM_EXPORTER_COLLECTORS=csv)
     assert families(ran) == {"DCGM_FI_DEV_SM_CLOCK"}
-    assert families(execute([*QUICK, "--config-file", path, "-f", str(csv)])) == {"DCGM_FI_DEV_SM_CLOCK"}
+    assert families(execute([*QUICK, "--config-file", path, "-f", csv])) == {"DCGM_FI_DEV_SM_CLOCK"}
     by_none = execute([*QUICK, "--config-file", path, "-m", "none"])
     assert families(by_none) == {"DCGM_FI_DEV_GPU_TEMP"}, "-m none means the file"
 
 
-def test_a_counter_file_named_in_it_and_the_message_when_it_is_not_there(write: Write, tmp_path: Path) -> None:
-    csv = tmp_path / "c.csv"
-    csv.write_text("DCGM_FI_DEV_SM_CLOCK,gauge,c\n", encoding="utf-8")
+def test_a_counter_file_named_in_it_and_the_message_when_it_is_not_there(write: Write) -> None:
+    csv = write("DCGM_FI_DEV_SM_CLOCK,gauge,c\n", "c.csv")
     path = write(f"version: 2\nmetrics: {{file: {csv}}}\n{COLLECTIONS}")
     assert families(execute([*QUICK, "--config-file", path])) == {"DCGM_FI_DEV_SM_CLOCK"}
-    csv.unlink()
+    Path(csv).unlink()
     ran = execute([*QUICK, "--config-file", path])
     assert ran.code == 2
     assert "does not exist" in ran.complaint

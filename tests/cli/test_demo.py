@@ -31,7 +31,8 @@ from podgpu.cli.demo import (
 from podgpu.clock import Clock
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.prices import read_prices
-from podgpu.cluster.record import cluster_recorder, cluster_usage
+from podgpu.cluster.ranges import RecordedUsage
+from podgpu.cluster.record import cluster_recorder
 from podgpu.cluster.scrape import ScrapeCollector
 from podgpu.web.cluster_app import cluster_application
 from tests.nodes.clock import FakeClock
@@ -65,7 +66,7 @@ class Demo:
         if past:
             own = {node.name: exporter.recorder for node, exporter in zip(self.nodes, self.exporters, strict=True)}
             write_past(self.nodes, {"": self._recorder, **own}, prices()[0], self.time.wall())
-        usage = cluster_usage(self.cluster, self._recorder)
+        usage = RecordedUsage(self._recorder, lambda: self.cluster.published.state)
         app: Any = lambda cluster: cluster_application(cluster, history=self._recorder, usage=usage)  # noqa: E731
         self.page: Client = opened.enter_context(running(self.cluster, app=app))  # type: ignore[arg-type]
         self._due = schedule(make_script(self.nodes) if script else [])

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pynvml
 import pytest
@@ -116,12 +117,11 @@ def examined(tree: Tree, clock: FakeClock) -> Iterator[Examined]:
     drivers: list[FaultyNvml] = []
 
     def examine(
-        driver: FaultyNvml, *arguments: str, kubernetes: bool = True, deadline: float = PATIENCE
+        driver: FaultyNvml, *arguments: str, kubernetes: bool = True, deadline: float = PATIENCE, **more: Any
     ) -> list[Finding]:
         drivers.append(driver)
-        telemetry = NvmlTelemetry(
-            driver, "nvml", count_expected=partial(count_pci_gpus, str(tree.sysfs)), clock=clock.monotonic
-        )
+        expected = partial(count_pci_gpus, str(tree.sysfs))
+        telemetry = NvmlTelemetry(driver, "nvml", expected, clock=clock.monotonic, **more)
         context = command.make_context("doctor", [*tree.options, *arguments])
         options = merge_config_file(context, context.params)
         options["check_kubernetes"] = kubernetes
@@ -368,27 +368,19 @@ def test_a_hanging_kubelet(kubelet: FaultyKubelet, driver: FaultyNvml, examined:
 
 
 @pytest.mark.parametrize(
-    ("ids", "resource", "level", "text"),
+    ("device_id", "resource", "text"),
     [
-        (("tencent.com/vcuda-core-3",), "tencent.com/vcuda-core", Level.NOTE, "pods hold devices of tencent.com/vcuda"),
-        (("0000:3b:00.2",), "nvidia.com/hostdev", Level.NOTE, "not a GPU"),
-        (("nvidia5",), "nvidia.com/gpu", Level.NOTE, "1 assignment on devices excluded by -d g:0"),
+        ("tencent.com/vcuda-core-3", "tencent.com/vcuda-core", "pods hold devices of tencent.com/vcuda"),
+        ("0000:3b:00.2", "nvidia.com/hostdev", "not a GPU"),
+        ("nvidia5", "nvidia.com/gpu", "1 assignment on devices excluded by -d g:0"),
     ],
 )
 def test_notes_about_the_mapping(
-    ids: tuple[str, ...],
-    resource: str,
-    level: Level,
-    text: str,
-    kubelet: FaultyKubelet,
-    driver: FaultyNvml,
-    examined: Examined,
+    device_id: str, resource: str, text: str, kubelet: FaultyKubelet, driver: FaultyNvml, examined: Examined
 ) -> None:
-    kubelet.pods = (pod(*ids, resource=resource),)
-    asked = examined(driver, "-d", "g:0", *only_kubelet(kubelet))
-    finding = about(asked, "mapping")[-1]
-    assert finding.level is level
-    assert text in finding.text
+    kubelet.pods = (pod(device_id, resource=resource),)
+    finding = about(examined(driver, "-d", "g:0", *only_kubelet(kubelet)), "mapping")[-1]
+    assert (finding.level, text in finding.text) == (Level.NOTE, True)
 
 
 # The other sources of holders

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
-from podgpu.cli.doctor import command, examine_node
-from podgpu.cli.exporter import merge_config_file
 from podgpu.doctor.findings import Level
 from podgpu.gpu.nvml.switch_attribution import SwitchLogError
 from podgpu.gpu.nvml.switch_log import check_driver
 from podgpu.gpu.nvml.switch_splitter import SwitchLog, SwitchLogFactory
-from podgpu.gpu.nvml.telemetry import NvmlTelemetry
 from podgpu.model import Device, UsageMethod
 from podgpu.simulate.gpu import SimulatedLoad
+from tests.cli.test_doctor import Examined, _no_variables, clock, examined, tree
+from tests.nodes.clock import FakeClock
 from tests.simulated import FaultyNvml
 
+__all__ = ["_no_variables", "clock", "examined", "tree"]
 Examine = Callable[..., list[tuple[Level, str, str]]]
 
 
 @pytest.fixture
-def examined() -> Iterator[Examine]:
-    drivers: list[FaultyNvml] = []
-
+def examine(examined: Examined, clock: FakeClock) -> Examine:
     def run(
         spec: str = "1xH200",
         wanted: UsageMethod = "exact",
@@ -33,8 +31,7 @@ def examined() -> Iterator[Examine]:
         error: SwitchLogError | None = None,
         mps_clients: int = 0,
     ) -> list[tuple[Level, str, str]]:
-        driver = FaultyNvml(spec, driver_version=version)
-        drivers.append(driver)
+        driver = FaultyNvml(spec, driver_version=version, clock=clock.monotonic)
         for pid in range(mps_clients):
             driver.place(SimulatedLoad(0, 100 + pid, kind="mps"))
 
@@ -45,31 +42,25 @@ def examined() -> Iterator[Examine]:
             return driver.switch_log(device.uuid)
 
         factory = SwitchLogFactory(wanted, open_log, lambda: privileged)
-        telemetry = NvmlTelemetry(driver, "nvml", lambda: None, switch_logs=factory)
-        paths = ("--path-proc", "/nowhere", "--path-sysfs", "/nowhere")
-        context = command.make_context("doctor", ["--usage-from", wanted, "--no-hostname", "-f", "none", *paths])
-        options = {**merge_config_file(context, context.params), "check_kubernetes": False}
-        findings = examine_node(options, telemetry, 5.0, lambda _: None, "/nowhere")
+        findings = examined(driver, "--usage-from", wanted, "-f", "none", kubernetes=False, switch_logs=factory)
         return [(one.level, one.text, one.advice) for one in findings if one.subject in ("MPS", "sharing")]
 
-    yield run
-    for driver in drivers:
-        driver.faults.unload_driver()
+    return run
 
 
-def test_what_is_possible(examined: Examine) -> None:
-    ((level, text, _),) = examined(wanted="samples")
+def test_what_is_possible(examine: Examine) -> None:
+    ((level, text, _),) = examine(wanted="samples")
     assert (level, "estimated from the driver's samples" in text) == (Level.OK, True)
-    ((level, text, _),) = examined("2xH200")
+    ((level, text, _),) = examine("2xH200")
     assert (level, text) == (Level.OK, "GPUs 0, 1: busy time is exact: it comes from context switches and busy samples")
-    ((level, text, _),) = examined(wanted="switches")
+    ((level, text, _),) = examine(wanted="switches")
     assert (level, text.startswith("GPU 0: busy time comes from context switches")) == (Level.OK, True)
-    ((level, text, _),) = examined(wanted="switches", privileged=False)
+    ((level, text, _),) = examine(wanted="switches", privileged=False)
     assert (level, "processes of other users" in text) == (Level.NOTE, True)
 
 
-def test_clients_of_mps(examined: Examine) -> None:
-    (level, text, _), sharing = examined("2xH200", mps_clients=2)
+def test_clients_of_mps(examine: Examine) -> None:
+    (level, text, _), sharing = examine("2xH200", mps_clients=2)
     assert (level, text.startswith("GPU 0: used by clients of MPS")) == (Level.NOTE, True)
     assert sharing[0] == Level.OK
 
@@ -78,22 +69,22 @@ def test_clients_of_mps(examined: Examine) -> None:
     "--usage-from exact, and the container has no CAP_SYS_ADMIN",
     "busy time of shared GPUs is split by context switches, with bounds; `podgpu doctor` reports the remedy",
 )
-def test_the_capability_is_missing(examined: Examine) -> None:
-    ((level, text, advice),) = examined(privileged=False)
+def test_the_capability_is_missing(examine: Examine) -> None:
+    ((level, text, advice),) = examine(privileged=False)
     assert level is Level.WRONG
     assert "CAP_SYS_ADMIN is missing" in text
     assert "exporter.usage.from: exact" in advice
 
 
 @pytest.mark.parametrize("spec", ["1xB200", "1xH200/2x1g.18gb"])
-def test_gpus_that_were_not_measured(examined: Examine, spec: str) -> None:
-    ((level, text, _),) = examined(spec)
+def test_gpus_that_were_not_measured(examine: Examine, spec: str) -> None:
+    ((level, text, _),) = examine(spec)
     assert (level, "not exact: the busy register" in text) == (Level.NOTE, True)
 
 
-def test_the_log_cannot_be_read(examined: Examine) -> None:
-    ((level, text, advice),) = examined(wanted="switches", version="470.223.02")
+def test_the_log_cannot_be_read(examine: Examine) -> None:
+    ((level, text, advice),) = examine(wanted="switches", version="470.223.02")
     assert (level, "470.223.02" in text, "550" in advice) == (Level.WRONG, True, True)
     missing = SwitchLogError("no_device_node", "/dev/nvidiactl cannot be opened")
-    ((level, text, advice),) = examined(error=missing)
+    ((level, text, advice),) = examine(error=missing)
     assert (level, "/dev/nvidiactl" in text, "runtimeClassName: nvidia" in advice) == (Level.WRONG, True, True)

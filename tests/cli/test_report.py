@@ -14,7 +14,8 @@ from podgpu.cli.main import run
 from podgpu.cluster.collect import ClusterReading, ViewSettings
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.prices import Price, Prices
-from podgpu.cluster.record import cluster_recorder, cluster_usage
+from podgpu.cluster.ranges import RecordedUsage
+from podgpu.cluster.record import cluster_recorder
 from podgpu.model import WorkloadOwner
 from podgpu.web.cluster_app import cluster_application
 from tests.cluster.states import gpu, holder, lost, node
@@ -41,7 +42,7 @@ def url() -> Iterator[str]:
         asyncio.run(cluster.round(Script(tell(ClusterReading((reading,), owners=owners)))))
         recorder.record()
         time.now += 15
-    app: Any = partial(cluster_application, usage=cluster_usage(cluster, recorder))
+    app: Any = partial(cluster_application, usage=RecordedUsage(recorder, lambda: cluster.published.state))
     with running(cluster, app=app) as client:  # type: ignore[arg-type]
         yield f"http://127.0.0.1:{client.address.port}"
 

@@ -79,6 +79,9 @@ def test_nodes_of_the_same_name_in_two_clusters_stay_two_nodes(double: Prometheu
     reading = rounds.run()
     assert {node.state.node for node in reading.nodes} == {"node-0", "node-1", "east/node-9", "west/node-9"}
     assert [node.named for node in reading.nodes] == [True] * 4
+    autoscale = Rounds(double, ViewSettings(one_cluster=True))
+    assert autoscale.run().outcomes[0].error == "several_clusters", "the HPA does not name the cluster of a pod"
+    autoscale.close()
     double.put("kube_node_labels", 1, node="node-0", label_eks_amazonaws_com_capacity_type="SPOT")
     double.put("kube_node_labels", 1, node="node-9", cluster="east", exported_node="node-9")
     assert {node.labels for node in rounds.run(15).nodes} == {None}, "not read if no price depends on them"
@@ -134,7 +137,7 @@ def test_match_is_in_every_selector(double: PrometheusDouble) -> None:
 
 BOMB = gzip.compress(bytes(40 * 1024 * 1024), 1)
 REPLIES: dict[str, tuple[Reply, str, str]] = {
-    "422": (error(422, 'bad "match"\x1b[2J ' + "x" * 5000), "http_422", 'bad "match" [2J xxx'),
+    "422": (error(422, 'bad "match"\x1b[2J ' + "x" * 5000), "http_422", r'bad "match"\x1b[2J xxx'),
     "503": (Reply(b"not ready", 503, "text/plain"), "http_503", "503"),
     "401": (Reply(b"", 401), "unauthorized", "rejected the credentials"),
     "404": (Reply(b"404 page not found", 404, "text/plain"), "http_404", "is the path right?"),
@@ -280,7 +283,7 @@ def test_pods_of_the_same_name_have_the_owners_of_their_clusters(double: Prometh
 def test_warnings_and_missing_gpus_are_notes(double: PrometheusDouble, rounds: Rounds) -> None:
     double.extra = {"warnings": ["store a is away\n\x1b[31m"], "isPartial": True}
     assert rounds.run().notes == (
-        "store a is away [31m",
+        r"store a is away \x1b[31m",
         "the response is incomplete: some of the storage nodes did not respond",
     )
     double.extra, double.series = {}, []

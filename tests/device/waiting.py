@@ -2,8 +2,8 @@
 
     python tests/device/waiting.py [OUTPUT_DIRECTORY [WORD…]]
 
-With WORDs, runs only the scenarios that have one of them in their name. The context-switch log of each scenario is
-written to OUTPUT_DIRECTORY, for unit tests.
+With WORDs such as `deep`, `never` or `short`, runs only the scenarios that have one of them in their name. Results are
+printed after each scenario. Its context-switch log is written to OUTPUT_DIRECTORY, for unit tests.
 
 Needs root, one Hopper GPU, cgroup v2 and PyTorch. Exits 1 if the mean error exceeds 3 points or the largest 6, if the
 bounds contain the truth in fewer than nine of ten loads, or if a container waits and works for more than 100 % of the
@@ -90,6 +90,7 @@ def compare(bench: SharedGpu, name: str, bursts: list[Burst], record: Path) -> l
 def main() -> int:
     out = Path(sys.argv[1] if len(sys.argv) > 1 else "bench-out")
     out.mkdir(parents=True, exist_ok=True)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     words = sys.argv[2:] or [""]
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.test_option_table import execute
 from tests.hook.conftest import wait_written
 from tests.hook.runtime import Container, Pod, Runtime, gpu_pod
 from tests.hook.test_gpus import koordinator
@@ -112,9 +113,8 @@ def test_the_seed_end_to_end(runtime: Runtime, folder: Path, podlist: Path) -> N
         given = Pod("s", "train", annotations=koordinator({"minor": 0}))
         runtime.create(Container("c", given, gpus=("0",)))
         wait_written(runtime, podlist)
-    command = [*PODGPU, "exporter", "--telemetry", "simulated:1xH100", "--allocation", f"podlist:{podlist}", "--once"]
-    exposition = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-    (line,) = (line for line in exposition.splitlines() if line.startswith("podgpu_allocation_info"))
+    command = ["exporter", "--telemetry", "simulated:1xH100", "--allocation", f"podlist:{podlist}", "--once"]
+    (line,) = (line for line in execute(command).out.splitlines() if line.startswith("podgpu_allocation_info"))
     assert 'namespace="ml",pod="train",container="main"' in line
     assert 'source="podlist"' in line
 
@@ -141,14 +141,6 @@ def test_usage_errors(folder: Path, more: list[str], environment: dict[str, str]
 
 def _refused(*arguments: str, **environment: str) -> str:
     """Returns the message of a usage error."""
-    done = subprocess.run(
-        [*PODGPU, "hook", *arguments],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stderr.strip().splitlines()[-1]
+    ran = execute(["hook", *arguments], **environment)
+    assert ran.code == 2, ran.err
+    return ran.complaint

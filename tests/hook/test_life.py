@@ -18,7 +18,7 @@ from podgpu.hook import nri_pb2
 from podgpu.hook.loop import Hook
 from podgpu.hook.nri import PLUGIN_SERVICE, RUNTIME_SERVICE, Message, encode, split_messages
 from tests.hook.conftest import StartHook, wait_written
-from tests.hook.runtime import PLUGIN, Container, Ended, PluginError, Pod, Runtime, gpu_pod, uuid
+from tests.hook.runtime import PLUGIN, RUNTIME, Container, Ended, PluginError, Pod, Runtime, gpu_pod, uuid
 from tests.nodes.clock import wait_until
 
 
@@ -137,6 +137,10 @@ def test_another_version_of_the_protocol(
     wait_until(lambda: errors(hook).get("refused"))
     assert "rejects the plugin 90-podgpu (unknown service)" in caplog.text
     assert "v1alpha1" in caplog.text
+    runtime.connected()
+    runtime.send(RUNTIME, runtime.receive(RUNTIME)[0], 2, b"\xff\xff")
+    wait_until(lambda: errors(hook).get("refused") == 2)
+    assert "is not an NRI message" in caplog.text
     runtime.accept()
     with pytest.raises(PluginError) as caught:
         runtime.call("CreateContainer", b"", service="nri.pkg.api.v1beta9.Plugin")

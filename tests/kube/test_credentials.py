@@ -36,6 +36,9 @@ def test_a_token_file_is_read_again_after_a_minute(tmp_path: Path) -> None:
     assert token_of(credentials) == "one"
     clock.advance(1)
     assert token_of(credentials) == "two"
+    file.write_text("three")
+    clock.advance(-3600)
+    assert token_of(credentials) == "three", "the system clock was set back"
 
 
 def test_the_last_token_is_kept_while_the_file_is_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,19 +14,13 @@ from podgpu.cli.node import simulated_driver
 from podgpu.cluster.view import decode_view
 from podgpu.holders.sources import SOURCES
 from podgpu.simulate.node import create_host_files, pods, tenants
-from tests.host.guard import HOST_VARIABLES, NODE_PATHS
+from tests.cli.test_doctor import _no_variables
 from tests.simulated import FaultyProc
 from tests.simulated_kubelet import FaultyKubelet
 from tests.top.scene import HEADER
 
+__all__ = ["_no_variables"]
 GPUS = "8xH100,1xH100/7x1g.10gb"
-
-
-@pytest.fixture(autouse=True)
-def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name not in NODE_PATHS and name.startswith((*HOST_VARIABLES, "NO_COLOR")):
-            monkeypatch.delenv(name)
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,10 @@ import pytest
 from podgpu import __version__
 from podgpu.cluster import view as view_structs
 from podgpu.cluster.prices import read_prices
+from podgpu.cluster.ranges import RecordedUsage
 from podgpu.metrics.parse import parse_text
 from podgpu.model import NodeState, decode_node, encode_node
-from podgpu.web.exporter_app import application, node_recorder, node_usage
+from podgpu.web.exporter_app import application, build_state, node_recorder
 from tests.nodes.node import Description, Node, node_of
 from tests.web.conftest import UUID
 from tests.web.server import Client, running
@@ -197,7 +198,7 @@ def test_waste(lived_in: Node) -> None:
         lived_in.agent.read_telemetry()
         lived_in.agent.read_usage()
         recorder.record()
-    usage = node_usage(lived_in.agent, recorder, prices)
+    usage = RecordedUsage(recorder, lambda: build_state(lived_in.agent, prices))
     with running(lived_in.agent, app=partial(application, usage=usage)) as client:
         said = json.loads(client.ask("/api/v1/waste").body)
         table = client.ask("/api/v1/waste?by=namespace&format=csv")
@@ -233,7 +234,7 @@ def test_range_equals_the_counters_of_the_metrics(lived_in: Node) -> None:
     lived_in.take_turns()
     prices = read_prices("example")
     recorder = node_recorder(lived_in.agent, prices=prices)
-    usage = node_usage(lived_in.agent, recorder, prices)
+    usage = RecordedUsage(recorder, lambda: build_state(lived_in.agent, prices))
     with running(lived_in.agent, app=partial(application, usage=usage)) as client:
         totals = []
         for number in range(41):

@@ -13,7 +13,8 @@ import pytest
 
 from podgpu.cluster.collect import ClusterReading, TargetOutcome, ViewSettings
 from podgpu.cluster.loop import Cluster
-from podgpu.cluster.record import cluster_recorder, cluster_usage
+from podgpu.cluster.ranges import RecordedUsage
+from podgpu.cluster.record import cluster_recorder
 from podgpu.metrics.parse import parse_text
 from podgpu.web.cluster_app import cluster_application
 from tests.cluster.states import gpu, holder, node
@@ -32,7 +33,9 @@ def reading(read_at: float = 100.0) -> ClusterReading:
 def serving(of: ClusterReading, time: Time | None = None) -> Iterator[tuple[Client, Cluster]]:
     cluster = Cluster(Script, ViewSettings(), clock=(time or Time()).clock)
     asyncio.run(cluster.round(Script(tell(of))))
-    app: Any = partial(cluster_application, usage=cluster_usage(cluster, cluster_recorder(cluster)))
+    app: Any = partial(
+        cluster_application, usage=RecordedUsage(cluster_recorder(cluster), lambda: cluster.published.state)
+    )
     with running(cluster, app=app) as client:  # type: ignore[arg-type]
         yield client, cluster
 

@@ -1,7 +1,7 @@
 """Computes the values of workloads and pods for autoscalers, and whether a workload is active.
 
 A pod's value is the mean over the window. A workload's value aggregates the values of its running pods with a GPU. If
-a pod should have a GPU but has no values, the request fails, or skips the pod if it has `missing: leave-out`.
+such a pod has no values, the request fails. With `missing: leave-out`, the pod is skipped instead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MIN_VALUE = 0.001
 class MetricValue(NamedTuple):
     value: float
     at: float  # end of the window, as Unix time
-    window: float  # length in seconds; shorter than requested for young pods
+    window: float  # length in seconds; shorter than requested if the pods started recently
 
 
 def select_pods(snapshot: MetricsSnapshot, selector: PodSelector) -> Sequence[PodSeen]:
@@ -37,10 +37,10 @@ def select_pods(snapshot: MetricsSnapshot, selector: PodSelector) -> Sequence[Po
 def _compute_mean(
     snapshot: MetricsSnapshot, keys: Sequence[SampleKey], metric: ScalingMetric, window: float
 ) -> MetricValue | None:
-    """Returns the mean over the rounds (readings of all nodes) in the window. Several keys are allowed only for USED.
+    """Returns the mean over the rounds (readings of all nodes) in a window. Only the metric USED allows several keys.
 
-    Returns None if the last round has no value, or if less than half of the rounds have values. One round is not
-    counted, because the first round after a start has no rates.
+    Returns None if the last round has no value, or if fewer than half of the rounds have values. One missing round is
+    ignored, because the first round after a start has no rates.
     """
     values: list[float] = []
     has_value = False
@@ -58,7 +58,7 @@ def _compute_mean(
 
 
 def _compute_pod(snapshot: MetricsSnapshot, pod: PodSeen, metric: ScalingMetric, window: float) -> MetricValue | None:
-    """Returns the pod's mean. Ignores samples from before its start: they belong to an earlier pod of the same name."""
+    """Returns the pod's mean. Ignores samples from before its start, which belong to another pod of the same name."""
     return _compute_mean(snapshot, [pod.key], metric, min(window, snapshot.age(pod)))
 
 
@@ -103,7 +103,7 @@ def aggregate_values(aggregate: str, values: Sequence[float]) -> float:
 
 
 def compute_pod_values(snapshot: MetricsSnapshot, request: MetricRequest) -> dict[str, MetricValue]:
-    """Returns the values by pod. Omits pods that do not have the metric, because the HPA handles missing pods itself.
+    """Returns the values by pod name. Omits pods without the metric, because the HPA handles missing pods itself.
 
     A pod's value is 0 only if the pod is known to have been idle for `request.idle_for` seconds. Raises Refusal if no
     pod has a value.
@@ -135,7 +135,7 @@ def _is_idle(snapshot: MetricsSnapshot, pod: PodSeen, idle_for: float) -> bool:
 def is_active(snapshot: MetricsSnapshot, request: MetricRequest) -> bool:
     """Returns False only if every pod with a GPU has been idle for `request.idle_for` seconds.
 
-    Raises Refusal if values are missing, or if there is no pod: podgpu cannot know whether a pod is needed.
+    Raises Refusal if values are missing, or if there is no pod, because podgpu cannot know whether a pod is needed.
     """
     selected = select_pods(snapshot, request.pods)
     pods = [pod for pod in selected if snapshot.needs_gpu(pod)]

@@ -1,4 +1,4 @@
-"""KEDA's external scaler protocol over gRPC.
+"""Implements KEDA's external scaler protocol over gRPC.
 
 Without certificates the listener accepts only local connections. With certificates, `--keda-client-name` limits the
 accepted client names.
@@ -35,14 +35,14 @@ _MAX_CALLS = 4000
 _OPTIONS = (
     ("grpc.max_receive_message_length", 64 * 1024),
     ("grpc.so_reuseport", 0),  # so that a second podgpu on the same address fails to start
-    # KEDA opens one connection per replica. The other connections allow for clients that never finish the handshake.
+    # KEDA opens only one connection per replica, but clients that never finish the handshake count too.
     ("grpc.max_allowed_incoming_connections", 1024),
     ("grpc.server_handshake_timeout_ms", 3_000),  # gRPC's default is two minutes
-    ("grpc.max_concurrent_streams", 10),  # further calls wait; a stream may use 0.5 MB for a header
+    ("grpc.max_concurrent_streams", 10),  # limits memory, because a stream may use 0.5 MB for headers
     ("grpc.max_metadata_size", 4096),  # protects against decompression bombs in headers
     ("grpc.absolute_max_metadata_size", 8192),
     ("grpc.max_connection_idle_ms", 600_000),
-    ("grpc.max_connection_age_ms", 3_600_000),  # forces clients to present their certificate again
+    ("grpc.max_connection_age_ms", 3_600_000),  # clients must then connect again with a valid certificate
     ("grpc.max_connection_age_grace_ms", 10_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
@@ -58,10 +58,7 @@ class ExternalScaler:
         credentials: Any = None,
         client_names: frozenset[str] = frozenset(),
     ) -> None:
-        """`credentials`: None for a listener without TLS.
-
-        `client_names`: accepted names in client certificates; if empty, any name is accepted.
-        """
+        """Without `credentials`, the server uses no TLS. If `client_names` is empty, it accepts all client names."""
         self._store = store
         self._address = address
         self._credentials = credentials
@@ -131,7 +128,7 @@ class ExternalScaler:
         return pb.IsActiveResponse(result=is_active(self._store.snapshot(), query))
 
     def _get_metric_spec(self, scaled: Any) -> Any:
-        """Returns the metric's name and target. Needs no samples, because KEDA may call this before the first round."""
+        """Returns the metric's name and target. Needs no samples, because KEDA may call this before samples exist."""
         query, target = self._parse_trigger(scaled)
         spec = pb.MetricSpec(metricName=query.metric.name, targetSize=_round_up(target), targetSizeFloat=target)
         return pb.GetMetricSpecResponse(metricSpecs=[spec])

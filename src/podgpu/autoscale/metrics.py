@@ -12,7 +12,7 @@ from typing import NamedTuple
 class ScalingMetric(NamedTuple):
     name: str
     column: int  # index in a row of samples
-    needs: str  # requirements of the metric, for the message about a pod without the metric
+    needs: str  # what the metric requires, for error messages
     field: str = ""  # DCGM field of the metric
 
 

@@ -1,7 +1,7 @@
 """Serves the custom metrics API (HTTPS): discovery, values, and errors in Kubernetes' format.
 
-Only the API server can connect, with its front proxy's certificate. The API server authenticates and authorizes every
-request before it forwards the request, so podgpu does not authenticate users itself.
+Only the API server can connect, with the certificate of its front proxy. The API server authenticates and authorizes
+users before it forwards their requests, so podgpu does not authenticate users.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _log = logging.getLogger(__name__)
 
 
 class FrontProxy(NamedTuple):
-    """How the API server identifies itself. Read from the ConfigMap extension-apiserver-authentication."""
+    """Describes the API server's client certificate. Read from the ConfigMap extension-apiserver-authentication."""
 
     ca: str = ""  # PEM; if empty, every connection is rejected
     allowed_names: tuple[str, ...] = ()  # common names; empty to allow every certificate of the CA
@@ -78,7 +78,7 @@ def parse_front_proxy(configmap: Mapping[str, Any]) -> FrontProxy | None:
 
 
 def _make_api_tls(certificate: Pem, key: Pem, find_proxy: Callable[[], FrontProxy | None]) -> MakeTlsContext:
-    """Returns a function that builds the current TLS context. It requires a client certificate."""
+    """Returns a function that builds the current TLS context. The context requires a client certificate."""
     names = f"{certificate.name} and {key.name}"
 
     def make(material: tuple[bytes, bytes, str]) -> ssl.SSLContext:
@@ -86,7 +86,7 @@ def _make_api_tls(certificate: Pem, key: Pem, find_proxy: Callable[[], FrontProx
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
-        context.num_tickets = 0  # a resumed session would not be verified against a new CA
+        context.num_tickets = 0  # no session tickets: a resumed session would not be verified against a new CA
         context.options |= ssl.OP_NO_TICKET
         context.verify_mode = ssl.CERT_REQUIRED
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # accepts an intermediate CA as a root, as Go does
@@ -274,14 +274,14 @@ def parse_bundle(bundle: str) -> list[x509.Certificate]:
 
 
 def merge_bundle(bundle: str, own: x509.Certificate) -> str:
-    """Adds `own`. Removes this replica's earlier certificate, and the oldest certificates if there are too many."""
+    """Adds `own` to the PEM text. Removes this replica's earlier certificate. Keeps the newest MAX_CERTIFICATES."""
     others = [certificate for certificate in parse_bundle(bundle) if certificate.subject != own.subject]
     others.sort(key=lambda certificate: certificate.not_valid_before_utc, reverse=True)
     return "".join(map(_to_pem, (own, *others[: MAX_CERTIFICATES - 1])))
 
 
 class CaBundleUpdater:
-    """Keeps podgpu's certificate in the caBundle of its APIServices. Does not change APIServices of other Services."""
+    """Keeps podgpu's certificate in the caBundle of all APIServices that point to podgpu's Service."""
 
     def __init__(
         self, client: ApiClient, certificate: x509.Certificate, api_services: Sequence[str], service: str
@@ -293,7 +293,7 @@ class CaBundleUpdater:
         self._service = service
         self._faults: FaultLog[str] = FaultLog(time.monotonic, _LOG_AGAIN_SECONDS)
         self.ready = False
-        """True once every APIService of podgpu has contained podgpu's certificate."""
+        """True after podgpu's certificate was added to all APIServices of podgpu."""
 
     async def run(self) -> None:
         while True:

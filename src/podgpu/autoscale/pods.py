@@ -63,8 +63,6 @@ class RunningPods(NamedTuple):
 
 
 class PodWatcher:
-    """Watches all running pods."""
-
     def __init__(
         self, config: ApiConfig, settings: ReflectorSettings | None = None, clock: Clock | None = None
     ) -> None:
@@ -75,11 +73,11 @@ class PodWatcher:
         )
 
     def current(self) -> RunningPods:
-        """Returns the pods, or the reason if the API server has been unavailable for a minute. Not thread-safe."""
+        """Returns the running pods. If the list is unknown or too old, returns the reason instead. Not thread-safe."""
+        self.informer.wait_synced(0.0 if self.informer.error else 5.0)  # waits for the first list unless reading fails
         error, now = self.informer.error, self._clock.monotonic()
         if not self.informer.synced:
-            reason = error or "the first list is being read"
-            return RunningPods(trouble=f"the list of running pods is not available yet: {reason}")
+            return RunningPods(trouble=f"the list of running pods is not available yet: {error or 'it is being read'}")
         if error is None:
             self._updated_at = now
         seconds = now - self._updated_at

@@ -47,7 +47,7 @@ def quote(text: str) -> str:
 # Label selectors, such as `a=b,c in (d,e),!f`
 
 _REQUIREMENT = re.compile(r"(!?)\s*([\w./-]+)(?:\s*(==|=|!=)\s*([\w.-]*)|\s+(in|notin)\s*\(([\w.,\s-]*)\))?", re.ASCII)
-_COMMA = re.compile(r",(?![^(]*\))")  # a comma that is not inside brackets
+_COMMA = re.compile(r",(?![^(]*\))")  # a comma outside parentheses
 
 
 class LabelRequirement(NamedTuple):
@@ -132,7 +132,7 @@ class MetricRequest:
     skip_missing: bool = False  # skip pods without values instead of failing
     idle_for: float = DEFAULT_IDLE
     resource: str = ""  # in the custom metrics API: pods, namespaces, or one of WORKLOADS
-    metric_labels: Mapping[str, str] = field(default_factory=dict)  # the metric's selector, which responses repeat
+    metric_labels: Mapping[str, str] = field(default_factory=dict)  # the metric's selector; the response must repeat it
 
 
 _AGGREGATE = re.compile(r"mean|max|sum|p(\d{1,2}|100)", re.ASCII)
@@ -177,11 +177,11 @@ def _parse_window(text: str, key: str, longest: float) -> float:
 # KEDA's triggers
 
 TRIGGER_KEYS = ("metric", "target", "owner", "selector", "scope", *_AGGREGATION_KEYS)
-_KEDA_KEYS = frozenset({"scaleraddress", "enabletls", "unsafessl", "tlscertfile"})  # KEDA's own keys
+_KEDA_KEYS = frozenset({"scaleraddress", "enabletls", "unsafessl", "tlscertfile"})  # keys for KEDA itself
 
 
 def parse_trigger(namespace: str, metadata: Mapping[str, str], max_window: float) -> tuple[MetricRequest, float]:
-    """Returns the request and the target value from the trigger's `metadata`. Raises Refusal if it is invalid."""
+    """Parses a trigger's `metadata`. Returns the request and the target value. Raises Refusal if a value is invalid."""
     values: dict[str, str] = {}
     for written, value in metadata.items():
         key = written.removesuffix("FromEnv")  # KEDA has already resolved the environment variable
@@ -238,7 +238,7 @@ KINDS = {"pods": ("Pod", "/v1"), "namespaces": ("Namespace", "/v1"), **WORKLOADS
 
 
 def parse_path(path: str, query: Mapping[str, str], max_window: float) -> MetricRequest:
-    """Parses the path after /apis/custom.metrics.k8s.io/VERSION/namespaces/. Raises Refusal for other paths."""
+    """Parses the path after /apis/custom.metrics.k8s.io/VERSION/namespaces/. Raises Refusal if the path is invalid."""
     match path.split("/"):
         case [namespace, "metrics", metric] if namespace:
             resource, name = "namespaces", ""

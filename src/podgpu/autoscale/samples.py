@@ -35,7 +35,7 @@ _MAX_BUSY = 1.5  # maximum plausible busy ratio; it can exceed 1 if counters are
 _MAX_RATIO = 1.01
 _MAX_WATTS = 5000.0  # maximum plausible power of one GPU
 _STARTING_SECONDS = 30.0
-_MIN_SECONDS = 0.5  # minimum time between two different readings
+_MIN_SECONDS = 0.5  # if less time has passed, the counters are from the same reading
 
 
 class RoundSamples(NamedTuple):
@@ -43,8 +43,8 @@ class RoundSamples(NamedTuple):
 
     at: float  # monotonic time
     rows: dict[SampleKey, Sequence[float]]  # for pods with a GPU, namespaces and the cluster
-    ignored: dict[SampleKey, str]  # pod -> nodes that report it although it does not run there
-    mps: set[SampleKey]  # pods whose use is not known under MPS
+    ignored: dict[SampleKey, str]  # pod -> nodes that report the pod although it runs elsewhere
+    mps: set[SampleKey]  # pods whose usage is unknown, because they share a GPU by MPS
 
 
 class _UsageRate(NamedTuple):
@@ -75,7 +75,7 @@ class UsageRates:
     def update(self, node: NodeEntry, part: HeldPart) -> _UsageRate:
         key = node.name, part.device_key, part.holder.key
         usage = part.holder.usage or HolderUsage()
-        if usage.utilization_ratio is None:  # the use is not measured now, so the counters stay constant
+        if usage.utilization_ratio is None:  # usage is not measured now, so constant counters do not mean idle
             usage = structs.replace(usage, busy_ns=None, idle_ns=None)
         rate = _UsageRate(node.state.usage_at or node.read_at, node.read_at, node.state.exporter_id, usage)
         before = self._before.pop(key, None)
@@ -95,13 +95,13 @@ class UsageRates:
         return rate
 
     def _has_gap(self, before: _UsageRate, rate: _UsageRate) -> bool:
-        """Returns True if the exporter's clock was set, or if the exporter did not count for some time."""
+        """Returns True if the exporter's clock was changed, or if the exporter did not count for some time."""
         return abs((rate.at - before.at) - (rate.read_at - before.read_at)) > self._stale_after
 
     def _count_idle(self, before: _UsageRate, rate: _UsageRate) -> float | None:
         """Computes the idle time from counters, because a utilisation gauge would miss work between scrapes.
 
-        `HeldPart.idle_since` is not enough to scale a workload to zero: without counters, it is only probable.
+        `HeldPart.idle_since` is not reliable enough to scale a workload to zero, because it may be an estimate.
         """
         busy = _growth(before.usage.busy_ns, rate.usage.busy_ns, NS)
         idle = _growth(before.usage.idle_ns, rate.usage.idle_ns, NS)
@@ -124,9 +124,9 @@ def _count_first_idle(rate: _UsageRate) -> float | None:
 
 
 def _growth(before: int | None, now: int | None, scale: float, most: float = inf) -> float | None:
-    """Returns a counter's increase. None if a value is unknown, the counter was reset, or the result exceeds `most`.
+    """Returns the increase of a counter divided by `scale`, or None if the result is unknown or above `most`.
 
-    After a reset, the time that the counter covers is unknown, so there is no rate. The history (`RoundReader`) charges
+    After a reset, the time that the counter covers is unknown, so there is no rate. The history (`RoundReader`) counts
     the new value instead, because only the amount matters there.
     """
     if before is None or now is None or now < before:
@@ -174,9 +174,9 @@ def sample_round(state: ClusterState, rates: UsageRates, pods: RunningPods, at: 
 
 
 def _find_node(pod: PodSeen | None, reporting: Collection[str], node_names: Collection[str]) -> str | None:
-    """Chooses the node whose values are used for the pod: its node in Kubernetes, because others may report it too.
+    """Returns the node whose values are used for the pod: its node in Kubernetes, if this node reports the pod.
 
-    If that node does not report the pod, uses the only other node that does: an exporter's node name may differ.
+    Otherwise the exporter may use another node name. Then returns the only reporting node unknown to Kubernetes.
     """
     if pod is not None and pod.node in reporting:
         return pod.node
@@ -249,7 +249,7 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class MetricsSnapshot:
-    """The complete state after one round."""
+    """All stored samples and the running pods after a round."""
 
     rounds: tuple[RoundSamples, ...]  # all rounds within the longest allowed window, oldest first
     ends_at: float  # end of the last round and of all windows, as Unix time
@@ -264,7 +264,7 @@ class MetricsSnapshot:
         return self.rounds[-1]
 
     def rounds_in(self, window: float) -> Sequence[RoundSamples]:
-        # Allows half an interval of tolerance, because rounds do not end at exact intervals.
+        # Tolerates half an interval, because the time between rounds varies.
         first = self.last.at - window + self.interval / 2
         return self.rounds[bisect_right(self.rounds, first, key=attrgetter("at")) :]
 
@@ -291,15 +291,10 @@ class SampleStore:
         self._clock = clock or Clock()
         self._rates = UsageRates(settings.stale_after)
         self._snapshot: MetricsSnapshot | None = None
-        self._refusal = ""  # why the last round cannot be used
 
     def add_round(self, state: ClusterState) -> None:
         """Adds the samples of a finished round and publishes a new snapshot."""
         before, now, pods = self._snapshot, self._clock.monotonic(), self._pods()
-        refusal = _refuse_clusters({node.reading.cluster for node in state.nodes})
-        if refusal and not self._refusal:
-            _log.warning("%s", refusal)
-        self._refusal = refusal
         samples = sample_round(state, self._rates, pods, now)
         for key, nodes in samples.ignored.items():
             if key in pods.by_key and (before is None or key not in before.last.ignored):
@@ -324,21 +319,11 @@ class SampleStore:
         )
 
     def snapshot(self) -> MetricsSnapshot:
-        """Raises Refusal if there is no snapshot yet, if it is too old, or if it has pods of several clusters."""
+        """Raises Refusal if there is no snapshot yet, or if it is too old."""
         snapshot = self._snapshot
         if snapshot is None:
             raise no_data("podgpu autoscale has not read the nodes yet: retry later")
         late = self._clock.monotonic() - snapshot.last.at
         if late > self.settings.stale_after + 2 * self.settings.interval:
             raise no_data(f"podgpu autoscale last read the nodes {late:.0f} s ago, which is too long: see its log")
-        if self._refusal:
-            raise no_data(self._refusal)
         return snapshot
-
-
-def _refuse_clusters(names: Collection[str]) -> str:
-    """Returns a reason if there are several clusters. The HPA requests a pod by namespace and name only."""
-    if len(names) < 2:
-        return ""
-    listed = ", ".join(sorted(names)[:5])
-    return f'Prometheus has GPUs of several clusters ({listed}): select one with --match, such as cluster="a"'

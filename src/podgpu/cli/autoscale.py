@@ -63,7 +63,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             f"{duration_text(interval)}: make the window shorter or the interval longer"
         )
     extra_fields = tuple(metric.field for metric in PROFILING_METRICS)
-    settings = make_settings(ctx, options, extra_fields=extra_fields, window=interval)
+    settings = make_settings(ctx, options, extra_fields=extra_fields, window=interval, one_cluster=True)
     with ExitStack() as stack:
         server = _make_server(options, settings, stack)
         run([server.cluster], server.listeners(options["probe_address"], options["api_address"]))

@@ -21,8 +21,8 @@ from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer
 from podgpu.cluster.prometheus_history import PrometheusHistory
 from podgpu.cluster.prometheus_ranges import PrometheusRanges
 from podgpu.cluster.prometheus_selection import PrometheusSelection
-from podgpu.cluster.ranges import UsageAnswers
-from podgpu.cluster.record import MAX_GPUS, cluster_recorder, cluster_usage
+from podgpu.cluster.ranges import RecordedUsage, UsageAnswers
+from podgpu.cluster.record import MAX_GPUS, cluster_recorder
 from podgpu.cluster.scrape import ScrapeCollector, unique_targets
 from podgpu.errors import UsageError
 from podgpu.history.answers import HistorySource
@@ -81,7 +81,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             select = PrometheusSelection(server, cluster, prices)
         else:
             history = recorder = cluster_recorder(cluster, options["history_dir"])
-            usage = cluster_usage(cluster, recorder)
+            usage = RecordedUsage(recorder, lambda: cluster.published.state)
             where = options["history_dir"] or "memory; --history-dir keeps it through restarts"
             _log.info("history of up to %d GPUs is stored in %s; for more, use --prometheus", MAX_GPUS, where)
             services.append(recorder)

@@ -23,16 +23,16 @@ import click
 from aiohttp import web
 
 from podgpu.agent.loop import Agent, Settings
+from podgpu.cli.node import read_simulated
 from podgpu.cli.options import make_command
 from podgpu.cli.terminal import configure_logging
 from podgpu.clock import Clock
 from podgpu.cluster.collect import ViewSettings
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.prices import Prices, ReadPrices, read_prices
-from podgpu.cluster.record import cluster_recorder, cluster_usage
+from podgpu.cluster.ranges import RecordedUsage
+from podgpu.cluster.record import cluster_recorder
 from podgpu.cluster.scrape import ScrapeCollector
-from podgpu.gpu.nvml.switch_splitter import SwitchLogFactory
-from podgpu.gpu.nvml.telemetry import NvmlTelemetry
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.history.store import (
     COARSE,
@@ -52,13 +52,12 @@ from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.labels import Policy
 from podgpu.model import WorkloadOwner
-from podgpu.simulate.driver import RoundRobinLog
 from podgpu.simulate.gpu import SimulatedGpu
 from podgpu.simulate.node import DemoNode, Tenant
 from podgpu.usage.containers import ContainerFinder
 from podgpu.web.app import Address, Listener, Service, run
 from podgpu.web.cluster_app import cluster_application
-from podgpu.web.exporter_app import application, node_recorder, node_usage
+from podgpu.web.exporter_app import application, build_state, node_recorder
 
 OTHER_GPUS = ("6xH100,2xH100/1x3g.40gb+1x2g.20gb+1x1g.10gb", "4xH200", "2xRTX4090")  # GPUs of the other nodes
 _PLAIN = 3  # index of the node without Kubernetes
@@ -119,7 +118,8 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
         recorder = cluster_recorder(cluster)
         own = {node.name: exporter.recorder for node, exporter in zip(nodes, exporters, strict=True)}
         write_past(nodes, {"": recorder, **own}, read()[0], time.time())
-        app = cluster_application(cluster, history=recorder, usage=cluster_usage(cluster, recorder))
+        usage = RecordedUsage(recorder, lambda: cluster.published.state)
+        app = cluster_application(cluster, history=recorder, usage=usage)
         listeners = [
             *(Listener(each.application, where) for each, where in zip(exporters, [address, *others], strict=True)),
             Listener(app, cluster_address, "--cluster-address"),
@@ -217,16 +217,8 @@ class DemoExporter(NamedTuple):
 
 def make_exporter(node: DemoNode, prices: ReadPrices) -> DemoExporter:
     names = IdentityReader(str(node.root / "pods"), str(node.root / "containers"))
-    count = len(node.driver.gpus)
     agent = Agent(
-        NvmlTelemetry(
-            node.driver,
-            "simulated",
-            lambda: count,
-            clock=node.clock.monotonic,
-            wall=node.clock.wall,
-            switch_logs=SwitchLogFactory("exact", lambda gpu, _: RoundRobinLog(node.driver, gpu.uuid), lambda: True),
-        ),
+        read_simulated(node.driver, {"usage_from": "exact"}, node.clock),
         HolderSources([] if node.is_plain else [KubeletAllocation(node.kubelet.socket)], names.read),
         Settings(
             interval=1.0,
@@ -238,7 +230,8 @@ def make_exporter(node: DemoNode, prices: ReadPrices) -> DemoExporter:
         pod_labels=lambda: {(t.namespace, t.pod): (("team", team_of(t.namespace)),) for t in node.tenants if t.pod},
     )
     recorder = node_recorder(agent, prices=prices)
-    app = application(agent, history=recorder, prices=prices, usage=node_usage(agent, recorder, prices))
+    usage = RecordedUsage(recorder, lambda: build_state(agent, prices))
+    app = application(agent, history=recorder, prices=prices, usage=usage)
 
     @web.middleware
     async def close_while_down(
@@ -347,7 +340,8 @@ class _PastDevice(NamedTuple):
         gone = any(name == "node_gone" for name, _ in conditions)
         is_blind = gone or any(name == "lost" for name, _ in conditions)
         size = self.size
-        price = (prices.of(self.gpu.model.name).gpu_hour or 0.0) * size if prices.currency else 0.0
+        hour = prices.of(self.gpu.model.name).gpu_hour
+        price, currency = (0.0, "") if hour is None else (hour * size, prices.currency)
         loads = {tenant: 0.0 if is_blind else _load(tenant, at) for tenant in users}
         use = sum(loads.values()) / (max(1, len(loads)) if self.instance is None and self.gpu.instances else 1)
         idle_watts, _, most_watts = self.gpu.model.power
@@ -367,7 +361,7 @@ class _PastDevice(NamedTuple):
                 waited_seconds=load * (use - load) * seconds * size,
             )
             own = Figures(load, float(tenant.memory)) if len(self.tenants) > 1 else None
-            holders.append(HolderSample(_account_of(tenant), tenant.container, amounts, own, prices.currency))
+            holders.append(HolderSample(_account_of(tenant), tenant.container, amounts, own, currency))
         rest = Amounts(seconds * size, cost=price * seconds / HOUR, energy_joules=idle_watts * seconds * size)
         is_whole = self.instance is None
         figures = Figures(use, memory, *((watts, 30 + 35 * use) if is_whole else ()))
@@ -380,7 +374,7 @@ class _PastDevice(NamedTuple):
             holders=holders,
             conditions=conditions,
             unallocated=Amounts() if holders or gone else rest,
-            currency=prices.currency,
+            currency=currency,
         )
 
 

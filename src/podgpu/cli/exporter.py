@@ -19,6 +19,7 @@ from podgpu.cli.options import EXPORTER_OPTIONS, FROM_FILE, is_set, make_command
 from podgpu.cli.terminal import print_out
 from podgpu.clock import parse_duration
 from podgpu.cluster.prices import read_prices
+from podgpu.cluster.ranges import RecordedUsage
 from podgpu.decode import decode_yaml
 from podgpu.device_selection import parse_selection
 from podgpu.errors import MOST_NAMED, SourceError, StartError, UsageError
@@ -28,7 +29,7 @@ from podgpu.metrics.counters import CounterSpec, make_counter
 from podgpu.model import has_readings
 from podgpu.web.app import Listener, load_protection, make_listeners, open_systemd_sockets, run
 from podgpu.web.connections import ConnectionLimits
-from podgpu.web.exporter_app import application, gpu_manager_application, node_probes, node_recorder, node_usage
+from podgpu.web.exporter_app import application, build_state, gpu_manager_application, node_probes, node_recorder
 from podgpu.web.lifecycle import DEFAULT_RELEASE_SECONDS
 
 _log = logging.getLogger("podgpu")
@@ -66,7 +67,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             options["web_enable_lifecycle"],
             recorder,
             prices,
-            node_usage(agent, recorder, prices),
+            RecordedUsage(recorder, lambda: build_state(agent, prices)),
             options["max_concurrent_scrapes"],
         )
         tls, text = protection.make_tls if protection else None, "listening on %s/metrics"

@@ -176,14 +176,19 @@ def simulated_driver(spec: str = "") -> SimulatedNvml:
 
 
 def _open_simulated(argument: str, options: Options) -> Telemetry:
-    from podgpu.simulate.driver import RoundRobinLog
     from podgpu.simulate.node import place_loads, tenants
 
     driver = simulated_driver(argument)
     place_loads(driver, tenants(driver))
+    return read_simulated(driver, options, Clock())
+
+
+def read_simulated(driver: SimulatedNvml, options: Options, clock: Clock) -> NvmlTelemetry:
+    from podgpu.simulate.driver import RoundRobinLog
+
     count = len(driver.gpus)
     logs = _make_switch_logs(options, open_log=lambda gpu, _: RoundRobinLog(driver, gpu.uuid), privileged=lambda: True)
-    return NvmlTelemetry(driver, "simulated", count_expected=lambda: count, switch_logs=logs)
+    return NvmlTelemetry(driver, "simulated", lambda: count, clock=clock.monotonic, wall=clock.wall, switch_logs=logs)
 
 
 def _open_dcgm(argument: str, options: Options) -> Telemetry:

@@ -30,6 +30,7 @@ class ViewSettings:
     window: float = 300.0
     idle_after: float | None = 1800.0  # a holder idle for longer than this is wasteful; None disables the check
     legacy_map_metrics: bool = False
+    one_cluster: bool = False  # reject metrics of several clusters in Prometheus; the HPA does not name the cluster
     max_gpus: float = math.inf  # if Prometheus has more GPUs, podgpu reads totals and single pages
 
     @cached_property

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from podgpu.errors import UsageError
 from podgpu.kube.config import ApiConfig
@@ -128,33 +128,27 @@ class KubernetesTargets:
                 informer.close()
 
 
+@dataclass
 class ApiMap(Generic[K, V]):
     """Reads a key and a value from the metadata of all objects at a path. Starts the watch when it is first read."""
 
-    def __init__(
-        self,
-        config: ApiConfig,
-        path: str,
-        parse: Callable[[KubeObject], tuple[K, V] | None],
-        what: str,
-        settings: ReflectorSettings | None = None,
-    ) -> None:
-        """`what` is the name of the values in notes."""
-        self._what = what
-        self._watch = partial(
-            Informer[tuple[K, V]], config, path, {}, parse, settings=settings, metadata_only=True, page_size=_PAGE_SIZE
-        )
-        self._objects: Informer[tuple[K, V]] | None = None
+    config: ApiConfig
+    path: str
+    parse: Callable[[KubeObject], tuple[K, V] | None]
+    what: str  # name of the values in notes
+    settings: ReflectorSettings | None = None
+    _objects: Informer[tuple[K, V]] | None = None
 
     def read(self) -> dict[K, V]:
         if self._objects is None:
-            self._objects = self._watch()
+            more: dict[str, Any] = {"settings": self.settings, "metadata_only": True, "page_size": _PAGE_SIZE}
+            self._objects = Informer(self.config, self.path, {}, self.parse, **more)
             self._objects.wait_synced(_SYNC_SECONDS)  # otherwise the first round would not have the values
         return dict(self._objects.items())
 
     def notes(self) -> Sequence[str]:
         error = self._objects.error if self._objects else None
-        return () if error is None else (f"the {self._what} may be out of date: {error}",)
+        return () if error is None else (f"the {self.what} may be out of date: {error}",)
 
     def close(self) -> None:
         if self._objects is not None:

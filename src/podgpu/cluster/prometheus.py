@@ -20,7 +20,7 @@ from msgspec.structs import replace as replace_members
 
 from podgpu.clock import Clock
 from podgpu.cluster.collect import ClusterReading, FleetCounts, NodeReading, Owners, TargetOutcome, ViewSettings
-from podgpu.errors import SourceError, UsageError
+from podgpu.errors import SourceError, UsageError, one_line
 from podgpu.http_client import Access, HttpClient, open_session
 from podgpu.metrics.adapter import (
     GPU_LABELS,
@@ -213,9 +213,7 @@ class PrometheusClient:
 
 
 def _shorten(text: str) -> str:
-    """Returns one printable line."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return line if len(line) <= _MAX_TEXT else line[: _MAX_TEXT - 1] + "…"
+    return one_line(" ".join(text.split()))[:_MAX_TEXT]
 
 
 # Collecting the nodes
@@ -310,6 +308,9 @@ class PrometheusCollector:
             cluster_label=self._cluster_label,
         )
         several = self._has_clusters or len({target.cluster for target in targets}) > 1
+        if several and self._settings.one_cluster:
+            text = 'Prometheus has GPUs of several clusters: select one with --match, such as cluster="a"'
+            raise SourceError("several_clusters", text)
         if several:
             targets = [_name_cluster(target) for target in targets]
         others = self._other_owners()

@@ -17,7 +17,7 @@ from podgpu.cluster.parts import (
     is_mps_client,
     key_of,
 )
-from podgpu.cluster.ranges import RecordedUsage, account_of
+from podgpu.cluster.ranges import account_of
 from podgpu.cluster.state import ClusterState
 from podgpu.history.events import IDLE
 from podgpu.history.recorder import HistoryRecorder
@@ -218,7 +218,3 @@ def cluster_recorder(cluster: Cluster, directory: str = "") -> HistoryRecorder:
     recorder = HistoryRecorder(read_round, cluster.clock, directory)
     cluster.notes_beside = lambda: (*recorder.warnings(), *_describe_limit(cluster.published.state))
     return recorder
-
-
-def cluster_usage(cluster: Cluster, recorder: HistoryRecorder) -> RecordedUsage:
-    return RecordedUsage(recorder, lambda: cluster.published.state)

@@ -133,12 +133,7 @@ def _check_driver(readings: GpuReadings, expected: int | None, proc: str, sysfs:
     inventory = readings.inventory
     if inventory is None:
         return [_explain_driver_error(readings.error, proc, sysfs)]
-    values = {
-        number: value
-        for reading in readings.read.values()
-        for own in reading.values.values()
-        for number, value in own.items()
-    }
+    values = dict(pair for reading in readings.read.values() for own in reading.values.values() for pair in own.items())
     driver = values.get(_DRIVER_VERSION) or read_kernel_driver(proc) or "driver of unknown version"
     nvml = f", NVML {values[_NVML_VERSION]}" if _NVML_VERSION in values else ""
     return [

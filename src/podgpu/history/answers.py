@@ -1,6 +1,6 @@
-"""The JSON of `/api/v1/history`, from SQLite or Prometheus, and the functions that read history from SQLite.
+"""Builds the JSON of `/api/v1/history`, and reads the history from SQLite.
 
-Each `read_` function takes a connection from `HistoryStore.reader` and a range of Unix times.
+Each `read_` function takes a connection from `HistoryStore.reader`. All times are Unix times.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from podgpu.history.store import AMOUNT_UNITS, COARSE, DAY, FINE, HOUR, Amounts,
 MAX_POINTS = 500
 SPARKLINE_STEP, SPARKLINE_POINTS = 60, 60
 FULL, NO_DATA = 200, 255
-"""Bytes that stand for a sparkline point of 100 %, and for a point without data."""
+"""A point of a sparkline is one byte: FULL means 100 %, and NO_DATA means that there is no data."""
 _UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 JSON = dict[str, Any]
 Values = Sequence[float | None]  # one per step; None if there is no data
@@ -28,7 +28,7 @@ _DIGITS = {"utilization_ratio": 4, "memory_used_bytes": None, "power_watts": 1, 
 
 
 class HolderSpan(msgspec.Struct, omit_defaults=True):
-    """The time when a container held a GPU. `to` is None if the container still holds the GPU."""
+    """A period in which a container held a GPU. `to` is None while the container holds the GPU."""
 
     from_: float = msgspec.field(name="from")
     to: float | None = None
@@ -41,7 +41,7 @@ class HolderSpan(msgspec.Struct, omit_defaults=True):
 
 
 class Mark(msgspec.Struct, omit_defaults=True):
-    """The time when a GPU had a condition. `until` is None if the condition is still present."""
+    """A period in which a GPU had a condition, such as an XID. `until` is None while the condition lasts."""
 
     at: float
     until: float | None = None
@@ -52,7 +52,7 @@ class Mark(msgspec.Struct, omit_defaults=True):
 
 
 class DeviceHistory(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """One GPU or MIG instance. `series` maps the name of a quantity to its mean values, one per time step."""
+    """History of a GPU or MIG instance. `series` maps a quantity, such as power_watts, to one mean per time step."""
 
     uuid: str
     instance: str = ""
@@ -90,11 +90,11 @@ class HistorySource(Protocol):
         """Returns None if the GPU is unknown."""
 
     async def pod(self, namespace: str, pod: str, seconds: int, cluster: str | None = None) -> PodHistory | None:
-        """Returns None if the pod held no GPU in that time. `cluster`: None for all clusters; SQLite ignores it."""
+        """Returns None if the pod held no GPU in the last `seconds`. A history in SQLite ignores `cluster`."""
 
 
 def parse_range(text: str) -> int:
-    """Returns the length of the range in seconds."""
+    """Converts a duration such as `30m` or `7d` to seconds. Raises UsageError for other texts."""
     found = re.fullmatch(r"([1-9]\d{0,3})([mhdw])", text, re.ASCII)
     if found is None:
         raise UsageError(f"range={text[:40]!a}: write a length of time, such as 30m, 1h, 24h, 7d or 12w")
@@ -102,19 +102,19 @@ def parse_range(text: str) -> int:
 
 
 def sparkline_start(now: float) -> int:
-    """Returns the start of the last hour, in whole minutes."""
+    """Returns the Unix time of the first point. A sparkline has 60 points and ends with the current minute."""
     return (int(now) // SPARKLINE_STEP + 1 - SPARKLINE_POINTS) * SPARKLINE_STEP
 
 
 def utilization_byte(ratio: float | None) -> int:
-    """Maps a ratio from 0 to 1 to a byte from 0 to FULL. A ratio above 0 becomes at least 1."""
+    """Encodes a ratio from 0 to 1 as a byte from 0 to FULL. A ratio above 0 never becomes 0."""
     if ratio is None:
         return NO_DATA
     return min(FULL, max(1, round(ratio * FULL))) if ratio > 0 else 0
 
 
 def sparklines_json(start: float, lines: Mapping[str, bytes]) -> JSON:
-    """Builds the JSON. `lines` maps `UUID` or `UUID/INSTANCE` to one byte per point. Skips devices without data."""
+    """Builds the JSON of sparklines. `lines` maps `UUID` or `UUID/INSTANCE` to points. Omits devices without data."""
     devices = {name: b64encode(line).decode() for name, line in lines.items() if line.count(NO_DATA) < len(line)}
     return {
         **{"api": "podgpu/v1", "from": start, "step_seconds": SPARKLINE_STEP, "points": SPARKLINE_POINTS},
@@ -130,7 +130,7 @@ def round_series(series: Mapping[str, Values]) -> dict[str, Values]:
 
 
 def make_pod_history(namespace: str, pod: str, gpus: Iterable[GpuHistory]) -> PodHistory | None:
-    """Combines the histories of the pod's GPUs. Omits conditions that a GPU had while the pod did not hold it."""
+    """Combines the histories of a pod's GPUs. Omits conditions from times when the pod did not hold the GPU."""
     devices: list[DeviceHistory] = []
     marks: list[Mark] = []
     for gpu in gpus:
@@ -163,13 +163,13 @@ def _overlaps(mark: Mark, span: HolderSpan) -> bool:
 
 # Reading from SQLite
 
-# Selects rounds (times with samples) of the chosen resolution, and new fine rounds that are not rolled up yet.
+# A round is a time with samples. Selects the rounds of one resolution, and 15 s rounds that have no 5-minute mean yet.
 _ROUNDS = """
 WITH rounds AS (
     SELECT * FROM round WHERE resolution = :resolution AND time >= :start AND time < :end
     UNION ALL SELECT * FROM round WHERE resolution = :fine AND time >= max(:start, :rolled_up) AND time < :end)"""
-# Account 0 selects the GPU's values. Any other account is a pod or job. It selects the pod's own values while it held
-# the GPU, or else the GPU's values. CROSS JOIN makes SQLite look up one sample per round instead of scanning all.
+# Averages the values of a GPU. For a pod or job (:account is not 0), uses only rounds in which it held the GPU. Its own
+# values have priority over the GPU's. CROSS JOIN makes SQLite look up one sample per round instead of scanning all.
 _FIGURES = f"""{_ROUNDS}
 SELECT (time - :start) / :step AS point,
     avg(utilization) / 1e4, avg(memory) * 1048576, avg(power) / 10, avg(temperature)
@@ -196,7 +196,7 @@ _SPARKLINES = """
 SELECT iif(instance = '', uuid, uuid || '/' || instance), avg(utilization) / 1e4
 FROM sample JOIN gpu ON gpu.id = sample.gpu
 WHERE resolution = ? AND time >= ? AND time < ? AND account = 0 GROUP BY gpu"""
-# Summing each account before the join is faster.
+# Sums the usage of each account before the join, because joining every row is slower.
 _RANGE = f"""
 SELECT namespace, pod, job, uid, container_id, owner_kind, owner_name, labels, methods, currency,
     {", ".join(f"{name} / {unit}" for name, unit in AMOUNT_UNITS.items())}
@@ -208,35 +208,35 @@ _RANGE_ROWS = "SELECT * FROM usage WHERE resolution = ? AND time >= ? AND time <
 
 
 class UsageSum(NamedTuple):
-    """Usage of a pod or job, or of unallocated GPUs, in a range. `currency` is empty if the GPUs have no price."""
+    """Usage of a pod, a job, or all unallocated GPUs in a time range. `currency` is empty if the GPUs have no price."""
 
     account: UsageAccount
     currency: str
     amounts: Amounts
-    cluster: str = ""  # only with Prometheus
+    cluster: str = ""  # set only if the usage is read from Prometheus
     methods: tuple[str, ...] = ()  # how the use of the GPUs was measured; empty if unknown
 
 
 def read_gpu(db: sqlite3.Connection, uuid: str, start: float, end: float, instance: str = "") -> GpuHistory | None:
-    """Returns the history of a GPU in at most 500 points. None if the GPU is unknown."""
+    """Returns the history of a GPU in at most MAX_POINTS steps, or None if the GPU is unknown."""
     sql = "SELECT uuid, instance, node, gpu_index, id, 0 FROM gpu WHERE uuid = ? AND instance = ?"
     row = db.execute(sql, (uuid, instance)).fetchone()
     return None if row is None else _read_history(db, row, _choose_window(db, start, end))
 
 
 def read_pod(db: sqlite3.Connection, namespace: str, pod: str, start: float, end: float) -> list[GpuHistory]:
-    """Returns the history of each GPU that a pod held, even if it ended. Values on shared GPUs are the pod's own."""
+    """Returns the history of each GPU that a pod held. On a shared GPU, the values are those of the pod alone."""
     window = _choose_window(db, start, end)
     return [_read_history(db, row, window) for row in db.execute(_GPUS_OF_POD, (namespace, pod, end, start)).fetchall()]
 
 
 def read_utilization(db: sqlite3.Connection, start: int, end: int) -> Mapping[str, float | None]:
-    """Returns the mean utilisation by `UUID` or `UUID/INSTANCE`. The range must be within the last hour."""
+    """Returns the mean utilisation by `UUID` or `UUID/INSTANCE`. Reads 15 s samples, which are kept for an hour."""
     return dict(db.execute(_SPARKLINES, (FINE, start, end)).fetchall())
 
 
 def read_range(db: sqlite3.Connection, start: float, end: float) -> tuple[int, int, list[UsageSum]]:
-    """Extends the range to whole stored steps (5 minutes, hours or days). Returns the new range and its usage."""
+    """Returns start, end and usage. Start and end are extended to whole stored steps (5 minutes, hours or days)."""
     times = {
         resolution: db.execute("SELECT min(time), max(time) FROM usage WHERE resolution = ?", (resolution,)).fetchone()
         for resolution in (COARSE, HOUR, DAY)
@@ -245,7 +245,7 @@ def read_range(db: sqlite3.Connection, start: float, end: float) -> tuple[int, i
     rolled_up = {resolution: 0 if last is None else last + resolution for resolution, (_, last) in times.items()}
 
     def step(time: float) -> int:
-        """Returns the finest resolution with rows at this time, or with rows as old as those of the coarser one."""
+        """Returns the finest resolution that goes back to `time`, or at least as far back as the next coarser one."""
         for finer, coarser in ((COARSE, HOUR), (HOUR, DAY)):
             if time >= oldest[finer] or not oldest[finer] // coarser * coarser > oldest[coarser]:
                 return finer
@@ -271,7 +271,7 @@ def read_range(db: sqlite3.Connection, start: float, end: float) -> tuple[int, i
 
 
 def read_usage_start(db: sqlite3.Connection) -> int | None:
-    """Returns the Unix time of the oldest usage. If only daily usage is that old, this is the start of a day."""
+    """Returns the Unix time of the oldest usage, or None. A daily sum counts from the start of its day."""
     sql = "SELECT (SELECT min(time) FROM usage WHERE resolution = 86400), (SELECT min(time) FROM round)"
     first_day, first_round = db.execute(sql).fetchone()
     start: int | None = first_round if first_day is None or first_round < first_day + DAY else first_day
@@ -287,11 +287,11 @@ def _ceil(time: float, step: int) -> int:
 
 
 def _choose_window(db: sqlite3.Connection, start: float, end: float) -> dict[str, int]:
-    """Chooses resolution and step. Returns these and the range as parameters for the queries."""
+    """Returns the SQL parameters for a time range: its start and end, the resolution to read, and the step."""
     sql = "SELECT resolution FROM round WHERE time + resolution > ? AND time < ? ORDER BY time + resolution LIMIT 1"
     oldest = db.execute(sql, (start, end)).fetchone()
     newest_coarse = db.execute("SELECT max(time) FROM round WHERE resolution = ?", (COARSE,)).fetchone()[0]
-    # A short range is read from fine samples, unless it starts before the oldest fine sample.
+    # A short range is read from 15 s samples, if they go back far enough.
     resolution = FINE if end - start <= MAX_POINTS * FINE and oldest != (COARSE,) else COARSE
     first, last = _floor(start, resolution), _ceil(end, resolution)
     step = resolution * -(-(last - first) // (resolution * MAX_POINTS))

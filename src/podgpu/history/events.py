@@ -1,4 +1,4 @@
-"""Events of the stored history: conditions that began and ended, pods that started and ended, idle alarms."""
+"""Lists events of the stored history: GPU conditions that began or ended, pods that started or ended, idle alarms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IDLE = "idle"
 MOST_EVENTS = 1000
 _MAX_SPANS = 20_000
 _NODE_WIDE = ("node_gone", "driver_away")
-# A span is the time when a pod held a GPU. Selects all spans, even earlier ones, of pods with an event in the range.
+# A span is a period in which a GPU had a holder or a condition. Includes earlier spans of a pod for `_find_runs`.
 _SPANS = f"""
 SELECT started, ended, name, message, uuid, instance, gpu.node, gpu_index, ifnull(account.id, 0),
     ifnull(namespace, ''), ifnull(pod, ''),
@@ -26,7 +26,7 @@ SELECT started, ended, name, message, uuid, instance, gpu.node, gpu_index, ifnul
 FROM span JOIN gpu ON gpu.id = span.gpu LEFT JOIN account ON account.id = span.account
 WHERE (name = 'node_gone' OR span.account IN (SELECT account FROM span WHERE started >= :start OR ended >= :start))
 {{where}} ORDER BY max(started, ifnull(ended, 0)) DESC LIMIT {_MAX_SPANS}"""
-# Selects the spans of a pod, and the conditions that its GPUs had while the pod held them.
+# Selects the spans of a pod, and the conditions that a GPU had while the pod held the GPU.
 _OF_POD = """
 AND (namespace || '/' || pod = :pod OR span.account = 0 AND EXISTS (
     SELECT * FROM span AS own JOIN account ON account.id = own.account
@@ -36,7 +36,7 @@ _WHERE = {"gpu": "AND uuid = :gpu", "node": "AND gpu.node = :node", "pod": _OF_P
 
 
 class EventQuery(NamedTuple):
-    """Selects the events of the last `seconds`: of all GPUs, or of one GPU, node or pod (`NAMESPACE/POD`)."""
+    """Selects events of the last `seconds`. If `selector` is empty, selects all. A pod is written `NAMESPACE/POD`."""
 
     seconds: int
     selector: str = ""
@@ -44,7 +44,7 @@ class EventQuery(NamedTuple):
 
 
 class Event(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """`kind` is the name of a condition, or recovered, started, ended or idle."""
+    """An event of a GPU or pod. `kind` is started, ended, recovered, or the name of a condition."""
 
     at: float
     kind: str
@@ -57,12 +57,12 @@ class Event(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class EventsAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """`/api/v1/events`, newest first."""
+    """The response of `/api/v1/events`. Events are sorted by time, newest first."""
 
     api: str = msgspec.field(default_factory=lambda: "podgpu/v1")
     from_: float = msgspec.field(name="from")
     to: float
-    truncated: bool = False  # older events in the range were omitted
+    truncated: bool = False  # True if older events in the range were omitted
     events: list[Event]
 
 
@@ -98,7 +98,7 @@ def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> Events
     sql = _SPANS.format(where=_WHERE.get(query.selector, ""))
     parameters = {"start": start, query.selector: query.value} if query.selector else {"start": start}
     spans = [_Span(*row) for row in db.execute(sql, parameters)]
-    # Pods in the first round had already been running, so they have no start event.
+    # The start of pods in the first reading is unknown, so they have no start event.
     [(began,)] = db.execute("SELECT min(time + resolution) FROM round").fetchall()
     conditions = [span for span in spans if not span.account]
     events = [_condition_event(at, group) for at, group in _group(conditions, lambda span: span.started)]
@@ -120,10 +120,7 @@ def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> Events
 
 
 def _find_runs(spans: list[_Span]) -> Iterator[tuple[list[_Span], float]]:
-    """Yields each run of a pod on a node, as the run's spans and its end.
-
-    A run continues while its node does not answer, so a pod does not end or start when that happens.
-    """
+    """Yields the spans and end of each uninterrupted run of a pod. An unreachable node does not interrupt a run."""
     back = {(s.node, s.started): math.inf if s.ended is None else s.ended for s in spans if s.name == "node_gone"}
     pods = sorted((span for span in spans if span.account), key=lambda span: (span.account, span.node, span.started))
     for _, own in groupby(pods, lambda span: (span.account, span.node)):
@@ -140,7 +137,7 @@ def _find_runs(spans: list[_Span]) -> Iterator[tuple[list[_Span], float]]:
 
 
 def _group(spans: Iterable[_Span], time_of: Callable[[_Span], int | None]) -> Iterator[tuple[int, list[_Span]]]:
-    """Groups the spans of a condition that began (or ended) together on a node. Yields the time and the spans."""
+    """Groups spans by time (see `time_of`), node and condition. Yields the time and the spans of each group."""
 
     def key(span: _Span) -> tuple[Any, ...]:
         what = (span.name, span.message) if span.name in _NODE_WIDE else (span.uuid, span.name)

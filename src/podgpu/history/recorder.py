@@ -1,4 +1,4 @@
-"""Stores the state of all GPUs (called a round) every 15 s in a thread, and reads `/api/v1/history` from SQLite."""
+"""Stores the state of all GPUs every 15 s in a thread, and builds the responses of `/api/v1/history`."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from podgpu.history.store import FINE, HistoryError, HistoryRound, HistoryStore
 
 FILE_NAME = "history.db"
 _REOPEN_SECONDS = 60.0
-_EMPTY_RETRY_SECONDS = 2.0  # between attempts until the first values are available
+_EMPTY_RETRY_SECONDS = 2.0  # interval of attempts until the first values are available
 _STOP_SECONDS = 2.0
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
 class HistoryRecorder:
-    """Records the state of the agent or the cluster loop. Without a directory, history is kept in memory."""
+    """Records the history of a node or a cluster. Without a directory, the history is kept in memory."""
 
     def __init__(
         self, read_round: Callable[[], HistoryRound | None], clock: Clock | None = None, directory: str = ""
     ) -> None:
-        """`read_round`: returns the current state, or None if it is not available."""
+        """`read_round` returns the current state, or None if the state is not available."""
         if directory and Path(directory).exists() and not Path(directory).is_dir():
             raise UsageError(f"--history-dir {directory}: not a directory; give a directory that podgpu may write to")
         self.fatal: StartError | None = None
@@ -58,7 +58,7 @@ class HistoryRecorder:
         self._thread: threading.Thread | None = None
 
     def record(self) -> bool:
-        """Stores one round. Returns False if there is nothing to store yet."""
+        """Stores the current state. Returns False if no state is available yet."""
         self._reopen()
         round_ = self._read_round()
         if round_ is not None:
@@ -129,7 +129,7 @@ class HistoryRecorder:
     # Answers
 
     async def ask(self, read: Callable[[Connection, float], T]) -> T:
-        """Calls `read` in a thread with a connection and the current Unix time. Raises SourceError."""
+        """Calls `read` in a thread with a connection and the current Unix time. Raises SourceError if reading fails."""
 
         def ask() -> T:
             try:
@@ -152,9 +152,9 @@ class HistoryRecorder:
         )
 
     def _read_sparklines(self, db: Connection, now: float) -> JSON:
-        """Reads sparklines. Points of past minutes are cached, because every open page requests them repeatedly."""
+        """Builds the sparklines. Caches points of past minutes, because every open page requests them repeatedly."""
         start = sparkline_start(now)
-        cached, points = self._points, {}  # a request in another thread may replace self._points
+        cached, points = self._points, {}  # local, because another thread may replace self._points
         for at in range(start, start + SPARKLINE_POINTS * SPARKLINE_STEP, SPARKLINE_STEP):
             is_final = at in cached and at + SPARKLINE_STEP <= now - FINE
             points[at] = cached[at] if is_final else read_utilization(db, at, at + SPARKLINE_STEP)

@@ -1,4 +1,4 @@
-"""Writes the values of all GPUs (a round) to SQLite, in memory or in a file that belongs to one process."""
+"""Writes the state of all GPUs to an SQLite database, in a file or in memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_BYTES = 2 * 1024**3  # 8,000 GPUs with one pod each need 1.6 GB
 
 
 class Retention(NamedTuple):
-    """How long each resolution is kept, in seconds."""
+    """How long the rows of each resolution are kept, in seconds."""
 
     fine: int = 2 * HOUR
     coarse: int = 8 * DAY
@@ -64,7 +64,7 @@ CREATE TABLE round (             -- times with samples
 ) WITHOUT ROWID;
 CREATE TABLE sample (
     resolution INTEGER, time INTEGER, gpu INTEGER,
-    account INTEGER,             -- 0 for the whole GPU, else one holder's part of a shared GPU
+    account INTEGER,             -- 0 for the whole GPU, else a holder of a shared GPU
     utilization INTEGER,         -- 1/10,000
     memory INTEGER,              -- MiB
     power INTEGER,               -- 1/10 W
@@ -148,7 +148,7 @@ class HistoryError(PodgpuError):
 
 
 class Figures(NamedTuple):
-    """Values of a GPU, or of one holder on a shared GPU. None if unknown."""
+    """Values of a GPU, or of one holder on a shared GPU. Unknown values are None."""
 
     utilization_ratio: float | None = None
     memory_used_bytes: float | None = None
@@ -157,7 +157,7 @@ class Figures(NamedTuple):
 
 
 class Amounts(NamedTuple):
-    """Usage over a period. Half a GPU for 10 s is 5 allocated seconds."""
+    """Usage over a period. Times are in GPU seconds: half a GPU for 10 s is 5 allocated seconds."""
 
     allocated_seconds: float = 0.0
     idle_seconds: float = 0.0
@@ -175,17 +175,17 @@ class Amounts(NamedTuple):
 
 
 class UsageAccount(NamedTuple):
-    """A pod or job. Owner and labels do not identify the account, because they may become known later."""
+    """A pod or job to which usage is charged. Owner and labels are not part of the key: they may become known later."""
 
     namespace: str = ""
     pod: str = ""
     job: str = ""
-    uid: str = ""  # only if there is no pod name
-    container_id: str = ""  # only if there is no pod name
+    uid: str = ""  # set only if the pod name is unknown
+    container_id: str = ""  # set only if the pod name is unknown
     owner_kind: str = ""
     owner_name: str = ""
     labels: str = ""  # JSON object
-    methods: str = ""  # how use was measured (podgpu_device_usage_method), separated by spaces
+    methods: str = ""  # names of measuring methods (see podgpu_device_usage_method), separated by spaces
 
 
 UNALLOCATED = UsageAccount()
@@ -193,11 +193,11 @@ UNALLOCATED = UsageAccount()
 
 
 class HolderSample(NamedTuple):
-    """A container that holds a GPU or a share of it."""
+    """A container that holds a GPU or a share of it, with the container's usage."""
 
     account: UsageAccount
     container: str = ""
-    amounts: Amounts = Amounts()  # since the previous round
+    amounts: Amounts = Amounts()  # usage since the previous round
     figures: Figures | None = None  # the holder's own values on a shared GPU; None to use the GPU's values
     currency: str = ""  # currency of `amounts`; empty if the GPU has no price
 
@@ -212,7 +212,7 @@ class GpuSample(NamedTuple):
     figures: Figures | None = None
     holders: Sequence[HolderSample] = ()
     conditions: Sequence[tuple[str, str]] = ()  # name and message, such as ("xid", "XID 79: fallen off the bus")
-    unallocated: Amounts = Amounts()  # since the previous round
+    unallocated: Amounts = Amounts()  # unallocated time and its cost since the previous round
     currency: str = ""  # currency of `unallocated`
 
 
@@ -234,7 +234,7 @@ class HistoryStore:
         self._path = path
         self._max_bytes = max_bytes
         self._retention = Retention() if path else IN_MEMORY
-        self._pending_usage: dict[tuple[int, str], dict[UsageAccount, Amounts]] = defaultdict(dict)  # time, currency
+        self._pending_usage: dict[tuple[int, str], dict[UsageAccount, Amounts]] = defaultdict(dict)  # by time, currency
         self._damage: Exception | None = None
         self._in_memory = threading.RLock()
         with self._translate_errors("open"), ExitStack() as lock:
@@ -244,9 +244,9 @@ class HistoryStore:
             self._lock = lock.pop_all()
 
     def append(self, round_: HistoryRound) -> None:
-        """Stores a round in one transaction. If the same 15 s already have a round, replaces the values of that round.
+        """Stores the round in one transaction. Replaces the values of an earlier round within the same 15 s.
 
-        Raises HistoryError if the file cannot be written. Then the values of this round are lost, but its usage is
+        Raises HistoryError if the file cannot be written. The values of the round are then lost, but its usage is
         kept in memory and written with the next round.
         """
         self._add_pending_usage(round_)
@@ -281,7 +281,7 @@ class HistoryStore:
 
     @contextmanager
     def _translate_errors(self, action: str) -> Iterator[None]:
-        """Converts errors to HistoryError. If the file is damaged, the next `append` starts a new file."""
+        """Converts errors to HistoryError. If the file is damaged, the next `append` creates a new file."""
         try:
             yield
         except (sqlite3.Error, OSError, OverflowError) as error:
@@ -316,7 +316,7 @@ class HistoryStore:
         self._reset_caches()
 
     def _replace_file(self, error: Exception) -> None:
-        self._db.close()  # before renaming the file, because closing deletes the write-ahead log by its name
+        self._db.close()  # must precede the renaming, because closing deletes the write-ahead log by its name
         for suffix in ("", "-wal", "-shm"):
             with suppress(FileNotFoundError):
                 os.replace(f"{self._path}{suffix}", f"{self._path}.damaged{suffix}")
@@ -325,7 +325,7 @@ class HistoryStore:
         self._open()
 
     def _reset_caches(self) -> None:
-        """Reads holders and conditions that have not ended. Clears cached row ids, which a rollback may invalidate."""
+        """Replaces cached values by those in the file. Needed after a rollback, which may invalidate cached row ids."""
         self._ids: dict[tuple[object, ...], int] = {}
         self._ids_hour = self._window = -1
         self._last_round = self._fetch_value("SELECT ifnull(max(time), 0) FROM round WHERE resolution = ?", FINE)
@@ -360,7 +360,7 @@ class HistoryStore:
                     samples.append((FINE, time, gpu_id, account_id, *holder.figures))
             for name, message in gpu.conditions:
                 spans.add((gpu_id, 0, name, message))
-        usage = (  # a generator, to save work of the garbage collector
+        usage = (  # a generator, so that the garbage collector has fewer objects to track
             (COARSE, step, self._row_id(_UPSERT_ACCOUNT, account), currency, *total)
             for (step, currency), totals in self._pending_usage.items()
             for account, total in totals.items()
@@ -369,7 +369,7 @@ class HistoryStore:
         self._db.executemany(_INSERT_SAMPLE, samples)
         self._db.executemany(_ADD_USAGE, usage)
         self._db.executemany(_START_SPAN, [(*span, time) for span in spans - self._open_spans])
-        # Spans (of holders or conditions) that ended while podgpu did not run are recorded as ended at the last round.
+        # If podgpu did not run for some time, spans (of holders or conditions) end at the last round before the gap.
         ended = time if time - self._last_round <= COARSE else self._last_round + FINE
         self._db.executemany(_END_SPAN, [(ended, *span) for span in self._open_spans - spans])
         self._open_spans, self._last_round = spans, time
@@ -387,7 +387,7 @@ class HistoryStore:
         return row_id
 
     def _roll_up_usage(self, last: int, time: int) -> None:
-        """Adds up the usage of each hour and day that has ended since the last round."""
+        """Stores the total usage of each hour and day that ended since the last round."""
         for finer, resolution in ((COARSE, HOUR), (HOUR, DAY)):
             since, until = (at // resolution * resolution for at in (last, time))
             if since < until:
@@ -395,7 +395,7 @@ class HistoryStore:
                 self._db.execute(_ROLL_UP_USAGE, window)
 
     def _roll_up_and_expire(self, time: int) -> None:
-        """Aggregates fine samples of all windows that ended since the last roll-up, then deletes expired rows."""
+        """Stores the means of the 15 s samples for each 5-minute step that has ended, then deletes expired rows."""
         keep, until = self._retention, time // COARSE * COARSE
         newest = "SELECT ifnull(max(time) + ?, 0) FROM round WHERE resolution = ? AND time < ?"
         window = {
@@ -422,7 +422,7 @@ class HistoryStore:
             self._db.execute(f"DELETE FROM {table} WHERE last_seen < ?", (time - keep.usage - DAY,))
 
     def _enforce_size_limit(self) -> None:
-        """Deletes the oldest hours of coarse samples, then the oldest days of usage. SQLite reuses freed pages."""
+        """While the data exceeds the limit, deletes the oldest hours of samples, then the oldest days of usage."""
         for rows, length in (
             (f"sample WHERE resolution = {COARSE}", HOUR),
             (f"usage WHERE resolution = {HOUR}", DAY),
@@ -439,7 +439,7 @@ class HistoryStore:
 
 
 def _lock_file(path: Path) -> IO[bytes]:
-    """Locks `*.lock` until the file object is closed. The kernel also releases the lock after a crash."""
+    """Locks the file `PATH.lock` until the returned file is closed. After a crash, the kernel releases the lock."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = open(f"{path}.lock", "ab")  # noqa: SIM115 - the store closes it
     try:

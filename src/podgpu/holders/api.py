@@ -6,6 +6,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -34,29 +35,26 @@ def open_if_api(option: str, open_feed: Callable[[], T]) -> T | None:
         return None
 
 
+@dataclass(eq=False)
 class ApiAccess:
     """Opens the exporter's watches of the API server, each once, and closes them together."""
 
-    def __init__(
-        self, kubeconfig: str, sync_seconds: float = SYNC_SECONDS, settings: ReflectorSettings | None = None
-    ) -> None:
-        """`sync_seconds` is how long to wait for the first answer of a watch."""
-        self._kubeconfig = kubeconfig
-        self._sync_seconds = sync_seconds
-        self._settings = settings
-        self.watched_pods: Informer[PodRecord] | None = None  # None unless an option needs the pods
-        self.feeds: list[Informer[Any]] = []
+    kubeconfig: str
+    sync_seconds: float = SYNC_SECONDS  # how long to wait for the first answer of a watch
+    settings: ReflectorSettings | None = None
+    watched_pods: Informer[PodRecord] | None = None  # None unless an option needs the pods
+    feeds: list[Informer[Any]] = field(default_factory=list)
 
     @property
     def is_available(self) -> bool:
         """True if NODE_NAME is set, and a service account or --kubeconfig exists. Used by `--allocation auto`."""
         in_cluster = "KUBERNETES_SERVICE_HOST" in os.environ and os.path.exists(f"{SERVICE_ACCOUNT}/token")
-        return bool(os.environ.get("NODE_NAME")) and (bool(self._kubeconfig) or in_cluster)
+        return bool(os.environ.get("NODE_NAME")) and (bool(self.kubeconfig) or in_cluster)
 
     @cached_property
     def config(self) -> ApiConfig:
         """Address and credentials of the API server. Raises NoApi if it is not configured."""
-        return load_config(self._kubeconfig)
+        return load_config(self.kubeconfig)
 
     @property
     def node(self) -> str:
@@ -92,14 +90,14 @@ class ApiAccess:
         path = f"/api/v1/namespaces/{namespace}/configmaps"
         selector = {"fieldSelector": f"metadata.name={map_name}"}
         watcher = self.watch(path, selector, lambda body: (body.get("data") or {}).get(CONFIGMAP_KEY))
-        if not watcher.wait_synced(self._sync_seconds):
+        if not watcher.wait_synced(self.sync_seconds):
             _log.warning("ConfigMap %s cannot be read yet (%s); starting with the counters of -f", name, watcher.error)
         return lambda: next(iter(watcher.items()), None)
 
     def watch(
         self, path: str, params: Mapping[str, str], keep: Any, find_path: FindPath | None = None
     ) -> Informer[Any]:
-        watcher: Informer[Any] = Informer(self.config, path, params, keep, find_path=find_path, settings=self._settings)
+        watcher: Informer[Any] = Informer(self.config, path, params, keep, find_path=find_path, settings=self.settings)
         self.feeds.append(watcher)
         return watcher
 

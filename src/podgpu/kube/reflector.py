@@ -230,6 +230,6 @@ class Informer(Generic[T]):
         """Converts one object. If that fails, returns None, so that only this object is skipped."""
         try:
             return self._convert(item)
-        except Exception:  # noqa: BLE001
-            _log.exception("an object of %s cannot be converted and is skipped, please report it", self._path)
+        except Exception as error:  # noqa: BLE001
+            _log.warning("an object of %s cannot be converted and is skipped: %r", self._path, error)
             return None

@@ -197,30 +197,26 @@ _SWAY = {"research": 0.08, "serving": 0.7, "batch": 0.9, "notebooks": 0.8}
 """Namespace -> `SimulatedLoad.sway` of its pods. The load of training is steady, the load of services varies."""
 
 
+@dataclass(eq=False)
 class DemoNode:
     """A node of the demo: simulated driver, simulated kubelet and files of the host. Pods can be added and removed."""
 
-    def __init__(
-        self,
-        name: str,
-        gpus: str,
-        clock: Clock,
-        first: int = 0,
-        is_plain: bool = False,
-    ) -> None:
-        """`first`: see `tenants`. `is_plain`: the node has no Kubernetes."""
-        self.name = name
-        self.clock = clock
-        self.driver = SimulatedNvml(gpus, node=name, clock=clock.monotonic, wall=clock.wall)
+    name: str
+    gpus: str
+    clock: Clock
+    first: int = 0  # see `tenants`
+    is_plain: bool = False  # without Kubernetes
+    answers: bool = True  # False while the node's exporter does not answer
+
+    def __post_init__(self) -> None:
+        self.driver = SimulatedNvml(self.gpus, node=self.name, clock=self.clock.monotonic, wall=self.clock.wall)
         self._folder = TemporaryDirectory(prefix="podgpu-demo-")
         self.root = Path(self._folder.name)  # for the files of the host
-        self.answers = True  # False while the node's exporter does not answer
         self._proc = SimulatedProc(self.root / "proc")
         self._next_pid = itertools.count(_FIRST_PID)
         self._pids: dict[Tenant, int] = {}
         self.kubelet = SimulatedKubelet(str(self.root / "kubelet.sock"))
-        self.is_plain = is_plain
-        self.add_tenants(*(users() if is_plain else tenants(self.driver, first)))
+        self.add_tenants(*(users() if self.is_plain else tenants(self.driver, self.first)))
 
     def __enter__(self) -> Self:
         self.kubelet.start()

@@ -1,4 +1,4 @@
-"""Turns a view into a tree of table lines: below each GPU its conditions, MIG instances, holders and processes.
+"""Turns a view into a tree of table lines. Below each GPU are its conditions, MIG instances, holders and processes.
 
 A GPU or instance and its holder share one line if there is only one holder.
 """
@@ -22,7 +22,7 @@ Kind = Literal["gpu", "instance", "holder", "process", "condition"]
 Order = Literal["gpu", "utilisation", "memory", "power", "idle"]
 Severity = Literal["", "warn", "bad"]
 Row = tuple[str, str, str, WorkloadKey | str]
-"""Identifies a line across readings: node, UUID, MIG instance, and holder, process or condition."""
+"""Identifies a line across readings. Contains node, GPU UUID, MIG instance, and the holder, process or condition."""
 SlotOfView = GpuView | InstanceView
 Processes = Mapping[str, Sequence[RunningProcess]]  # processes by the key of their GPU or instance
 _SEVERITIES: tuple[Severity, ...] = ("bad", "warn", "")
@@ -117,7 +117,7 @@ def _make_gpu_line(node: NodeView, gpu: GpuView, now: float, processes: Processe
 
 
 def _without_figures(gpu: GpuView) -> GpuView:
-    """Removes the figures, which are out of date. Keeps identity, conditions and holders."""
+    """Returns a copy without the figures, which are out of date. Keeps identity, conditions and holders."""
     gpu = deepcopy(gpu)
     for slot in (gpu, *gpu.instances):
         slot.utilization_ratio = slot.power_watts = slot.temperature_celsius = None
@@ -194,7 +194,7 @@ def _make_slot_line(node: NodeView, gpu: GpuView, slot: SlotOfView, now: float, 
 
 
 def _round_within(holders: list[Line], whole: float | None) -> list[Line]:
-    """Rounds the utilisation of several holders to whole per cents. Their sum does not exceed the rounded whole."""
+    """Rounds the utilisation of several holders to whole per cents. Their sum never exceeds the GPU's rounded value."""
     if len(holders) < 2 or whole is None:
         return holders
     exact = [(line, 100 * (line.utilization or 0.0)) for line in holders]
@@ -226,7 +226,7 @@ def _sum(numbers: Iterable[int | None]) -> int | None:
 
 
 def arrange(lines: Iterable[Line], order: Order, wanted: str = "") -> list[Line]:
-    """Returns the lines that match `wanted`: broken GPUs first, then sorted by `order`, largest first."""
+    """Returns the lines that match `wanted`, sorted by severity (broken first), then by `order` (largest first)."""
     kept = [match for line in lines if (match := _match(line, wanted.casefold())) is not None]
     return list(_show_shared_once(sorted(_sort(kept, order), key=lambda line: _SEVERITIES.index(line.severity))))
 
@@ -247,7 +247,7 @@ def _without_conditions(line: Line, names: Container[str]) -> Line:
 
 
 def _match(line: Line, wanted: str) -> Line | None:
-    """Returns a matching line with all lines below it, any other line with the matching ones, or None without any."""
+    """Returns the line if it matches. Otherwise keeps only matching lines below it, or returns None if none matches."""
     if not wanted or wanted in _searchable(line).casefold():
         return line
     beneath = tuple(match for inner in line.beneath if (match := _match(inner, wanted)) is not None)
@@ -270,6 +270,6 @@ def _sort(lines: Iterable[Line], order: Order) -> list[Line]:
 
 
 def _largest(line: Line, order: Order) -> float:
-    """Returns the largest value in the tree of this line, by which the line is sorted."""
+    """Returns the sort key of a line: the largest value of the line and of all lines below it."""
     own = {"utilisation": line.utilization, "memory": line.memory, "power": line.power, "idle": line.idle}.get(order)
     return max([float("-inf") if own is None else own, *(_largest(inner, order) for inner in line.beneath)])

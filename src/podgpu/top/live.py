@@ -63,19 +63,18 @@ def make_text(line: Spans) -> Text:
 
 
 def decode_keys(data: bytes) -> list[str]:
-    """Returns characters and the names of special keys. An unknown escape sequence remains as it is."""
+    """Returns characters and names of special keys, such as `page_up`. Returns unknown escape sequences unchanged."""
     return [_NAMES.get(key, key) for key in _KEY.findall(data.decode(errors="replace"))]
 
 
 def show_live(feed: Feed, screen: Screen) -> int:
-    """Shows the table until the user quits. Raises SourceError if the first reading fails, StartError if retrying
-    cannot help.
+    """Shows the table until the user quits. Returns the exit code: 0, or 128 plus the number of the signal.
 
-    Returns the exit code: 0, or 128 plus the number of the signal that ended the process.
+    Raises SourceError if the first reading fails. Raises StartError if retrying cannot help.
     """
     feed.read()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # the terminal's encoding may lack letters of a name
+        sys.stdout.reconfigure(errors="replace")  # replaces characters that the terminal's encoding lacks
     console, keyboard = open_console(), sys.stdin.fileno()
     signals: list[int] = []
     for number in _ENDING_SIGNALS:
@@ -97,7 +96,7 @@ def _run(feed: Feed, screen: Screen, live: Live, keyboard: int, signals: list[in
         seen, size, now = feed.seen or feed.read(), live.console.size, time.monotonic()
         if isinstance(seen.error, StartError):
             raise seen.error
-        frame = (seen.read_at, seen.error, size, int(now))  # includes the second, because displayed ages change
+        frame = (seen.read_at, seen.error, size, int(now))  # the displayed ages change every second
         if keys or frame != drawn:
             live.update(Group(*map(make_text, screen.draw(seen, size, now))), refresh=True)
             feed.select(screen.detailed_uuid)
@@ -112,7 +111,7 @@ def _run(feed: Feed, screen: Screen, live: Live, keyboard: int, signals: list[in
             if key == _CTRL_Z:
                 return True
             screen.press(key)
-            screen.draw(seen, size, now)  # updates the lines within which the next key can move the cursor
+            screen.draw(seen, size, now)  # updates the rows in which the next key moves the cursor
     return False
 
 
@@ -128,7 +127,7 @@ def _read_keyboard(keyboard: int) -> bytes:
 
 @contextmanager
 def _read_single_keys(keyboard: int) -> Iterator[None]:
-    """Switches off line buffering and echo. Ctrl-Z becomes a key, so that the terminal can be restored first."""
+    """Switches off line buffering and echo. Reads Ctrl-Z as a key, to restore the terminal before suspending."""
     before, mode = termios.tcgetattr(keyboard), termios.tcgetattr(keyboard)
     mode[3] &= ~(termios.ECHO | termios.ICANON)
     mode[6][termios.VSUSP] = b"\0"

@@ -1,4 +1,4 @@
-"""The screen as text: handles keys, and computes the lines to draw (title, totals, table or details, notes, keys)."""
+"""Handles keys and computes the lines of the screen: title, totals, table or details, notes, keys."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Screen:
     ended: bool = False
     detailed_uuid: str = ""  # the GPU whose details are shown
     _cursor: int = 0
-    _selected: Row | None = None  # once the cursor was moved, it follows this row when lines change
+    _selected: Row | None = None  # the row that the cursor follows; None until the user moves the cursor
     _scroll: int = 0
     _details_scroll: int = 0
     _is_detailed: bool = False
@@ -135,7 +135,7 @@ class Screen:
             self._cursor, self._selected = target, self._rows[target] if self._rows else None
 
     def _clamp(self) -> None:
-        """Keeps the cursor on its row and on a visible line."""
+        """Moves the cursor to the selected row, and scrolls so that the cursor is visible."""
         rows, height = self._rows, self._height
         self._cursor = max(0, min(self._cursor, len(rows) - 1))
         if self._selected is not None and rows and rows[self._cursor] != self._selected and self._selected in rows:
@@ -207,7 +207,7 @@ def _title(seen: Seen, source: str, order: Order) -> str:
 
 
 def _notes(seen: Seen, width: int, now: float) -> list[Spans]:
-    """Returns the source's error with the age of the figures, or the notes of the view, most serious first."""
+    """Returns the error of the last reading. If it succeeded, returns the notes of the view, most serious first."""
     if seen.error is not None:
         age = f"; the figures are {format_duration(max(0.0, now - seen.read_at))} old"
         return [[(fit_start(printable(str(seen.error)), width - len(age)).rstrip() + age, "bad")]]
@@ -232,7 +232,7 @@ _UNITS_NOT_SHOWN = frozenset(
 
 
 def render_details(line: Line, seen: Seen, width: int) -> list[Spans]:
-    """Renders the GPU or MIG instance of a line."""
+    """Renders the details of the GPU or MIG instance to which a line belongs."""
     slot, fetched = line.slot, seen.fetched or FetchedDetails(line.gpu.uuid)
     is_fetched = fetched.uuid == line.gpu.uuid
     details = fetched.details if is_fetched else None
@@ -316,7 +316,7 @@ def _holder_figures(holder: HolderView, seen: Seen) -> list[str]:
 
 
 def _waits(holders: Iterable[HolderView], width: int) -> Iterator[Spans]:
-    """Yields a matrix of a shared GPU: one line for each holder, one column for each holder that it waited for."""
+    """Yields a table of waiting times on a shared GPU: rows are holders that waited, columns are holders that ran."""
     waiters = [holder for holder in holders if holder.wait_ratio is not None]
     if len(waiters) < 2:
         return
@@ -333,7 +333,7 @@ def _waits(holders: Iterable[HolderView], width: int) -> Iterator[Spans]:
 
 
 def _job(holder: Workload, fetched: FetchedDetails, width: int) -> Iterator[Spans]:
-    """Yields lines about what the holder's pod has used since it started."""
+    """Yields the total usage of the holder's pod since the pod started."""
     pod = (holder.namespace, holder.pod)
     for job in fetched.jobs:
         if (job.namespace, job.pod) != pod:

@@ -193,7 +193,7 @@ _MAX_HISTORY = 30
 
 
 def _lay_out(natural: dict[Column, int], width: int) -> dict[Column, int]:
-    """Returns column widths. Hides columns until the holder column is readable, then distributes the spare width."""
+    """Returns the width of each visible column. Hides columns until the holder column is readable."""
     widths, holder = dict(natural), natural[_HOLDER]
 
     def room() -> int:
@@ -246,7 +246,7 @@ class Table:
         return spans[:-1]
 
     def render(self, start: int = 0, end: int | None = None) -> list[Spans]:
-        """Renders the rows from `start` to `end`. A screen shows only a few of possibly thousands."""
+        """Renders the rows from `start` to `end`. The screen needs only the visible rows."""
         return [self._render_row(depth, line) for depth, line in self.lines[start:end]]
 
     def _render_row(self, depth: int, line: Line) -> Spans:

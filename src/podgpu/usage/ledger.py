@@ -65,7 +65,7 @@ class Division:
 
     @property
     def without_series(self) -> int | None:
-        """The total minus the shares of all workloads that have series. So the series add up to the total."""
+        """The total minus the shares of workloads that have their own metrics. So all metrics add up to the total."""
         labelled = sum(part for workload, part in (self.parts or {}).items() if workload.has_labels)
         return None if self.total is None else self.total - labelled
 
@@ -75,10 +75,10 @@ class Division:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """How long the workloads of a device waited for it since the previous reading."""
+    """How long each workload waited for the device since the previous reading."""
 
     workloads: Mapping[Workload, tuple[int, int, int]]  # estimate, minimum, maximum
-    waits_for: Mapping[Workload, tuple[WaitPart, ...]]  # the estimate by running workload, largest first
+    waits_for: Mapping[Workload, tuple[WaitPart, ...]]  # the estimate, split by the workload that ran meanwhile
     pressure_ns: int  # time in which at least one workload waited
 
 
@@ -89,8 +89,7 @@ class DeviceSample:
     usage: DeviceUsage  # `window_ns` is 0 if the device did not answer
     holders: Mapping[Workload, float | None] = field(default_factory=dict)  # share of each holder; None if unknown
     processes: tuple[ProcessSample, ...] | None = None  # None if not visible, for example without hostPID
-    # busy time of the MPS server if its clients have several owners; None without clients, or if they have one owner
-    mps_busy_ns: int | None = None
+    mps_busy_ns: int | None = None  # busy time of the MPS server; None unless its clients have several owners
 
     @property
     def device(self) -> Device:
@@ -103,8 +102,8 @@ class DeviceSample:
     def attribute_busy(self, ended_owner: Workload | None = None) -> Division:
         """Splits the device's busy time among the workloads.
 
-        The driver reports nothing about a process that has ended. If all processes that ended since the last reading
-        belonged to `ended_owner`, that owner gets the busy time that no running process accounts for.
+        The driver does not report processes that have ended. `ended_owner` owned all processes that ended since the
+        last reading, so it gets the busy time that no running process accounts for.
         """
         usage = self.usage
         total = None if usage.busy_ns is None else min(usage.busy_ns, usage.window_ns)
@@ -117,7 +116,7 @@ class DeviceSample:
         reported = [(process.owner, process.busy_ns) for process in self.processes]
         parts, others = self._sum_by_owner(reported)
         measured = sum(parts.values()) + others
-        if measured > usage.window_ns:  # samples are inexact, and processes can run concurrently
+        if measured > usage.window_ns:  # possible, because samples are inexact and processes can run concurrently
             scaled = divide_exactly(usage.window_ns, {**parts, None: others})
             return Division(usage.window_ns, {workload: scaled[workload] for workload in parts})
         if total is None or measured > total:
@@ -128,7 +127,7 @@ class DeviceSample:
         return Division(total, parts)
 
     def attribute_memory(self) -> Division:
-        """Splits the memory in use. The total is the larger of the device's value and the sum of its processes."""
+        """Splits the memory in use. The total is the device's value, or the sum of its processes if that is larger."""
         total = self.usage.memory_used
         if self.processes is None:
             return Division(total)
@@ -171,13 +170,13 @@ class DeviceSample:
             return {}
         owners = {process.pid: process.owner for process in self.processes or ()}
         bounds: dict[Workload, tuple[int, int]] = {}
-        if usage.resident_ns is None:  # samples: busy time is certain only if a single workload uses the device
+        if usage.resident_ns is None:  # measured by samples: certain only if a single workload uses the device
             users = set(owners.values())
             for workload, part in parts.items():
                 bounds[workload] = (
                     (part, part) if users == {workload} else (0, busy.total if workload in users else part)
                 )
-        else:  # context switches: a process can run only while its context is resident, and may be idle
+        else:  # measured by context switches: a process runs only while its context is resident, but may be idle then
             worked = max(0, busy.total - usage.switching_ns)
             for workload in parts:
                 own = [pid for pid in usage.resident_ns if owners.get(pid) == workload]
@@ -193,7 +192,7 @@ class DeviceSample:
     def attribute_waits(self, busy: Division) -> Waiting | None:
         """Adds up the waiting times of the processes of each workload. Returns None if they are unknown.
 
-        A process does not wait for its own workload. Waiting plus busy time of a workload never exceeds the window.
+        Waits for processes of the same workload do not count. Waiting plus busy time never exceeds the window.
         """
         waits, window_ns = self.usage.waits, self.usage.window_ns
         if waits is None or not window_ns:
@@ -233,7 +232,7 @@ class DeviceSample:
         return Waiting(sums, waits_for, pressure)
 
     def compute_shares(self) -> dict[Workload | None, int]:
-        """Returns workload -> share in _SHARE_UNITS. The key None has the unallocated share.
+        """Returns the share of each workload in millionths of the device. The key None has the unallocated share.
 
         Shares that add up to more than 1 are scaled down. An unknown share is 1 for a single holder, else 0.
         """
@@ -268,20 +267,20 @@ class DeviceSample:
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """Usage of one workload on one device. Open while the workload holds the device or has a process there."""
+    """Usage of one workload on one device. It is open while the workload holds the device or has a process there."""
 
     workload: Workload
     usage: HolderUsage = field(default_factory=HolderUsage)  # a counter is None until it has its first value
-    namespace: tuple[str, str, str] | None = None  # key of the usage of its namespace
+    namespace: tuple[str, str, str] | None = None  # key in `Ledger._namespaces`
     is_holder: bool = False
     has_process: bool = False
     is_measured: bool = True  # False if the driver does not report busy times of its processes
-    is_mps_client: bool = False  # only the busy time of the MPS server is known
-    idle_streak_ns: int | None = None  # measured idle time since it was last busy; the source of every `idle_since`
-    unallocated_ns: int = 0  # time for which it has used the device without an allocation
+    is_mps_client: bool = False  # if True, only the busy time of the MPS server is known
+    idle_streak_ns: int | None = None  # measured idle time since the workload was last busy; None if unknown
+    unallocated_ns: int = 0  # how long the workload has used the device without an allocation
 
     def extend_bounds(self, bounds: tuple[int | None, int] | None, part: int | None) -> tuple[int | None, int | None]:
-        """Returns the increments of minimum and maximum. Without new bounds, both increase by the attributed time."""
+        """Returns the increments of minimum and maximum busy time. Without bounds, both grow by the attributed time."""
         usage = self.usage
         if bounds is not None and bounds[0] is None and usage.busy_max_ns is None:
             return None, bounds[1] + (usage.busy_ns or 0)
@@ -302,7 +301,7 @@ class Account:
         return (0, 0, 0) if is_alone and self.usage.wait_ns is not None else (None, None, None)
 
     def to_usage(self, at: float, unallocated_after_ns: int) -> HolderUsage:
-        """Returns the usage without counters that could not be updated although the workload may be running."""
+        """Returns the usage. A counter is None if it could not be updated while the workload may have run."""
         streak_ns = self.idle_streak_ns if self.is_measured else None
         unknown = () if self.is_measured else (*_MEASURED, *_WAITS)
         changes = dict.fromkeys(_WAITS if self.usage.wait_ratio is None else ()) | dict.fromkeys(unknown)
@@ -320,9 +319,7 @@ class Ledger:
     """Adds up the usage of all devices of a node. Not thread-safe."""
 
     def __init__(self, max_namespaces: int = _MAX_NAMESPACES, unallocated_after: float = 60.0) -> None:
-        """Use without an allocation is reported after `unallocated_after` seconds, because it is normal while a pod
-        starts or ends.
-        """
+        """Reports use without an allocation after `unallocated_after` seconds. Shorter use is normal."""
         self._max_namespaces = max_namespaces
         self._unallocated_after_ns = round(unallocated_after * NS)
         self._accounts: dict[str, dict[WorkloadKey, Account]] = {}  # accounts of the last reading, by device key
@@ -343,10 +340,10 @@ class Ledger:
     ) -> None:
         """Adds the usage since the last call.
 
-        `samples`: the devices of each GPU by its UUID: the GPU itself, or its instances in MIG mode. Devices that are
-        not in `samples` are removed from the snapshot. If they return, their counters continue.
-        `gpus`: the usage of whole GPUs that answered. `unallocated`: (device key, workload key) of uses without an
-        allocation.
+        `samples` maps the UUID of a GPU to its devices: the GPU itself or, in MIG mode, its instances. Other devices
+        are removed from the snapshot. If a removed device returns, its counters continue.
+        `gpus` maps UUIDs to the usage of GPUs that answered. `unallocated` contains (device key, workload key) for
+        each workload that uses a device without an allocation.
         """
         self._remove_missing(samples)
         for uuid, devices in samples.items():
@@ -360,7 +357,7 @@ class Ledger:
         self._evict()
 
     def list_holders(self, at: float) -> dict[str, dict[WorkloadKey, tuple[Workload, HolderUsage]]]:
-        """Returns usage by device key, also of workloads without an allocation. `at`: Unix time of the last reading."""
+        """Returns usage by device key and workload, even without an allocation. `at`: Unix time of the last reading."""
         return {
             key: {
                 name: (account.workload, account.to_usage(at, self._unallocated_after_ns))
@@ -370,8 +367,7 @@ class Ledger:
         }
 
     def list_devices(self) -> dict[str, DeviceTotals]:
-        """Returns the usage by device key. In MIG mode, the GPU has the energy, and its instances have all other
-        values.
+        """Returns the usage by device key. In MIG mode, only the GPU has energy, and only instances have other values.
 
         The unattributed remainder is unknown until processes are visible.
         """
@@ -408,7 +404,7 @@ class Ledger:
                 "wait_ns": wait,
                 "wait_min_ns": wait_min,
                 "wait_max_ns": wait_max,
-                "energy_mj": 0 if has_energy and part is not None else None,  # until the energy counter is read next
+                "energy_mj": 0 if has_energy and part is not None else None,  # 0 until the counter is read
             }
             self._add_to(
                 account,
@@ -443,8 +439,8 @@ class Ledger:
     ) -> None:
         """Splits the energy used between two readings of the GPU's counter among the accounts.
 
-        A sample between the readings has the weight power × time. `_weigh` splits this weight among the accounts; the
-        key None is the unattributed share. An account that was closed in between still gets its share.
+        Each sample between two readings has the weight power × time, which `_weigh` splits among the accounts. The key
+        None is the unattributed share. An account that was closed in between still gets its share.
         """
         uuid = gpu.device.uuid
         weights = self._windows.setdefault(uuid, Counter())
@@ -467,9 +463,9 @@ class Ledger:
         self._devices[uuid] = _add(device, {"energy_mj": gpu.energy_mj, "unattributed_energy_mj": rest})
 
     def _weigh(self, gpu: Device, devices: Sequence[DeviceSample], busy: Sequence[Division]) -> Counter[Account | None]:
-        """Returns each account's weight: busy time (or, if the GPU was idle, allocated share) × compute slices.
+        """Returns the weight of each account: busy time × slices or, if the GPU was idle, allocated share × slices.
 
-        Empty if no device answered. The next answer then includes the time of this sample.
+        Returns no weights if no device answered. The next answer then includes the time of this sample.
         """
         by_use, by_share = Counter[Account | None](), Counter[Account | None]()
         answers = [(sample, parts) for sample, parts in zip(devices, busy, strict=True) if sample.usage.window_ns]
@@ -497,7 +493,7 @@ class Ledger:
             self._namespaces[account.namespace] = _add(before, own)
 
     def _find_ended_owner(self, sample: DeviceSample) -> Workload | None:
-        """Returns the holder that owned all processes that ended since the last reading, or None."""
+        """Returns the owner of all processes that ended since the last reading. None if they have several owners."""
         if sample.processes is None:
             return None
         before = self._owners.get(sample.device.key, {})
@@ -514,7 +510,7 @@ class Ledger:
             account = accounts[workload] = self._open(sample, workload, before.get(workload.key))
             account.is_holder = workload in sample.holders
             account.has_process = workload in users or (sample.processes is None and account.has_process)
-        if sample.processes is None:  # processes are not visible: assume that those of non-holders still run
+        if sample.processes is None:  # not visible: assume that workloads without an allocation still run
             keys = {workload.key for workload in accounts}
             running = (one for one in before.values() if one.has_process and not one.is_holder)
             accounts |= {one.workload: one for one in running if one.workload.key not in keys}

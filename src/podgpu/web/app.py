@@ -82,11 +82,11 @@ class Listener:
     announcement: str = ""
     """Logged when the listener is up. %s is replaced by its URL."""
     sockets: Sequence[socket.socket] = ()
-    """Sockets that are already bound. If given, the address is not bound."""
+    """Bound sockets that replace `address`, for example from systemd."""
 
 
 def make_listeners(main: Listener, probes: list[web.RouteDef], probe_address: Address | None) -> list[Listener]:
-    """Adds a listener for probes without TLS and login, because the kubelet has neither certificate nor password."""
+    """If `probe_address` is given, adds a listener for probes. It has no TLS or login: the kubelet cannot log in."""
     if probe_address is None:
         return [main]
     text = "serving only probes on %s/livez"
@@ -125,7 +125,7 @@ def run(
 ) -> None:
     """Runs until SIGINT, SIGTERM or a fatal error of a service.
 
-    Calls `on_listening` with the addresses of all listeners before the services start, and `release` on SIGUSR1.
+    Calls `on_listening` with the addresses of all listeners before the services start. Calls `release` on SIGUSR1.
     """
 
     async def serve() -> None:
@@ -162,8 +162,8 @@ def run(
 def _handle_signal(number: signal.Signals, callback: Callable[[], object]) -> None:
     """Calls `callback` in the event loop when the signal arrives.
 
-    `loop.add_signal_handler` would restore the default action when the loop is closed, so that a second SIGTERM would
-    kill the process while it ends.
+    `loop.add_signal_handler` is not used, because it restores the default action when the loop is closed. Then a second
+    SIGTERM would kill the process during shutdown.
     """
     loop = asyncio.get_running_loop()
 
@@ -175,7 +175,7 @@ def _handle_signal(number: signal.Signals, callback: Callable[[], object]) -> No
 
 
 def _run_once_at_a_time(work: Callable[[], object]) -> Callable[[], None]:
-    """Returns a signal handler that runs `work` in a thread. Signals that arrive while it runs are ignored."""
+    """Returns a signal handler that runs `work` in a thread. Ignores signals that arrive while `work` runs."""
     loop = asyncio.get_running_loop()
     running: asyncio.Future[object] | None = None
 
@@ -248,7 +248,7 @@ def open_systemd_sockets(environment: MutableMapping[str, str]) -> list[socket.s
 
 
 def address_of(listening: socket.socket, host: str | None, secure: bool) -> Address:
-    """Returns the address of a bound socket, including the port chosen for port 0. `host` is the configured host."""
+    """Returns the address of a bound socket and its actual port. Uses the name `host` unless it is None."""
     name = listening.getsockname()
     scheme = "https" if secure else "http"
     if not isinstance(name, tuple):

@@ -16,12 +16,12 @@ from podgpu.metrics.encode import NO_METRICS
 from podgpu.web.app import make_application
 from podgpu.web.lifecycle import forget_in_cluster, forget_route
 from podgpu.web.page_routes import page_routes
-from podgpu.web.responses import metrics_response, probe_routes
+from podgpu.web.responses import METRICS_HEADERS, body_response, probe_routes
 
 if TYPE_CHECKING:
     from podgpu.cluster.ranges import UsageAnswers
     from podgpu.history.answers import HistorySource
-    from podgpu.web.page_routes import Complete, Select
+    from podgpu.web.page_routes import Select
     from podgpu.web.protection import Protection
 
 _LINKS = ("metrics", "metrics/nodes", "health", "ready")
@@ -40,38 +40,35 @@ def cluster_application(
     """`lifecycle` enables POST /-/forget. `select`: see `page_routes`."""
 
     async def metrics(request: web.Request) -> web.Response:
-        return metrics_response(request, await cluster.metrics("metrics"))
+        return body_response(request, await cluster.metrics("metrics"), METRICS_HEADERS)
 
     async def node_metrics(request: web.Request) -> web.Response:
-        return metrics_response(request, await cluster.metrics("nodes") if cluster.turns else NO_METRICS)
+        body = await cluster.metrics("nodes") if cluster.turns else NO_METRICS
+        return body_response(request, body, METRICS_HEADERS)
 
     routes = [
         web.get("/metrics", metrics),
         web.get("/metrics/nodes", node_metrics),
         *cluster_probes(cluster),
-        forget_route(forget_in_cluster(cluster), lifecycle),
-        *page_routes(lambda: cluster.published, _complete_gpu(cluster), _LINKS, history, usage, select),
+        forget_route(partial(forget_in_cluster, cluster), lifecycle),
+        *page_routes(lambda: cluster.published, partial(_complete_gpu, cluster), _LINKS, history, usage, select),
     ]
     return make_application(routes, protection)
 
 
-def _complete_gpu(cluster: Cluster) -> Complete:
-    """Returns a function that fetches a GPU's details from its exporter and adds them to the response."""
-
-    async def complete(answer: GpuResponse) -> GpuResponse:
-        target = next((node.reading.target for node in cluster.published.state.nodes if node.name == answer.node), "")
-        try:
-            async with asyncio.timeout(_EXPORTER_SECONDS):
-                body = await cluster.fetch(target, f"api/v1/gpus/{answer.gpu.uuid}")
-            return add_details(answer, await asyncio.to_thread(decode_details, body))
-        except TimeoutError:
-            problem = SourceError("deadline", f"the exporter did not respond within {_EXPORTER_SECONDS:g} s")
-        except SourceError as error:
-            problem = error
-        failed = SourceView(source="exporter", ok=False, error=problem.reason, message=str(problem)[:512])
-        return add_details(answer, GpuDetails(sources=[failed]))
-
-    return complete
+async def _complete_gpu(cluster: Cluster, answer: GpuResponse) -> GpuResponse:
+    """Fetches a GPU's details from its exporter and adds them to the response."""
+    target = next((node.reading.target for node in cluster.published.state.nodes if node.name == answer.node), "")
+    try:
+        async with asyncio.timeout(_EXPORTER_SECONDS):
+            body = await cluster.fetch(target, f"api/v1/gpus/{answer.gpu.uuid}")
+        return add_details(answer, await asyncio.to_thread(decode_details, body))
+    except TimeoutError:
+        problem = SourceError("deadline", f"the exporter did not respond within {_EXPORTER_SECONDS:g} s")
+    except SourceError as error:
+        problem = error
+    failed = SourceView(source="exporter", ok=False, error=problem.reason, message=str(problem)[:512])
+    return add_details(answer, GpuDetails(sources=[failed]))
 
 
 def cluster_probes(cluster: Cluster) -> list[web.RouteDef]:
@@ -79,7 +76,7 @@ def cluster_probes(cluster: Cluster) -> list[web.RouteDef]:
 
 
 def _is_live(cluster: Cluster) -> tuple[bool, str]:
-    """Fails only if the loop is stuck, because a restart does not make unreachable exporters reachable."""
+    """Fails only if the loop is stuck. A restart would not help against unreachable exporters."""
     if not cluster.turns:
         return False, "podgpu no longer reads the nodes: its loop is stuck\n"
     state = cluster.published.state
@@ -91,7 +88,7 @@ def _is_live(cluster: Cluster) -> tuple[bool, str]:
 
 
 def _is_ready(cluster: Cluster) -> tuple[bool, str]:
-    """Succeeds after the first round of readings, even if no exporter answered, because the page shows the errors."""
+    """Succeeds after the first attempt to read all nodes. If no exporter answered, the page shows the errors."""
     if cluster.turns and cluster.has_results:
         return True, "OK\n"
     return False, "podgpu has not finished reading the nodes\n"

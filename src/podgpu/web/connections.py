@@ -53,7 +53,7 @@ class LimitedServer:
         self._connections: dict[web.RequestHandler, _Connection] = {}  # ordered by the last complete request
 
     async def serve(self, sockets: Sequence[socket]) -> None:
-        """Accepts connections until it is cancelled. The sockets must be non-blocking."""
+        """Accepts connections until the task is cancelled. The sockets must be non-blocking."""
         await self._runner.setup()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -92,7 +92,7 @@ class LimitedServer:
             )
 
     def _evict(self) -> bool:
-        """Closes the longest idle connection, if possible one without requests. Returns False if none is idle."""
+        """Closes the longest idle connection, preferably one without any request. Returns False if none is idle."""
         idle = [handler for handler, each in self._connections.items() if not each.is_answering]
         if idle:
             longest = min(idle, key=lambda handler: self._connections[handler].has_requests)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -16,7 +15,6 @@ from podgpu.cluster.collect import ViewSettings
 from podgpu.cluster.loop import PublishedState
 from podgpu.cluster.nodes import describe_node, sort_alerts
 from podgpu.cluster.prices import ReadPrices, no_prices
-from podgpu.cluster.ranges import RecordedUsage
 from podgpu.cluster.record import LONGEST_GAP, RoundReader
 from podgpu.cluster.state import ClusterState, build_single_node_state
 from podgpu.cluster.view import GpuResponse, add_details, make_details
@@ -56,9 +54,9 @@ def application(
         *([web.get("/metric", _serve_text(agent, "gpu_manager", None))] if has_gpu_manager else []),
         *node_probes(agent),
         release_route(agent, lifecycle),
-        forget_route(forget_on_node(agent), lifecycle),
+        forget_route(partial(forget_on_node, agent), lifecycle),
         web.get("/api/v1/node", _serve_text(agent, "fresh_json", "stale_json", JSON_HEADERS)),
-        *page_routes(NodePage(agent, prices).latest, complete_gpu, links, history, usage),
+        *page_routes(node_page(agent, prices), complete_gpu, links, history, usage),
     ]
     return make_application(routes, protection)
 
@@ -76,14 +74,14 @@ def node_probes(agent: Agent) -> list[web.RouteDef]:
 
 # Metrics
 
-_LONG_TEXT = 100_000  # bytes; rendering takes about 2 ms
+_LONG_TEXT = 100_000  # bytes; rendering this much text takes about 2 ms
 
 
 def _serve_text(
     agent: Agent, fresh: RenderedText, stale: RenderedText | None, headers: Mapping[str, str] = METRICS_HEADERS
 ) -> Handler:
-    """Renders once for all concurrent requests; a long text in a thread, so that probes do not wait."""
-    size = _LONG_TEXT  # of the last text
+    """Returns a handler that renders each snapshot once. Long texts are rendered in a thread, to keep probes fast."""
+    size = _LONG_TEXT  # size of the last text
 
     async def handle(request: web.Request) -> web.Response:
         nonlocal size
@@ -102,18 +100,14 @@ def _serve_text(
 
 
 def limit_concurrency(limit: int, handler: Handler) -> Handler:
-    """Responds with 503 and dcgm-exporter's text if `limit` requests are already running."""
-    running = 0
+    """Responds with 503, as dcgm-exporter does, if `limit` requests are already running."""
+    slots = asyncio.Semaphore(limit)
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        nonlocal running
-        if running >= limit:
+        if slots.locked():
             return web.Response(status=503, text="scrape concurrency limit reached\n")
-        running += 1
-        try:
+        async with slots:
             return await send_response(request, await handler(request))
-        finally:
-            running -= 1
 
     return handle
 
@@ -122,7 +116,7 @@ def limit_concurrency(limit: int, handler: Handler) -> Handler:
 
 
 def is_live(agent: Agent) -> tuple[bool, str]:
-    """Fails only if the loop is stuck, because a restart does not help if the driver is missing."""
+    """Fails only if the loop is stuck. A restart would not help if the driver is missing."""
     if not agent.turns:
         return False, "podgpu no longer reads the GPUs: its loop is stuck\n"
     lines = [*describe_alerts(agent), *describe_problems(agent)]
@@ -145,7 +139,7 @@ def describe_alerts(agent: Agent) -> list[str]:
 
 
 def describe_problems(agent: Agent) -> list[str]:
-    """Returns one line for each failing source and each other problem."""
+    """Returns one line per problem, such as a source that fails."""
     state = agent.published.state
     lines = [f"{source.name}: {source.error}: {source.message}" for source in state.sources if source.up is False]
     has_answer = any(source.up is not None for source in state.sources)
@@ -172,29 +166,18 @@ def build_state(agent: Agent, prices: ReadPrices = no_prices, notes: Iterable[st
     )
 
 
-class NodePage:
-    """Caches the data of the web page for each snapshot. Thread-safe."""
+def node_page(agent: Agent, prices: ReadPrices) -> Callable[[], PublishedState]:
+    """Returns a function that builds the data of the web page, once per snapshot."""
 
-    def __init__(self, agent: Agent, prices: ReadPrices) -> None:
-        self._agent = agent
-        self._prices = prices
-        self._lock = threading.Lock()
-        self._cached: tuple[Published, bool, PublishedState] | None = None
-
-    def latest(self) -> PublishedState:
-        with self._lock:
-            published = self._agent.published
-            fresh = self._agent.is_fresh(published)
-            if self._cached is None or self._cached[0] is not published or self._cached[1] is not fresh:
-                self._cached = published, fresh, self._make(published, fresh)
-            return self._cached[2]
-
-    def _make(self, published: Published, fresh: bool) -> PublishedState:
-        notes = describe_problems(self._agent)
+    @lru_cache(maxsize=1)
+    def make(published: Published, fresh: bool) -> PublishedState:
+        notes = describe_problems(agent)
         if not fresh:
             age = "the readings are too old to be shown" if published.state.taken_at else "there are no readings yet"
             notes = [age, *notes]
-        return PublishedState(build_state(self._agent, self._prices, notes))
+        return PublishedState(build_state(agent, prices, notes))
+
+    return lambda: make(agent.published, agent.is_fresh(agent.published))
 
 
 def node_recorder(agent: Agent, directory: str = "", prices: ReadPrices = no_prices) -> HistoryRecorder:
@@ -206,7 +189,3 @@ def node_recorder(agent: Agent, directory: str = "", prices: ReadPrices = no_pri
     recorder = HistoryRecorder(RoundReader(read_state, LONGEST_GAP, agent.clock.wall), agent.clock, directory)
     agent.notes_beside = recorder.warnings
     return recorder
-
-
-def node_usage(agent: Agent, recorder: HistoryRecorder, prices: ReadPrices = no_prices) -> RecordedUsage:
-    return RecordedUsage(recorder, lambda: build_state(agent, prices))

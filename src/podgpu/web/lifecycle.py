@@ -1,7 +1,7 @@
 """POST /-/release and /-/forget, which only operators on this machine may use.
 
-Checking for a loopback address is not sufficient, because local browsers, sidecars and proxies use one, too. Requests
-must therefore have the header X-Podgpu-Request, which pages of other sites cannot make a browser send.
+Checking for a loopback address is not sufficient, because local browsers, sidecars and proxies also use loopback.
+Requests must therefore have the header X-Podgpu-Request, which pages of other sites cannot make a browser send.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REQUEST_HEADER = "X-Podgpu-Request"
 DEFAULT_RELEASE_SECONDS = 60.0
 _MAX_RELEASE_SECONDS = 3600.0
 _LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
-"""Allowed clients. Not all of 127.0.0.0/8, because service mesh sidecars forward remote requests from 127.0.0.6."""
+"""Allowed clients. Excludes 127.0.0.6, from which service mesh sidecars forward remote requests."""
 Forget = Callable[[str], tuple[int, str]]
 """Removes the GPU with this UUID. Returns status code and text of the response."""
 
@@ -45,7 +45,7 @@ def explain_refusal(request: web.Request, action: str) -> str:
 def _operator_route(
     path: str, action: str, allowed: bool, handle: Callable[[web.Request], tuple[int, str]]
 ) -> web.RouteDef:
-    """Runs `handle` in a thread, one request at a time, so that a hanging driver blocks at most one thread."""
+    """Handles requests in a thread, one at a time, so that a hanging driver blocks at most one thread."""
     lock = asyncio.Lock()
 
     async def check_and_handle(request: web.Request) -> web.Response:
@@ -89,28 +89,22 @@ def forget_route(forget: Forget, allowed: bool) -> web.RouteDef:
     return _operator_route("/-/forget", "forget", allowed, handle)
 
 
-def forget_on_node(agent: Agent) -> Forget:
-    def forget(uuid: str) -> tuple[int, str]:
-        removed = agent.forget(uuid)
-        if removed is None:
-            return 404, f"this node has no GPU {uuid} and has never had one"
-        if removed == "nothing":
-            return 409, f"{uuid} is present and has no XIDs: nothing to remove"
-        return 200, f"removed {uuid}" if removed == "gpu" else f"removed the XIDs of {uuid}"
-
-    return forget
+def forget_on_node(agent: Agent, uuid: str) -> tuple[int, str]:
+    removed = agent.forget(uuid)
+    if removed is None:
+        return 404, f"this node has no GPU {uuid} and has never had one"
+    if removed == "nothing":
+        return 409, f"{uuid} is present and has no XIDs: nothing to remove"
+    return 200, f"removed {uuid}" if removed == "gpu" else f"removed the XIDs of {uuid}"
 
 
-def forget_in_cluster(cluster: Cluster) -> Forget:
-    def forget(uuid: str) -> tuple[int, str]:
-        result = cluster.forget(uuid)
-        if result == "unknown":
-            return 404, f"no node has a GPU {uuid} or has ever had one"
-        if result == "present":
-            return 409, f"{uuid} and its node are both present: nothing to remove"
-        return 200, (
-            f"{uuid} is removed from this page until it reappears. To remove it from its exporter, run `podgpu forget`"
-            " on its node."
-        )
-
-    return forget
+def forget_in_cluster(cluster: Cluster, uuid: str) -> tuple[int, str]:
+    result = cluster.forget(uuid)
+    if result == "unknown":
+        return 404, f"no node has a GPU {uuid} or has ever had one"
+    if result == "present":
+        return 409, f"{uuid} and its node are both present: nothing to remove"
+    return 200, (
+        f"{uuid} is removed from this page until it reappears. To remove it from its exporter, run `podgpu forget`"
+        " on its node."
+    )

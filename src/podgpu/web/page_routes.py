@@ -44,19 +44,19 @@ def page_routes(
     """Returns the routes of the page and the API. Add them last: they include a 404 for all other paths below `/api`.
 
     Each request calls `latest` in a thread. `links` are other paths of the server, shown at the bottom of the page.
-    `select` is called if `latest` has totals, but no GPUs, because there are too many.
+    `select` reads individual GPUs if `latest` has only totals, because the cluster has too many GPUs.
     """
     types = {file.name: _TYPES[file.suffix] for file in _FOLDER.iterdir() if file.suffix in _TYPES}
 
     async def index(request: web.Request) -> web.Response:
         has_events = usage is None or isinstance(usage, RecordedUsage)
-        return await _file_response(request, lambda: _read_index(links, has_events), "text/html; charset=utf-8")
+        return await _response(request, lambda: _read_index(links, has_events), "text/html; charset=utf-8")
 
     async def asset(request: web.Request) -> web.Response:
         name = request.match_info["name"]
         if name not in types:
             raise web.HTTPNotFound()
-        return await _file_response(request, (_FOLDER / name).read_bytes, types[name])
+        return await _response(request, (_FOLDER / name).read_bytes, types[name])
 
     async def find(query: GpuQuery | None) -> PublishedState:
         published = await asyncio.to_thread(latest)
@@ -104,24 +104,22 @@ def _read_index(links: Sequence[str], has_events: bool) -> bytes:
     return text.replace("<!--links-->", anchors).replace("<!--version-->", __version__).encode()
 
 
-async def _file_response(request: web.Request, read: Callable[[], bytes], content_type: str) -> web.Response:
-    return await _response(request, read, {**PAGE_HEADERS, "Content-Type": content_type})
-
-
 async def _json_response(request: web.Request, answer: msgspec.Struct | JsonObject | str) -> web.Response:
     """Encodes the answer. If `answer` is a string, returns it as the error message of a 404."""
     if isinstance(answer, str):
         return json_error(404, answer)
-    return await _response(request, lambda: msgspec.json.encode(answer), JSON_HEADERS)
+    return await _response(request, lambda: msgspec.json.encode(answer), JSON_HEADERS["Content-Type"])
 
 
-async def _response(request: web.Request, make: Callable[[], bytes], headers: Mapping[str, str]) -> web.Response:
+async def _response(
+    request: web.Request, make: Callable[[], bytes], content_type: str, headers: Mapping[str, str] | None = None
+) -> web.Response:
     def compress() -> tuple[Body, str]:
         content = make()
         return Body(content), etag_of(content)
 
     body, etag = await asyncio.to_thread(compress)
-    return body_response(request, body, {**headers, "ETag": etag})
+    return body_response(request, body, {**PAGE_HEADERS, "Content-Type": content_type, **(headers or {}), "ETag": etag})
 
 
 # History
@@ -172,8 +170,8 @@ def _usage_routes(usage: UsageAnswers) -> list[web.RouteDef]:
             if not query.is_csv:
                 return await _json_response(request, answer)
             attachment = f'attachment; filename="{file_name}{"-SIMULATED" if answer.simulated else ""}.csv"'
-            headers = {**PAGE_HEADERS, "Content-Type": "text/csv; charset=utf-8", "Content-Disposition": attachment}
-            return await _response(request, lambda: encode_range_csv(answer), headers)
+            headers = {"Content-Disposition": attachment}
+            return await _response(request, lambda: encode_range_csv(answer), "text/csv; charset=utf-8", headers)
 
         return _reject_errors(handle)
 

@@ -1,4 +1,4 @@
-"""TLS, rate limit, headers and basic auth from the web config file, which is reloaded when it changes."""
+"""Applies the web config file: TLS, rate limit, headers and basic auth. The file is reloaded when it changes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Protection:
         rate = config.rate_limit
         self._bucket = TokenBucket(rate.seconds, rate.burst or 0, clock) if rate and rate.seconds else None
         self.make_tls: MakeTlsContext | None = None
-        """Returns the TLS context; None for plain HTTP. Turning TLS on or off requires a restart."""
+        """Builds the TLS context. None if TLS is off. Turning TLS on or off requires a restart."""
         if config.tls is not None:
             self.make_tls = LastValid(self._load_context, "the previous certificate stays in effect").get
 
@@ -130,7 +130,7 @@ class LoginChecker:
 
 
 def make_server_context(material: tuple[TlsConfig, str, bytes, bytes, bytes]) -> ssl.SSLContext:
-    """`material`: settings, path of their file, certificate, key, client CAs. Raises UsageError or SourceError."""
+    """`material` is (settings, path of their file, certificate, key, client CAs). Raises UsageError or SourceError."""
     config, path, certificate, key, authorities = material
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
@@ -147,7 +147,7 @@ def make_server_context(material: tuple[TlsConfig, str, bytes, bytes, bytes]) ->
     context.verify_mode = config.verify_mode
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as in Go, an intermediate CA is sufficient
     if config.verify_mode is not ssl.CERT_NONE and not authorities:
-        context.load_default_certs(ssl.Purpose.CLIENT_AUTH)  # as in Go
+        context.load_default_certs(ssl.Purpose.CLIENT_AUTH)  # as in Go, uses the system's CAs
     elif authorities:
         load_authorities(context, authorities, f"{path}: {config.client_ca_file or 'client_ca'}")
     return context
@@ -159,7 +159,7 @@ def _client_names(request: web.Request) -> frozenset[str]:
 
 
 def subject_names(certificate: dict[str, Any]) -> frozenset[str]:
-    """Returns the alternative names. IP addresses are written as in Go, while OpenSSL writes ::1 as 0:0:0:0:0:0:0:1."""
+    """Returns the subject alternative names. Shortens IPv6 addresses, because OpenSSL writes ::1 as 0:0:0:0:0:0:0:1."""
     return frozenset(
         str(ipaddress.ip_address(value.strip())) if kind == "IP Address" else value
         for kind, value in certificate.get("subjectAltName", ())

@@ -42,13 +42,9 @@ def probe_routes(is_live: Probe, is_ready: Probe) -> list[web.RouteDef]:
 
 def metrics_route(make_families: Callable[[], Iterable[Family]]) -> web.RouteDef:
     async def handle(request: web.Request) -> web.Response:
-        return metrics_response(request, Body(encode(make_families())))
+        return body_response(request, Body(encode(make_families())), METRICS_HEADERS)
 
     return web.get("/metrics", handle)
-
-
-def metrics_response(request: web.Request, body: Body) -> web.Response:
-    return body_response(request, body, METRICS_HEADERS)
 
 
 def body_response(request: web.Request, body: Body, headers: Mapping[str, str]) -> web.Response:
@@ -68,12 +64,12 @@ def json_error(status: int, message: str, **headers: str) -> web.Response:
 
 
 def accepts_gzip(header: str) -> bool:
-    """Returns True if the Accept-Encoding header lists gzip. Ignores weights, as Prometheus' Go client does."""
+    """Returns True if the Accept-Encoding header lists gzip. Ignores quality values, as Prometheus' Go client does."""
     return any(part.partition(";")[0].strip().lower() == "gzip" for part in header.split(","))
 
 
 async def send_response(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
-    """Sends the response. Returns when it is fully written, so that slow clients count as running scrapes."""
+    """Sends the whole response before it returns, so that slow clients count towards the limit of running scrapes."""
     with suppress(ConnectionError):  # the client has closed the connection
         await response.prepare(request)
         await response.write_eof()

@@ -35,7 +35,7 @@ CLIENT_AUTH = {
     "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
-"""Supported policies for client certificates. Go's other two policies accept unverified certificates."""
+"""Policies for client certificates. Two of Go's policies are missing, because they accept unverified certificates."""
 VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 TLS13_CIPHERS = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
 """Names of TLS 1.3 ciphers. They are accepted but ignored, because TLS 1.3 ciphers cannot be selected."""

@@ -276,7 +276,9 @@ class BusyTimeSplitter:
         self._saturated_ns = 0
         self.status = SwitchStatus()
 
-    def begin_turn(self, target: DeviceHandle, running: Sequence[ProcessUsage] | None, shared: Collection[str]) -> None:
+    def begin_reading(
+        self, target: DeviceHandle, running: Sequence[ProcessUsage] | None, shared: Collection[str]
+    ) -> None:
         """Opens or closes the log as needed.
 
         `running`: processes on the GPU. `shared`: keys of devices with processes of several containers.

@@ -117,7 +117,7 @@ class UsageReader:
         if self._settings.sees_processes:
             running = self._read(_PROCESS_LIST, lambda: list_processes(self._driver, layout))
         if self._splitter is not None:
-            self._splitter.begin_turn(layout[0], running, shared)
+            self._splitter.begin_reading(layout[0], running, shared)
         parts = [self._read_instance(instance, running) for instance in layout[1:]]
         busy = BusyTime() if device.mig_enabled else self._read_busy()
         # Energy is read last, because it takes 5 to 20 ms and should cover the same time as the busy windows.
