@@ -122,8 +122,8 @@ INSERT OR REPLACE INTO usage SELECT :resolution, time / :resolution * :resolutio
     {", ".join(f"sum({name})" for name in AMOUNT_UNITS)}
 FROM usage WHERE resolution = :finer AND time >= :since AND time < :until GROUP BY start, account, currency"""
 _FIGURE_MEANS = "round(avg(utilization)), round(avg(memory)), round(avg(power)), round(avg(temperature))"
-# If a pod started or ended within the window, stores the GPU's mean over the rounds in which the pod held the GPU.
-# Otherwise the pod's mean would include values from before its start or after its end.
+# If a pod starts or ends within a 5-minute step, stores a mean over only those rounds in which the pod held the GPU.
+# The mean of the whole step would include values from before the start or after the end of the pod.
 _ROLL_UP_ENDED = f"""
 WITH changed AS MATERIALIZED (
     SELECT * FROM span WHERE account > 0 AND (started > :since OR ended BETWEEN :since AND :until))

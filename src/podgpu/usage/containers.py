@@ -266,7 +266,7 @@ _OUTSIDE_PODS = re.compile(rf"/(?:(?:cri-containerd|nerdctl|crio|docker|libpod)-
 def parse_cgroup(text: str) -> Workload | None:
     """Parses /proc/<pid>/cgroup. Returns `uid` and `container_id`, or None outside containers.
 
-    If containers are nested, returns the outermost one that has a pod's UID. If none has, returns the outermost one.
+    If containers are nested, returns the outermost one with a pod's UID, or else the outermost one.
     """
     if pod := _IN_POD.search(text):
         return Workload(uid=pod[1].replace("_", "-"), container_id=pod[2])

@@ -78,7 +78,7 @@ class Waiting:
     """How long each workload waited for the device since the previous reading."""
 
     workloads: Mapping[Workload, tuple[int, int, int]]  # estimate, minimum, maximum
-    waits_for: Mapping[Workload, tuple[WaitPart, ...]]  # the estimate, split by the workload that ran meanwhile
+    waits_for: Mapping[Workload, tuple[WaitPart, ...]]  # the estimate, split by the workload that was running
     pressure_ns: int  # time in which at least one workload waited
 
 
@@ -234,7 +234,8 @@ class DeviceSample:
     def compute_shares(self) -> dict[Workload | None, int]:
         """Returns the share of each workload in millionths of the device. The key None has the unallocated share.
 
-        Shares that add up to more than 1 are scaled down. An unknown share is 1 for a single holder, else 0.
+        Shares that add up to more than 1 are scaled down. An unknown share counts as 1 for a single holder, and as 0 for
+        one of several holders.
         """
         default = 1.0 if len(self.holders) == 1 else 0.0
         weights: dict[Workload | None, int] = {
@@ -244,10 +245,10 @@ class DeviceSample:
         return divide_exactly(_SHARE_UNITS, {**weights, None: max(0, _SHARE_UNITS - sum(weights.values()))})
 
     def _sum_by_owner(self, amounts: Sequence[tuple[Owner, int | None]]) -> tuple[dict[Workload, int], int]:
-        """Returns the sum of each workload whose sum is certain, and the sum of everything else.
+        """Returns the sums of workloads, and the sum of all remaining amounts. Omits workloads whose sum is uncertain.
 
-        A workload is omitted if one of its amounts is not reported. A holder without a process is omitted while a
-        process has an unknown owner, because that owner may be the holder.
+        The sum is uncertain if an amount of the workload is not reported. It is also uncertain if a holder has no
+        process while a process has an unknown owner, because this owner may be the holder.
         """
         workloads = {owner for owner, _ in amounts if isinstance(owner, Workload)}
         if not any(owner == "unknown" and amount != 0 for owner, amount in amounts):
@@ -267,7 +268,7 @@ class DeviceSample:
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """Usage of one workload on one device. It is open while the workload holds the device or has a process there."""
+    """Usage of one workload on one device. An account is open while the workload holds or uses the device."""
 
     workload: Workload
     usage: HolderUsage = field(default_factory=HolderUsage)  # a counter is None until it has its first value
@@ -367,7 +368,7 @@ class Ledger:
         }
 
     def list_devices(self) -> dict[str, DeviceTotals]:
-        """Returns the usage by device key. In MIG mode, only the GPU has energy, and only instances have other values.
+        """Returns the usage by device key. In MIG mode, GPUs have only energy, and instances have all other values.
 
         The unattributed remainder is unknown until processes are visible.
         """
@@ -437,10 +438,10 @@ class Ledger:
     def _charge_energy(
         self, gpu: DeviceUsage, devices: Sequence[DeviceSample], busy: Sequence[Division], elapsed_ns: int
     ) -> None:
-        """Splits the energy used between two readings of the GPU's counter among the accounts.
+        """Splits the energy since the last reading of the GPU's energy counter among the accounts.
 
-        Each sample between two readings has the weight power × time, which `_weigh` splits among the accounts. The key
-        None is the unattributed share. An account that was closed in between still gets its share.
+        Each sample since that reading has the weight power × time, which `_weigh` splits among the accounts. The key
+        None is for unattributed energy. Accounts that were closed since that reading also get a share.
         """
         uuid = gpu.device.uuid
         weights = self._windows.setdefault(uuid, Counter())
@@ -463,7 +464,7 @@ class Ledger:
         self._devices[uuid] = _add(device, {"energy_mj": gpu.energy_mj, "unattributed_energy_mj": rest})
 
     def _weigh(self, gpu: Device, devices: Sequence[DeviceSample], busy: Sequence[Division]) -> Counter[Account | None]:
-        """Returns the weight of each account: busy time × slices or, if the GPU was idle, allocated share × slices.
+        """Returns the weight of each account: busy time × slices. On an idle GPU: allocated share × slices.
 
         Returns no weights if no device answered. The next answer then includes the time of this sample.
         """
