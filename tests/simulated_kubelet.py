@@ -114,8 +114,7 @@ def list_answer(pods: Iterable[SimulatedPod], numa_nodes: Sequence[int] = (0,)) 
     for pod in pods:
         entry = answer.pod_resources.add(name=pod.name, namespace=pod.namespace)
         for container, resources in pod.containers.items():
-            devices = [device for device in encode_devices(resources) for _ in numa_nodes]  # one entry per NUMA node
-            listed = entry.containers.add(name=container, devices=devices)
+            listed = entry.containers.add(name=container, devices=encode_devices(resources, numa_nodes))
             if isinstance(pod, ClaimingPod):
                 listed.dynamic_resources.extend(map(_dynamic_resource, pod.claims.get(container, ())))
     return bytes(answer.SerializeToString())
