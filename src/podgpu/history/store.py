@@ -175,7 +175,7 @@ class Amounts(NamedTuple):
 
 
 class UsageAccount(NamedTuple):
-    """A pod or job to which usage is charged. Owner and labels are not part of the key: they may become known later."""
+    """A pod or job to which usage is charged. Owner and labels may become known later, so they are not in the key."""
 
     namespace: str = ""
     pod: str = ""

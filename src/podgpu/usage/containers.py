@@ -253,9 +253,9 @@ def _find_command(folder: str, stat: bytes) -> str:
 
 
 # -- cgroups -------------------------------------------------------------------------------------------------------
-# Formats differ between cgroup v1 and v2, the kubelet's cgroupfs and systemd drivers, five runtimes, nested containers,
-# and readers in another cgroup namespace. If containerd uses systemd cgroups and runc does not, runc creates one
-# directory named `slice:prefix:id`. crio-conmon-<id> and libpod-conmon-<id> contain only the container's monitor.
+# The format depends on the cgroup version, the kubelet's cgroup driver, the runtime, and the reader's cgroup namespace.
+# If containerd uses systemd cgroups and runc does not, runc creates one directory named `slice:prefix:id`. The cgroups
+# crio-conmon-<id> and libpod-conmon-<id> contain only the container's monitor.
 
 _UID = r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32}"  # a pod's UID, or the hash of a static pod
 _ID = r"([0-9a-f]{64})(?:\.scope)?(?=/|\n|\Z| \(deleted\))"  # the kernel adds (deleted) if the cgroup was removed

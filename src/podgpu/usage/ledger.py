@@ -1,4 +1,4 @@
-"""Splits the usage of devices among workloads after each reading, and adds it up since the exporter started.
+"""Splits the usage of devices among workloads after each reading. Counters add it up since the exporter started.
 
 The shares of the workloads and the unattributed remainder always add up exactly to the value of the device.
 """
@@ -234,8 +234,8 @@ class DeviceSample:
     def compute_shares(self) -> dict[Workload | None, int]:
         """Returns the share of each workload in millionths of the device. The key None has the unallocated share.
 
-        Shares that add up to more than 1 are scaled down. An unknown share counts as 1 for a single holder, and as 0 for
-        one of several holders.
+        Shares that add up to more than 1 are scaled down. An unknown share counts as 1 for a single holder, and as 0
+        for one of several holders.
         """
         default = 1.0 if len(self.holders) == 1 else 0.0
         weights: dict[Workload | None, int] = {
