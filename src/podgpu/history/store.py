@@ -369,7 +369,7 @@ class HistoryStore:
         self._db.executemany(_INSERT_SAMPLE, samples)
         self._db.executemany(_ADD_USAGE, usage)
         self._db.executemany(_START_SPAN, [(*span, time) for span in spans - self._open_spans])
-        # If podgpu did not run for some time, spans (of holders or conditions) end at the last round before the gap.
+        # If podgpu did not run for some time, holders and conditions are recorded as ended at the last round before.
         ended = time if time - self._last_round <= COARSE else self._last_round + FINE
         self._db.executemany(_END_SPAN, [(ended, *span) for span in self._open_spans - spans])
         self._open_spans, self._last_round = spans, time

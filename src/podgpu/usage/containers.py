@@ -203,7 +203,7 @@ class ProcessOwners:
     def _name(
         self, workloads: Mapping[int, Workload]
     ) -> tuple[dict[int, Workload], dict[int, str], dict[int, Workload]]:
-        """Returns three dicts by pid: workloads with names, reasons of conflicts, and workloads without names."""
+        """Returns three dicts by pid: workloads with names, reasons for conflicts, and workloads without names."""
         named: dict[int, Workload] = {}
         conflicts: dict[int, str] = {}
         nameless: dict[int, Workload] = {}

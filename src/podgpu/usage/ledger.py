@@ -1,4 +1,4 @@
-"""Splits the usage of devices among workloads after each reading. Counters add it up since the exporter started.
+"""Splits the usage of devices among workloads after each reading, and adds up their usage since the start.
 
 The shares of the workloads and the unattributed remainder always add up exactly to the value of the device.
 """
@@ -190,9 +190,9 @@ class DeviceSample:
         }
 
     def attribute_waits(self, busy: Division) -> Waiting | None:
-        """Adds up the waiting times of the processes of each workload. Returns None if they are unknown.
+        """Adds up the waiting times of each workload's processes. Returns None if the waiting times are unknown.
 
-        Waits for processes of the same workload do not count. Waiting plus busy time never exceeds the window.
+        A process that waits for its own workload does not count. Waiting plus busy time never exceeds the window.
         """
         waits, window_ns = self.usage.waits, self.usage.window_ns
         if waits is None or not window_ns:
@@ -245,10 +245,10 @@ class DeviceSample:
         return divide_exactly(_SHARE_UNITS, {**weights, None: max(0, _SHARE_UNITS - sum(weights.values()))})
 
     def _sum_by_owner(self, amounts: Sequence[tuple[Owner, int | None]]) -> tuple[dict[Workload, int], int]:
-        """Returns the sums of workloads, and the sum of all remaining amounts. Omits workloads whose sum is uncertain.
+        """Returns the sum of each workload, and the sum of all remaining amounts. Omits workloads with an unknown sum.
 
-        The sum is uncertain if an amount of the workload is not reported. It is also uncertain if a holder has no
-        process while a process has an unknown owner, because this owner may be the holder.
+        A sum is unknown if one of its amounts is not reported. While a process has an unknown owner, the sum of a
+        holder without processes is also unknown, because this holder may be the owner.
         """
         workloads = {owner for owner, _ in amounts if isinstance(owner, Workload)}
         if not any(owner == "unknown" and amount != 0 for owner, amount in amounts):
@@ -292,9 +292,9 @@ class Account:
     def find_waits(
         self, sample: DeviceSample, workload: Workload, waiting: Waiting | None
     ) -> tuple[int | None, int | None, int | None]:
-        """Returns the increments of the waiting times: estimate, minimum and maximum.
+        """Returns by how much the waiting times grow: estimate, minimum and maximum.
 
-        Without context switches they are unknown, unless the workload is alone on the device and so never waits.
+        Without context switches, the waiting times are unknown. A workload that is alone on a device never waits.
         """
         if waiting is not None:
             return waiting.workloads.get(workload, (0, 0, 0))
@@ -302,7 +302,7 @@ class Account:
         return (0, 0, 0) if is_alone and self.usage.wait_ns is not None else (None, None, None)
 
     def to_usage(self, at: float, unallocated_after_ns: int) -> HolderUsage:
-        """Returns the usage. A counter is None if it could not be updated while the workload may have run."""
+        """Returns the usage. Sets a counter to None if the workload may have run without being counted."""
         streak_ns = self.idle_streak_ns if self.is_measured else None
         unknown = () if self.is_measured else (*_MEASURED, *_WAITS)
         changes = dict.fromkeys(_WAITS if self.usage.wait_ratio is None else ()) | dict.fromkeys(unknown)
@@ -341,10 +341,10 @@ class Ledger:
     ) -> None:
         """Adds the usage since the last call.
 
-        `samples` maps the UUID of a GPU to its devices: the GPU itself or, in MIG mode, its instances. Other devices
+        `samples` maps the UUID of a GPU to its devices (the GPU itself or, in MIG mode, its instances). Other devices
         are removed from the snapshot. If a removed device returns, its counters continue.
-        `gpus` maps UUIDs to the usage of GPUs that answered. `unallocated` contains (device key, workload key) for
-        each workload that uses a device without an allocation.
+        `gpus` maps UUIDs to the usage of GPUs that answered.
+        `unallocated` contains (device key, workload key) for each workload that uses a device without an allocation.
         """
         self._remove_missing(samples)
         for uuid, devices in samples.items():
@@ -368,9 +368,9 @@ class Ledger:
         }
 
     def list_devices(self) -> dict[str, DeviceTotals]:
-        """Returns the usage by device key. In MIG mode, GPUs have only energy, and instances have all other values.
+        """Returns the usage by device key. In MIG mode, a GPU has the energy, its instances have all else.
 
-        The unattributed remainder is unknown until processes are visible.
+        Unattributed values are None until processes are visible.
         """
         return {
             key: usage
@@ -466,7 +466,7 @@ class Ledger:
     def _weigh(self, gpu: Device, devices: Sequence[DeviceSample], busy: Sequence[Division]) -> Counter[Account | None]:
         """Returns the weight of each account: busy time × slices. On an idle GPU: allocated share × slices.
 
-        Returns no weights if no device answered. The next answer then includes the time of this sample.
+        If no device answered, returns no weights, because the next answer includes the time of this sample.
         """
         by_use, by_share = Counter[Account | None](), Counter[Account | None]()
         answers = [(sample, parts) for sample, parts in zip(devices, busy, strict=True) if sample.usage.window_ns]
