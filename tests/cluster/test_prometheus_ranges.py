@@ -25,12 +25,14 @@ from podgpu.cluster.prometheus import PrometheusServer
 from podgpu.cluster.prometheus_history import PrometheusHistory
 from podgpu.cluster.prometheus_ranges import PrometheusRanges
 from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RangeRow, describe_row
+from podgpu.cluster.state import ClusterState
 from podgpu.errors import SourceError
 from podgpu.history.answers import MAX_POINTS
 from podgpu.model import WorkloadOwner
+from tests.cluster import states
 from tests.cluster.prometheus_double import Asked, Reply, error, running_double
 from tests.cluster.real_servers import Point, needs, prometheus, victoria_metrics
-from tests.cluster.states import state_of
+from tests.cluster.states import holder, state_of
 from tests.cluster.test_prometheus_live import Serving
 from tests.nodes.clock import PATIENCE
 from tests.process import podgpu
@@ -93,9 +95,14 @@ def points(longer: int = 0) -> Iterator[Point]:
 
 
 def ask(
-    url: str, by: str = "pod", start: float | None = START, end: float | None = END, prices: Prices = PRICES
+    url: str,
+    by: str = "pod",
+    start: float | None = START,
+    end: float | None = END,
+    prices: Prices = PRICES,
+    state: ClusterState | None = None,
 ) -> RangeAnswer:
-    ranges = PrometheusRanges(PrometheusServer(url), lambda: (prices, ()), state_of)
+    ranges = PrometheusRanges(PrometheusServer(url), lambda: (prices, ()), lambda: state or state_of())
     return asyncio.run(ranges.range(RangeQuery(by, start=start, end=end)))
 
 
@@ -195,27 +202,20 @@ def test_two_processes_give_the_same_bytes(serving: Serving, tmp_path: Path) -> 
 
 
 @both_servers
-def test_current_gpus_of_a_new_pod(serving: Serving, tmp_path: Path) -> None:
-    """A shared GPU and a whole one since 90 seconds. The pod that ended before has no GPU now."""
-    begin = time.time() // STEP * STEP - 90
-    labels = [HELD, {**HELD, "UUID": "GPU-1"}, SHARED]
-    found = []
-    for seconds in range(-HOUR, HOUR, STEP):
-        held = labels if seconds >= 0 else [ENDED] if seconds < -400 else []
-        for name, share in ((name, 0.5 if name["UUID"] == "GPU-1" else 1.0) for name in held):
-            age = seconds if seconds >= 0 else seconds + HOUR
-            found += [
-                Point("podgpu_container_gpu_allocated_seconds_total", name, share * age, begin + seconds),
-                Point("podgpu_container_gpu_idle_seconds_total", name, age / 2, begin + seconds),
-                Point("podgpu_allocation_info", {**name, "source": "kubelet"}, 1, begin + seconds),
-                Point("podgpu_allocation_share_ratio", name, share, begin + seconds),
-            ]
-    with serving(tmp_path, found) as url:
-        rows = rows_of(ask(url, start=None, end=None))
-    current = {name: (row.gpus, row.idle_gpus, row.cost_per_hour) for name, row in rows.items()}
-    assert current["ml/train"] == (1.5, 0.75, 15.0)
-    assert current["web/half"] == (0.5, 0.25, 5.0)
-    assert not current["ml/ended"][0]
+def test_current_gpus_are_those_of_the_last_round(serving: Serving, tmp_path: Path) -> None:
+    """The pod ml/new has no usage yet. Prometheus has one cluster, whose name the nodes of the state do not have."""
+    held = (states.gpu(number, holder(name), model="H100") for number, name in enumerate(("train", "new")))
+    state = state_of(states.node("n1", *held), prices=PRICES)
+    with serving(tmp_path, [replace(point, labels={**point.labels, "cluster": "a"}) for point in points(120)]) as url:
+        rows = rows_of(ask(url, start=START, end=None, state=state))
+        unknown = rows_of(ask(url, start=START, end=None))
+    current = {name: (row.gpus, row.cost_per_hour) for name, row in rows.items() if row.pod}
+    assert current == {
+        "a/ml/train": (1, 10),
+        "a/ml/new": (1, 10),
+        **dict.fromkeys(("a/ml/ended", "a/web/half", "a/web/slice"), (0, None)),
+    }
+    assert {row.gpus for row in unknown.values()} == {None}, "without a round"
 
 
 def _is_ready(client: Client) -> bool:

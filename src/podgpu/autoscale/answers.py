@@ -37,10 +37,10 @@ def select_pods(snapshot: MetricsSnapshot, selector: PodSelector) -> Sequence[Po
 def _compute_mean(
     snapshot: MetricsSnapshot, keys: Sequence[SampleKey], metric: ScalingMetric, window: float
 ) -> MetricValue | None:
-    """Returns the mean over all rounds (readings of all nodes) in the window. Only USED allows several keys.
+    """Returns the mean over the rounds (readings of all nodes) in a window. Only the metric USED allows several keys.
 
-    Returns None if the last round has no value, or if fewer than half of the rounds have values. One round less is
-    required, because the first round after a start has no rates.
+    Returns None if the last round has no value, or if fewer than half of the rounds have values. One missing round is
+    ignored, because the first round after a start has no rates.
     """
     values: list[float] = []
     has_value = False
@@ -58,7 +58,7 @@ def _compute_mean(
 
 
 def _compute_pod(snapshot: MetricsSnapshot, pod: PodSeen, metric: ScalingMetric, window: float) -> MetricValue | None:
-    """Returns the pod's mean. Ignores earlier samples: they belong to a previous pod of the same name."""
+    """Returns the pod's mean. Ignores samples from before its start, which belong to another pod of the same name."""
     return _compute_mean(snapshot, [pod.key], metric, min(window, snapshot.age(pod)))
 
 
@@ -135,7 +135,7 @@ def _is_idle(snapshot: MetricsSnapshot, pod: PodSeen, idle_for: float) -> bool:
 def is_active(snapshot: MetricsSnapshot, request: MetricRequest) -> bool:
     """Returns False only if every pod with a GPU has been idle for `request.idle_for` seconds.
 
-    Raises Refusal if values are missing, or if there is no pod: podgpu cannot know whether a pod is needed.
+    Raises Refusal if values are missing, or if there is no pod, because podgpu cannot know whether a pod is needed.
     """
     selected = select_pods(snapshot, request.pods)
     pods = [pod for pod in selected if snapshot.needs_gpu(pod)]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 class ScalingMetric(NamedTuple):
     name: str
     column: int  # index in a row of samples
-    needs: str  # what the metric requires; the error message for a pod without a value contains this
+    needs: str  # what the metric requires, for error messages
     field: str = ""  # DCGM field of the metric
 
 

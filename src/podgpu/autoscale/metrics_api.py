@@ -274,14 +274,14 @@ def parse_bundle(bundle: str) -> list[x509.Certificate]:
 
 
 def merge_bundle(bundle: str, own: x509.Certificate) -> str:
-    """Adds `own` to the PEM text. Removes this replica's earlier certificate, and the oldest ones above the maximum."""
+    """Adds `own` to the PEM text. Removes this replica's earlier certificate. Keeps the newest MAX_CERTIFICATES."""
     others = [certificate for certificate in parse_bundle(bundle) if certificate.subject != own.subject]
     others.sort(key=lambda certificate: certificate.not_valid_before_utc, reverse=True)
     return "".join(map(_to_pem, (own, *others[: MAX_CERTIFICATES - 1])))
 
 
 class CaBundleUpdater:
-    """Keeps podgpu's certificate in the caBundle of its APIServices. Ignores APIServices of other Services."""
+    """Keeps podgpu's certificate in the caBundle of all APIServices that point to podgpu's Service."""
 
     def __init__(
         self, client: ApiClient, certificate: x509.Certificate, api_services: Sequence[str], service: str
@@ -293,7 +293,7 @@ class CaBundleUpdater:
         self._service = service
         self._faults: FaultLog[str] = FaultLog(time.monotonic, _LOG_AGAIN_SECONDS)
         self.ready = False
-        """True once every APIService of podgpu has contained podgpu's certificate."""
+        """True after podgpu's certificate was added to all APIServices of podgpu."""
 
     async def run(self) -> None:
         while True:

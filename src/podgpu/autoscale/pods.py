@@ -1,7 +1,7 @@
 """Watches the running pods.
 
-Exporters report only pods that hold GPUs. The API server also lists pods that request a GPU but are missing in the
-metrics, for example because their node cannot be reached.
+Exporters report only pods that hold GPUs. The API server also shows pods that request a GPU but are not reported, for
+example because their node cannot be reached.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ class PodWatcher:
         )
 
     def current(self) -> RunningPods:
-        """Returns the running pods, or only a reason if they are unknown or a minute out of date. Not thread-safe."""
+        """Returns the running pods. If the list is unknown or too old, returns the reason instead. Not thread-safe."""
+        self.informer.wait_synced(0.0 if self.informer.error else 5.0)  # waits for the first list unless reading fails
         error, now = self.informer.error, self._clock.monotonic()
         if not self.informer.synced:
-            reason = error or "the first list is being read"
-            return RunningPods(trouble=f"the list of running pods is not available yet: {reason}")
+            return RunningPods(trouble=f"the list of running pods is not available yet: {error or 'it is being read'}")
         if error is None:
             self._updated_at = now
         seconds = now - self._updated_at

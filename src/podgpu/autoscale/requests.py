@@ -177,11 +177,11 @@ def _parse_window(text: str, key: str, longest: float) -> float:
 # KEDA's triggers
 
 TRIGGER_KEYS = ("metric", "target", "owner", "selector", "scope", *_AGGREGATION_KEYS)
-_KEDA_KEYS = frozenset({"scaleraddress", "enabletls", "unsafessl", "tlscertfile"})  # KEDA's own keys
+_KEDA_KEYS = frozenset({"scaleraddress", "enabletls", "unsafessl", "tlscertfile"})  # keys for KEDA itself
 
 
 def parse_trigger(namespace: str, metadata: Mapping[str, str], max_window: float) -> tuple[MetricRequest, float]:
-    """Returns the request and the target value from the trigger's `metadata`. Raises Refusal if it is invalid."""
+    """Parses a trigger's `metadata`. Returns the request and the target value. Raises Refusal if a value is invalid."""
     values: dict[str, str] = {}
     for written, value in metadata.items():
         key = written.removesuffix("FromEnv")  # KEDA has already resolved the environment variable
@@ -238,7 +238,7 @@ KINDS = {"pods": ("Pod", "/v1"), "namespaces": ("Namespace", "/v1"), **WORKLOADS
 
 
 def parse_path(path: str, query: Mapping[str, str], max_window: float) -> MetricRequest:
-    """Parses the path after /apis/custom.metrics.k8s.io/VERSION/namespaces/. Raises Refusal for other paths."""
+    """Parses the path after /apis/custom.metrics.k8s.io/VERSION/namespaces/. Raises Refusal if the path is invalid."""
     match path.split("/"):
         case [namespace, "metrics", metric] if namespace:
             resource, name = "namespaces", ""

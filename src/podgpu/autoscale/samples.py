@@ -35,7 +35,7 @@ _MAX_BUSY = 1.5  # maximum plausible busy ratio; it can exceed 1 if counters are
 _MAX_RATIO = 1.01
 _MAX_WATTS = 5000.0  # maximum plausible power of one GPU
 _STARTING_SECONDS = 30.0
-_MIN_SECONDS = 0.5  # minimum time between two different readings
+_MIN_SECONDS = 0.5  # if less time has passed, the counters are from the same reading
 
 
 class RoundSamples(NamedTuple):
@@ -95,13 +95,13 @@ class UsageRates:
         return rate
 
     def _has_gap(self, before: _UsageRate, rate: _UsageRate) -> bool:
-        """Returns True if the exporter's clock was set, or if the exporter did not count for some time."""
+        """Returns True if the exporter's clock was changed, or if the exporter did not count for some time."""
         return abs((rate.at - before.at) - (rate.read_at - before.read_at)) > self._stale_after
 
     def _count_idle(self, before: _UsageRate, rate: _UsageRate) -> float | None:
         """Computes the idle time from counters, because a utilisation gauge would miss work between scrapes.
 
-        `HeldPart.idle_since` is not reliable enough to scale a workload to zero, because it may come from a gauge.
+        `HeldPart.idle_since` is not reliable enough to scale a workload to zero, because it may be an estimate.
         """
         busy = _growth(before.usage.busy_ns, rate.usage.busy_ns, NS)
         idle = _growth(before.usage.idle_ns, rate.usage.idle_ns, NS)
@@ -124,9 +124,9 @@ def _count_first_idle(rate: _UsageRate) -> float | None:
 
 
 def _growth(before: int | None, now: int | None, scale: float, most: float = inf) -> float | None:
-    """Returns a counter's increase divided by `scale`. None if a value is unknown, was reset, or exceeds `most`.
+    """Returns the increase of a counter divided by `scale`, or None if the result is unknown or above `most`.
 
-    After a reset, the time that the counter covers is unknown, so there is no rate. The history (`RoundReader`) charges
+    After a reset, the time that the counter covers is unknown, so there is no rate. The history (`RoundReader`) counts
     the new value instead, because only the amount matters there.
     """
     if before is None or now is None or now < before:
@@ -176,7 +176,7 @@ def sample_round(state: ClusterState, rates: UsageRates, pods: RunningPods, at: 
 def _find_node(pod: PodSeen | None, reporting: Collection[str], node_names: Collection[str]) -> str | None:
     """Returns the node whose values are used for the pod: its node in Kubernetes, if this node reports the pod.
 
-    Otherwise returns the only reporting node that Kubernetes does not know: an exporter may use another node name.
+    Otherwise the exporter may use another node name. Then returns the only reporting node unknown to Kubernetes.
     """
     if pod is not None and pod.node in reporting:
         return pod.node
@@ -249,7 +249,7 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class MetricsSnapshot:
-    """All stored samples and the running pods after a round."""
+    """The data for answering requests: all stored rounds, the running pods and the stale nodes."""
 
     rounds: tuple[RoundSamples, ...]  # all rounds within the longest allowed window, oldest first
     ends_at: float  # end of the last round and of all windows, as Unix time

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import click
@@ -130,31 +130,25 @@ def _make_sources(
     options: Options, api: ApiAccess, telemetry: Telemetry, deadline: float
 ) -> tuple[list[AllocationSource], list[Finding]]:
     """Opens the allocation sources and watches that the exporter would open."""
-    findings = []
-    if options["kubernetes_enable_pod_labels"]:
+    findings: list[Finding] = []
+    sources: list[AllocationSource] = []
+
+    @contextmanager
+    def reporting(subject: str, option: str) -> Iterator[None]:
         try:
-            api.pods()
+            yield
         except NoApi as error:
-            findings.append(wrong("pod labels", f"--kubernetes-enable-pod-labels: {error}"))
-    try:
+            findings.append(wrong(subject, f"--{option}: {error}"))
+
+    if options["kubernetes_enable_pod_labels"]:
+        with reporting("pod labels", "kubernetes-enable-pod-labels"):
+            api.pods()
+    with reporting("allocation", f"allocation {options['allocation']}"):
         sources = make_allocations({**options, "kubernetes": options["check_kubernetes"]}, api, telemetry)
-    except NoApi as error:
-        return [], [*findings, wrong("allocation", f"--allocation {options['allocation']}: {error}")]
     for source in sources:
         if isinstance(source, KubeletAllocation):
             source.deadline = 0.8 * deadline  # ends before the worker's deadline, because its error message is clearer
             if options["kubernetes_enable_dra"] and source.claims is None:
-                findings.append(_explain_no_claims(api))
+                with reporting("DRA", "kubernetes-enable-dra"):
+                    api.check()
     return sources, findings
-
-
-def _explain_no_claims(api: ApiAccess) -> Finding:
-    try:
-        api.check()
-    except NoApi as error:
-        return wrong("DRA", f"--kubernetes-enable-dra: {error}")
-    return wrong(
-        "DRA",
-        "--kubernetes-enable-dra: cannot watch ResourceSlices",
-        "run podgpu doctor again with --debug and read the log",
-    )

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from podgpu.cluster.parts import divide
 from podgpu.cluster.prices import Prices, ReadPrices
 from podgpu.cluster.prometheus import (
     GR_ENGINE,
@@ -31,7 +30,7 @@ from podgpu.cluster.prometheus import (
     read_node_labels,
     select,
 )
-from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RowName, make_range, name_row, utc_text
+from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RowName, group_now, make_range, name_row, utc_text
 from podgpu.cluster.state import ClusterState, describe_unpriced
 from podgpu.errors import SourceError
 from podgpu.history.answers import UsageSum
@@ -134,7 +133,7 @@ class _RangeReader:
         self.notes.extend(describe_unpriced(self.state.nodes, self.prices))
         if rule and self.prices.label_names:
             self.notes.append("prices depend on node labels, but there are too many GPUs to read their nodes: no cost")
-        rows_now = None if self.query.end is not None else await self._read_now(now)
+        rows_now = None if self.query.end is not None else await self._read_now(usage, now)
         return make_range(
             self.query,
             (start, end),
@@ -213,10 +212,7 @@ class _RangeReader:
         queries["shares"] = self._shares(end - start)
         keys = (*MODEL_LABELS, *(UUID_LABELS if self.prices.label_names else ()))
         queries["gpu_seconds"] = f"{step} * sum {by(cluster, *keys)} (count_over_time(({gpus})[{length}ms:{step}s]))"
-        return await self._ask_all(queries, end)
-
-    async def _ask_all(self, queries: Mapping[str, str], at: float) -> Vectors:
-        results = await asyncio.gather(*(self._ask(kind, query, at) for kind, query in queries.items()))
+        results = await asyncio.gather(*(self._ask(kind, query, end) for kind, query in queries.items()))
         return dict(zip(queries, results, strict=True))
 
     def _increase(self, name: str, seconds: float) -> str:
@@ -229,13 +225,12 @@ class _RangeReader:
         shares = select(("podgpu_allocation_share_ratio",), self.server.match)
         return f"avg {by(self.server.cluster_label, *_HOLDER_KEYS)} (avg_over_time({shares}[{round(seconds)}s]))"
 
-    async def _read_now(self, end: float) -> dict[RowName, dict[str, float | None]]:
-        """Returns the current values of rows. If only totals are read, these are means of the last 5 minutes."""
-        if self.rule and self.state.fleet is not None:
-            recorded = await self._read_rule(USAGE_RULE, f"last_over_time({{}}[{2 * COARSE}s])", end)
-            found: Vectors = {kind: samples for kind, samples in recorded.items() if kind != "gpu_seconds"}
-        else:
-            found = await self._read_allocation(end)
+    async def _read_now(self, usage: Sequence[UsageSum], end: float) -> dict[RowName, dict[str, Any]]:
+        """Returns the current values of rows. With a recording rule, these are means of the last 5 minutes."""
+        if not self.rule:
+            return group_now(self.state, usage, self.query) if self.state.nodes else {}
+        recorded = await self._read_rule(USAGE_RULE, f"last_over_time({{}}[{2 * COARSE}s])", end)
+        found = {kind: samples for kind, samples in recorded.items() if kind != "gpu_seconds"}
         usage = await self._make_usage(found, end - COARSE, end, self.prices.at(end))
         groups = group_by_key((name_row(one, self.query), one) for one in usage)
         return {
@@ -248,30 +243,6 @@ class _RangeReader:
             }
             for name, group in groups.items()
         }
-
-    async def _read_allocation(self, at: float) -> Vectors:
-        """Returns the current allocation, multiplied by 5 minutes, and the idle ratio of the last 5 minutes."""
-        names = {"holders": "podgpu_allocation_info", "shares": "podgpu_allocation_share_ratio"}
-        labels_of = by(self.server.cluster_label, *_HOLDER_KEYS)
-        queries = {
-            kind: f"max {labels_of} ({select((name,), self.server.match)})"
-            for kind, name in {**names, "allocated": _COUNTERS["allocated"]}.items()
-        }
-        queries["recent time"] = self._increase(_COUNTERS["allocated"], COARSE)
-        queries["idle"] = self._increase(_COUNTERS["idle"], COARSE)
-        found = await self._ask_all(queries, at)
-        held, shares, _, seconds, idle = (self._add_by_part(samples) for samples in found.values())
-        devices: dict[tuple[str, ...], dict[_HolderPart, LabelMap]] = defaultdict(dict)
-        for labels in (sample.labels for sample in found["allocated"]):
-            if (part := self._read_part(labels)) in held:
-                devices[part[:3]][part] = labels
-        now: dict[str, list[ParsedSample]] = {"allocated": [], "shares": [], "idle": []}
-        for parts in devices.values():
-            for part, share in zip(parts, divide([shares.get(part) for part in parts], 1.0), strict=True):
-                unused = idle.get(part, 0.0) * share * COARSE / seconds[part] if seconds.get(part) else 0.0
-                for kind, value in (("allocated", share * COARSE), ("shares", share), ("idle", unused)):
-                    now[kind].append(ParsedSample("", parts[part], value))
-        return now
 
     # Names of pods
 

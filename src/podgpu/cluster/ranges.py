@@ -222,15 +222,18 @@ def make_range(
     )
 
 
-def group_now(state: ClusterState, usage: Iterable[UsageSum], query: RangeQuery) -> dict[RowName, dict[str, Any]]:
+def group_now(state: ClusterState, usage: Sequence[UsageSum], query: RangeQuery) -> dict[RowName, dict[str, Any]]:
     """Maps each row to its current values. A pod that has ended has 0 GPUs."""
-    known = {one.account[:5]: one for one in usage}
+    clusters = {one.cluster for one in usage}
+    cluster = clusters.pop() if len(clusters) == 1 else ""  # if there is only one, holders do not have its name
+    known = {(one.cluster, one.account[:5]): one for one in usage}
     groups: dict[RowName, list[HeldPart]] = {name_row(one, query): [] for one in usage if one.account != UNALLOCATED}
     parts = [(part, node.state.pod_labels) for node in state.nodes for part in node.held]
     for part, pod_labels in parts:
         if part.holder.key:  # a reservation for an unknown pod has no row
             account = account_of(part, pod_labels)
-            one = known.get(account[:5]) or UsageSum(account, "", Amounts())
+            name = part.cluster or cluster
+            one = known.get((name, account[:5])) or UsageSum(account, "", Amounts(), name)
             groups.setdefault(name_row(one, query), []).append(part)
     return {name: _add_up_now(held) for name, held in groups.items()}
 

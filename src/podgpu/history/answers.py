@@ -90,7 +90,7 @@ class HistorySource(Protocol):
         """Returns None if the GPU is unknown."""
 
     async def pod(self, namespace: str, pod: str, seconds: int, cluster: str | None = None) -> PodHistory | None:
-        """Returns None if the pod held no GPU in the last `seconds`. SQLite has one cluster and ignores `cluster`."""
+        """Returns None if the pod held no GPU in the last `seconds`. A history in SQLite ignores `cluster`."""
 
 
 def parse_range(text: str) -> int:
@@ -114,7 +114,7 @@ def utilization_byte(ratio: float | None) -> int:
 
 
 def sparklines_json(start: float, lines: Mapping[str, bytes]) -> JSON:
-    """Builds the response. `lines` maps `UUID` or `UUID/INSTANCE` to points. Skips devices without data."""
+    """Builds the JSON of sparklines. `lines` maps `UUID` or `UUID/INSTANCE` to points. Omits devices without data."""
     devices = {name: b64encode(line).decode() for name, line in lines.items() if line.count(NO_DATA) < len(line)}
     return {
         **{"api": "podgpu/v1", "from": start, "step_seconds": SPARKLINE_STEP, "points": SPARKLINE_POINTS},
@@ -168,8 +168,8 @@ _ROUNDS = """
 WITH rounds AS (
     SELECT * FROM round WHERE resolution = :resolution AND time >= :start AND time < :end
     UNION ALL SELECT * FROM round WHERE resolution = :fine AND time >= max(:start, :rolled_up) AND time < :end)"""
-# Averages the values of a GPU. If :account is a pod or job (not 0), uses only rounds in which it held the GPU, and
-# prefers its own values to the GPU's. CROSS JOIN makes SQLite look up one sample per round instead of scanning all.
+# Averages the values of a GPU. If :account is a pod or job, reads only rounds in which this account held the GPU, and
+# prefers the account's own values. CROSS JOIN makes SQLite look up one sample per round instead of scanning all.
 _FIGURES = f"""{_ROUNDS}
 SELECT (time - :start) / :step AS point,
     avg(utilization) / 1e4, avg(memory) * 1048576, avg(power) / 10, avg(temperature)
@@ -236,7 +236,7 @@ def read_utilization(db: sqlite3.Connection, start: int, end: int) -> Mapping[st
 
 
 def read_range(db: sqlite3.Connection, start: float, end: float) -> tuple[int, int, list[UsageSum]]:
-    """Returns start, end and usage of a range. Extends the range to whole stored steps (5 minutes, hours or days)."""
+    """Returns start, end and usage. Start and end are extended to whole stored steps (5 minutes, hours or days)."""
     times = {
         resolution: db.execute("SELECT min(time), max(time) FROM usage WHERE resolution = ?", (resolution,)).fetchone()
         for resolution in (COARSE, HOUR, DAY)
@@ -245,7 +245,7 @@ def read_range(db: sqlite3.Connection, start: float, end: float) -> tuple[int, i
     rolled_up = {resolution: 0 if last is None else last + resolution for resolution, (_, last) in times.items()}
 
     def step(time: float) -> int:
-        """Returns the finest resolution whose rows go back to `time`, or as far as the rows of the next coarser one."""
+        """Returns the finest resolution that goes back to `time`, or at least as far back as the next coarser one."""
         for finer, coarser in ((COARSE, HOUR), (HOUR, DAY)):
             if time >= oldest[finer] or not oldest[finer] // coarser * coarser > oldest[coarser]:
                 return finer
@@ -271,7 +271,7 @@ def read_range(db: sqlite3.Connection, start: float, end: float) -> tuple[int, i
 
 
 def read_usage_start(db: sqlite3.Connection) -> int | None:
-    """Returns the Unix time of the oldest usage, or None. If only a daily sum is that old, returns the day's start."""
+    """Returns the Unix time of the oldest usage, or None. A daily sum counts from the start of its day."""
     sql = "SELECT (SELECT min(time) FROM usage WHERE resolution = 86400), (SELECT min(time) FROM round)"
     first_day, first_round = db.execute(sql).fetchone()
     start: int | None = first_round if first_day is None or first_round < first_day + DAY else first_day
@@ -287,11 +287,11 @@ def _ceil(time: float, step: int) -> int:
 
 
 def _choose_window(db: sqlite3.Connection, start: float, end: float) -> dict[str, int]:
-    """Chooses the resolution and the step for a time range. Returns them as parameters of the SQL queries."""
+    """Returns the SQL parameters for a time range: its start and end, the resolution to read, and the step."""
     sql = "SELECT resolution FROM round WHERE time + resolution > ? AND time < ? ORDER BY time + resolution LIMIT 1"
     oldest = db.execute(sql, (start, end)).fetchone()
     newest_coarse = db.execute("SELECT max(time) FROM round WHERE resolution = ?", (COARSE,)).fetchone()[0]
-    # A short range is read from 15 s samples, unless it starts before the oldest of them.
+    # A short range is read from 15 s samples, if they go back far enough.
     resolution = FINE if end - start <= MAX_POINTS * FINE and oldest != (COARSE,) else COARSE
     first, last = _floor(start, resolution), _ceil(end, resolution)
     step = resolution * -(-(last - first) // (resolution * MAX_POINTS))

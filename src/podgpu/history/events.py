@@ -18,7 +18,7 @@ IDLE = "idle"
 MOST_EVENTS = 1000
 _MAX_SPANS = 20_000
 _NODE_WIDE = ("node_gone", "driver_away")
-# A span is a period in which a GPU had a holder or a condition. `_find_runs` also needs the earlier spans of a pod.
+# A span is a period in which a GPU had a holder or a condition. Includes earlier spans of a pod for `_find_runs`.
 _SPANS = f"""
 SELECT started, ended, name, message, uuid, instance, gpu.node, gpu_index, ifnull(account.id, 0),
     ifnull(namespace, ''), ifnull(pod, ''),
@@ -36,7 +36,7 @@ _WHERE = {"gpu": "AND uuid = :gpu", "node": "AND gpu.node = :node", "pod": _OF_P
 
 
 class EventQuery(NamedTuple):
-    """Selects events of the last `seconds`. `selector` is gpu, node, pod (value `NAMESPACE/POD`), or empty for all."""
+    """Selects events of the last `seconds`. If `selector` is empty, selects all. A pod is written `NAMESPACE/POD`."""
 
     seconds: int
     selector: str = ""
@@ -57,7 +57,7 @@ class Event(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class EventsAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """The response of `/api/v1/events`. The newest event is the first."""
+    """The response of `/api/v1/events`. Events are sorted by time, newest first."""
 
     api: str = msgspec.field(default_factory=lambda: "podgpu/v1")
     from_: float = msgspec.field(name="from")
@@ -120,7 +120,7 @@ def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> Events
 
 
 def _find_runs(spans: list[_Span]) -> Iterator[tuple[list[_Span], float]]:
-    """Yields the spans and the end of each run of a pod. While a node does not answer, its pods count as running."""
+    """Yields the spans and end of each uninterrupted run of a pod. An unreachable node does not interrupt a run."""
     back = {(s.node, s.started): math.inf if s.ended is None else s.ended for s in spans if s.name == "node_gone"}
     pods = sorted((span for span in spans if span.account), key=lambda span: (span.account, span.node, span.started))
     for _, own in groupby(pods, lambda span: (span.account, span.node)):
@@ -137,7 +137,7 @@ def _find_runs(spans: list[_Span]) -> Iterator[tuple[list[_Span], float]]:
 
 
 def _group(spans: Iterable[_Span], time_of: Callable[[_Span], int | None]) -> Iterator[tuple[int, list[_Span]]]:
-    """Yields a time and the spans of one condition for which `time_of` returns this time, on one node."""
+    """Groups spans by time (see `time_of`), node and condition. Yields the time and the spans of each group."""
 
     def key(span: _Span) -> tuple[Any, ...]:
         what = (span.name, span.message) if span.name in _NODE_WIDE else (span.uuid, span.name)

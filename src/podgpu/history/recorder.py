@@ -30,7 +30,7 @@ from podgpu.history.store import FINE, HistoryError, HistoryRound, HistoryStore
 
 FILE_NAME = "history.db"
 _REOPEN_SECONDS = 60.0
-_EMPTY_RETRY_SECONDS = 2.0  # between attempts until the first values are available
+_EMPTY_RETRY_SECONDS = 2.0  # interval of attempts until the first values are available
 _STOP_SECONDS = 2.0
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -154,7 +154,7 @@ class HistoryRecorder:
     def _read_sparklines(self, db: Connection, now: float) -> JSON:
         """Builds the sparklines. Caches points of past minutes, because every open page requests them repeatedly."""
         start = sparkline_start(now)
-        cached, points = self._points, {}  # a request in another thread may replace self._points
+        cached, points = self._points, {}  # local, because another thread may replace self._points
         for at in range(start, start + SPARKLINE_POINTS * SPARKLINE_STEP, SPARKLINE_STEP):
             is_final = at in cached and at + SPARKLINE_STEP <= now - FINE
             points[at] = cached[at] if is_final else read_utilization(db, at, at + SPARKLINE_STEP)

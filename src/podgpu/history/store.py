@@ -122,8 +122,8 @@ INSERT OR REPLACE INTO usage SELECT :resolution, time / :resolution * :resolutio
     {", ".join(f"sum({name})" for name in AMOUNT_UNITS)}
 FROM usage WHERE resolution = :finer AND time >= :since AND time < :until GROUP BY start, account, currency"""
 _FIGURE_MEANS = "round(avg(utilization)), round(avg(memory)), round(avg(power)), round(avg(temperature))"
-# If a pod started or ended within the window, stores the GPU's mean over the rounds in which the pod held the GPU.
-# Otherwise the pod's mean would include values from before its start or after its end.
+# If a pod starts or ends within a 5-minute step, stores a mean over only those rounds in which the pod held the GPU.
+# The mean of the whole step would include values from before the start or after the end of the pod.
 _ROLL_UP_ENDED = f"""
 WITH changed AS MATERIALIZED (
     SELECT * FROM span WHERE account > 0 AND (started > :since OR ended BETWEEN :since AND :until))
@@ -148,7 +148,7 @@ class HistoryError(PodgpuError):
 
 
 class Figures(NamedTuple):
-    """Values of a GPU, or of one holder on a shared GPU. None if unknown."""
+    """Values of a GPU, or of one holder on a shared GPU. Unknown values are None."""
 
     utilization_ratio: float | None = None
     memory_used_bytes: float | None = None
@@ -175,7 +175,7 @@ class Amounts(NamedTuple):
 
 
 class UsageAccount(NamedTuple):
-    """A pod or job to which usage is charged. Its identity excludes owner and labels, which may become known later."""
+    """A pod or job to which usage is charged. Owner and labels may become known later, so they are not in the key."""
 
     namespace: str = ""
     pod: str = ""
@@ -185,7 +185,7 @@ class UsageAccount(NamedTuple):
     owner_kind: str = ""
     owner_name: str = ""
     labels: str = ""  # JSON object
-    methods: str = ""  # how use was measured (podgpu_device_usage_method), separated by spaces
+    methods: str = ""  # names of measuring methods (see podgpu_device_usage_method), separated by spaces
 
 
 UNALLOCATED = UsageAccount()
@@ -193,7 +193,7 @@ UNALLOCATED = UsageAccount()
 
 
 class HolderSample(NamedTuple):
-    """A container that holds a GPU, or a share of the GPU, and its usage."""
+    """A container that holds a GPU or a share of it, with the container's usage."""
 
     account: UsageAccount
     container: str = ""
@@ -234,7 +234,7 @@ class HistoryStore:
         self._path = path
         self._max_bytes = max_bytes
         self._retention = Retention() if path else IN_MEMORY
-        self._pending_usage: dict[tuple[int, str], dict[UsageAccount, Amounts]] = defaultdict(dict)  # time, currency
+        self._pending_usage: dict[tuple[int, str], dict[UsageAccount, Amounts]] = defaultdict(dict)  # by time, currency
         self._damage: Exception | None = None
         self._in_memory = threading.RLock()
         with self._translate_errors("open"), ExitStack() as lock:
@@ -281,7 +281,7 @@ class HistoryStore:
 
     @contextmanager
     def _translate_errors(self, action: str) -> Iterator[None]:
-        """Raises errors as HistoryError. If the file is damaged, the next `append` starts a new file."""
+        """Converts errors to HistoryError. If the file is damaged, the next `append` creates a new file."""
         try:
             yield
         except (sqlite3.Error, OSError, OverflowError) as error:
@@ -316,7 +316,7 @@ class HistoryStore:
         self._reset_caches()
 
     def _replace_file(self, error: Exception) -> None:
-        self._db.close()  # before renaming the file, because closing deletes the write-ahead log by its name
+        self._db.close()  # must precede the renaming, because closing deletes the write-ahead log by its name
         for suffix in ("", "-wal", "-shm"):
             with suppress(FileNotFoundError):
                 os.replace(f"{self._path}{suffix}", f"{self._path}.damaged{suffix}")
@@ -325,7 +325,7 @@ class HistoryStore:
         self._open()
 
     def _reset_caches(self) -> None:
-        """Clears the cached row ids, which a rollback may invalidate. Reads the spans that have not ended."""
+        """Replaces cached values by those in the file. Needed after a rollback, which may invalidate cached row ids."""
         self._ids: dict[tuple[object, ...], int] = {}
         self._ids_hour = self._window = -1
         self._last_round = self._fetch_value("SELECT ifnull(max(time), 0) FROM round WHERE resolution = ?", FINE)
@@ -387,7 +387,7 @@ class HistoryStore:
         return row_id
 
     def _roll_up_usage(self, last: int, time: int) -> None:
-        """Adds up the usage of each hour and day that has ended since the last round."""
+        """Stores the total usage of each hour and day that ended since the last round."""
         for finer, resolution in ((COARSE, HOUR), (HOUR, DAY)):
             since, until = (at // resolution * resolution for at in (last, time))
             if since < until:

@@ -340,8 +340,7 @@ class RoundRobinLog:
         chunk = b""
         while self._records and self._records[0][0] <= now:
             at, tag, pid = self._records.pop(0)
-            where = WHOLE_GPU, WHOLE_GPU
-            chunk += RECORD.pack(FECS_RECORD, 0, 0, tag, 0, self._number, pid, pid, 0, *where, at)
+            chunk += RECORD.pack(FECS_RECORD, 0, 0, tag, 0, self._number, pid, pid, 0, WHOLE_GPU, WHOLE_GPU, at)
             self._number = (self._number + 1) % (1 << 16)
         return chunk
 

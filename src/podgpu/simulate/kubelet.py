@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -85,10 +86,7 @@ class SimulatedKubelet:
 
 def encode_devices(resources: Resources, numa_nodes: Sequence[int] = (0,)) -> Iterator[Any]:
     """Yields one message per device id and NUMA node, as the kubelet does since Kubernetes 1.21."""
-    for resource, ids in resources.items():
-        for device_id in ids:
-            for node in numa_nodes:
-                topology = podresources_pb2.TopologyInfo(nodes=[podresources_pb2.NUMANode(ID=node)])
-                yield podresources_pb2.ContainerDevices(
-                    resource_name=resource, device_ids=[device_id], topology=topology
-                )
+    ids = ((resource, device_id) for resource, ids in resources.items() for device_id in ids)
+    for (resource, device_id), node in itertools.product(ids, numa_nodes):
+        topology = podresources_pb2.TopologyInfo(nodes=[podresources_pb2.NUMANode(ID=node)])
+        yield podresources_pb2.ContainerDevices(resource_name=resource, device_ids=[device_id], topology=topology)

@@ -1,4 +1,4 @@
-"""Turns a view into a tree of table lines: below each GPU its conditions, MIG instances, holders and processes.
+"""Turns a view into a tree of table lines. Below each GPU are its conditions, MIG instances, holders and processes.
 
 A GPU or instance and its holder share one line if there is only one holder.
 """
@@ -22,7 +22,7 @@ Kind = Literal["gpu", "instance", "holder", "process", "condition"]
 Order = Literal["gpu", "utilisation", "memory", "power", "idle"]
 Severity = Literal["", "warn", "bad"]
 Row = tuple[str, str, str, WorkloadKey | str]
-"""Identifies a line across readings: node, UUID, MIG instance, and holder, process or condition."""
+"""Identifies a line across readings. Contains node, GPU UUID, MIG instance, and the holder, process or condition."""
 SlotOfView = GpuView | InstanceView
 Processes = Mapping[str, Sequence[RunningProcess]]  # processes by the key of their GPU or instance
 _SEVERITIES: tuple[Severity, ...] = ("bad", "warn", "")
@@ -226,7 +226,7 @@ def _sum(numbers: Iterable[int | None]) -> int | None:
 
 
 def arrange(lines: Iterable[Line], order: Order, wanted: str = "") -> list[Line]:
-    """Returns the lines that match `wanted`: broken GPUs first, then sorted by `order`, largest first."""
+    """Returns the lines that match `wanted`, sorted by severity (broken first), then by `order` (largest first)."""
     kept = [match for line in lines if (match := _match(line, wanted.casefold())) is not None]
     return list(_show_shared_once(sorted(_sort(kept, order), key=lambda line: _SEVERITIES.index(line.severity))))
 
@@ -247,7 +247,7 @@ def _without_conditions(line: Line, names: Container[str]) -> Line:
 
 
 def _match(line: Line, wanted: str) -> Line | None:
-    """Returns a matching line with all lines below it, or another line with only its matches. None without a match."""
+    """Returns the line if it matches. Otherwise keeps only matching lines below it, or returns None if none matches."""
     if not wanted or wanted in _searchable(line).casefold():
         return line
     beneath = tuple(match for inner in line.beneath if (match := _match(inner, wanted)) is not None)

@@ -74,7 +74,7 @@ def show_live(feed: Feed, screen: Screen) -> int:
     """
     feed.read()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # the terminal's encoding may lack some characters
+        sys.stdout.reconfigure(errors="replace")  # replaces characters that the terminal's encoding lacks
     console, keyboard = open_console(), sys.stdin.fileno()
     signals: list[int] = []
     for number in _ENDING_SIGNALS:
@@ -111,7 +111,7 @@ def _run(feed: Feed, screen: Screen, live: Live, keyboard: int, signals: list[in
             if key == _CTRL_Z:
                 return True
             screen.press(key)
-            screen.draw(seen, size, now)  # updates the lines within which the next key can move the cursor
+            screen.draw(seen, size, now)  # updates the rows in which the next key moves the cursor
     return False
 
 
@@ -127,7 +127,7 @@ def _read_keyboard(keyboard: int) -> bytes:
 
 @contextmanager
 def _read_single_keys(keyboard: int) -> Iterator[None]:
-    """Switches off line buffering and echo. Reads Ctrl-Z as a key, to restore the terminal before podgpu is stopped."""
+    """Switches off line buffering and echo. Reads Ctrl-Z as a key, to restore the terminal before suspending."""
     before, mode = termios.tcgetattr(keyboard), termios.tcgetattr(keyboard)
     mode[3] &= ~(termios.ECHO | termios.ICANON)
     mode[6][termios.VSUSP] = b"\0"

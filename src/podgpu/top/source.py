@@ -1,4 +1,4 @@
-"""Reads the view for `top` from the driver on this node, an exporter or a cluster, in the background."""
+"""Reads the view for `top` in the background: from this node's driver, an exporter, or a cluster."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Sparklines:
 
 @dataclass(frozen=True, slots=True)
 class FetchedDetails:
-    """Details of the selected GPU, and what its holders used since they started."""
+    """Details of the selected GPU, and the total usage of each holder."""
 
     uuid: str = ""
     details: GpuDetails | None = None  # None if the server has none
@@ -69,7 +69,7 @@ class LocalSource:
     _is_warm: bool = False
 
     def read(self, selected: str = "") -> SourceReading:
-        """Raises SourceError if no GPU can be read now, StartError if retrying cannot help."""
+        """Raises SourceError if no GPU can be read now, or StartError if retrying cannot help."""
         agent = self.agent
         if self._is_warm:
             agent.read_telemetry()
@@ -110,7 +110,7 @@ class ClusterSource:
         self._due_at = float("-inf")
 
     def read(self, selected: str = "") -> SourceReading:
-        """`selected` is the UUID of the GPU whose details are read. Raises SourceError."""
+        """`selected` is the UUID of the GPU whose details are read. Raises SourceError if the view cannot be read."""
         body = self._client.get_blocking("api/v1/view")
         try:
             view = decode_view(body)
@@ -155,7 +155,7 @@ class ExporterSource:
         self._metrics = UrlExposition(url, timeout=_EXPORTER_TIMEOUT)
         self._api = ClusterSource(url, "a podgpu exporter", _EXPORTER_TIMEOUT)
         self.name = self._metrics.shown
-        self._is_podgpu = True  # False once its metrics have shown another exporter
+        self._is_podgpu = True  # False if the metrics are from another exporter
         self._state: ClusterState | None = None
 
     def read(self, selected: str = "") -> SourceReading:
@@ -192,7 +192,7 @@ class Seen:
 
     view: View
     lines: tuple[Line, ...] = ()
-    read_at: float = 0.0  # monotonic
+    read_at: float = 0.0  # monotonic time
     now: float = 0.0  # Unix time of the reading by the source's clock
     sparklines: Sparklines = field(default_factory=Sparklines)
     fetched: FetchedDetails | None = None
@@ -218,7 +218,7 @@ class Feed:
     seen: Seen | None = None
     _wake: threading.Event = field(default_factory=threading.Event)
     _is_closed: bool = False
-    _points: dict[tuple[str, str], bytes] = field(default_factory=dict)  # by UUID and MIG instance, since the start
+    _points: dict[tuple[str, str], bytes] = field(default_factory=dict)  # all points by UUID and MIG instance
     _selected: str = ""
 
     def read(self) -> Seen:

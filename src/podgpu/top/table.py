@@ -246,7 +246,7 @@ class Table:
         return spans[:-1]
 
     def render(self, start: int = 0, end: int | None = None) -> list[Spans]:
-        """Renders the rows from `start` to `end`. Avoids rendering rows that are not visible."""
+        """Renders the rows from `start` to `end`. The screen needs only the visible rows."""
         return [self._render_row(depth, line) for depth, line in self.lines[start:end]]
 
     def _render_row(self, depth: int, line: Line) -> Spans:

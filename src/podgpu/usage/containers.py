@@ -1,4 +1,4 @@
-"""Finds the container of a process in /proc and, on a node without Kubernetes, its Slurm job and user.
+"""Uses /proc to find the container of a process. On a node without Kubernetes, also finds the Slurm job and user.
 
 There are three results: the process is in a container, it is outside any container, or this cannot be determined.
 The third case is kept separate, because a busy container would otherwise look idle.
@@ -19,7 +19,7 @@ from typing import Literal
 from podgpu.errors import SourceError
 from podgpu.model import Workload
 
-CACHE_SECONDS = 30.0  # lookups are repeated, because a process can be moved to another cgroup
+CACHE_SECONDS = 30.0  # lookups are then repeated, because a process can be moved to another cgroup
 
 _HOST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO: the first PID namespace has this inode on every Linux
 _STARTED = 22  # number of the start time field in /proc/<pid>/stat (clock ticks since boot)
@@ -27,14 +27,14 @@ _MPS_SERVER = b"(nvidia-cuda-mps)"  # nvidia-cuda-mps-server, truncated to 15 ch
 _MAX_BYTES = 64 * 1024
 _MAX_COMMAND = 64
 _UID_LINE = re.compile(rb"^Uid:\s+(\d+)", re.MULTILINE)
-_SLURM_CGROUP = re.compile(r"slurm[^\n]*/job_(\d+)")  # /system.slice/slurmstepd.scope/job_1/…, /slurm/uid_0/job_1/…
+_SLURM_CGROUP = re.compile(r"slurm[^\n]*/job_(\d+)")  # /system.slice/slurmstepd.scope/job_1/… or /slurm/uid_0/job_1/…
 _SLURM_JOB = re.compile(rb"(?:\A|\0)SLURM_JOB_ID=(\d+)")
 _SLURM_USER = re.compile(rb"(?:\A|\0)SLURM_JOB_USER=([\w.-]{1,64})")
 
 NO_NAME = "no_pod_name"
 UNKNOWN_USER = Workload(user="unknown")
 LookupOutcome = Literal["found", "not_in_container", "gone", "not_permitted", "unreadable"]
-FAILED_LOOKUPS: frozenset[LookupOutcome] = frozenset({"not_permitted", "unreadable"})  # but the process exists
+FAILED_LOOKUPS: frozenset[LookupOutcome] = frozenset({"not_permitted", "unreadable"})  # exists, but cannot be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class OwnersByPid:
     """Owners of processes by pid. A process that is neither in `workloads` nor in `unknown` is not in a pod."""
 
     workloads: Mapping[int, Workload] = field(default_factory=dict)
-    unknown: Mapping[int, str] = field(default_factory=dict)  # reason, if the owner cannot be determined
+    unknown: Mapping[int, str] = field(default_factory=dict)  # pid -> why the owner cannot be determined
     mps_servers: frozenset[int] = frozenset()
     nameless: Mapping[int, Workload] = field(default_factory=dict)  # containers whose pod is unknown
     commands: Mapping[int, str] = field(default_factory=dict)  # only on a node without Kubernetes
@@ -168,7 +168,7 @@ class ProcessOwners:
         failed = {pid: one.outcome for pid, one in lookups.items() if one.outcome in FAILED_LOOKUPS}
         users = {pid: lookup.workload for pid, lookup in lookups.items() if lookup.workload.user}
         if self._finder.finds_users:
-            # /proc with hidepid=invisible hides running processes of other users.
+            # With hidepid=invisible, /proc hides processes of other users, so they seem to be gone while they run.
             hidden = {pid for pid, one in lookups.items() if one.outcome == "gone" and before.get(pid) == one}
             users |= dict.fromkeys(hidden | failed.keys(), UNKNOWN_USER)
         inside = {pid: one.workload for pid, one in lookups.items() if one.outcome == "found" and pid not in users}
@@ -177,7 +177,7 @@ class ProcessOwners:
             self._read_identities()
             named, unknown, nameless = self._name(inside)
         self._nameless = frozenset(nameless.values())
-        unknown |= failed | {pid: NO_NAME for pid, workload in nameless.items() if workload.uid}  # else outside pods
+        unknown |= failed | {pid: NO_NAME for pid, workload in nameless.items() if workload.uid}  # a UID means a pod
         servers = frozenset(pid for pid, lookup in self._lookups.items() if lookup.is_mps_server)
         commands = {pid: lookup.command for pid, lookup in self._lookups.items() if lookup.command}
         self._last = OwnersByPid(named | users, unknown, servers, nameless, commands)
@@ -195,7 +195,7 @@ class ProcessOwners:
             )
 
     def _correct(self, pid: int, lookup: ContainerLookup) -> ContainerLookup:
-        """Returns the previous owner if the process has just ended, or if it is still in the same container."""
+        """Returns the previous owner of a process that has just ended, or that is still in the same container."""
         before = self._last.workloads.get(pid)
         same = before is not None and before.container_id == lookup.workload.container_id != ""
         return ContainerLookup("found", before) if before is not None and (same or lookup.outcome == "gone") else lookup
@@ -203,7 +203,7 @@ class ProcessOwners:
     def _name(
         self, workloads: Mapping[int, Workload]
     ) -> tuple[dict[int, Workload], dict[int, str], dict[int, Workload]]:
-        """Returns three dicts by pid: workloads with a name, errors of conflicting names, workloads without a name."""
+        """Returns three dicts by pid: workloads with names, reasons of conflicts, and workloads without names."""
         named: dict[int, Workload] = {}
         conflicts: dict[int, str] = {}
         nameless: dict[int, Workload] = {}
@@ -221,7 +221,7 @@ class ProcessOwners:
 
 
 def _find_user(folder: str, cgroup: str, container_id: str) -> Workload:
-    """Returns the Slurm job and the user of a process. Only that user and root can read the process's environment."""
+    """Returns the Slurm job and the user of a process. Reads the process's environment if permitted."""
     environment, uid = b"", _UID_LINE.search(_read(f"{folder}/status"))
     with suppress(OSError):
         environment = _read(f"{folder}/environ")
@@ -253,9 +253,9 @@ def _find_command(folder: str, stat: bytes) -> str:
 
 
 # -- cgroups -------------------------------------------------------------------------------------------------------
-# Formats differ between cgroup v1 and v2, the kubelet's cgroupfs and systemd drivers, five runtimes, nested containers,
-# and readers in another cgroup namespace. If containerd uses systemd cgroups and runc does not, runc creates one
-# directory named `slice:prefix:id`. crio-conmon-<id> and libpod-conmon-<id> contain only the container's monitor.
+# The format depends on the cgroup version, the kubelet's cgroup driver, the runtime, and the reader's cgroup namespace.
+# If containerd uses systemd cgroups and runc does not, runc creates one directory named `slice:prefix:id`. The cgroups
+# crio-conmon-<id> and libpod-conmon-<id> contain only the container's monitor.
 
 _UID = r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32}"  # a pod's UID, or the hash of a static pod
 _ID = r"([0-9a-f]{64})(?:\.scope)?(?=/|\n|\Z| \(deleted\))"  # the kernel adds (deleted) if the cgroup was removed
@@ -266,7 +266,7 @@ _OUTSIDE_PODS = re.compile(rf"/(?:(?:cri-containerd|nerdctl|crio|docker|libpod)-
 def parse_cgroup(text: str) -> Workload | None:
     """Parses /proc/<pid>/cgroup. Returns `uid` and `container_id`, or None outside containers.
 
-    If containers are nested, returns the outermost one that has a pod's UID. If none has, returns the outermost one.
+    If containers are nested, returns the outermost one with a pod's UID, or else the outermost one.
     """
     if pod := _IN_POD.search(text):
         return Workload(uid=pod[1].replace("_", "-"), container_id=pod[2])

@@ -1,4 +1,4 @@
-"""Splits the usage of devices among workloads after each reading, and adds it up since the exporter started.
+"""Splits the usage of devices among workloads after each reading. Counters add it up since the exporter started.
 
 The shares of the workloads and the unattributed remainder always add up exactly to the value of the device.
 """
@@ -75,10 +75,10 @@ class Division:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """How long the workloads of a device waited for it since the previous reading."""
+    """How long each workload waited for the device since the previous reading."""
 
     workloads: Mapping[Workload, tuple[int, int, int]]  # estimate, minimum, maximum
-    waits_for: Mapping[Workload, tuple[WaitPart, ...]]  # the estimate, split by the workload that ran meanwhile
+    waits_for: Mapping[Workload, tuple[WaitPart, ...]]  # the estimate, split by the workload that was running
     pressure_ns: int  # time in which at least one workload waited
 
 
@@ -127,7 +127,7 @@ class DeviceSample:
         return Division(total, parts)
 
     def attribute_memory(self) -> Division:
-        """Splits the memory in use. The total is the larger of the device's value and the sum of its processes."""
+        """Splits the memory in use. The total is the device's value, or the sum of its processes if that is larger."""
         total = self.usage.memory_used
         if self.processes is None:
             return Division(total)
@@ -170,13 +170,13 @@ class DeviceSample:
             return {}
         owners = {process.pid: process.owner for process in self.processes or ()}
         bounds: dict[Workload, tuple[int, int]] = {}
-        if usage.resident_ns is None:  # samples: busy time is certain only if a single workload uses the device
+        if usage.resident_ns is None:  # measured by samples: certain only if a single workload uses the device
             users = set(owners.values())
             for workload, part in parts.items():
                 bounds[workload] = (
                     (part, part) if users == {workload} else (0, busy.total if workload in users else part)
                 )
-        else:  # context switches: a process can run only while its context is resident, but may be idle then
+        else:  # measured by context switches: a process runs only while its context is resident, but may be idle then
             worked = max(0, busy.total - usage.switching_ns)
             for workload in parts:
                 own = [pid for pid in usage.resident_ns if owners.get(pid) == workload]
@@ -234,7 +234,8 @@ class DeviceSample:
     def compute_shares(self) -> dict[Workload | None, int]:
         """Returns the share of each workload in millionths of the device. The key None has the unallocated share.
 
-        Shares that add up to more than 1 are scaled down. An unknown share is 1 for a single holder, else 0.
+        Shares that add up to more than 1 are scaled down. An unknown share counts as 1 for a single holder, and as 0
+        for one of several holders.
         """
         default = 1.0 if len(self.holders) == 1 else 0.0
         weights: dict[Workload | None, int] = {
@@ -244,10 +245,10 @@ class DeviceSample:
         return divide_exactly(_SHARE_UNITS, {**weights, None: max(0, _SHARE_UNITS - sum(weights.values()))})
 
     def _sum_by_owner(self, amounts: Sequence[tuple[Owner, int | None]]) -> tuple[dict[Workload, int], int]:
-        """Returns the sum of each workload whose sum is certain, and the sum of everything else.
+        """Returns the sums of workloads, and the sum of all remaining amounts. Omits workloads whose sum is uncertain.
 
-        A workload is omitted if one of its amounts is not reported. A holder without a process is omitted while a
-        process has an unknown owner, because that owner may be the holder.
+        The sum is uncertain if an amount of the workload is not reported. It is also uncertain if a holder has no
+        process while a process has an unknown owner, because this owner may be the holder.
         """
         workloads = {owner for owner, _ in amounts if isinstance(owner, Workload)}
         if not any(owner == "unknown" and amount != 0 for owner, amount in amounts):
@@ -267,7 +268,7 @@ class DeviceSample:
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """Usage of one workload on one device. Open while the workload holds the device or has a process there."""
+    """Usage of one workload on one device. An account is open while the workload holds or uses the device."""
 
     workload: Workload
     usage: HolderUsage = field(default_factory=HolderUsage)  # a counter is None until it has its first value
@@ -275,12 +276,12 @@ class Account:
     is_holder: bool = False
     has_process: bool = False
     is_measured: bool = True  # False if the driver does not report busy times of its processes
-    is_mps_client: bool = False  # only the busy time of the MPS server is known
+    is_mps_client: bool = False  # if True, only the busy time of the MPS server is known
     idle_streak_ns: int | None = None  # measured idle time since the workload was last busy; None if unknown
     unallocated_ns: int = 0  # how long the workload has used the device without an allocation
 
     def extend_bounds(self, bounds: tuple[int | None, int] | None, part: int | None) -> tuple[int | None, int | None]:
-        """Returns the increments of minimum and maximum busy time. Without bounds, these are the attributed time."""
+        """Returns the increments of minimum and maximum busy time. Without bounds, both grow by the attributed time."""
         usage = self.usage
         if bounds is not None and bounds[0] is None and usage.busy_max_ns is None:
             return None, bounds[1] + (usage.busy_ns or 0)
@@ -319,7 +320,7 @@ class Ledger:
     """Adds up the usage of all devices of a node. Not thread-safe."""
 
     def __init__(self, max_namespaces: int = _MAX_NAMESPACES, unallocated_after: float = 60.0) -> None:
-        """Reports use without an allocation after `unallocated_after` seconds. When pods start or end, it is normal."""
+        """Reports use without an allocation after `unallocated_after` seconds. Shorter use is normal."""
         self._max_namespaces = max_namespaces
         self._unallocated_after_ns = round(unallocated_after * NS)
         self._accounts: dict[str, dict[WorkloadKey, Account]] = {}  # accounts of the last reading, by device key
@@ -342,8 +343,8 @@ class Ledger:
 
         `samples` maps the UUID of a GPU to its devices: the GPU itself or, in MIG mode, its instances. Other devices
         are removed from the snapshot. If a removed device returns, its counters continue.
-        `gpus` maps UUIDs to the usage of GPUs that answered. `unallocated` contains (device key, workload key) of each
-        workload without an allocation.
+        `gpus` maps UUIDs to the usage of GPUs that answered. `unallocated` contains (device key, workload key) for
+        each workload that uses a device without an allocation.
         """
         self._remove_missing(samples)
         for uuid, devices in samples.items():
@@ -357,7 +358,7 @@ class Ledger:
         self._evict()
 
     def list_holders(self, at: float) -> dict[str, dict[WorkloadKey, tuple[Workload, HolderUsage]]]:
-        """Returns usage by device key, also of workloads without an allocation. `at`: Unix time of the last reading."""
+        """Returns usage by device key and workload, even without an allocation. `at`: Unix time of the last reading."""
         return {
             key: {
                 name: (account.workload, account.to_usage(at, self._unallocated_after_ns))
@@ -367,7 +368,7 @@ class Ledger:
         }
 
     def list_devices(self) -> dict[str, DeviceTotals]:
-        """Returns the usage by device key. In MIG mode, only the GPU has energy, and only instances have other values.
+        """Returns the usage by device key. In MIG mode, GPUs have only energy, and instances have all other values.
 
         The unattributed remainder is unknown until processes are visible.
         """
@@ -404,7 +405,7 @@ class Ledger:
                 "wait_ns": wait,
                 "wait_min_ns": wait_min,
                 "wait_max_ns": wait_max,
-                "energy_mj": 0 if has_energy and part is not None else None,  # until the energy counter is read
+                "energy_mj": 0 if has_energy and part is not None else None,  # 0 until the counter is read
             }
             self._add_to(
                 account,
@@ -437,10 +438,10 @@ class Ledger:
     def _charge_energy(
         self, gpu: DeviceUsage, devices: Sequence[DeviceSample], busy: Sequence[Division], elapsed_ns: int
     ) -> None:
-        """Splits the energy used between two readings of the GPU's counter among the accounts.
+        """Splits the energy since the last reading of the GPU's energy counter among the accounts.
 
-        Each sample between two readings has the weight power × time, which `_weigh` splits among the accounts. The key
-        None is the unattributed share. An account that was closed in between still gets its share.
+        Each sample since that reading has the weight power × time, which `_weigh` splits among the accounts. The key
+        None is for unattributed energy. Accounts that were closed since that reading also get a share.
         """
         uuid = gpu.device.uuid
         weights = self._windows.setdefault(uuid, Counter())
@@ -463,7 +464,7 @@ class Ledger:
         self._devices[uuid] = _add(device, {"energy_mj": gpu.energy_mj, "unattributed_energy_mj": rest})
 
     def _weigh(self, gpu: Device, devices: Sequence[DeviceSample], busy: Sequence[Division]) -> Counter[Account | None]:
-        """Returns the weight of each account: busy time × slices or, if the GPU was idle, allocated share × slices.
+        """Returns the weight of each account: busy time × slices. On an idle GPU: allocated share × slices.
 
         Returns no weights if no device answered. The next answer then includes the time of this sample.
         """
@@ -510,7 +511,7 @@ class Ledger:
             account = accounts[workload] = self._open(sample, workload, before.get(workload.key))
             account.is_holder = workload in sample.holders
             account.has_process = workload in users or (sample.processes is None and account.has_process)
-        if sample.processes is None:  # processes are not visible: assume that those of non-holders still run
+        if sample.processes is None:  # not visible: assume that workloads without an allocation still run
             keys = {workload.key for workload in accounts}
             running = (one for one in before.values() if one.has_process and not one.is_holder)
             accounts |= {one.workload: one for one in running if one.workload.key not in keys}

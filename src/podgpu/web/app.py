@@ -82,11 +82,11 @@ class Listener:
     announcement: str = ""
     """Logged when the listener is up. %s is replaced by its URL."""
     sockets: Sequence[socket.socket] = ()
-    """Sockets that are already bound. If given, the address is not bound."""
+    """Bound sockets that replace `address`, for example from systemd."""
 
 
 def make_listeners(main: Listener, probes: list[web.RouteDef], probe_address: Address | None) -> list[Listener]:
-    """Adds a listener without TLS and login for probes if it has an address. The kubelet cannot log in."""
+    """If `probe_address` is given, adds a listener for probes. It has no TLS or login: the kubelet cannot log in."""
     if probe_address is None:
         return [main]
     text = "serving only probes on %s/livez"
@@ -162,8 +162,8 @@ def run(
 def _handle_signal(number: signal.Signals, callback: Callable[[], object]) -> None:
     """Calls `callback` in the event loop when the signal arrives.
 
-    `loop.add_signal_handler` restores the default action when the loop is closed. A second SIGTERM would then kill the
-    process during shutdown.
+    `loop.add_signal_handler` is not used, because it restores the default action when the loop is closed. Then a second
+    SIGTERM would kill the process during shutdown.
     """
     loop = asyncio.get_running_loop()
 
@@ -248,7 +248,7 @@ def open_systemd_sockets(environment: MutableMapping[str, str]) -> list[socket.s
 
 
 def address_of(listening: socket.socket, host: str | None, secure: bool) -> Address:
-    """Returns the address of a bound socket with its actual port. Uses `host` as the host name unless it is None."""
+    """Returns the address of a bound socket and its actual port. Uses the name `host` unless it is None."""
     name = listening.getsockname()
     scheme = "https" if secure else "http"
     if not isinstance(name, tuple):

@@ -76,7 +76,7 @@ def cluster_probes(cluster: Cluster) -> list[web.RouteDef]:
 
 
 def _is_live(cluster: Cluster) -> tuple[bool, str]:
-    """Fails only if the loop is stuck. Unreachable exporters are no failure, because a restart would not help."""
+    """Fails only if the loop is stuck, because a restart would not help against unreachable exporters."""
     if not cluster.turns:
         return False, "podgpu no longer reads the nodes: its loop is stuck\n"
     state = cluster.published.state
@@ -88,7 +88,7 @@ def _is_live(cluster: Cluster) -> tuple[bool, str]:
 
 
 def _is_ready(cluster: Cluster) -> tuple[bool, str]:
-    """Succeeds once all nodes were read, even if no exporter answered, because the page shows the errors."""
+    """Succeeds after the first attempt to read all nodes. If no exporter answered, the page shows the errors."""
     if cluster.turns and cluster.has_results:
         return True, "OK\n"
     return False, "podgpu has not finished reading the nodes\n"

@@ -53,7 +53,7 @@ class LimitedServer:
         self._connections: dict[web.RequestHandler, _Connection] = {}  # ordered by the last complete request
 
     async def serve(self, sockets: Sequence[socket]) -> None:
-        """Accepts connections until it is cancelled. The sockets must be non-blocking."""
+        """Accepts connections until the task is cancelled. The sockets must be non-blocking."""
         await self._runner.setup()
         try:
             async with asyncio.TaskGroup() as tasks:

@@ -1,4 +1,4 @@
-"""TLS, rate limit, headers and basic auth from the web config file, which is reloaded when it changes."""
+"""Applies the web config file: TLS, rate limit, headers and basic auth. The file is reloaded when it changes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Protection:
         rate = config.rate_limit
         self._bucket = TokenBucket(rate.seconds, rate.burst or 0, clock) if rate and rate.seconds else None
         self.make_tls: MakeTlsContext | None = None
-        """Returns the TLS context; None for plain HTTP. Turning TLS on or off requires a restart."""
+        """Builds the TLS context. None if TLS is off. Turning TLS on or off requires a restart."""
         if config.tls is not None:
             self.make_tls = LastValid(self._load_context, "the previous certificate stays in effect").get
 
@@ -130,7 +130,10 @@ class LoginChecker:
 
 
 def make_server_context(material: tuple[TlsConfig, str, bytes, bytes, bytes]) -> ssl.SSLContext:
-    """`material`: settings, path of the config file, certificate, key, client CAs. Raises UsageError or SourceError."""
+    """Builds the TLS context of a server. Raises UsageError or SourceError if this fails.
+
+    `material`: TLS settings, path of the web config file, certificate, key, client CAs.
+    """
     config, path, certificate, key, authorities = material
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
@@ -147,7 +150,7 @@ def make_server_context(material: tuple[TlsConfig, str, bytes, bytes, bytes]) ->
     context.verify_mode = config.verify_mode
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as in Go, an intermediate CA is sufficient
     if config.verify_mode is not ssl.CERT_NONE and not authorities:
-        context.load_default_certs(ssl.Purpose.CLIENT_AUTH)  # as in Go, the system's CAs are the default
+        context.load_default_certs(ssl.Purpose.CLIENT_AUTH)  # as in Go, uses the system's CAs
     elif authorities:
         load_authorities(context, authorities, f"{path}: {config.client_ca_file or 'client_ca'}")
     return context

@@ -69,7 +69,7 @@ def accepts_gzip(header: str) -> bool:
 
 
 async def send_response(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
-    """Sends the response. Returns when it is fully written, so that slow clients count as running scrapes."""
+    """Sends the whole response before it returns, so that slow clients count towards the limit of running scrapes."""
     with suppress(ConnectionError):  # the client has closed the connection
         await response.prepare(request)
         await response.write_eof()
