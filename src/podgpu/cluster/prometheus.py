@@ -213,7 +213,9 @@ class PrometheusClient:
 
 
 def _shorten(text: str) -> str:
-    return one_line(" ".join(text.split()))[:_MAX_TEXT]
+    """Returns one line, without the middle of a long text: VictoriaMetrics quotes the query before the reason."""
+    line, half = one_line(" ".join(text.split())), _MAX_TEXT // 2
+    return line if len(line) <= _MAX_TEXT else f"{line[:half]}…{line[-half:]}"
 
 
 # Collecting the nodes
