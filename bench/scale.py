@@ -151,6 +151,9 @@ def measure(gpus: int = GPUS, owners: int = OWNERS) -> list[Figure]:
             engine_memory = _resident_mib(server)
             disk = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file()) / 2**20
     _check(gpus, owners, view, waste)
+    wrong = {name: answer["notes"] for name, (_, answer) in pages.items() if not answer["nodes"]}
+    if wrong or pages["of a pod"][1]["found"] != 1:
+        raise RuntimeError(f"wrong pages: {wrong}")
     return [
         Figure(f"{gpus:,} GPUs: totals of the page", head, "s", at_most=MAX_HEAD_SECONDS),
         *(Figure(f"GPUs {name}", duration, "s") for name, (duration, _) in pages.items()),
