@@ -249,7 +249,7 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class MetricsSnapshot:
-    """All stored samples and the running pods after a round."""
+    """The data for answering requests: all stored rounds, the running pods and the stale nodes."""
 
     rounds: tuple[RoundSamples, ...]  # all rounds within the longest allowed window, oldest first
     ends_at: float  # end of the last round and of all windows, as Unix time

@@ -168,8 +168,9 @@ _ROUNDS = """
 WITH rounds AS (
     SELECT * FROM round WHERE resolution = :resolution AND time >= :start AND time < :end
     UNION ALL SELECT * FROM round WHERE resolution = :fine AND time >= max(:start, :rolled_up) AND time < :end)"""
-# Averages the values of a GPU. For a pod or job (:account is not 0), uses only rounds in which it held the GPU. Its own
-# values have priority over the GPU's. CROSS JOIN makes SQLite look up one sample per round instead of scanning all.
+# Averages the values of a GPU. If :account is a pod or job, reads only the rounds in which this account held the GPU.
+# On a shared GPU, reads the account's own values instead of the GPU's values.
+# CROSS JOIN makes SQLite look up one sample per round instead of scanning all samples.
 _FIGURES = f"""{_ROUNDS}
 SELECT (time - :start) / :step AS point,
     avg(utilization) / 1e4, avg(memory) * 1048576, avg(power) / 10, avg(temperature)

@@ -41,10 +41,10 @@ def page_routes(
     usage: UsageAnswers | None = None,
     select: Select | None = None,
 ) -> list[web.RouteDef]:
-    """Returns the routes of the page and the API. Add them last: they include a 404 for all other paths below `/api`.
+    """Returns the routes of the page and the API. Add them last: they answer all other `/api` paths with 404.
 
-    Each request calls `latest` in a thread. `links` are other paths of the server, shown at the bottom of the page.
-    `select` reads individual GPUs if `latest` has only totals, because the cluster has too many GPUs.
+    `latest` is called in a thread. `links` are other paths of the server, shown at the bottom of the page. In a large
+    cluster, `latest` has only totals. Then `select` reads the GPUs that match a query.
     """
     types = {file.name: _TYPES[file.suffix] for file in _FOLDER.iterdir() if file.suffix in _TYPES}
 
