@@ -176,7 +176,7 @@ def sample_round(state: ClusterState, rates: UsageRates, pods: RunningPods, at: 
 def _find_node(pod: PodSeen | None, reporting: Collection[str], node_names: Collection[str]) -> str | None:
     """Returns the node whose values are used for the pod: its node in Kubernetes, if this node reports the pod.
 
-    Otherwise the exporter may use another node name. Then returns the only reporting node unknown to Kubernetes.
+    Otherwise returns the only reporting node that Kubernetes does not list, as exporters may use other node names.
     """
     if pod is not None and pod.node in reporting:
         return pod.node

@@ -246,7 +246,7 @@ def read_range(db: sqlite3.Connection, start: float, end: float) -> tuple[int, i
     rolled_up = {resolution: 0 if last is None else last + resolution for resolution, (_, last) in times.items()}
 
     def step(time: float) -> int:
-        """Returns the finest resolution that goes back to `time`, or at least as far back as the next coarser one."""
+        """Returns the finest resolution that covers `time`, or that goes back as far as the next coarser resolution."""
         for finer, coarser in ((COARSE, HOUR), (HOUR, DAY)):
             if time >= oldest[finer] or not oldest[finer] // coarser * coarser > oldest[coarser]:
                 return finer
@@ -272,7 +272,7 @@ def read_range(db: sqlite3.Connection, start: float, end: float) -> tuple[int, i
 
 
 def read_usage_start(db: sqlite3.Connection) -> int | None:
-    """Returns the Unix time of the oldest usage, or None. A daily sum counts from the start of its day."""
+    """Returns the start of the oldest stored usage as Unix time, or None if there is no usage."""
     sql = "SELECT (SELECT min(time) FROM usage WHERE resolution = 86400), (SELECT min(time) FROM round)"
     first_day, first_round = db.execute(sql).fetchone()
     start: int | None = first_round if first_day is None or first_round < first_day + DAY else first_day

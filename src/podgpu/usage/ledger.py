@@ -1,4 +1,4 @@
-"""Splits the usage of devices among workloads after each reading, and adds up their usage since the start.
+"""Splits the usage of devices among workloads after each reading, and adds up each workload's usage.
 
 The shares of the workloads and the unattributed remainder always add up exactly to the value of the device.
 """
@@ -358,7 +358,7 @@ class Ledger:
         self._evict()
 
     def list_holders(self, at: float) -> dict[str, dict[WorkloadKey, tuple[Workload, HolderUsage]]]:
-        """Returns usage by device key and workload, even without an allocation. `at`: Unix time of the last reading."""
+        """Returns the usage by device key and workload key. `at` is the Unix time of the last reading."""
         return {
             key: {
                 name: (account.workload, account.to_usage(at, self._unallocated_after_ns))
@@ -520,7 +520,7 @@ class Ledger:
         return accounts
 
     def _open(self, sample: DeviceSample, workload: Workload, account: Account | None) -> Account:
-        """Returns the current account, a reopened one, or a new one. A pod with a new UID gets a new account."""
+        """Returns the open account, or reopens or creates one. A pod with a new UID gets a new account."""
         closed = self._closed.pop((sample.device.key, workload.key), None)
         if account is None and closed is not None and workload.uid and closed.workload.uid == workload.uid:
             account = closed
