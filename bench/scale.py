@@ -28,11 +28,11 @@ HOUR, STEP = 3600, 300
 _MODEL = "NVIDIA H100 80GB HBM3"
 _KINDS = {"allocated": 1.0, "busy": 0.5, "idle": 0.25, "energy": 400.0}  # per GPU second
 _PAGES = {  # what is shown -> parameters of /api/v1/view
+    "without a filter": "page=1",
     "of a namespace": "ns=team-7",
     "of a pod": "ns=team-7&pod=job-7-3",
     "of a node": "node=node-77",
     "by a filter text": "q=job-17-",
-    "without a filter": "page=1",
     "most utilised": "sort=utilization",
     "most idle": "sort=idle&state=idle",
 }
@@ -145,15 +145,18 @@ def measure(gpus: int = GPUS, owners: int = OWNERS) -> list[Figure]:
             with running([*command, "--prices", "example", "--owners", "none"], cluster, "/ready") as podgpu:
                 view = json.loads(_request(f"{cluster}/api/v1/view"))
                 head = _read_round_seconds(cluster)
-                pages = {name: _measure(f"{cluster}/api/v1/view?{query}") for name, query in _PAGES.items()}
                 seconds, waste = _measure(f"{cluster}/api/v1/waste?range={DAYS}d&by=owner")
+                pages = {name: _measure(f"{cluster}/api/v1/view?{query}") for name, query in _PAGES.items()}
                 memory = _resident_mib(podgpu)
             engine_memory = _resident_mib(server)
             disk = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file()) / 2**20
     _check(gpus, owners, view, waste)
+    wrong = {name: answer["notes"] for name, (_, answer) in pages.items() if not answer["nodes"]}
+    if wrong or pages["of a pod"][1]["found"] != 1:
+        raise RuntimeError(f"wrong pages: {wrong}")
     return [
         Figure(f"{gpus:,} GPUs: totals of the page", head, "s", at_most=MAX_HEAD_SECONDS),
-        *(Figure(f"GPUs {name}", seconds, "s") for name, (seconds, _) in pages.items()),
+        *(Figure(f"GPUs {name}", duration, "s") for name, (duration, _) in pages.items()),
         Figure(f"waste of {DAYS} days by owner ({owners:,} owners)", seconds, "s", at_most=MAX_WASTE_SECONDS),
         Figure("podgpu cluster: peak memory", memory, "MiB", at_most=MAX_MIB),
         Figure("  VictoriaMetrics: peak memory", engine_memory, "MiB"),

@@ -55,7 +55,7 @@ def test_what_cannot_be_meant_is_refused(
 
 
 class Demo(NamedTuple):
-    """The URLs that it prints."""
+    """Hosts and ports of the URLs that it prints."""
 
     exporter: str
     cluster: str
@@ -75,7 +75,7 @@ def demo() -> Iterator[Demo]:
 
 
 def test_the_port_of_the_exporter_is_not_taken_twice(demo: Demo) -> None:
-    result = _run("cluster", "-a", demo.cluster.removeprefix("http://"), "--scrape", "http://127.0.0.1:1")
+    result = _run("cluster", "-a", demo.cluster, "--scrape", "http://127.0.0.1:1")
     assert result.returncode == 1
     assert "cannot listen on" in result.stderr
     assert "Traceback" not in result.stderr
@@ -83,8 +83,8 @@ def test_the_port_of_the_exporter_is_not_taken_twice(demo: Demo) -> None:
 
 def test_the_demo_has_four_nodes_and_top_shows_them(demo: Demo) -> None:
     names = {"node-1", "node-2", "node-3", "workstation-1"}
-    view = _wait_for_nodes(Client(parse_address(_host_port(demo.cluster))), 4)
-    top = _run("top", "--cluster", _host_port(demo.cluster), "--once", "--interval", "100ms")
+    view = _wait_for_nodes(Client(parse_address(demo.cluster)), 4)
+    top = _run("top", "--cluster", demo.cluster, "--once", "--interval", "100ms")
     assert view["simulated"] is True
     assert {node["name"] for node in view["nodes"]} == names
     assert any("instances" in gpu for node in view["nodes"] for gpu in node["gpus"])
@@ -94,7 +94,7 @@ def test_the_demo_has_four_nodes_and_top_shows_them(demo: Demo) -> None:
 
 
 def test_cluster_over_exporters_one_of_them_dead(demo: Demo, tmp_path: Path) -> None:
-    arguments = (*CLUSTER, "--scrape", f"{_host_port(demo.exporter)},http://127.0.0.1:1")
+    arguments = (*CLUSTER, "--scrape", f"{demo.exporter},http://127.0.0.1:1")
     with podgpu(arguments, tmp_path) as cluster:
         view = _wait_for_nodes(cluster.client, 1)
         cluster.stop()
@@ -104,14 +104,14 @@ def test_cluster_over_exporters_one_of_them_dead(demo: Demo, tmp_path: Path) -> 
 
 @needs("prometheus", "promtool")
 def test_the_map_by_way_of_prometheus_is_the_one_by_scraping(tmp_path: Path, demo: Demo) -> None:
-    scraping = Client(parse_address(_host_port(demo.cluster)))
+    scraping = Client(parse_address(demo.cluster))
     _wait_for_nodes(scraping, 4)
     exporters = re.findall(r'target_up\{target="http://(\S+)/metrics"\} 1', scraping.ask("/metrics").text)
     jobs = {"job_name": "gpus", "honor_labels": True, "static_configs": [{"targets": exporters}]}
     configuration = json.dumps({"global": {"scrape_interval": "1s"}, "scrape_configs": [jobs]})
     with (
         prometheus(tmp_path, configuration=configuration) as server,
-        podgpu((*CLUSTER, "--prometheus", _host_port(server)), tmp_path) as cluster,
+        podgpu((*CLUSTER, "--prometheus", server), tmp_path) as cluster,
     ):
         wanted = _lines(scraping)
         wait_until(lambda: _lines(cluster.client) == wanted, "both have the same map")
@@ -122,20 +122,16 @@ def test_the_map_by_way_of_prometheus_is_the_one_by_scraping(tmp_path: Path, dem
     assert 'podgpu_node_gpus{node="node-3",model="NVIDIA H200"} 4' in wanted
 
 
-def _host_port(url: str) -> str:
-    return url.removeprefix("http://").rstrip("/")
-
-
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*PODGPU, *arguments], capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def _url(process: subprocess.Popen[str], name: str) -> str:
-    """Returns the URL in the line of the demo's output that begins with the name."""
+    """Returns host and port of the URL in the line of the demo's output that begins with the name."""
     assert process.stdout is not None
     for line in process.stdout:
-        if line.strip().startswith(name) and (found := re.search(r"http://\S+?(?=/\s)", line)):
-            return found[0]
+        if line.strip().startswith(name) and (found := re.search(r"http://(\S+?)/\s", line)):
+            return found[1]
     raise AssertionError("the demo ended without a word about it")
 
 

@@ -8,6 +8,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import msgspec
 import pytest
 
 from podgpu.cluster.collect import ClusterReading, ViewSettings
-from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer
+from podgpu.cluster.prometheus import PodOwners, PrometheusClient, PrometheusCollector, PrometheusServer
 from podgpu.cluster.prometheus_history import CACHE_SECONDS, PrometheusHistory, Window
 from podgpu.errors import SourceError
 from podgpu.history.answers import JSON, parse_range
@@ -352,3 +353,27 @@ def test_equal_requests_share_one_answer() -> None:
 def test_runs_of_steps() -> None:
     window = Window(1000.0, 100, 10)
     assert window.find_runs({0, 1, 3, 8, 9}) == [(1000.0, 1400.0), (1800.0, None)]
+
+
+@needs("victoria-metrics")
+def test_queries_for_many_gpus_and_pods_are_not_too_long(tmp_path: Path) -> None:
+    """VictoriaMetrics accepts 16 KiB. The pod moved from GPU to GPU, 40 times."""
+    now = time.time() // 15 * 15 - 30
+    gpus = [f"GPU-{number:08x}-0000-0000-0000-000000000000" for number in range(40)]
+    held = [{"instance": "a", "UUID": uuid, "namespace": "ml", "pod": "web-0"} for uuid in gpus]
+    pods = [("ml", f"{'long-name-' * 5}{number}") for number in range(300)]
+
+    async def read_owners(url: str) -> int:
+        async with aclosing(PrometheusClient(PrometheusServer(url))) as client:
+            return len(await PodOwners(client, "", "cluster", "").read(pods))
+
+    owned = {"owner_is_controller": "true", "owner_kind": "Job", "owner_name": "batch"}
+    stored = [Point("podgpu_allocation_info", labels, 1, now) for labels in held]
+    stored += [Point("kube_pod_owner", {**owned, "namespace": "ml", "pod": pod}, 1, now) for _, pod in pods]
+    with victoria_metrics(tmp_path, stored) as url:
+        reader = Reader(url)
+        answer = reader.pod("ml", "web-0")
+        assert asyncio.run(read_owners(url)) == len(pods)
+        reader.close()
+    assert answer is not None
+    assert [device["uuid"] for device in answer["devices"]] == gpus

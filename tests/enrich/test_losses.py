@@ -93,15 +93,9 @@ class StaleFile:
     def __init__(self, out: Path, *texts: bytes) -> None:
         self.now, self.wall = 100.0, WALL
         self._out, self._texts = out, iter(texts)
-        clock = Clock(lambda: self.now, lambda: self.wall)
-        self._enricher = Enricher(
-            self._fetch,
-            lambda _devices: Allocation(),
-            AtomicFile(str(out)),
-            ErrorCounts(),
-            stale_after=75.0,
-            clock=clock,
-        )
+        clock, file = Clock(lambda: self.now, lambda: self.wall), AtomicFile(str(out))
+        read = Allocation()
+        self._enricher = Enricher(self._fetch, lambda _: read, file, ErrorCounts(), stale_after=75.0, clock=clock)
 
     def _fetch(self) -> list[ParsedFamily]:
         for text in self._texts:

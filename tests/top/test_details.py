@@ -105,7 +105,7 @@ def test_what_a_job_used_since_it_started() -> None:
     )
     lines = shown(HEALTHY, 200, fetched=FetchedDetails("GPU-7", jobs=[job]))
     assert lines[-2:] == [
-        "  in all 2h01m   2.02 GPU-hours   mean 7%   peak 31%   peak memory 5.0 GiB   0.40 kWh   5.00 EUR"
+        "  ran for 2h01m   2.02 GPU-hours   mean 7%   peak 31%   peak memory 5.0 GiB   0.40 kWh   5.00 EUR"
         "   waited 1m30s   errors 1",
         "  10 % of a GPU would be enough.",
     ]

@@ -176,9 +176,6 @@ def test_once_in_a_terminal_has_colours_and_totals(server: RawServer) -> None:
         assert ALTERNATE not in live.output
         last = re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", live.output).split(b"\r\n")[-2]
         assert re.search(rb"/\d+ allocated .* free  0 broken", last), "the totals"
-
-
-def test_no_color(server: RawServer) -> None:
     with Session("--url", server.url, "--once", "--interval", "100ms", NO_COLOR="1") as live:
         assert live.wait() == 0
         assert b"\x1b" not in live.output

@@ -35,7 +35,7 @@ _MAX_CALLS = 4000
 _OPTIONS = (
     ("grpc.max_receive_message_length", 64 * 1024),
     ("grpc.so_reuseport", 0),  # so that a second podgpu on the same address fails to start
-    # KEDA opens only one connection per replica, but clients that never finish the handshake count too.
+    # KEDA opens one connection per replica. The limit is higher, because unfinished handshakes count too.
     ("grpc.max_allowed_incoming_connections", 1024),
     ("grpc.server_handshake_timeout_ms", 3_000),  # gRPC's default is two minutes
     ("grpc.max_concurrent_streams", 10),  # limits memory, because a stream may use 0.5 MB for headers

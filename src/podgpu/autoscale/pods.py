@@ -1,7 +1,7 @@
 """Watches the running pods.
 
-Exporters report only pods that hold GPUs. The API server also lists pods that request a GPU but are missing in the
-metrics, for example because their node cannot be reached.
+Exporters report only pods that hold GPUs. The API server also shows pods that request a GPU but are not reported, for
+example because their node cannot be reached.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ def sample_round(state: ClusterState, rates: UsageRates, pods: RunningPods, at: 
 def _find_node(pod: PodSeen | None, reporting: Collection[str], node_names: Collection[str]) -> str | None:
     """Returns the node whose values are used for the pod: its node in Kubernetes, if this node reports the pod.
 
-    Otherwise the exporter may use another node name. Then returns the only reporting node unknown to Kubernetes.
+    Otherwise returns the only reporting node that Kubernetes does not list, as exporters may use other node names.
     """
     if pod is not None and pod.node in reporting:
         return pod.node
@@ -249,7 +249,7 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class MetricsSnapshot:
-    """All stored samples and the running pods after a round."""
+    """The data for answering requests: all stored rounds, the running pods and the stale nodes."""
 
     rounds: tuple[RoundSamples, ...]  # all rounds within the longest allowed window, oldest first
     ends_at: float  # end of the last round and of all windows, as Unix time

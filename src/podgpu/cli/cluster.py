@@ -29,8 +29,6 @@ from podgpu.history.answers import HistorySource
 from podgpu.http_client import Access
 from podgpu.kube.config import load_config
 from podgpu.kube.objects import NODES_PATH, PODS_PATH, parse_node_labels, parse_owner
-from podgpu.metrics.adapter import PodName
-from podgpu.model import WorkloadOwner
 from podgpu.web.app import Listener, Service, load_protection, make_listeners, run
 from podgpu.web.cluster_app import cluster_application, cluster_probes
 
@@ -134,7 +132,10 @@ def choose_collector(
     options: Mapping[str, Any], settings: ViewSettings, stack: ExitStack, prices: ReadPrices = no_prices
 ) -> MakeCollector:
     """Returns a function that creates the collector of the chosen backend."""
-    owners = _owners(options, stack)
+    owners = None
+    if options["owners"] == "api" or (options["owners"] == "auto" and _uses_api(options)):
+        owners = ApiMap(load_config(options["kubeconfig"]), PODS_PATH, parse_owner, "owners of pods")
+        stack.callback(owners.close)
     read_owners = owners.read if owners else dict
     if options["prometheus"]:
         make = partial(
@@ -195,14 +196,6 @@ def _prometheus_server(options: Mapping[str, Any]) -> PrometheusServer:
         node_labels=_names(options["node_label"]),
         cluster_label=options["cluster_label"],
     )
-
-
-def _owners(options: Mapping[str, Any], stack: ExitStack) -> ApiMap[PodName, WorkloadOwner] | None:
-    if options["owners"] == "none" or (options["owners"] == "auto" and not _uses_api(options)):
-        return None
-    owners = ApiMap(load_config(options["kubeconfig"]), PODS_PATH, parse_owner, "owners of pods")
-    stack.callback(owners.close)
-    return owners
 
 
 def _uses_api(options: Mapping[str, Any]) -> bool:

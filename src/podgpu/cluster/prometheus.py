@@ -213,7 +213,9 @@ class PrometheusClient:
 
 
 def _shorten(text: str) -> str:
-    return one_line(" ".join(text.split()))[:_MAX_TEXT]
+    """Returns one line, without the middle of a long text: VictoriaMetrics quotes the query before the reason."""
+    line, half = one_line(" ".join(text.split())), _MAX_TEXT // 2
+    return line if len(line) <= _MAX_TEXT else f"{line[:half]}…{line[-half:]}"
 
 
 # Collecting the nodes
@@ -291,8 +293,8 @@ class PrometheusCollector:
 
         fleet = await self._count_fleet(now) if self._settings.max_gpus < math.inf else None
         if fleet is not None:
-            note = f"Prometheus has {fleet.gpus:,} GPUs, so the page shows only a part of them at a time"
-            self._client.notes.append(note if fleet.has_rule else f"{note}; {_NO_RULE}")
+            source = f"totals are means of 5 minutes from {USAGE_RULE}" if fleet.has_rule else _NO_RULE
+            self._client.notes.append(f"Prometheus has {fleet.gpus:,} GPUs: the page shows a part of them; {source}")
             self._reading = replace(self._reading, nodes=(), fleet=fleet, notes=tuple(self._client.notes))
             return failures
         queries = series_queries(self._match, self._node_labels, self._settings.keep_fields, self._cluster_label)

@@ -53,6 +53,7 @@ _FINE, _COARSE = 15, 300  # steps in seconds, as in the SQLite store
 _MAX_SAMPLES = 20_000  # per series in a range query; VictoriaMetrics allows 30,000
 _MAX_GAP_SECONDS = 300  # a holder or condition continues through a shorter gap, because a scrape may fail
 _MAX_GPUS_OF_POD = 256
+_GPUS_PER_QUERY = 16  # VictoriaMetrics rejects queries of more than 16 KiB
 _KEYS = (*UUID_LABELS, "GPU_I_ID")
 _HELD_NAMES = ("podgpu_allocation_info", *names_of(UTIL), *names_of(GR_ENGINE))
 
@@ -121,8 +122,10 @@ class PrometheusHistory:
         of_cluster = "" if cluster is None else f"{self._server.cluster_label}={quote(cluster)}"
         async with aclosing(PrometheusClient(self._server)) as client:
             reader = await self._make_reader(client, seconds, of_cluster)
-            uuids = {_read_device(line.labels)[0] for line in await reader.read(reader.held_by(name))} - {""}
-            devices = await reader.read_devices(sorted(uuids)[:_MAX_GPUS_OF_POD], name) if uuids else {}
+            uuids = sorted({_read_device(line.labels)[0] for line in await reader.read(reader.held_by(name))} - {""})
+            devices: dict[Device, _DeviceLines] = {}
+            for first in range(0, min(len(uuids), _MAX_GPUS_OF_POD), _GPUS_PER_QUERY):
+                devices |= await reader.read_devices(uuids[first : first + _GPUS_PER_QUERY], name)
         histories = [device.history_of_pod(name) for device in devices.values()]
         held = [history for history in histories if history is not None]
         held.sort(key=lambda history: (history.node, history.index or 0, history.uuid, history.instance))

@@ -303,11 +303,11 @@ class _RangeReader:
             for sample in found.get(kind, ()):
                 cluster = sample.labels.get(self.server.cluster_label, "")
                 own = gpu_prices.get((cluster, read_gpu_id(sample.labels)), prices)
-                sums[cluster, _read_model(sample.labels), own] += sample.value
+                sums[cluster, _read_first(sample.labels, MODEL_LABELS), own] += sample.value
         amounts_of = {kind: self._add_by_part(found.get(kind, ())) for kind in (*_COUNTERS, "shares")}
         usage = []
         for part, sample in billed.items():
-            workload, model = part.workload, _read_model(sample.labels)
+            workload, model = part.workload, _read_first(sample.labels, MODEL_LABELS)
             profile = sample.labels.get("GPU_I_PROFILE", "")
             name = billed_name(model, profile) if profile else model
             own = gpu_prices.get((part.cluster, part.gpu), prices)
@@ -362,15 +362,11 @@ class _RangeReader:
         is_pod = kind == "Pod"
         return _HolderPart(
             cluster,
-            _read_model(labels),
+            _read_first(labels, MODEL_LABELS),
             labels.get("GPU_I_PROFILE", ""),
             Workload(labels.get("namespace", ""), name if is_pod else "", job=labels.get("hpc_job", "")),
             None if is_pod else WorkloadOwner(kind, name),
         )
-
-
-def _read_model(labels: LabelMap) -> str:
-    return _read_first(labels, MODEL_LABELS)
 
 
 def _read_first(labels: LabelMap, names: Iterable[str]) -> str:

@@ -1,1 +1,1 @@
-"""Sources of GPU values: NVML, DCGM and the metrics of another exporter. They implement the interface in `source`."""
+"""Reads GPU values from NVML, DCGM or the metrics of another exporter. Each source implements `source.Telemetry`."""

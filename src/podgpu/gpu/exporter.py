@@ -1,7 +1,7 @@
-"""Reads values from the metrics of an existing dcgm-exporter (1.x or later), from a URL or a file.
+"""Reads GPU values from the metrics of dcgm-exporter (1.x or later), at a URL or in a file.
 
-`inventory` fetches the metrics text. All readings until the next call of `inventory` use that text. Pod labels in the
-text are ignored. `podgpu enrich` also uses the functions of this module.
+`inventory` fetches the metrics text. Until the next call of `inventory`, all readings use this text. Pod labels in the
+text are ignored.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _OTHER_ENTITIES = ("nvlink", "nvswitch", "cpu", "cpucore")
 
 class UrlExposition:
     def __init__(self, url: str, access: Access | None = None, timeout: float = DEFAULT_TIMEOUT) -> None:
-        """If the URL has no path, /metrics is used."""
+        """Uses the path /metrics if the URL has no path."""
         self._client = HttpClient(url, access, timeout=timeout, max_bytes=MAX_METRICS_BYTES, default_path="/metrics")
         self.shown = self._client.shown
 
@@ -89,7 +89,7 @@ ExpositionSource = UrlExposition | FileExposition
 def open_exposition_source(
     place: str, access: Access | None = None, *, timeout: float = DEFAULT_TIMEOUT
 ) -> ExpositionSource:
-    """Opens a URL, HOST:PORT or a file. If a file name looks like HOST:PORT, `./` must precede it."""
+    """Returns the source for a URL, HOST:PORT or a file. A file name that looks like HOST:PORT must start with `./`."""
     scheme, separator, _ = place.partition("://")
     if with_scheme(place) != place or (separator and scheme.lower() in ("http", "https")):
         return UrlExposition(place, access, timeout)
@@ -101,7 +101,7 @@ def open_exposition_source(
 
 
 def parse_exposition(content: bytes, shown: str) -> list[ParsedFamily]:
-    """Parses metrics text. Raises SourceError: not_prometheus or malformed (with line and reason)."""
+    """Parses metrics text. Raises SourceError if the text is malformed."""
     check_is_metrics(content, shown)
     try:
         return parse_text(content.decode(), MAX_LINES)
@@ -117,9 +117,10 @@ def parse_exposition(content: bytes, shown: str) -> list[ParsedFamily]:
 def find_devices(
     samples: Iterable[ParsedSample], shown: str, by_name: bool = False
 ) -> list[tuple[Device, Mapping[str, Value]]]:
-    """Returns the devices with their values, by DCGM 4.8 field name. A GPU comes before its MIG instances.
+    """Returns the devices and their values by DCGM 4.8 field name. A GPU comes before its MIG instances.
 
-    `by_name`: True if the kubelet's GPU ids are nvidia<N>, like the label `device` of the metrics. Raises SourceError.
+    `by_name`: True if the kubelet's GPU ids are nvidia<N>, as in the label `device`. Raises SourceError if a value is
+    too large.
     """
     try:
         states = node_from_samples(samples)
@@ -164,9 +165,9 @@ class ExporterTelemetry:
         self._devices: Mapping[str, tuple[Device, Mapping[str, Value]]] | None = None
         """Device key -> device and its values. None if the last fetch failed."""
         self._blank: set[tuple[str, int]] = set()
-        """(device key, field id in DCGM 4.8) of values that are a special code, NaN or impossible."""
+        """Device key and field id (of DCGM 4.8) of each value that is a special code, NaN or impossible."""
         self._copies: Counter[tuple[str, int]] = Counter()
-        """(device key, field id in DCGM 4.8) -> number of samples; above 1 if the exporter repeats values per pod."""
+        """Number of samples by device key and field id. It is above 1 if the exporter repeats values for each pod."""
         self._last_xid: dict[str, int] = {}
         self._events = ErrorEvents()
         self.error_events = self._events.drain
@@ -180,7 +181,7 @@ class ExporterTelemetry:
             raise SourceError("no_gpu", f"{self.shown} has no GPU: check that it is a dcgm-exporter")
         self._companion.update()
         self._devices = {device.key: (self._companion.complete(device), values) for device, values in devices}
-        for key, (_, values) in self._devices.items():  # the metrics contain only the last XID of each device
+        for key, (_, values) in self._devices.items():  # a changed last XID is the only sign of a new error
             xid = int(values.get(XID_NAME, 0))
             if xid and xid != self._last_xid.get(key):
                 self._events.add(ErrorEvent(key, xid, self._wall()))
@@ -200,7 +201,7 @@ class ExporterTelemetry:
                 value_printed(field, sample.value)
             except Blank:
                 self._blank.add(key)
-                sample = sample._replace(value=math.nan)  # the sample is kept, because it shows that its device exists
+                sample = sample._replace(value=math.nan)  # kept, because the sample shows that the device exists
             kept.append(sample)
         return kept
 
@@ -245,7 +246,7 @@ class ExporterTelemetry:
 
 
 def _convert(field: Field, values: Mapping[str, Value]) -> Value | None:
-    """Returns the value of `field`, converted from the DCGM 4.8 field that has it. None if there is no value."""
+    """Returns the value of `field`, or None. `values` are in DCGM 4.8 units and converted to the field's unit."""
     known = meaning(field.name)
     value = values.get(known.field.name) if known is not None else None
     if known is None or value is None or isinstance(value, str):

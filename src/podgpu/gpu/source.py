@@ -1,7 +1,6 @@
-"""The interface between the agent and a source of GPU values, independent of library and vendor.
+"""Defines the interface through which the agent reads GPU values. It does not depend on a library or vendor.
 
-The interface covers devices, fields, error numbers and processes. Vendor-specific features belong to the vendor's
-package. `CompanionDriver` adds details from the local driver to sources that read GPUs in another way.
+`CompanionDriver` adds details from the local driver to the values of DCGM or of another exporter.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from podgpu.model import Detail, Device, DeviceUsage, EntityState, ProcessUsage,
 
 Lack = Literal["no_process_utilization", "no_energy", "no_memory", "no_instance_utilization", "no_process_list"]
 """Error reason for a usage value that a GPU does not provide."""
-EXPORTER_FIELDS = 9000  # fields from this id on are computed by dcgm-exporter or podgpu, not by DCGM
+EXPORTER_FIELDS = 9000  # dcgm-exporter or podgpu computes the fields from this id on; DCGM does not have them
 _COMPANION_WAIT = 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # compared by identity, because sources use groups as cache keys
 class FieldGroup:
-    """Fields that are read together, at the same interval. DCGM has the same term."""
+    """Fields that are read together, at the same interval. DCGM uses the same term."""
 
     fields: tuple[Field, ...]
     interval: float
@@ -33,17 +32,15 @@ class FieldGroup:
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """The values of one physical GPU and of its MIG instances. Fields without a value have no entry."""
+    """The values of one physical GPU and its MIG instances. Fields without a value are omitted."""
 
-    values: Mapping[Device, Mapping[int, Value]]  # the GPU, then its instances -> field id -> value
+    values: Mapping[Device, Mapping[int, Value]]  # by device and field id; the GPU comes before its instances
     details: tuple[Detail, ...] = ()  # fields of the GPU that have several values, such as health checks
-    unsupported: tuple[tuple[str, int], ...] = ()  # device key, field id
-    dropped: tuple[
-        int, ...
-    ] = ()  # fields whose value was rejected (special code, NaN, impossible), once per occurrence
-    errors: tuple[str, ...] = ()  # reasons of failed calls; the values above are valid
-    entities: tuple[EntityState, ...] = ()  # the GPU's links, or switches and CPUs
-    slow_values: Mapping[int, Value] = field(default_factory=dict)  # for the GPU's page, read less often; by field id
+    unsupported: tuple[tuple[str, int], ...] = ()  # device key and field id
+    dropped: tuple[int, ...] = ()  # fields with an invalid value (special code, NaN, impossible), once per occurrence
+    errors: tuple[str, ...] = ()  # reasons of failed calls; the values of other calls are still valid
+    entities: tuple[EntityState, ...] = ()  # links of the GPU, or (in `read_others`) switches and CPUs
+    slow_values: Mapping[int, Value] = field(default_factory=dict)  # additional fields for the GPU's page, by id
     reports_errors: bool = True  # False if the source cannot report errors (XIDs) of this GPU
     links_up: int | None = None  # number of NVLinks that are up; None if the GPU has none or does not report them
 
@@ -53,25 +50,25 @@ class SwitchStatus:
     """State of the context-switch log. The log is used only while a GPU is shared."""
 
     errors: tuple[str, ...] = ()
-    """Reason words of the errors in this reading."""
+    """Reasons of the errors in this reading."""
     fallback_reason: str = ""
-    """Why a shared GPU currently uses the driver's samples instead of the log; empty if the log is used."""
+    """Why usage comes from the driver's samples instead of the log. Empty if it comes from the log."""
     fallback: str = ""
     """Message for `fallback_reason`."""
 
 
 @dataclass(frozen=True, slots=True)
 class UsageAnswer:
-    """Usage of one GPU since the last call. A *part* is the source's name for a value or a driver function."""
+    """Usage of one GPU since the last call. In this class, a part is a value or a driver function."""
 
     usages: tuple[DeviceUsage, ...]
-    """The GPU, then each of its instances."""
+    """Usage of the GPU, then of each MIG instance."""
     dropped: tuple[str, ...] = ()
-    """Parts whose value was rejected (special code, NaN or impossible), once per occurrence."""
+    """Parts whose value was invalid (special code, NaN or impossible), once per occurrence."""
     errors: tuple[str, ...] = ()
-    """Reason words of calls that failed."""
+    """Reasons of the calls that failed."""
     lacks: tuple[tuple[str, Lack], ...] = ()
-    """(unsupported part, value that is missing because of it). Such a part is not read until the MIG layout changes."""
+    """Unsupported part, and the value that is missing because of it. It is not read until the MIG layout changes."""
     switches: SwitchStatus | None = None
     """None if context switches are not used."""
 
@@ -89,7 +86,7 @@ class ErrorEvent:
 
 
 class ErrorEvents:
-    """Events that the agent has not read yet. Thread-safe. A broken GPU may report a thousand per second."""
+    """A thread-safe queue of events. It is limited, because a broken GPU may report a thousand events per second."""
 
     def __init__(self) -> None:
         self._events: deque[ErrorEvent] = deque(maxlen=100_000)
@@ -105,60 +102,54 @@ class Inventory:
 
     gpus: tuple[Device, ...]
     unreachable: dict[int, str] = field(default_factory=dict)
-    """Index of a GPU that the driver lists but cannot read -> reason."""
+    """Index of each GPU that the driver lists but cannot read, with the reason."""
     hung: frozenset[int] = frozenset()
-    """Indices of unreachable GPUs whose first call has not returned yet."""
+    """Indices of unreachable GPUs whose first driver call has not returned yet."""
 
 
 class Telemetry(Protocol):
     name: str
     expected: int | None
-    """Number of GPUs on the PCI bus, with or without a driver; None if unknown."""
+    """Number of GPUs on the PCI bus. None if unknown."""
 
     def inventory(self) -> Inventory:
-        """Returns the physical GPUs. Opens the driver if necessary. Raises SourceError."""
+        """Returns the physical GPUs. Opens the driver if necessary. Raises SourceError if this fails."""
 
     def read(self, gpu: Device, fields: Sequence[Field]) -> GpuReading:
-        """Reads one GPU and its instances. Called from that GPU's worker. Raises SourceError."""
+        """Reads one GPU and its instances. Called from the GPU's worker. Raises SourceError if this fails."""
 
     def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
-        """Lists the processes on one GPU and its instances. May run in a different worker than `read`.
-
-        Raises SourceError.
-        """
+        """Lists the processes on a GPU and its instances. May run in another worker than `read`. Raises SourceError."""
 
     def usage(self, gpu: Device, shared: Collection[str] = ()) -> UsageAnswer:
-        """Returns the usage of one GPU and its instances.
+        """Returns the usage of one GPU and its instances since the last call. Raises SourceError if it cannot be read.
 
-        `shared`: keys of devices on which processes of several containers run.
-        Each GPU has one worker for this method, which may differ from the worker for `read`. Raises SourceError.
+        `shared`: keys of devices on which processes of several containers run. The worker may differ from that of
+        `read`, but is always the same for a GPU.
         """
 
     def error_events(self) -> Sequence[ErrorEvent]:
-        """Returns the events since the last call."""
+        """Returns the errors (XIDs) since the last call."""
 
     def release(self, wait: float) -> bool:
-        """Closes podgpu's handles to the driver. Returns False if a call does not return within `wait` seconds.
-
-        The next call of `inventory` opens the driver again.
-        """
+        """Closes the driver until the next call of `inventory`. Returns False if this takes longer than `wait` s."""
 
 
 @runtime_checkable
 class HostEngine(Protocol):
-    """A source that reads GPUs at intervals of its own (DCGM). It also reads NVSwitches, NVLinks, CPUs and cores."""
+    """A source that reads GPUs at its own intervals, such as DCGM. It can also read switches, links and CPUs."""
 
     def schedule(self, groups: Sequence[FieldGroup]) -> None:
-        """Sets the field groups. Later calls of `read` pass the fields of one group."""
+        """Sets the fields to read and their intervals. Each later call of `read` requests one of these groups."""
 
     def read_others(self, fields: Sequence[Field]) -> GpuReading:
-        """Returns an reading with `entities` only. Called from its own worker. Raises SourceError."""
+        """Reads switches, CPUs and cores. Only `entities` of the result is set. Raises SourceError."""
 
 
 class CompanionDriver:
-    """Adds minor numbers, MIG UUIDs and processes from the local driver to an exporter's metrics or DCGM.
+    """Adds minor numbers, MIG UUIDs and processes from the local driver to the devices of DCGM or another exporter.
 
-    The driver is read in its own thread with a short wait. So a missing or hanging driver does not affect the source.
+    The driver is read in a separate thread, so that a driver that hangs does not block the source.
     """
 
     def __init__(self, driver: Telemetry | None) -> None:
@@ -167,7 +158,7 @@ class CompanionDriver:
         self._update: threading.Thread | None = None
 
     def update(self) -> None:
-        """Reads the driver's details. While a reading hangs, the previous details are used."""
+        """Reads the details from the driver. While the driver hangs, the previous details are used."""
         if self._driver is not None and (self._update is None or not self._update.is_alive()):
             self._update = threading.Thread(
                 target=self._read_driver, args=(self._driver,), name="companion-driver", daemon=True
@@ -210,7 +201,7 @@ class CompanionDriver:
         return self._find_driver(gpu).usage(gpu, shared)
 
     def discard_error_events(self) -> None:
-        """Discards the driver's XIDs, because the main source already reports them."""
+        """Discards the driver's XIDs, because DCGM or the exporter reports them, too."""
         if self._driver is not None:
             self._driver.error_events()
 

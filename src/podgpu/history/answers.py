@@ -168,8 +168,9 @@ _ROUNDS = """
 WITH rounds AS (
     SELECT * FROM round WHERE resolution = :resolution AND time >= :start AND time < :end
     UNION ALL SELECT * FROM round WHERE resolution = :fine AND time >= max(:start, :rolled_up) AND time < :end)"""
-# Averages the values of a GPU. For a pod or job (:account is not 0), uses only rounds in which it held the GPU. Its own
-# values have priority over the GPU's. CROSS JOIN makes SQLite look up one sample per round instead of scanning all.
+# Averages the values of a GPU. If :account is a pod or job, reads only the rounds in which this account held the GPU.
+# On a shared GPU, reads the account's own values instead of the GPU's values.
+# CROSS JOIN makes SQLite look up one sample per round instead of scanning all samples.
 _FIGURES = f"""{_ROUNDS}
 SELECT (time - :start) / :step AS point,
     avg(utilization) / 1e4, avg(memory) * 1048576, avg(power) / 10, avg(temperature)
@@ -245,7 +246,7 @@ def read_range(db: sqlite3.Connection, start: float, end: float) -> tuple[int, i
     rolled_up = {resolution: 0 if last is None else last + resolution for resolution, (_, last) in times.items()}
 
     def step(time: float) -> int:
-        """Returns the finest resolution that goes back to `time`, or at least as far back as the next coarser one."""
+        """Returns the finest resolution that covers `time`, or that goes back as far as the next coarser resolution."""
         for finer, coarser in ((COARSE, HOUR), (HOUR, DAY)):
             if time >= oldest[finer] or not oldest[finer] // coarser * coarser > oldest[coarser]:
                 return finer
@@ -271,7 +272,7 @@ def read_range(db: sqlite3.Connection, start: float, end: float) -> tuple[int, i
 
 
 def read_usage_start(db: sqlite3.Connection) -> int | None:
-    """Returns the Unix time of the oldest usage, or None. A daily sum counts from the start of its day."""
+    """Returns the start of the oldest stored usage as Unix time, or None if there is no usage."""
     sql = "SELECT (SELECT min(time) FROM usage WHERE resolution = 86400), (SELECT min(time) FROM round)"
     first_day, first_round = db.execute(sql).fetchone()
     start: int | None = first_round if first_day is None or first_round < first_day + DAY else first_day

@@ -122,8 +122,8 @@ INSERT OR REPLACE INTO usage SELECT :resolution, time / :resolution * :resolutio
     {", ".join(f"sum({name})" for name in AMOUNT_UNITS)}
 FROM usage WHERE resolution = :finer AND time >= :since AND time < :until GROUP BY start, account, currency"""
 _FIGURE_MEANS = "round(avg(utilization)), round(avg(memory)), round(avg(power)), round(avg(temperature))"
-# If a pod started or ended within the window, stores the GPU's mean over the rounds in which the pod held the GPU.
-# Otherwise the pod's mean would include values from before its start or after its end.
+# If a pod starts or ends within a 5-minute step, stores a mean over only those rounds in which the pod held the GPU.
+# The mean of the whole step would include values from before the start or after the end of the pod.
 _ROLL_UP_ENDED = f"""
 WITH changed AS MATERIALIZED (
     SELECT * FROM span WHERE account > 0 AND (started > :since OR ended BETWEEN :since AND :until))
@@ -175,7 +175,7 @@ class Amounts(NamedTuple):
 
 
 class UsageAccount(NamedTuple):
-    """A pod or job to which usage is charged. Owner and labels are not part of the key: they may become known later."""
+    """A pod or job to which usage is charged. Owner and labels may become known later, so they are not in the key."""
 
     namespace: str = ""
     pod: str = ""
@@ -320,7 +320,7 @@ class HistoryStore:
         for suffix in ("", "-wal", "-shm"):
             with suppress(FileNotFoundError):
                 os.replace(f"{self._path}{suffix}", f"{self._path}.damaged{suffix}")
-        _log.error("%s is damaged (%s); it was renamed to *.damaged, and history starts again", self._path, error)
+        _log.error("%s is damaged (%s); it was renamed to *.damaged, and a new file was created", self._path, error)
         self._damage = None
         self._open()
 
@@ -369,7 +369,7 @@ class HistoryStore:
         self._db.executemany(_INSERT_SAMPLE, samples)
         self._db.executemany(_ADD_USAGE, usage)
         self._db.executemany(_START_SPAN, [(*span, time) for span in spans - self._open_spans])
-        # If podgpu did not run for some time, spans (of holders or conditions) end at the last round before the gap.
+        # If podgpu did not run for some time, holders and conditions are recorded as ended at the last round before.
         ended = time if time - self._last_round <= COARSE else self._last_round + FINE
         self._db.executemany(_END_SPAN, [(ended, *span) for span in self._open_spans - spans])
         self._open_spans, self._last_round = spans, time

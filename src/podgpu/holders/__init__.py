@@ -1,4 +1,4 @@
-"""Finds which workloads hold which devices: one file per allocation source, then merging, identities and a cache."""
+"""Finds which workloads hold which devices. Reads several allocation sources and merges their results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 from podgpu.model import Allocation, Device, Workload
 
 Complete = Callable[[Workload], Workload]
-"""Returns the workload with all known fields of its identity. Raises SourceError if they contradict each other."""
+"""Adds the known fields of a workload's identity. Raises SourceError if the fields contradict each other."""
 
 
 class AllocationSource(Protocol):

@@ -1,4 +1,4 @@
-"""Allocation source `annotations`: pod annotations of koordinator, HAMi, Volcano, gpu-manager, KAI and Run:ai.
+"""Allocation source `annotations`: reads pod annotations of koordinator, HAMi, Volcano, gpu-manager, KAI and Run:ai.
 
 These schedulers assign GPUs without the kubelet, or assign other GPUs than the kubelet lists.
 """
@@ -44,7 +44,7 @@ VOLCANO_DEVICES = "volcano.sh/vgpu-ids-new"
 GPU_MANAGER_ASSIGNED = "tencent.com/gpu-assigned"
 GPU_MANAGER_CARDS = "tencent.com/predicate-gpu-idx-"
 """Prefix of an annotation name that ends with the number of the container."""
-RESERVED_GPU = "run.ai/reserve_for_gpu_index"  # despite the name, this key contains the UUID
+RESERVED_GPU = "run.ai/reserve_for_gpu_index"  # despite the name, its value is a UUID
 FRACTION = "gpu-fraction"
 MEMORY = "gpu-memory"  # MiB
 CONTAINER = "gpu-fraction-container-name"
@@ -74,7 +74,7 @@ def is_read(annotation: str) -> bool:
 
 
 class AnnotationsAllocation(AllocationSource):
-    """Maps pods from a watch to devices. Never waits for the network."""
+    """Reads the annotations of watched pods. Never waits for the network."""
 
     name = SOURCE
 
@@ -88,7 +88,7 @@ class AnnotationsAllocation(AllocationSource):
             problem = "pods have not been read from the API server yet; if this persists, check that it is reachable"
             # A new error each time, because re-raising the old one would extend its traceback.
             raise SourceError(error.reason, str(error)) if error else SourceError("not_synced", problem)
-        # Schedulers annotate a pod before it is bound to a node.
+        # Skips pods without a node, because schedulers annotate a pod before they bind it.
         pods = [pod for pod in self._pods.items() if pod.node and not pod.is_finished]
         held: list[HeldId] = []
         malformed: list[Unmapped] = []
@@ -132,7 +132,7 @@ class BadAnnotation(SourceError):
 
 
 def read_grants(pod: PodRecord) -> list[HeldId]:
-    """Returns the ids in the first format for which the pod has annotations, or raises BadAnnotation."""
+    """Returns the device ids that the pod's containers hold, in the first matching format. May raise BadAnnotation."""
     for key, read in FORMATS.items():
         try:
             grants = read(pod)
@@ -144,7 +144,7 @@ def read_grants(pod: PodRecord) -> list[HeldId]:
 
 
 def _hold(pod: PodRecord, container: ContainerRecord, device: str | int, key: str, share: float | None) -> HeldId:
-    """`device` is an id, or N of /dev/nvidiaN."""
+    """Creates a `HeldId`. `device`: a device id, or the number N of /dev/nvidiaN."""
     if isinstance(device, int):
         return HeldId(_workload(pod, container), key, f"nvidia{device}", DeviceId(minor=device), share)
     device_id = parse_device_id(device)
@@ -154,7 +154,7 @@ def _hold(pod: PodRecord, container: ContainerRecord, device: str | int, key: st
 
 
 def _share(percent: Fraction | int) -> float | None:
-    """Converts a percentage. Returns None for 0, which means no limit, and for values above 100."""
+    """Converts a percentage to a fraction. Returns None for 0, which means no limit, and for values above 100."""
     return float(Fraction(percent) / 100) if 0 < percent <= 100 else None
 
 
@@ -178,8 +178,8 @@ class _KoordinatorDevices(Struct):
 
 
 def koordinator_grants(pod: PodRecord) -> list[HeldId]:
-    """Splits the devices of the pod between the containers that request GPUs. If no container does, the first one gets
-    all devices, as in koordinator's own proxy."""
+    """Splits the pod's devices among the containers that request GPUs. If there are none, the first container gets all
+    devices, as in koordinator's own proxy."""
     text = pod.annotation(KOORDINATOR_DEVICES)
     gpus = find_decoder(_KoordinatorDevices).decode(text).gpu if text else None
     requesting = [container for container in _requesting(pod.all_containers) if not container.finished]
@@ -199,7 +199,7 @@ def koordinator_grants(pod: PodRecord) -> list[HeldId]:
 
 
 def _split(containers: Sequence[ContainerRecord]) -> list[float]:
-    """Returns the share of each container: in proportion to a GPU resource that all of them request, else equal."""
+    """Returns each container's share: proportional to a GPU resource that all containers request, or else equal."""
     for resource, _ in containers[0].requests:
         amounts = [container.amount(resource) for container in containers]
         if resource.startswith(GPU_RESOURCES) and all(amounts):
@@ -229,9 +229,9 @@ def _requesting(containers: Sequence[ContainerRecord]) -> tuple[ContainerRecord,
 
 
 def _read_positional(pod: PodRecord, key: str) -> list[HeldId]:
-    """Reads the annotations of HAMi and Volcano. The position in the list identifies the container.
+    """Reads an annotation of HAMi or Volcano. It lists devices by position of the container in the pod.
 
-    Volcano omits containers that request no GPU. Since 2.9, HAMi's list starts with the init containers.
+    Volcano omits containers that request no GPU. HAMi since 2.9 lists the init containers first.
     """
     orders = [pod.containers, _requesting(pod.containers)]
     if key == HAMI_DEVICES:
@@ -271,9 +271,9 @@ def _choose_order(
 ) -> Sequence[ContainerRecord]:
     """Returns the containers in the order in which the annotation lists them.
 
-    Versions list different containers, and HAMi 2.10 omits some by mistake (HAMi#2899, HAMi#3079). An order is right if
-    exactly the containers that request a GPU get one. Resource names can be configured, so there may be no right order:
-    then returns the order with as many containers as the annotation lists, or the longest order.
+    The order depends on the version, and HAMi 2.10 omits some containers by mistake (HAMi#2899, HAMi#3079). An order is
+    right if exactly the containers that request a GPU get one. If no order is right, because the cluster uses other
+    resource names, returns an order as long as the annotation, or else the longest order.
     """
     filled = [number for number, slot in enumerate(slots) if any(slot)]
     needed = max(filled, default=-1) + 1
@@ -290,18 +290,18 @@ def _choose_order(
 
 
 def _replace_by_mig(slots: list[_ContainerSlices], mig: _HamiMigDevice) -> None:
-    """Replaces a GPU by the MIG instance created on it, or by None until the instance exists."""
+    """Replaces a GPU by the MIG instance that HAMi creates on it, or by None until the instance exists."""
     whole = None
     with suppress(IndexError):
         whole = slots[mig.container][mig.device]
     if whole is None or (mig.gpu_uuid and mig.gpu_uuid.lower() != whole[0].lower()):
         raise ValueError(f"{HAMI_MIG_DEVICES} names another GPU for device {mig.device} of container {mig.container}")
-    # Each instance is created for one container.
+    # The share is 1, because HAMi creates each instance for one container.
     slots[mig.container][mig.device] = (mig.mig_uuid, 1.0) if mig.mig_uuid else None
 
 
 def gpu_manager_grants(pod: PodRecord) -> list[HeldId]:
-    """Reads one annotation per container. Until gpu-assigned is true, they are only a proposal of the scheduler."""
+    """Reads one annotation per container. Ignores these annotations until the scheduler sets gpu-assigned to true."""
     grants: list[HeldId] = []
     for key, text in pod.annotations if pod.annotation(GPU_MANAGER_ASSIGNED) == "true" else ():
         if not key.startswith(GPU_MANAGER_CARDS) or not text:
@@ -312,7 +312,7 @@ def gpu_manager_grants(pod: PodRecord) -> list[HeldId]:
         container = pod.containers[number]
         cards = sorted({_number(card.strip(), "card") for card in text.split(",")})
         cores = container.amount(VCUDA_CORE)
-        # Fewer than 100 cores are a fraction of one card; 100 or more are whole cards.
+        # A request below 100 cores is a fraction of one card. A larger request is for whole cards.
         share = 1.0 if cores >= 100 else _share(cores) if len(cards) == 1 else None
         grants += (_hold(pod, container, card, key, share) for card in cards)
     return grants
@@ -323,15 +323,15 @@ FORMATS: Mapping[str, Callable[[PodRecord], list[HeldId]]] = {
     **{key: partial(_read_positional, key=key) for key in (HAMI_DEVICES, HAMI_1_DEVICES, VOLCANO_DEVICES)},
     GPU_MANAGER_CARDS: gpu_manager_grants,
 }
-"""Readers by name of the annotation."""
+"""Name of the annotation -> function that reads it."""
 
 
-# Reservation pods of KAI Scheduler and Run:ai. A pod that uses a fraction of a GPU requests no device. Instead, the
-# scheduler creates a reservation pod that requests the whole GPU, and the kubelet lists only that pod. All pods that
-# share the GPU have the same group name in their labels.
+# Reservation pods of KAI Scheduler and Run:ai. A pod that uses a fraction of a GPU does not request a device. Instead,
+# the scheduler creates a reservation pod that requests the whole GPU. The kubelet lists only the reservation pod. All
+# pods that share the GPU have the same group name in their labels.
 
 _GROUP = "runai-gpu-group"
-"""Label with the group. A pod on several GPUs has a label `runai-gpu-group/<group>` for each of them."""
+"""Label with the group name. A pod on several GPUs instead has one label `runai-gpu-group/<group>` per GPU."""
 _NAME_PREFIXES = ("gpu-reservation-", "runai-reservation-gpu-")
 _CONTAINERS = ("resource-reservation", "runai-reservation")
 _SCALING_NAMESPACES = ("kai-scale-adjust", "runai-scale-adjust")
@@ -345,9 +345,9 @@ def replace_reservations(
     devices: Sequence[Device],
     complete: Complete = lambda workload: workload,
 ) -> dict[str, Allocation]:
-    """Replaces reservation pods in the readings of all sources by the pods of their groups.
+    """Replaces each reservation pod by the pods of its group, in the readings of all sources.
 
-    Without `pods` from the API server, the groups are unknown. The GPU is then reported as unmapped (`reserved`).
+    If `pods` is empty, the groups are unknown, and the GPU is reported as unmapped (`reserved`).
     """
     reserved: dict[PodRecord, set[str]] = defaultdict(set)
     records = {(pod.namespace, pod.name): pod for pod in pods}
@@ -357,7 +357,7 @@ def replace_reservations(
         unknown: list[Unmapped] = []
         for assignment in reading.assignments:
             holder = assignment.holder
-            with suppress(SourceError):  # contradictory identities
+            with suppress(SourceError):  # identities that contradict each other
                 holder = complete(holder)
             pod = records.get((holder.namespace, holder.pod))
             if pod is not None and _is_reservation(pod):
@@ -389,7 +389,7 @@ def _read_groups(pod: PodRecord) -> set[str]:
 def _find_groups(
     pods: Sequence[PodRecord], reserved: Mapping[PodRecord, set[str]], index: DeviceIndex
 ) -> dict[str, set[str]]:
-    """Returns the devices of each group, from the assignments of its reservation pod or from that pod's annotation."""
+    """Returns the devices of each group: those that its reservation pod holds, or else those in its annotation."""
     groups: dict[str, set[str]] = defaultdict(set)
     for pod in pods:
         if not _is_reservation(pod) or pod.is_finished:
@@ -425,7 +425,7 @@ def _find_members(
 
 
 def _find_container(pod: PodRecord) -> ContainerRecord | None:
-    """Returns the container that has the GPU, or None if it is an init container that has finished."""
+    """Returns the container that uses the GPU, or None if that container has finished."""
     name = pod.annotation(CONTAINER)
     named = [container for container in pod.all_containers if container.name == name]
     container = next(iter(named or pod.containers), None)
@@ -433,7 +433,7 @@ def _find_container(pod: PodRecord) -> ContainerRecord | None:
 
 
 def _compute_share(pod: PodRecord, device: Device | None) -> float | None:
-    """Returns the fraction of each GPU that the pod holds. A request in MiB is divided by the GPU's memory."""
+    """Returns the fraction of the GPU that the pod holds. A request in MiB is divided by the GPU's memory."""
     with suppress(ValueError):
         fraction = float(pod.annotation(FRACTION))
         return fraction if 0 < fraction <= 1 else None
@@ -445,6 +445,6 @@ def _compute_share(pod: PodRecord, device: Device | None) -> float | None:
 
 
 def find_reserved(allocation: Allocation) -> frozenset[str]:
-    """Returns the keys of devices that are reserved for unknown pods."""
+    """Returns the keys of reserved devices whose holders are unknown."""
     held = {assignment.device for assignment in allocation.assignments}
     return frozenset(entry.device_id for entry in allocation.unmapped if entry.reason == "reserved") - held

@@ -1,4 +1,4 @@
-"""The exporter's watches of the API server: pods, DRA devices, and the ConfigMap with the counters."""
+"""Opens the exporter's watches on the API server: pods, DRA devices, and the ConfigMap with the counters."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ T = TypeVar("T")
 _log = logging.getLogger("podgpu")
 CONFIGMAP_KEY = "metrics"  # the key that dcgm-exporter uses
 SYNC_SECONDS = 10.0
-SOON_SECONDS = 0.5  # maximum wait for the first answer at start; a later answer is used when it arrives
+SOON_SECONDS = 0.5  # maximum wait for the first answer at start; later answers are used as they arrive
 _INVALID = re.compile(r"[^a-zA-Z0-9_]")
 
 
 def open_if_api(option: str, open_feed: Callable[[], T]) -> T | None:
-    """Opens a feed. Without an API server, logs a warning and returns None, so that dcgm-exporter's manifests work."""
+    """Returns the watch that `open_feed` opens. Without an API server, logs a warning and returns None."""
     try:
         return open_feed()
     except NoApi as e:
@@ -37,7 +37,7 @@ def open_if_api(option: str, open_feed: Callable[[], T]) -> T | None:
 
 @dataclass(eq=False)
 class ApiAccess:
-    """Opens the exporter's watches of the API server, each once, and closes them together."""
+    """Opens watches on the API server. `close` closes all of them."""
 
     kubeconfig: str
     sync_seconds: float = SYNC_SECONDS  # how long to wait for the first answer of a watch
@@ -47,7 +47,7 @@ class ApiAccess:
 
     @property
     def is_available(self) -> bool:
-        """True if NODE_NAME is set, and a service account or --kubeconfig exists. Used by `--allocation auto`."""
+        """True if NODE_NAME is set and credentials exist (a service account or --kubeconfig)."""
         in_cluster = "KUBERNETES_SERVICE_HOST" in os.environ and os.path.exists(f"{SERVICE_ACCOUNT}/token")
         return bool(os.environ.get("NODE_NAME")) and (bool(self.kubeconfig) or in_cluster)
 
@@ -72,7 +72,7 @@ class ApiAccess:
         _ = self.node, self.config
 
     def pods(self) -> Informer[PodRecord]:
-        """Watches this node's pods."""
+        """Returns a watch of this node's pods, which all callers share."""
         if self.watched_pods is None:
             selector = {"fieldSelector": f"spec.nodeName={self.node}"}
             self.watched_pods = self.watch(PODS_PATH, selector, lambda body: parse_pod(body, is_read))
@@ -83,7 +83,7 @@ class ApiAccess:
         return self.watched_pods.items() if self.watched_pods is not None else ()
 
     def configmap(self, name: str) -> Callable[[], str | None]:
-        """Watches the ConfigMap of `-m NAMESPACE:NAME`. Returns a function that returns its current text."""
+        """Watches a ConfigMap, given as NAMESPACE:NAME. Returns a function that returns its current text."""
         namespace, colon, map_name = name.partition(":")
         if not colon or not namespace or not map_name or "/" in name:
             raise UsageError(f"-m {name!r}: write NAMESPACE:NAME of a ConfigMap with the key {CONFIGMAP_KEY!r}")
@@ -107,7 +107,7 @@ class ApiAccess:
 
 
 class ApiHealth(AllocationSource):
-    """An allocation source without assignments. It reports failures of the watches in logs and metrics."""
+    """Raises the errors of watches, so that they appear in logs and metrics. Reports no assignments."""
 
     name = "api-server"
 
@@ -123,7 +123,7 @@ class ApiHealth(AllocationSource):
 
 
 class LabelFilter:
-    """Selects pod labels whose key contains a match of any pattern, as in dcgm-exporter. No patterns: all labels."""
+    """Selects pod labels whose key contains a match of a pattern. Without patterns, selects all labels."""
 
     def __init__(self, patterns: str = "") -> None:
         try:
@@ -138,7 +138,7 @@ class LabelFilter:
         return {(pod.namespace, pod.name): self._select_labels(pod) for pod in pods}
 
     def _select_labels(self, pod: PodRecord) -> tuple[tuple[str, str], ...]:
-        """Returns the selected labels. If several keys are converted to the same name, the first one is used."""
+        """Returns the selected labels. If several keys become the same label name, the first key is used."""
         named: dict[str, str] = {}
         for key, value in sorted(pod.labels):
             if not self._patterns or any(pattern.search(key) for pattern in self._patterns):

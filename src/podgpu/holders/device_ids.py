@@ -1,4 +1,4 @@
-"""Parses the device ids of all device plugins, finds the devices, and computes the share of each holder."""
+"""Parses the device ids of device plugins, maps them to devices, and computes each holder's share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VCUDA_CORE = "tencent.com/vcuda-core"
 VCUDA_MEMORY = "tencent.com/vcuda-memory"
 
 SharedDevice = tuple[object, ...]
-"""A `DeviceId` without its replica. All replicas of one shared device have the same value."""
+"""A `DeviceId` without `replica`. It is the same for all replicas of a shared device."""
 
 
 class DeviceId(NamedTuple):
@@ -23,10 +23,10 @@ class DeviceId(NamedTuple):
 
     gpu_uuid: str | None = None
     mig_uuid: str | None = None
-    minor: int | None = None  # N of /dev/nvidiaN. Can differ from the driver's index, which is in PCI order.
+    minor: int | None = None  # N of /dev/nvidiaN; can differ from the driver's index, which is in PCI order
     gi_id: int | None = None
     ci_id: int | None = None
-    everything: bool = False  # True if the id names all GPUs of the node: `all` on WSL, `tegra` on Tegra boards
+    everything: bool = False  # the id stands for all GPUs of the node: `all` on WSL, `tegra` on Tegra boards
     replica: str = ""  # time slice, MPS client or vGPU of a shared device
 
     @property
@@ -35,7 +35,7 @@ class DeviceId(NamedTuple):
 
 
 _UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
-# No leading zeros: smarter-device-manager names its copies of /dev/nvidia0 "nvidia00", "nvidia01".
+# Rejects leading zeros, because smarter-device-manager names its copies of /dev/nvidia0 "nvidia00", "nvidia01".
 _NUMBER = r"(?:0|[1-9][0-9]{0,8})"
 
 _NVIDIA_PLUGIN = re.compile(
@@ -51,7 +51,7 @@ _MINOR = re.compile(_NUMBER, re.ASCII)
 
 @lru_cache(maxsize=4096)
 def parse_device_id(text: str) -> DeviceId | None:
-    """Returns None if the id names no GPU, such as gpu-manager's `tencent.com/vcuda-core-3`."""
+    """Parses an id. Returns None if it does not identify a GPU, such as gpu-manager's `tencent.com/vcuda-core-3`."""
     name, _, replica = text.partition("::")
     if name in ("all", "tegra"):
         return DeviceId(everything=True, replica=replica)
@@ -87,13 +87,13 @@ class DeviceIndex:
         self._whole = tuple(sorted(whole, key=lambda device: -1 if device.index is None else device.index))
         self._by_uuid = {(device.uuid.lower(), device.gi_id): device for device in devices}
         self._by_mig_uuid = {uuid.lower(): device for device in devices for uuid in device.mig_uuids}
-        # If two devices have the same minor, the first one is used. The second one is a GPU that was lost.
+        # If two devices have the same minor number, uses the first. The second is a lost GPU.
         self._uuid_by_minor: dict[int | None, str] = {
             device.minor: device.uuid for device in reversed(devices) if device.minor is not None
         }
 
     def find(self, device_id: DeviceId) -> tuple[Device, ...]:
-        """Returns the devices that the id names, or an empty tuple. Replicas are ignored."""
+        """Returns the devices that the id identifies, or an empty tuple. Ignores the replica."""
         if device_id.everything:
             return self._whole
         device: Device | None
@@ -116,8 +116,8 @@ class HeldId(NamedTuple):
 
 
 def is_gpu(held: HeldId, resource_names: frozenset[str]) -> bool:
-    """Returns True if the resource is a GPU resource, or if the id identifies a GPU. `all` and `tegra` count only in a
-    GPU resource."""
+    """Returns True for a GPU resource, and for an id that identifies a GPU. The ids `all` and `tegra` are accepted only
+    in a GPU resource."""
     if held.resource.startswith("nvidia.com/") or held.resource in resource_names:
         return True
     device_id = held.device_id
@@ -130,10 +130,10 @@ def map_held(
     devices: Sequence[Device],
     registered: Mapping[SharedDevice, Set[str]] | None = None,
 ) -> Allocation:
-    """Maps ids to devices, with one assignment per holder and device.
+    """Maps ids to devices. Creates one assignment per holder and device.
 
-    `registered`: the replicas of each shared device. Shares are computed from them. If None, a share is the sum of
-    `HeldId.share`.
+    `registered`: the replicas of each shared device, from which shares are computed. If None, the shares in `held` are
+    added up.
     """
     held = tuple(held)
     replicas = None if registered is None else _count_replicas(held, registered)
@@ -154,14 +154,14 @@ def map_held(
         share = None if None in shares else min(1.0, fsum(filter(None, shares)))
         if replicas is not None:
             share = _compute_share(replicas, device, ids)
-        # Shorter first, because replicas are numbers and 9 comes before 10.
+        # Compares lengths first, because replicas are numbers and 9 must come before 10.
         replica = min((one.replica for one in ids), key=lambda replica: (len(replica), replica))
         assignments.append(Assignment(*key, source, replica, share))
     return sort_allocation(assignments, unmapped)
 
 
 def _compute_share(replicas: Mapping[SharedDevice, int], device: Device, held: Set[DeviceId]) -> float | None:
-    """Returns the held replicas divided by all replicas, 1 for a whole device, or None if unknown."""
+    """Returns held replicas divided by all replicas, or 1 for a whole device. Returns None if the share is unknown."""
     if len(device.mig_uuids) > 1 and any(held_id.mig_uuid or held_id.ci_id is not None for held_id in held):
         return None  # the device has several compute instances of unknown sizes
     counts: Counter[SharedDevice] = Counter()
@@ -175,7 +175,7 @@ def _compute_share(replicas: Mapping[SharedDevice, int], device: Device, held: S
 
 
 def sort_allocation(assignments: Iterable[Assignment], unmapped: Iterable[Unmapped]) -> Allocation:
-    """Builds an Allocation in a fixed order, because sources report in random order."""
+    """Builds a sorted Allocation, because sources report in random order."""
 
     def unmapped_key(entry: Unmapped) -> tuple[str, ...]:
         return entry.device_id, *parts_of(entry.holder), entry.resource, entry.reason
@@ -190,14 +190,15 @@ def sort_allocation(assignments: Iterable[Assignment], unmapped: Iterable[Unmapp
 
 
 def group_replicas(registered: Iterable[str]) -> dict[SharedDevice, frozenset[str]]:
-    """Groups the ids that a device plugin registered by shared device."""
+    """Returns the replicas of each shared device. `registered`: ids that a device plugin registered."""
     ids = (parse_device_id(text) for text in registered)
     replicas = group_by_key((one.shared, one.replica) for one in ids if one is not None and one.replica)
     return {shared: frozenset(numbers) for shared, numbers in replicas.items()}
 
 
 def _count_replicas(held: Iterable[HeldId], registered: Mapping[SharedDevice, Set[str]]) -> dict[SharedDevice, int]:
-    """Counts registered replicas, and held replicas that are not registered. So shares add up to at most 1."""
+    """Counts the replicas of each shared device. Includes held replicas that are not registered, so that shares add up
+    to at most 1."""
     replicas = {shared: set(numbers) for shared, numbers in registered.items() if numbers}
     for entry in held:
         if entry.device_id is not None and entry.device_id.replica and entry.device_id.shared in replicas:
@@ -205,11 +206,11 @@ def _count_replicas(held: Iterable[HeldId], registered: Mapping[SharedDevice, Se
     return {shared: len(numbers) for shared, numbers in replicas.items()}
 
 
-# gpu-manager: an id represents a hundredth of a card or a block of 256 MiB. It does not show which card.
+# gpu-manager: an id stands for a hundredth of a card or for 256 MiB of memory. It does not identify the card.
 
 
 def count_vcuda(held: Iterable[HeldId]) -> tuple[VcudaRequest, ...]:
-    """Counts the vcuda ids of each container. An id listed for several NUMA nodes is counted once."""
+    """Counts the vcuda ids of each container. An id that is listed for several NUMA nodes is counted once."""
     ids = group_by_key((entry.holder, entry.text) for entry in held if entry.resource in (VCUDA_CORE, VCUDA_MEMORY))
     requests = []
     for holder, texts in ids.items():

@@ -1,8 +1,8 @@
-"""Finds the GPUs held through ResourceClaims (DRA).
+"""Finds the GPUs that containers hold through ResourceClaims (DRA).
 
-The kubelet reports the holders of each claim. ResourceSlices map device names to GPUs. The allocation of each claim
-(`adminAccess`, consumed capacity) is read from the DRA driver's checkpoint and the API server. The checkpoint also has
-the UUIDs of MIG devices that were created for a claim.
+The kubelet reports the claims of each container. ResourceSlices contain the UUID of each device. The DRA driver's
+checkpoint and the API server contain the details of an allocation, such as `adminAccess` and the consumed capacity. The
+checkpoint also contains the UUIDs of MIG devices that were created for a claim.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ _log = logging.getLogger("podgpu")
 
 @dataclass(eq=False)
 class DraClaims:
-    """Maps the claims of a List answer to devices. Slices, checkpoint and reader are each optional."""
+    """Maps the claims in the kubelet's answer to devices. `slices`, `checkpoint` and `reader` are optional."""
 
     slices: Informer[PoolSlice] | None
     checkpoint: DriverCheckpoint | None = None
     reader: ClaimReader | None = None
     _pools: frozenset[str] = frozenset()
     _offered: dict[DeviceName, SliceDevice] = field(default_factory=dict)
-    """Device name -> device. Keeps devices of removed pools, and held devices that were removed from a pool, because
-    slices disappear while the driver is stopped."""
+    """Known devices by name. Slices disappear while the driver is stopped, so devices of removed pools and held devices
+    are kept."""
 
     def held(self, response: Any, devices: Sequence[Device]) -> Allocation:
         prepared = PreparedClaims() if self.checkpoint is None else self.checkpoint.read()
@@ -66,7 +66,7 @@ class DraClaims:
         is_synced = self.slices is not None and self.slices.synced
         if self.slices is not None and is_synced:
             self._update_offered(self.slices.items(), {claim.device for claim in claimed})
-        if self.reader is not None and is_synced:  # before the first sync, claims cannot be mapped
+        if self.reader is not None and is_synced:  # before the first sync, no claim can be mapped
             results |= self.reader.read({claim.name for claim in claimed} - results.keys())
         users = Counter((claim.name, claim.device) for claim in claimed)
         index = DeviceIndex(devices)
@@ -75,7 +75,7 @@ class DraClaims:
         for claim in claimed:
             own = [result for result in results.get(claim.name, ()) if (result.pool, result.device) == claim.device]
             if own and all(result.admin for result in own):
-                continue  # for example a monitoring pod, which does not hold the device
+                continue  # adminAccess is for monitoring, so the pod does not hold the device
             offered = self._offered.get(claim.device)
             uuid = (offered and offered.uuid) or prepared.uuids.get(claim.device, "")
             device_id = parse_device_id(uuid) if uuid.startswith(("GPU-", "MIG-")) else None
@@ -115,9 +115,9 @@ class DraClaims:
 
 
 def _compute_share(results: Sequence[ClaimResult], offered: SliceDevice | None, device: Device) -> float | None:
-    """Returns the consumed fraction of the device's capacity, or None if it is unknown or not limited.
+    """Returns the fraction of the device's capacity that the claim consumes. None if it is unknown or has no limit.
 
-    Without a ResourceSlice, the memory that the GPU driver reports is used.
+    If no ResourceSlice contains the memory capacity, the memory that the GPU driver reports is used.
     """
     capacity = {} if offered is None else dict(offered.capacity)
     consumed = [_strip_domains(result.consumed) for result in results if not result.admin]
@@ -135,7 +135,7 @@ def _compute_share(results: Sequence[ClaimResult], offered: SliceDevice | None, 
 
 
 def _unite_claims(assignments: Sequence[Assignment]) -> Assignment:
-    """Combines several claims of one container on one device. Adds their shares."""
+    """Combines the claims of one container on one device into one assignment. Adds their shares."""
     first = min(assignments, key=lambda assignment: assignment.attributes)
     if len(assignments) == 1:
         return first
@@ -155,11 +155,11 @@ class SliceDevice(NamedTuple):
     name: str
     uuid: str = ""  # empty for a MIG device that is created when it is claimed (DynamicMIG)
     capacity: Pairs = ()  # quantities by name, such as `memory`
-    is_shared: bool = False  # several claims can each use a share of the capacity (DRAConsumableCapacity)
+    is_shared: bool = False  # several claims can share the capacity (DRAConsumableCapacity)
 
 
 class PoolSlice(NamedTuple):
-    """A ResourceSlice: some devices of one generation of a pool. It may have no devices."""
+    """A ResourceSlice, which lists some or all devices of a pool in one generation."""
 
     pool: str
     generation: int
@@ -167,7 +167,7 @@ class PoolSlice(NamedTuple):
 
 
 def watch_slices(api: ApiAccess) -> Informer[PoolSlice]:
-    """Watches this node's ResourceSlices, in an API version that the server supports. Raises NoApi."""
+    """Watches this node's ResourceSlices. Raises NoApi if there is no API server."""
     selector = {"fieldSelector": f"spec.driver={NVIDIA_DRIVER},spec.nodeName={api.node}"}
     return api.watch(f"{_GROUP}/v1/resourceslices", selector, parse_slice, _find_slices_path)
 
@@ -177,13 +177,13 @@ async def _find_slices_path(client: ApiClient) -> str:
 
 
 async def _find_version(client: ApiClient) -> str:
-    """Returns the newest DRA version that both podgpu and the server support. Raises SourceError (`not_found`)."""
+    """Returns the newest API version of DRA that podgpu and the server support. Raises SourceError if there is none."""
     offered: set[str] = set()
     try:
         group = await client.get(_GROUP)
         offered = {version["version"] for version in group.get("versions") or ()}
     except SourceError as error:
-        if error.reason == "forbidden":  # reading the slices may be allowed even if discovery is not
+        if error.reason == "forbidden":  # slices may be readable even if discovery is not
             return _VERSIONS[0]
         if error.reason != "not_found":
             raise
@@ -204,7 +204,7 @@ def parse_slice(body: KubeObject) -> PoolSlice:
 
 
 def _parse_slice_device(body: KubeObject) -> SliceDevice:
-    device = body.get("basic") or body  # v1beta1 and v1alpha3 have the fields below `basic`
+    device = body.get("basic") or body  # v1beta1 and v1alpha3 nest the fields in `basic`
     uuid = _strip_domains(device.get("attributes")).get("uuid") or {}
     capacity = _strip_domains(device.get("capacity"))
     return SliceDevice(
@@ -216,7 +216,7 @@ def _parse_slice_device(body: KubeObject) -> SliceDevice:
 
 
 def _strip_domains(members: KubeObject | None) -> dict[str, Any]:
-    """Removes the driver's domain, which is optional in names of attributes and capacities."""
+    """Removes the driver's domain from names of attributes and capacities, where it is optional."""
     return {name.removeprefix(f"{NVIDIA_DRIVER}/"): value for name, value in (members or {}).items()}
 
 
@@ -224,7 +224,7 @@ def _strip_domains(members: KubeObject | None) -> dict[str, Any]:
 
 
 class ClaimedDevice(NamedTuple):
-    """A device of a claim, held by a container."""
+    """A device that a container holds through a claim."""
 
     holder: Workload
     name: ClaimName
@@ -235,7 +235,7 @@ class ClaimedDevice(NamedTuple):
         return Unmapped(SOURCE, reason, text, f"claim {'/'.join(self.name)}", self.holder)
 
     def build_attributes(self, mig_uuid: str, profile: str) -> Pairs:
-        """Returns the labels that dcgm-exporter adds for a claim, in its order. Empty labels are omitted."""
+        """Returns dcgm-exporter's labels for a claim, in dcgm-exporter's order. Omits empty labels."""
         labels = (
             ("dra_claim_name", self.name[1]),
             ("dra_claim_namespace", self.name[0]),
@@ -249,7 +249,7 @@ class ClaimedDevice(NamedTuple):
 
 
 def parse_claims(response: Any) -> Iterator[ClaimedDevice]:
-    """Yields the claimed devices of a decoded List answer, each once per container."""
+    """Yields the claimed devices in the kubelet's decoded List answer. Yields each device once per container."""
     for pod in response.pod_resources:
         for container in pod.containers:
             holder = Workload(pod.namespace, pod.name, container.name)
@@ -266,7 +266,7 @@ def parse_claims(response: Any) -> Iterator[ClaimedDevice]:
 
 
 class ClaimResult(Struct):
-    """One allocation of a device to a claim. A device can have several results."""
+    """One allocation of a device to a claim. A claim can have several results for the same device."""
 
     driver: str = ""
     pool: str = ""
@@ -284,7 +284,7 @@ def _read_results(status: KubeObject | None) -> tuple[ClaimResult, ...]:
 
 @dataclass(eq=False)
 class ClaimReader:
-    """Reads each claim from the API server once, because the allocation of a held claim does not change."""
+    """Reads claims from the API server. Reads each claim only once, because the allocation of a held claim is fixed."""
 
     _config: ApiConfig
     _clock: Callable[[], float] = time.monotonic
@@ -293,7 +293,7 @@ class ClaimReader:
     _logged: str = ""
 
     def read(self, held: Collection[ClaimName]) -> Mapping[ClaimName, tuple[ClaimResult, ...]]:
-        """Returns the results of the claims that could be read. Waits for at most 2 s."""
+        """Returns the results of all claims that could be read. Waits at most 2 s."""
         self._cached = {name: results for name, results in self._cached.items() if name in held}
         new = sorted(set(held) - self._cached.keys())
         if new and self._clock() >= self._retry_at:
@@ -326,7 +326,7 @@ async def _get_results(client: ApiClient, version: str, name: ClaimName) -> tupl
     try:
         return _read_results((await client.get(path)).get("status"))
     except SourceError as error:
-        if error.reason != "not_found":  # `not_found`: a deleted claim, which the kubelet still lists for a moment
+        if error.reason != "not_found":  # the kubelet still lists a deleted claim for a moment
             raise
         return ()
 
@@ -335,14 +335,14 @@ async def _get_results(client: ApiClient, version: str, name: ClaimName) -> tupl
 
 
 class PreparedClaims(NamedTuple):
-    """The claims that the driver has prepared on this node."""
+    """The claims that the DRA driver has prepared on this node."""
 
-    uuids: Mapping[DeviceName, str] = {}  # UUID by device name, of GPUs and MIG devices
+    uuids: Mapping[DeviceName, str] = {}  # UUIDs of GPUs and MIG devices
     results: Mapping[ClaimName, tuple[ClaimResult, ...]] = {}
 
 
 class DriverCheckpoint:
-    """Reads the driver's checkpoint. Uses the last valid content while the file is invalid."""
+    """Reads the checkpoint of the DRA driver. While the file is invalid, uses its last valid content."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -355,7 +355,7 @@ class DriverCheckpoint:
             self._last, self._logged = self._file.read(self.path), ""
         except SourceError as error:
             if error.reason == "file_missing":
-                self._last = PreparedClaims()  # the file is not mounted, or another DRA driver is used
+                self._last = PreparedClaims()  # the file is not mounted, or the node uses another DRA driver
             elif error.reason != self._logged:
                 self._logged = error.reason
                 _log.warning("checkpoint of the DRA driver: %s; the last content is used", error)
@@ -382,6 +382,6 @@ def parse_driver_checkpoint(content: bytes, path: str = "the driver's checkpoint
 
 
 def _find_uuid(device: KubeObject) -> str:
-    """Returns the UUID of a device. The JSON keys that contain it depend on the version of the driver."""
+    """Returns the UUID of a device. Its JSON key depends on the version of the driver."""
     parts = (device.get(name) or {} for name in ("info", "created", "concrete"))
     return next((uuid for part in parts if (uuid := part.get("uuid") or part.get("migUUID"))), "")

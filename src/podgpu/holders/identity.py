@@ -1,7 +1,7 @@
-"""Completes identities of workloads: namespace, pod, container, uid and container id.
+"""Completes the identity of workloads: namespace, pod, container, UID and container id.
 
-Each source reports only some of these fields. podgpu finds the others in the names of the kubelet's log files and, if
-it watches pods, in the API server. Contradictory identities are rejected.
+Each allocation source reports only some of these fields. The other fields come from the names of the kubelet's log
+files and, if podgpu watches pods, from the API server. Identities that contradict each other are rejected.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 _MAX_FILE_NAME = 255  # the kubelet truncates longer names
-# Names in Kubernetes contain no underscore, so underscores are separators.
+# Kubernetes names contain no underscores, so the kubelet uses underscores as separators.
 _POD_DIRECTORY = re.compile(r"(?P<namespace>[a-z0-9-]+)_(?P<pod>[a-z0-9.-]+)_(?P<uid>[A-Za-z0-9-]+)", re.ASCII)
 _CONTAINER_LOG = re.compile(
     r"(?P<pod>[a-z0-9.-]+)_(?P<namespace>[a-z0-9-]+)_(?P<container>[a-z0-9-]+)-(?P<container_id>[0-9a-f]{64})\.log",
@@ -35,28 +35,28 @@ _CONTAINER_LOG = re.compile(
 
 
 def parse_log_name(name: str) -> Workload | None:
-    """Parses `<namespace>_<pod>_<uid>` (/var/log/pods) and `<pod>_<namespace>_<container>-<id>.log`
-    (/var/log/containers). The kubelet truncates names to 255 bytes; truncated names are ignored."""
+    """Parses the name of a directory in /var/log/pods or of a file in /var/log/containers.
+    Returns None if the name has another form, for example because the kubelet truncated it."""
     match = _POD_DIRECTORY.fullmatch(name) or _CONTAINER_LOG.fullmatch(name)
     return None if match is None else Workload(**match.groupdict())
 
 
 @dataclass
 class Identities:
-    """Known identities, used to complete workloads. Immutable."""
+    """The known pods and containers. Immutable."""
 
     logged: frozenset[Workload] = frozenset()
-    """Pods with UIDs and containers with ids, from the names of log files. A pod's name can have two UIDs, because the
-    logs of a replaced pod are kept for a while. A container's name can have two ids after a restart."""
-    pods: tuple[PodRecord, ...] = ()  # pods of the API server, if it is watched
-    problems: tuple[SourceError, ...] = ()  # errors while reading
+    """Pods and containers from the names of log files. A pod can occur with two UIDs, because the logs of a replaced
+    pod are kept for a while. A container can occur with two ids after a restart."""
+    pods: tuple[PodRecord, ...] = ()  # from the API server; empty if pods are not watched
+    problems: tuple[SourceError, ...] = ()  # errors that occurred while reading
     current: frozenset[Workload] = frozenset()  # pods and containers that the API server lists
 
     def __post_init__(self) -> None:
         self.current |= {workload for record in self.pods for workload in _to_workloads(record)}
-        self._completed: dict[Workload, Workload] = {}  # results of `complete`, which is called every second
+        self._completed: dict[Workload, Workload] = {}  # cache, because `complete` is called every second
         self.api_uids = {record.uid: record.api_uid for record in self.pods if record.api_uid}
-        """UID of a static pod on the node -> UID of its mirror pod in the API server."""
+        """UID of a static pod -> UID of its mirror pod in the API server."""
         current = [owner for owner in self.current if owner.container_id]
         current_ids = {owner.container_id for owner in current}
         logs = [log for log in self.logged if log.container_id]
@@ -72,13 +72,13 @@ class Identities:
         )
 
     def complete(self, workload: Workload) -> Workload:
-        """Adds the fields that are known for certain. Raises SourceError if fields contradict each other."""
+        """Adds the missing fields that are certain. Raises SourceError if fields contradict each other."""
         if workload not in self._completed:
             self._completed[workload] = self._complete(workload)
         return self._completed[workload]
 
     def _complete(self, workload: Workload) -> Workload:
-        while True:  # a field found in one step may be needed in another
+        while True:  # repeats, because a step may need a field that a later step adds
             before = workload
             workload = _agree(workload, self._by_container_id.get(workload.container_id, frozenset()))
             workload = _agree(workload, self._by_uid.get(workload.uid, frozenset()))
@@ -88,12 +88,12 @@ class Identities:
                 return workload
 
     def is_alive(self, workload: Workload, containers: Collection[Workload]) -> bool | None:
-        """Returns whether the container runs, or None if unknown.
+        """Returns whether the container runs, or None if this is unknown.
 
-        `containers`: UIDs and container ids of all running processes. Empty if processes are not visible.
+        `containers`: UIDs and container ids of all running containers. Empty if processes are not visible.
         """
         logs = self._find_logs(workload)
-        if not self.logged.issuperset(logs):  # the kubelet removes a pod's logs some time after the pod
+        if not self.logged.issuperset(logs):  # the kubelet removes logs only after the pod has ended
             return False
         uids = {container.uid for container in containers} - {""}
         if not uids:
@@ -102,11 +102,11 @@ class Identities:
             return True
         if workload.uid and workload.uid not in uids:
             return False
-        # The pod runs. If the container id is known, this container does not run: it has ended or will be restarted.
+        # The pod runs. A container whose id is known has ended, but may be restarted.
         return True if workload.uid and not workload.container_id else None
 
     def _find_logs(self, workload: Workload) -> list[Workload]:
-        """Returns the logs that must exist if the container runs. Empty if the log directories cannot be read."""
+        """Returns the logs that must exist while the container runs. Empty if the log directories cannot be read."""
         namespace, pod, container, uid, container_id = parts_of(workload)[:5]
         names = f"{namespace}_{pod}_{uid}", f"{pod}_{namespace}_{container}-{container_id}.log"
         logs = [parse_log_name(name) for name in names if len(name) <= _MAX_FILE_NAME]
@@ -118,7 +118,7 @@ class Identities:
             return workload
         name = workload.namespace, workload.pod
         uids = self._uids.get(name, frozenset())
-        if len(uids) > 1 and not workload.container_id:  # a container id may belong to the old pod
+        if len(uids) > 1 and not workload.container_id:  # with a container id, it may be the old pod
             uids = self._current_uids.get(name, frozenset())
         return replace(workload, uid=_only(uids))
 
@@ -129,10 +129,10 @@ class Identities:
         logged = self._logged_ids.get((*name, workload.container), frozenset())
         current = self._current_ids.get((*name, workload.uid, workload.container), frozenset())
         if current:
-            # If there are logs, but none for this container id, the state of the API server is outdated.
+            # If logs exist, but not for this container id, the API server's state is outdated.
             return replace(workload, container_id=_only(current) if current <= logged or not logged else "")
         if not self._uids.get(name, frozenset()) <= {workload.uid}:
-            return workload  # the log may belong to another pod of that name
+            return workload  # the log may belong to an older pod of the same name
         fitting = frozenset(
             container_id
             for container_id in logged
@@ -150,7 +150,7 @@ def _only(values: frozenset[str]) -> str:
 
 
 def _agree(workload: Workload, candidates: frozenset[Workload]) -> Workload:
-    """Adds the fields on which all matching identities agree. Raises SourceError if none matches."""
+    """Adds the fields that are the same in all matching candidates. Raises SourceError if no candidate matches."""
     if not candidates:
         return workload
     matching = [owner for owner in candidates if _fits(workload, owner)]
@@ -176,14 +176,14 @@ def _to_workloads(record: PodRecord) -> Iterable[Workload]:
 
 @dataclass(frozen=True, slots=True)
 class IdentityReader:
-    """Reads the names of the kubelet's log files."""
+    """Reads the names of the kubelet's log files, and the pods of the API server."""
 
     pods_dir: str  # usually /var/log/pods
     containers_dir: str  # usually /var/log/containers
-    read_pods: Callable[[], tuple[PodRecord, ...]] = tuple  # returns the pods of the API server
+    read_pods: Callable[[], tuple[PodRecord, ...]] = tuple  # returns the pods from the API server
 
     def read(self) -> Identities:
-        """Returns the current identities. Directories that cannot be read are reported in `problems`."""
+        """Returns the current identities. `problems` contains an error for each directory that cannot be read."""
         names: list[str] = []
         problems: list[SourceError] = []
         for path in (self.pods_dir, self.containers_dir):

@@ -1,4 +1,4 @@
-"""Allocation source `kubelet`: the kubelet's pod-resources API on its Unix socket."""
+"""Allocation source `kubelet`: calls the kubelet's pod-resources API on its Unix socket."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 SOURCE = "kubelet"
 OPTION = "--pod-resources-kubelet-socket"
 DEADLINE = 30.0
-"""Deadline of one List call, in seconds. The allocation loop does not wait that long; it uses a late answer later."""
+"""Seconds until a List call times out. The allocation loop waits less and uses a late answer in its next reading."""
 _ALLOCATABLE_SECONDS = 60.0
 """Interval of GetAllocatableResources calls. The answer changes only with the device plugin's configuration."""
 _ALLOCATABLE_DEADLINE = 1.0
@@ -55,7 +55,7 @@ SocketIdentity = tuple[int, int, int]
 
 
 class KubeletAllocation(AllocationSource):
-    """Makes one List call per reading, and about once a minute one GetAllocatableResources call."""
+    """Calls List for each reading, and GetAllocatableResources about once a minute."""
 
     name = SOURCE
 
@@ -67,12 +67,12 @@ class KubeletAllocation(AllocationSource):
         clock: Callable[[], float] = time.monotonic,
         claims: DraClaims | None = None,
     ) -> None:
-        """`claims`: maps DRA claims to devices. If None, DRA claims are ignored."""
+        """`claims`: object that maps DRA claims to devices. If None, DRA claims are ignored."""
         self.socket = os.path.abspath(socket)
         self.deadline = deadline
         self._identity: SocketIdentity | None = None
         self._source_instance = 0
-        """Changes when the kubelet restarts. A restarted kubelet lists no pods at first, without an error."""
+        """Changes when the kubelet restarts. A restarted kubelet at first returns an empty list without an error."""
         self.resource_names = resource_names
         self.claims = claims
         self._clock = clock
@@ -87,7 +87,7 @@ class KubeletAllocation(AllocationSource):
         return replace(self.map(response, devices), source_instance=self._source_instance, offered=self._offered)
 
     def list(self) -> Any:
-        """Returns a decoded List answer. Raises SourceError if the call fails."""
+        """Calls List and returns the decoded answer. Raises SourceError if the call fails."""
         self._check_identity()
         try:
             answer = call_unary(self.socket, "/v1.PodResourcesLister/List", self.deadline)
@@ -95,7 +95,7 @@ class KubeletAllocation(AllocationSource):
             if error.status == "UNAVAILABLE":
                 self._source_instance += 1
             raise _explain(error, self.socket) from error
-        self._check_identity()  # the kubelet may have been restarted since the check before the call
+        self._check_identity()  # the kubelet may have been restarted during the call
         return decode_list(answer, self.socket)
 
     def _check_identity(self) -> None:
@@ -112,7 +112,7 @@ class KubeletAllocation(AllocationSource):
         return by_id if self.claims is None else _unite(by_id, self.claims.held(response, devices))
 
     def _update_allocatable(self, response: Any) -> None:
-        """Reads the offered GPUs and replicas of shared GPUs, if due, or if a container holds an unknown replica."""
+        """Reads the offered GPUs and replicas once a minute, and when a container holds an unknown replica."""
         held = {
             entry.device_id.shared
             for entry in _held_ids(response)
@@ -122,7 +122,7 @@ class KubeletAllocation(AllocationSource):
         if not is_due and held <= self._replicas.keys():
             return
         self._allocatable_at = self._clock()
-        ids: tuple[str, ...] = ()  # stays empty if the kubelet does not report devices (before 1.23)
+        ids: tuple[str, ...] = ()  # empty before Kubernetes 1.23, which cannot report devices
         with suppress(GrpcError, DecodeError, ValueError):
             method = "/v1.PodResourcesLister/GetAllocatableResources"
             answer = call_unary(self.socket, method, _ALLOCATABLE_DEADLINE)
@@ -130,8 +130,8 @@ class KubeletAllocation(AllocationSource):
             ids = tuple(text for entry in offered for text in entry.device_ids)
         parsed = map(parse_device_id, ids)
         self._offered = frozenset(device_id.gpu_uuid for device_id in parsed if device_id and device_id.gpu_uuid)
-        # The kubelet reports only healthy devices, and none while the device plugin is unavailable. So the replicas of
-        # a device are kept if a container holds the device, or held it at the last call.
+        # The kubelet omits unhealthy devices, and all devices while the device plugin is unavailable. So the replicas
+        # of a device are kept if a container holds the device now or held it at the last call.
         registered = group_replicas(ids)
         kept = {shared: self._replicas[shared] for shared in (held | self._held_replicas) & self._replicas.keys()}
         self._replicas = kept | {shared: kept.get(shared, frozenset()) | registered[shared] for shared in registered}
@@ -148,7 +148,7 @@ def _held_ids(response: Any) -> Iterator[HeldId]:
 
 
 def _unite(by_id: Allocation, by_claim: Allocation) -> Allocation:
-    """Merges the assignments of a GPU that the kubelet lists both by id and by claim (gate DRAExtendedResource)."""
+    """Merges assignments. The kubelet can list a GPU both by id and by claim (feature gate DRAExtendedResource)."""
     held = {(assignment.device, assignment.holder): assignment for assignment in by_claim.assignments}
     for assignment in by_id.assignments:
         key = assignment.device, assignment.holder
@@ -157,10 +157,10 @@ def _unite(by_id: Allocation, by_claim: Allocation) -> Allocation:
 
 
 def decode_list(answer: bytes, path: str = "its socket") -> Any:
-    """Decodes the answer of a List call. Raises SourceError if this fails."""
+    """Decodes the answer of a List call. Raises SourceError if the answer is malformed."""
     try:
         return podresources_pb2.ListPodResourcesResponse.FromString(answer)
-    except (DecodeError, ValueError) as error:  # ValueError: text that is not UTF-8, in pure-Python protobuf
+    except (DecodeError, ValueError) as error:  # pure-Python protobuf raises ValueError for invalid UTF-8
         raise SourceError(
             "bad_answer",
             f"cannot decode the kubelet's answer on {path}, {len(answer)} bytes ({error}): check that {OPTION} is the"
@@ -169,7 +169,7 @@ def decode_list(answer: bytes, path: str = "its socket") -> Any:
 
 
 def _stat_socket(path: str) -> SocketIdentity:
-    """Checks the path before a connection is opened, because file system errors are clearer than gRPC errors."""
+    """Checks that the socket exists, and returns its identity. File system errors are clearer than gRPC errors."""
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -208,7 +208,7 @@ def _explain(error: GrpcError, path: str) -> SourceError:
     return SourceError(reason, f"the kubelet did not answer List on {path} ({error.status}: {message}): {advice}")
 
 
-# gRPC over a Unix socket with h2. grpcio would start threads and needs 12 MiB more.
+# gRPC client based on h2. grpcio would start threads and use 12 MiB more memory.
 
 _STATUS_NAMES = (
     *("OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS"),
@@ -220,7 +220,7 @@ _EMPTY_MESSAGE = bytes(5)
 
 
 class GrpcError(Exception):
-    """A failed call: name of the gRPC status and its message."""
+    """A gRPC call failed. `status` is the name of the gRPC status."""
 
     def __init__(self, status: str, message: str) -> None:
         super().__init__(f"{status}: {message}")
@@ -229,7 +229,7 @@ class GrpcError(Exception):
 
 
 def call_unary(path: str, method: str, timeout: float) -> bytes:
-    """Sends an empty request on a new connection and returns the encoded answer. Raises GrpcError if the call fails."""
+    """Calls a method with an empty request and returns the encoded answer. Raises GrpcError if the call fails."""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(timeout)

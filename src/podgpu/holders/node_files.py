@@ -1,4 +1,4 @@
-"""Allocation sources that read files of the node: podlist.json, the kubelet's checkpoint, job files, and processes."""
+"""Allocation sources that read podlist.json, the kubelet's checkpoint, job files of HPC schedulers, or processes."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _MAX_ENVIRONMENT_BYTES = 256 * 1024
 _log = logging.getLogger(__name__)
 
 
-# podlist.json, written by koordinator's hook or `podgpu hook`. It does not contain shares.
+# podlist.json: koordinator's hook or `podgpu hook` writes this file. It contains holders and devices, but no shares.
 
 DEFAULT_PATHS = ("/var/lib/kubelet/pod-resources/podlist.json", "/podlist.json")
-"""Usual paths: next to the kubelet's socket, and the mount point in koordinator's manifest."""
+"""Directory of the kubelet's socket, and mount point in koordinator's manifest."""
 _NonEmpty = Annotated[str, Meta(min_length=1)]
 
 
@@ -50,7 +50,7 @@ class PodlistEntry(Struct, frozen=True):
 
 
 class PodlistAllocation(AllocationSource):
-    """Reads the first file of `paths` that exists."""
+    """Reads the first existing file of `paths`."""
 
     name = "podlist"
 
@@ -65,7 +65,7 @@ class PodlistAllocation(AllocationSource):
         return map_held(self.name, held, devices)
 
 
-@cache  # logged once per path
+@cache  # logs once per path
 def _warn_if_mounted(path: str) -> None:
     if os.path.ismount(path):
         _log.warning(
@@ -76,7 +76,7 @@ def _warn_if_mounted(path: str) -> None:
 
 
 def parse_podlist(content: bytes, path: str = "podlist.json") -> tuple[HeldId, ...]:
-    """Parses the file. An empty list means that no GPU is held. Raises SourceError for an empty or malformed file."""
+    """Returns the held device ids. Raises SourceError if the file is empty or malformed. An empty list is valid."""
     entries: list[PodlistEntry] = decode_json(content, path, list[PodlistEntry] | None) or []  # type: ignore[arg-type]
     return tuple(
         HeldId(holder, "podlist", text, parse_id_or_minor(text))
@@ -86,8 +86,8 @@ def parse_podlist(content: bytes, path: str = "podlist.json") -> tuple[HeldId, .
     )
 
 
-# The kubelet's checkpoint. It contains pod UIDs and the replicas of shared GPUs, but no names. It can be outdated: a
-# finished pod is removed only when the kubelet next allocates a device. The kubelet replaces the file by rename.
+# The kubelet's checkpoint contains pod UIDs and the replicas of shared GPUs, but no pod names. It can be outdated,
+# because the kubelet removes finished pods only when it next allocates a device.
 
 CHECKPOINT_NAME = "device-plugins/kubelet_internal_checkpoint"
 """Relative to the kubelet's root directory."""
@@ -129,21 +129,21 @@ class CheckpointAllocation(AllocationSource):
 def parse_checkpoint(
     content: bytes, path: str = "the checkpoint", resource_names: frozenset[str] = frozenset()
 ) -> tuple[list[HeldId], Mapping[SharedDevice, Set[str]]]:
-    """Returns the held ids of GPUs, and the registered replicas of shared GPUs. Raises SourceError if malformed."""
+    """Returns the held GPU ids, and the registered replicas of shared GPUs. Raises SourceError if malformed."""
     data = decode_json(content, path, _DeviceFile).data
     held = [held for entry in data.entries or () for held in entry.held_ids() if is_gpu(held, resource_names)]
     registered = (text for ids in (data.registered or {}).values() for text in ids or ())
     return held, group_replicas(registered)
 
 
-# Job files that an HPC scheduler's prolog writes, in dcgm-exporter's format. A file is named `<gpu index>` or
-# `<gpu index>.<gpu instance id>` and contains one job per line.
+# Job files in dcgm-exporter's format. The prolog of an HPC scheduler writes one file per device, with one job per line.
+# The file's name is `<gpu index>` or `<gpu index>.<gpu instance id>`.
 
 _JOB_FILE = re.compile(r"\d+(\.\d+)?", re.ASCII)
 
 
 class HpcAllocation(AllocationSource):
-    """Reads all job files each time."""
+    """Reads all job files for each reading."""
 
     name = "hpc"
 
@@ -151,7 +151,7 @@ class HpcAllocation(AllocationSource):
         self.directory = os.path.abspath(directory)
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
-        # Names are compared as text, as dcgm-exporter does: `00` is not `0`.
+        # Compares names as text, as dcgm-exporter does, so the file `00` does not belong to GPU 0.
         by_name = {
             str(device.index) if device.gi_id is None else f"{device.index}.{device.gi_id}": device
             for device in devices
@@ -166,7 +166,7 @@ class HpcAllocation(AllocationSource):
             try:
                 jobs = parse_jobs(read_bounded(os.path.join(self.directory, name), _MAX_JOB_FILE_BYTES))
             except SourceError as error:
-                if error.reason != "file_missing":  # the job ended after the directory was listed
+                if error.reason != "file_missing":  # a missing file means that the job has just ended
                     unmapped.append(Unmapped(self.name, error.reason, name, "hpc", Workload()))
                 continue
             holders = [Workload(job=job) for job in jobs]
@@ -178,17 +178,17 @@ class HpcAllocation(AllocationSource):
 
 
 def parse_jobs(content: bytes) -> list[str]:
-    """Parses one job per line. Only a line feed ends a line, as in dcgm-exporter."""
+    """Returns the jobs, one per line. Only a line feed ends a line, as in dcgm-exporter."""
     lines = (line.strip() for line in content.decode(errors="replace").split("\n"))
     return list(dict.fromkeys(line for line in lines if line))
 
 
-# Processes: a container that has a process on a device counts as its holder, if no other source lists a holder. Holders
-# without a process are not found. Shares are known only with KAI Scheduler.
+# Processes: if no other source lists a holder of a device, containers with a process on the device count as its
+# holders. A container without a GPU process is not found. Shares are known only with KAI Scheduler.
 
 
 class ProcessHolders(AllocationSource):
-    """Uses processes to find holders. `processes` lists those of a physical GPU and may raise SourceError."""
+    """Finds holders by their GPU processes. `processes` returns the processes of a GPU and may raise SourceError."""
 
     name = "processes"
 
@@ -209,7 +209,7 @@ class ProcessHolders(AllocationSource):
             if place.outcome in FAILED_LOOKUPS:
                 unmapped.add(Unmapped(self.name, place.outcome, process.device, "pid", Workload()))
             elif place.outcome != "found":
-                continue  # a process of the host, or one that ended
+                continue  # a process outside containers, or one that has ended
             elif process.device in keys:
                 key = process.device, place.workload
                 shares[key] = shares.get(key) or _read_share(f"{self._finder.proc}/{process.pid}/environ")
@@ -219,9 +219,9 @@ class ProcessHolders(AllocationSource):
 
 
 def _read_share(path: str) -> float | None:
-    """Returns the fraction of a GPU that KAI Scheduler wrote into the environment, or None.
+    """Returns the fraction of a GPU in a process's environment, which KAI Scheduler sets, or None.
 
-    Reading the environment of another process needs CAP_SYS_PTRACE.
+    Reading the environment of another process requires CAP_SYS_PTRACE.
     """
     with suppress(OSError, ValueError):
         with open(path, "rb") as file:

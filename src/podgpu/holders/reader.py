@@ -1,7 +1,7 @@
-"""Reads all allocation sources, each in its own worker, merges the results, and explains unusable assignments.
+"""Reads all allocation sources in parallel, merges the results, and explains assignments that cannot be used.
 
-Sources have an order of precedence. The first source that lists a workload decides which devices the workload holds.
-Later sources can add identity, share and labels. Assignments that contradict the first source are rejected and counted.
+Sources have an order of precedence. The first source that lists a workload determines the workload's devices. Later
+sources can add identity, share and labels. Assignments that contradict the first source are rejected and counted.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ from podgpu.workers import ErrorCounts, Result, Workers
 _log = logging.getLogger("podgpu")
 GRACE_SECONDS = 60.0
 """How long a holder is kept after it was last listed, if it is unknown whether its container runs."""
-DEADLINE = 5.0  # seconds per reading; a slower source is not called again until it answers, and its late answer is used
+DEADLINE = 5.0  # seconds per reading; the late answer of a slower source is used in the next reading
 LAST_RESORT = frozenset({"processes"})
 """Sources that report usage, not allocations. They are used only for devices without any other holder."""
 LAGGING = {"checkpoint": "kubelet"}
-"""Lagging source -> source that is updated earlier. While the latter answers, the former adds only details."""
+"""Source that is often outdated -> more current source. While the second answers, the first only adds details."""
 
 
 @dataclass(frozen=True)
 class HolderSources:
-    """Allocation sources in order of precedence, and functions that read identities and running containers."""
+    """Allocation sources in order of precedence, and functions that find identities and running containers."""
 
     sources: Sequence[AllocationSource] = ()
     read_identities: Callable[[], Identities] = Identities
     read_containers: Callable[[], Collection[Workload] | None] = lambda: None  # None if processes are not visible
 
 
-_resource_key = attrgetter("device", "replica", "attributes")  # attributes distinguish DRA claims on one device
+_resource_key = attrgetter("device", "replica", "attributes")  # attributes distinguish the DRA claims on a device
 IsAlive = Callable[[Workload], bool | None]
 """Returns whether a container runs, or None if unknown."""
 
@@ -67,7 +67,7 @@ IsAlive = Callable[[Workload], bool | None]
 class CachedHolder:
     listed_at: float
     source_instance: int
-    identity: Workload  # the holder with the UID and container id that were known when it was last listed
+    identity: Workload  # includes the UID and container id that were known when the source last listed the holder
     assignments: Sequence[Assignment]
     vcuda: Sequence[VcudaRequest]
 
@@ -79,10 +79,10 @@ class CachedHolder:
 
 
 class AllocationCache:
-    """The last known holders of one source.
+    """Caches the holders of one source while the source does not answer or has just restarted.
 
-    A restarted kubelet at first lists no pods, without an error. So the holders of a source that restarted or does not
-    answer are kept: as long as their containers exist on the node or, if that is unknown, for `GRACE_SECONDS`.
+    A restarted kubelet at first returns an empty list without an error. Holders are cached while their containers run.
+    If it is unknown whether a container runs, its holder is cached for `GRACE_SECONDS`.
     """
 
     def __init__(self, name: str) -> None:
@@ -94,8 +94,8 @@ class AllocationCache:
     def update(self, answer: Allocation | None, now: float, complete: Complete, is_alive: IsAlive) -> Allocation | None:
         """Returns the current allocation, or None if the source has not answered for too long.
 
-        `answer` is None if the source did not answer. A holder that is no longer listed is removed at once, unless the
-        source has restarted.
+        `answer`: None if the source did not answer. If the source has not restarted, holders that it no longer lists
+        are removed at once.
         """
         if answer is not None:
             listed = _group_by_holder(answer, now, complete)
@@ -121,7 +121,7 @@ class AllocationCache:
         return replace(sort_allocation(assignments, last.unmapped), vcuda=vcuda, offered=last.offered)
 
     def _find_missing(self, answer: Allocation, listed: Collection[Workload]) -> dict[Workload, CachedHolder]:
-        """Returns holders that were listed only before the source restarted, and whose devices have no new holder."""
+        """Returns holders that the source no longer lists since its restart, and whose devices have no new holder."""
         earlier = {
             workload: holder
             for workload, holder in self._holders.items()
@@ -142,7 +142,7 @@ def _group_by_holder(answer: Allocation, now: float, complete: Complete) -> dict
     holders: dict[Workload, CachedHolder] = {}
     for workload in (*assignments, *vcuda):
         identity = workload
-        with suppress(SourceError):  # contradictory identities
+        with suppress(SourceError):  # identities that contradict each other
             identity = complete(workload)
         own = assignments.get(workload, ()), vcuda.get(workload, ())
         holders[workload] = CachedHolder(now, answer.source_instance, identity, *own)
@@ -155,7 +155,7 @@ class AllocationReader:
     _workers: Workers
     _errors: ErrorCounts
     _clock: Clock
-    _on_late: Callable[[], object] = lambda: None  # called in a worker if a source answers late, for the next reading
+    _on_late: Callable[[], object] = lambda: None  # called in the source's worker after a late answer
     _identities: Identities = field(default_factory=Identities)
     _identities_result: Result[Identities] | None = None
     _identities_status: tuple[SourceStatus, ...] = ()
@@ -165,11 +165,11 @@ class AllocationReader:
         self._caches = {source.name: AllocationCache(source.name) for source in self.sources}
 
     def complete(self, workload: Workload) -> Workload:
-        """Adds the names and UIDs of the last reading. Raises SourceError if they contradict each other."""
+        """Adds names and ids from the last reading. Raises SourceError if they contradict each other."""
         return self._identities.complete(workload)
 
     def read_identities(self) -> None:
-        """Refreshes names and UIDs. Thread-safe: of two concurrent calls, only one reads."""
+        """Refreshes the identities. Thread-safe: while one thread reads, calls from other threads do nothing."""
         result = self._workers.run({"identities": self._holders.read_identities}, DEADLINE)["identities"]
         if result.value is not None:
             self._identities = result.value
@@ -190,7 +190,7 @@ class AllocationReader:
         return replace(merged, unmapped=unmapped, sources=sources, api_uids=uids, at=at)
 
     def _check_identities(self) -> tuple[SourceStatus, ...]:
-        """Returns the status of the identities only if a reading has failed since the start."""
+        """Returns the status of reading identities, or an empty tuple if reading has never failed."""
         if self._identities_result is not None:
             problem = next((error for error in self._identities.problems if error.reason != "file_missing"), None)
             result = replace(self._identities_result, error=self._identities_result.error or problem)
@@ -199,7 +199,7 @@ class AllocationReader:
         return self._identities_status
 
     def _resolve(self, results: dict[str, Result[Allocation]]) -> dict[str, Allocation]:
-        @cache  # read at most once, and only if a holder is missing
+        @cache  # reads at most once, and only if a holder is no longer listed
         def read_containers() -> Collection[Workload]:
             return self._workers.run({"containers": self._holders.read_containers}, DEADLINE)["containers"].value or ()
 
@@ -217,11 +217,11 @@ class AllocationReader:
 # Precedence of sources
 
 _Claims = list[Assignment]
-"""Assignments of one workload, highest precedence first. The first one has the merged identity."""
+"""Assignments of one workload, highest precedence first. Only the first has the merged identity."""
 
 
 def merge(readings: Mapping[str, Allocation], complete: Complete = lambda workload: workload) -> Allocation:
-    """Merges allocations by source name, highest precedence first."""
+    """Merges the allocations of several sources. `readings`: by source name, highest precedence first."""
     merged: dict[WorkloadKey, _Claims] = {}
     rejected: list[Unmapped] = []
     for source, reading in sorted(readings.items(), key=lambda item: item[0] in LAST_RESORT):
@@ -242,8 +242,8 @@ def merge(readings: Mapping[str, Allocation], complete: Complete = lambda worklo
 def _add_claims(
     merged: dict[WorkloadKey, _Claims], holder: Workload, claims: Sequence[Assignment], lags: bool
 ) -> Iterator[Unmapped]:
-    """Adds the claims of a holder and yields the rejected ones. Rejected claims of a lagging source are not yielded,
-    because they are only outdated."""
+    """Adds the claims of a holder and yields the rejected claims. If the source `lags`, yields none, because they may
+    only be outdated."""
     known = merged.get(holder.key)
     if known is None:
         if not lags:
@@ -277,7 +277,7 @@ def _combine_all(merged: Iterable[_Claims]) -> tuple[Assignment, ...]:
 
 
 def _combine(claims: Sequence[Assignment], holder: Workload, is_sole_holder: bool) -> Assignment:
-    """Returns the first claim, with missing fields taken from the other claims."""
+    """Returns the first claim. Fields that it lacks are taken from the other claims."""
     trusted = claims[0]
     share = next((claim.share for claim in claims if claim.share is not None), None)
     replica = next((claim.replica for claim in claims if claim.replica), "")
@@ -293,13 +293,13 @@ def _reject(assignment: Assignment, holder: Workload, reason: str) -> Unmapped:
 
 
 def _merge_vcuda(readings: Mapping[str, Allocation], complete: Complete) -> tuple[VcudaRequest, ...]:
-    """Keeps one request per workload, from the source with the highest precedence."""
+    """Returns one request per workload, from the source with the highest precedence."""
     merged: dict[WorkloadKey, VcudaRequest] = {}
     for source, reading in readings.items():
         if LAGGING.get(source) in readings:
             continue
         for request in reading.vcuda:
-            with suppress(SourceError):  # contradictory identities
+            with suppress(SourceError):  # identities that contradict each other
                 holder = complete(Workload(*parts_of(request)))
                 completed = VcudaRequest.for_holder(holder, request.cores, request.memory_blocks)
                 merged.setdefault(holder.key, completed)
@@ -317,7 +317,7 @@ class Explanation(NamedTuple):
 
 @cache
 def explanations() -> Mapping[tuple[str, str], Explanation]:
-    """Returns the explanations by source and reason. The source is empty if the explanation is for all sources."""
+    """Returns the explanations by source and reason. An empty source stands for all sources."""
     return {
         (row["source"], row["reason"]): Explanation(row["says"], row["do"], bool(row["harmless"]))
         for row in table_rows("unmapped.csv")
@@ -333,7 +333,7 @@ def explain(unmapped: Unmapped) -> Explanation:
 
 
 def describe(unmapped: Unmapped) -> str:
-    """Describes the assignment on one line, such as `ns/pod/main holds nvidia.com/gpu GPU-…`."""
+    """Describes an unmapped assignment on one line, such as `ns/pod/main holds nvidia.com/gpu GPU-…`."""
     holder, device_id = unmapped.holder.text, unmapped.device_id
     if unmapped.source == "hpc":
         return one_line(f"{holder} is in the job file {device_id}" if holder else f"job file {device_id}")
@@ -345,8 +345,8 @@ def describe(unmapped: Unmapped) -> str:
 
 
 def find_lost_gpus(offered: Iterable[str], unmapped: Iterable[Unmapped], some_lost: bool) -> set[str]:
-    """Returns UUIDs of GPUs that must exist: those offered by the kubelet and, if the driver lists fewer GPUs than the
-    PCI bus (`some_lost`), those that are held. Otherwise, a held id may belong to a GPU that was replaced."""
+    """Returns UUIDs of GPUs that must exist: those that the kubelet offers and, if `some_lost`, those that pods hold.
+    `some_lost`: the driver lists fewer GPUs than the PCI bus. Otherwise, a held id may belong to a replaced GPU."""
     uuids = set(offered)
     if some_lost:
         ids = (

@@ -1,7 +1,6 @@
-"""Table of allocation sources and the factory for `--allocation NAME[:ARGUMENT],…`.
+"""Lists all allocation sources and creates those that `--allocation` selects.
 
-The kubelet's source is imported when it is created, because protobuf, h2 and aiohttp slow down commands that only need
-names.
+The kubelet's source is imported only when it is created, because importing protobuf, h2 and aiohttp is slow.
 """
 
 from __future__ import annotations
@@ -51,12 +50,12 @@ class SourceSettings:
 @dataclass(frozen=True)
 class SourceType:
     create: Callable[[str, SourceSettings], AllocationSource]
-    is_present: Callable[[SourceSettings], bool]  # returns True if `auto` uses the source on this node
+    is_present: Callable[[SourceSettings], bool]  # True if `--allocation auto` uses the source on this node
     argument: str = ""  # form of the argument in help texts, such as [:PATH]
 
 
 def _podlist_paths(settings: SourceSettings) -> tuple[str, ...]:
-    """Returns paths of podlist.json: next to the kubelet's socket, or the usual paths if the socket is the default."""
+    """Returns possible paths of podlist.json. It is next to the kubelet's socket, or in `DEFAULT_PATHS`."""
     path = os.path.join(os.path.dirname(settings.kubelet_socket), "podlist.json")
     return DEFAULT_PATHS if os.path.normpath(path) == DEFAULT_PATHS[0] else (path,)
 
@@ -69,7 +68,7 @@ def _create_kubelet(argument: str, settings: SourceSettings) -> AllocationSource
 
 
 def _create_claims(settings: SourceSettings) -> DraClaims | None:
-    """Creates the mapping of DRA claims. Without an API server, it uses only the driver's checkpoint, if mounted."""
+    """Creates the mapping of DRA claims. Without an API server, it uses the driver's checkpoint, or returns None."""
     from podgpu.holders.api import open_if_api
     from podgpu.holders.dra import DRIVER_CHECKPOINT, ClaimReader, DraClaims, DriverCheckpoint, watch_slices
 
@@ -106,7 +105,7 @@ SOURCES: Mapping[str, SourceType] = {
         lambda argument, settings: CheckpointAllocation(
             argument or _checkpoint_path(settings), settings.resource_names
         ),
-        # The checkpoint can be outdated, so it is used only without the kubelet's socket.
+        # The checkpoint can be outdated, so `auto` uses it only if the kubelet's socket does not exist.
         lambda settings: os.path.exists(_checkpoint_path(settings)) and not os.path.exists(settings.kubelet_socket),
         "[:PATH]",
     ),
@@ -116,17 +115,17 @@ SOURCES: Mapping[str, SourceType] = {
         lambda settings: in_host_pid_namespace(settings.proc) is True,
     ),
 }
-"""Sources in order of precedence for `auto`. Schedulers come before the kubelet, because HAMi assigns other GPUs than
-the kubelet lists."""
+"""Sources in order of precedence for `auto`. Schedulers come first, because HAMi assigns other GPUs than the kubelet
+lists."""
 
 
 def describe_sources() -> str:
-    """Lists the sources and their arguments for help texts."""
+    """Returns the names and arguments of all sources, for help texts."""
     return ", ".join(f"{name}{source.argument}" for name, source in SOURCES.items())
 
 
 def create_sources(text: str, settings: SourceSettings, kubernetes: bool) -> list[AllocationSource]:
-    """Creates the sources of `--allocation`, or raises UsageError. Without -k, `auto` creates only `hpc`."""
+    """Creates the sources of `--allocation`. Raises UsageError if `text` is invalid. Without -k, `auto` means `hpc`."""
     if text != "auto":
         return [_create(entry.strip(), settings) for entry in text.split(",")]
     names = [name for name in (SOURCES if kubernetes else ["hpc"]) if SOURCES[name].is_present(settings)]

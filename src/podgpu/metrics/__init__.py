@@ -1,1 +1,1 @@
-"""Metric families: definitions, rendering, encoding and parsing. No input or output."""
+"""Defines, renders, encodes and parses metric families. Modules of this package read only their own tables."""

@@ -1,6 +1,6 @@
-"""Builds `NodeState` documents from metrics of dcgm-exporter or podgpu, as text or as results of Prometheus queries.
+"""Builds `NodeState` documents from the metrics of dcgm-exporter or podgpu.
 
-Unknown metrics are ignored. DCGM fields are stored with the name and unit of dcgm-exporter 4.8.
+The input is metrics text or results of Prometheus queries. DCGM fields get the name and unit of dcgm-exporter 4.8.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from podgpu.model import RESERVATION, NodeState, Workload, WorkloadKey, device_k
 NODE_LABELS = ("Hostname", "hostname", "node", "instance")
 UUID_LABELS = ("UUID", "uuid", "gpu_uuid")
 MODEL_LABELS = ("modelName", "model_name")
-GPU_LABELS = (*UUID_LABELS, "gpu")  # the first of these labels that a series has identifies the GPU
+GPU_LABELS = (*UUID_LABELS, "gpu")  # labels that identify the GPU; the first one present is used
 IDENTITY = {
     **{"gpu": "index", "pci_bus_id": "pci_bus_id", "device": "device", "GPU_I_PROFILE": "profile"},
     **dict.fromkeys(UUID_LABELS, "uuid"),
     **dict.fromkeys(MODEL_LABELS, "model"),
 }
-POD_LABEL_VARIANTS = (  # (namespace, pod, container); the first row whose pod label is present is used
-    EXPORTED,  # renamed by Prometheus (honor_labels: false)
+POD_LABEL_VARIANTS = (  # labels for (namespace, pod, container); the first row whose pod label is present is used
+    EXPORTED,  # Prometheus renames labels to these with honor_labels: false
     POD_LABELS,
     OLD_POD_LABELS,
 )
 WORKLOAD_LABELS = (*(label for row in POD_LABEL_VARIANTS for label in row), JOB_LABEL, *NAMELESS_LABELS, "vgpu")
 TARGET_LABELS = ("job", "instance")
 REPLICA_LABELS = ("prometheus_replica", "replica")  # distinguish the two Prometheus servers of an HA pair
-MAX_LINES = 250_000  # ten times the lines of 16 GPUs with 112 MIG instances
-_MAX_AMOUNT = 2**63 - 1024  # largest float within the limit of `Amount`
-_DCGM_BLANK = 0x7FFFFFF0  # DCGM's codes for "no value" start here
+MAX_LINES = 250_000  # ten times as many as a node with 16 GPUs and 112 MIG instances exports
+_MAX_AMOUNT = 2**63 - 1024  # largest float below 2**63, the limit of `Amount`
+_DCGM_BLANK = 0x7FFFFFF0  # the smallest of DCGM's codes for "no value"
 _DIVIDED_FIELDS = {POWER, fields()[156].name}  # podgpu splits power and energy among virtual GPUs
 _CONDITION_FIELDS = {fields()[number].name: condition for number, condition in FIELD_CONDITIONS.items()}
 
@@ -48,14 +48,14 @@ LabelMap = Mapping[str, str]
 PodName = tuple[str, str]  # namespace, name
 
 
-# Rules that assign samples to fields of `NodeState`
+# Rules that determine where a sample is stored in `NodeState`
 
 
 @cache
 def rules_for(keep_fields: frozenset[str] | None) -> dict[str, FamilySpec | Meaning]:
-    """Maps each known metric to the rule for storing it: `FamilySpec` for podgpu's metrics, `Meaning` for DCGM fields.
+    """Returns the rule for each known metric: `FamilySpec` for podgpu's metrics, `Meaning` for DCGM fields.
 
-    `keep_fields`: the DCGM fields to store; None for all.
+    `keep_fields`: DCGM fields to store in addition to those that podgpu needs. None: all fields.
     """
     needed = {*KEY_FIELDS, *_CONDITION_FIELDS, XID_NAME, *(keep_fields or ())}
     rules: dict[str, FamilySpec | Meaning] = {name: spec for name, spec in families_in("exporter").items() if spec.part}
@@ -69,7 +69,7 @@ def rules_for(keep_fields: frozenset[str] | None) -> dict[str, FamilySpec | Mean
 
 
 def keep_known_fields(values: Mapping[str, Any], keep_fields: frozenset[str]) -> dict[str, Any]:
-    """Returns the values of `keep_fields`. Converts names and units of dcgm-exporter 4.9 to those of 4.8."""
+    """Returns only the values of `keep_fields`. Converts names and units of dcgm-exporter 4.9 to those of 4.8."""
     rules, kept = rules_for(keep_fields), {}
     for name, value in values.items():
         rule = rules.get(name)
@@ -78,7 +78,7 @@ def keep_known_fields(values: Mapping[str, Any], keep_fields: frozenset[str]) ->
     return kept
 
 
-# Builders collect samples in dicts. The keys are names of fields of `NodeState` and of the structs that it contains.
+# Builders collect samples in dicts. Each key is the name of a field of `NodeState` or of a nested struct.
 
 
 @dataclass(slots=True)
@@ -86,17 +86,17 @@ class _DeviceBuilder:
     """Collects the samples of a GPU or a MIG instance."""
 
     identity: dict[str, str] = field(default_factory=dict)
-    values: dict[str, dict[WorkloadKey, float]] = field(default_factory=dict)  # by field, then by holder (() if none)
-    texts: dict[str, str] = field(default_factory=dict)  # values of fields that are exported as labels
+    values: dict[str, dict[WorkloadKey, float]] = field(default_factory=dict)  # by field and holder (() if none)
+    texts: dict[str, str] = field(default_factory=dict)  # DCGM fields with text values, which are exported as labels
     usage: dict[str, Any] = field(default_factory=dict)
     holders: dict[WorkloadKey, dict[str, Any]] = field(default_factory=dict)
     conditions: dict[str, dict[str, Any]] = field(default_factory=dict)
     instances: dict[int, _DeviceBuilder] = field(default_factory=dict)
 
     def resolve_values(self, is_podgpu: bool) -> dict[str, float]:
-        """Returns one value per field. If several holders share the device, a field may have one series per holder.
+        """Returns one value per field. On a shared device, a field may have one series per holder.
 
-        dcgm-exporter repeats the device's value in each of these series. If they differ, the field is omitted.
+        dcgm-exporter repeats the device's value for each holder. A field whose repeated values differ is omitted.
         """
         values: dict[str, float] = {}
         for name, by_holder in self.values.items():
@@ -131,7 +131,7 @@ class _DeviceBuilder:
         }
 
     def build_device(self, is_podgpu: bool, keep_fields: frozenset[str] | None, is_lost: bool) -> dict[str, Any]:
-        """Returns the fields of `GpuOrInstance`, which GPUs and MIG instances have in common."""
+        """Returns the fields that GPUs and MIG instances have in common (`GpuOrInstance`)."""
         values = self.resolve_values(is_podgpu)
         stored = {n: v for n, v in (self.texts | values).items() if keep_fields is None or n in keep_fields}
         source = "" if is_podgpu else "dcgm-exporter"
@@ -149,7 +149,7 @@ class _DeviceBuilder:
 class _NodeBuilder:
     def __init__(self, own_pods: Collection[PodName]) -> None:
         self._own_pods = own_pods
-        self._gpus: dict[str, _DeviceBuilder] = defaultdict(_DeviceBuilder)  # by UUID, or by index without UUID
+        self._gpus: dict[str, _DeviceBuilder] = defaultdict(_DeviceBuilder)  # by UUID, or by index if unknown
         self._members: dict[str, Any] = {}
         self._sources: dict[str, Any] = {}
         self._namespaces: dict[tuple[str, str, str], dict[str, Any]] = defaultdict(dict)
@@ -184,7 +184,7 @@ class _NodeBuilder:
             members[member] = round(value) if spec.factor else value
 
     def _find_members(self, part: str, labels: LabelMap) -> dict[str, Any] | None:
-        """Returns the dict in which to store a sample. None if the sample's labels do not identify a dict."""
+        """Returns the dict in which a sample is stored. Returns None if the labels do not identify a dict."""
         if part in ("node", "sources"):
             return self._members if part == "node" else self._sources
         if part == "namespaces":
@@ -195,7 +195,7 @@ class _NodeBuilder:
         if found is None:
             return None
         gpu, device, workload = found
-        if part == "conditions":  # a newer podgpu may report unknown conditions
+        if part == "conditions":  # ignores unknown conditions, which a newer podgpu may report
             return gpu.conditions if labels.get("condition") in conditions() else None
         if part == "device_totals":
             return device.usage
@@ -206,7 +206,7 @@ class _NodeBuilder:
         return usage
 
     def _find_device(self, labels: LabelMap) -> tuple[_DeviceBuilder, _DeviceBuilder, Workload | None] | None:
-        """Returns the GPU, the device (the GPU or one of its MIG instances) and the holder that the labels name."""
+        """Returns the GPU, the device and the holder. The device is the GPU itself or one of its MIG instances."""
         gpu_id, instance = read_gpu_id(labels), labels.get("GPU_I_ID", "")
         number = _parse_integer(instance)
         if not gpu_id or (instance and number is None):
@@ -214,7 +214,7 @@ class _NodeBuilder:
         gpu = self._gpus[gpu_id]
         device = gpu if number is None else gpu.instances.setdefault(number, _DeviceBuilder())
         for own in (gpu, device):
-            if len(own.identity) < 5:  # incomplete, because for example allocation metrics have no model
+            if len(own.identity) < 5:  # other series may have more labels: some have no model
                 own.identity.update((name, labels[label]) for label, name in IDENTITY.items() if labels.get(label))
         workload = read_workload(labels, self._own_pods)
         if workload is None and labels.get("source") == RESERVATION:
@@ -231,7 +231,7 @@ class _NodeBuilder:
         """Builds the document. Raises msgspec.ValidationError if a value exceeds a limit of `NodeState`."""
         is_podgpu = "version" in self._members
         devices = [gpu.build_gpu(is_podgpu, keep_fields) for gpu in self._gpus.values()]
-        workers = {f"gpu{gpu['index']}": gpu.get("uuid", "") for gpu in devices}  # source of a single GPU -> its UUID
+        workers = {f"gpu{gpu['index']}": gpu.get("uuid", "") for gpu in devices}  # worker that reads a GPU -> its UUID
         document = {
             "taken_at": scraped_at,
             **self._members,
@@ -251,9 +251,9 @@ class _NodeBuilder:
 
 
 def read_workload(labels: LabelMap, own_pods: Collection[PodName] = ()) -> Workload | None:
-    """Returns the holder that the labels identify.
+    """Returns the holder that the labels identify, or None.
 
-    `own_pods` are the exporter's pods. Prometheus adds their names to series without a pod label, so they are ignored.
+    `own_pods`: the exporter's pods. They are not holders: Prometheus adds their names to series without a pod label.
     """
     if job := labels.get(JOB_LABEL):
         return Workload(job=job)
@@ -278,7 +278,7 @@ def read_device_key(labels: LabelMap) -> str:
 
 
 def _read_conditions(devices: Iterable[dict[str, float]]) -> dict[str, dict[str, Any]]:
-    """Derives conditions from the fields of dcgm-exporter. Their start times are unknown."""
+    """Derives GPU conditions from dcgm-exporter's fields. The start times of these conditions are unknown."""
     present: dict[str, dict[str, Any]] = {}
     for name, value in (item for values in devices for item in values.items() if 0 < item[1] < _DCGM_BLANK):
         if name in _CONDITION_FIELDS:
@@ -304,9 +304,9 @@ def node_from_samples(
     keep_fields: frozenset[str] | None = None,
     node_labels: Sequence[str] = NODE_LABELS,
 ) -> list[NodeState]:
-    """Returns one `NodeState` per node in a target's samples. If no sample has a node label, the name is `address`.
+    """Builds one `NodeState` per node from the samples of one scrape target.
 
-    Raises msgspec.ValidationError if a value exceeds a limit of `NodeState`.
+    If no sample has a node label, the node's name is `address`. Raises msgspec.ValidationError if a value is too large.
     """
     rules = rules_for(keep_fields)
     relevant = [sample for sample in samples if sample.name in rules]
@@ -326,7 +326,7 @@ def node_from_samples(
 def _split_by_node(
     samples: list[ParsedSample], node_labels: Sequence[str], address: str
 ) -> dict[str, list[ParsedSample]]:
-    """Groups samples by node. Without a node label, a sample belongs to its GPU's node, or to the most common node."""
+    """Groups samples by node. A sample without a node label belongs to its GPU's node, else to the most common node."""
     label = next((name for name in node_labels if any(name in sample.labels for sample in samples)), "")
     node_of_gpu = {read_gpu_id(s.labels): name for s in samples if (name := s.labels.get(label))}
     usual = Counter(node_of_gpu.values()).most_common(1)[0][0] if node_of_gpu else address
@@ -358,12 +358,12 @@ def nodes_from_vectors(
     node_labels: Sequence[str] = NODE_LABELS,
     cluster_label: str = "cluster",
 ) -> tuple[list[TargetState], dict[str, str]]:
-    """Builds the documents of all targets from the results of instant queries. Also returns errors, by instance.
+    """Returns the documents of all targets, and error messages by instance. `vectors`: results of instant queries.
 
-    If an HA pair of Prometheus servers provides two copies of a target, the newest copy is used.
-    Samples of `up` identify the exporters' own pods. Samples without a metric name contain the time of each target.
+    If an HA pair of Prometheus servers provides two copies of a target, the newest copy is used. Samples of `up`
+    identify the exporters' own pods. A sample without a metric name contains the time of a target's last scrape.
     """
-    # Own pods are stored by job and instance, because `up` may lack the label of the cluster.
+    # The key of `own_pods` has no cluster, because `up` may lack the cluster label.
     target_labels = (cluster_label, *TARGET_LABELS)
     own_pods: dict[tuple[str, str], set[PodName]] = defaultdict(set)
     copies: dict[tuple[tuple[str, ...], tuple[str, ...]], list[ParsedSample]] = defaultdict(list)

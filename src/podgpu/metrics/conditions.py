@@ -1,6 +1,6 @@
 """Describes GPU conditions (conditions.csv), XID errors (xids.csv) and DCGM's health codes (health_codes.csv).
 
-Documents and metrics contain only the name and the detail of a condition. This module provides the descriptions.
+Documents and metrics contain only a condition's name and detail. This module adds the description and the advice.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def conditions() -> Mapping[str, ConditionSpec]:
 
 @lru_cache(maxsize=1024)
 def words_for(condition: str, detail: str = "") -> tuple[str, str]:
-    """Returns a description of the problem and advice."""
+    """Returns two texts: a description of the problem, and advice."""
     spec = conditions()[condition]
     if condition == XID:
         return spec.says.format(detail=_describe_xids(detail)), _xid_action(detail)
@@ -57,7 +57,7 @@ def words_for(condition: str, detail: str = "") -> tuple[str, str]:
 
 
 def conditions_from_fields(values: Mapping[int, object]) -> dict[str, bool]:
-    """Returns whether each condition is present. Omits conditions whose field has no value."""
+    """Returns whether each condition of `FIELD_CONDITIONS` is present. Omits conditions whose field has no value."""
     read = ((condition, values.get(field)) for field, condition in FIELD_CONDITIONS.items())
     return {condition: value > 0 for condition, value in read if isinstance(value, int | float)}
 
@@ -88,7 +88,7 @@ def xid_spec(xid: int) -> XidSpec:
 
 
 def xid_detail(xids: Iterable[int]) -> str:
-    """Formats the detail of the condition `xid`."""
+    """Returns the detail of the condition `xid`, such as `48,79`."""
     return ",".join(map(str, sorted(set(xids))[:_MAX_XIDS]))
 
 
@@ -122,5 +122,5 @@ def _health_codes() -> Mapping[int, HealthCode]:
 
 
 def health_code(number: int) -> HealthCode:
-    """Describes a health code. DCGM 4 renamed the codes 10, 12 and 43; podgpu uses dcgm-exporter's older names."""
+    """Returns the description of a health code, with dcgm-exporter's names. DCGM 4 renamed the codes 10, 12 and 43."""
     return _health_codes().get(number) or HealthCode(f"DCGM_FR_UNKNOWN({number})", "UNKNOWN", "UNKNOWN")

@@ -1,4 +1,4 @@
-"""Parses counter files, which list the exported fields with name, type and help text.
+"""Parses counter files, which list the DCGM fields to export with their name, type and help text.
 
 The files have dcgm-exporter's format. `--dcgm-names` selects the names of dcgm-exporter 4.8, of 4.9, or both.
 """
@@ -41,11 +41,11 @@ class CounterSpec:
 
 
 def parse_counters(text: str, origin: str, names: NameSet = "4.8") -> tuple[CounterSpec, ...]:
-    """Returns the counters of a user's file in the order of its rows. Raises UsageError if the file is invalid.
+    """Returns the counters of a user's file in file order. Raises UsageError if the file is invalid.
 
-    `origin`: name of the file in messages. If several rows have the same field, the first row is used. The types
-    `histogram` and `summary`, which dcgm-exporter accepts, become gauges. An unchanged copy of a shipped file is
-    treated like the shipped file.
+    `origin`: the file's name, used in messages. If several rows have the same field, the first row is used. The types
+    `histogram` and `summary` become gauges. `names` "4.9" changes only unchanged copies of shipped files. In other
+    files, the user's names are kept.
     """
     counters = _parse_rows(text, origin)
     file_name = origin.rpartition("/")[2]
@@ -85,13 +85,13 @@ def _parse_row(cells: list[str]) -> CounterSpec:
 
 
 def make_counter(name: str, kind: str, help_text: str) -> CounterSpec:
-    """Raises UsageError if the row is invalid."""
+    """Creates a counter from the cells of a row. Raises UsageError if a cell is invalid."""
     field = field_named(name)
     if field is None:
         near = nearest_names(name[:100])
         advice = f"did you mean {near[0]}?" if near else "use a DCGM_FI_*, DCGM_EXP_* or 1.x name that DCGM knows"
         raise UsageError(f"unknown field {name[:80]!a}: {advice}")
-    if kind not in _TYPES and not name.startswith("DCGM_EXP_"):  # dcgm-exporter ignores the type of these rows
+    if kind not in _TYPES and not name.startswith("DCGM_EXP_"):  # dcgm-exporter ignores their type
         raise UsageError(f"{name} has the unknown type {kind[:80]!a}: use {', '.join(_TYPES[:-1])} or {_TYPES[-1]}")
     if field.type in ("blob", "time"):
         raise UsageError(f"{name} cannot be exported: its values are neither numbers nor text; remove the row")
@@ -102,12 +102,12 @@ def make_counter(name: str, kind: str, help_text: str) -> CounterSpec:
 
 @cache
 def shipped_counters(short: str, names: NameSet = "4.8") -> tuple[CounterSpec, ...] | None:
-    """Returns the counters of a shipped file, by short name or file name, or None if there is no such file."""
+    """Returns the counters of a shipped file, or None if there is no such file. `short` may also be its file name."""
     file_name = SHIPPED.get(short, short)
     if file_name not in SHIPPED.values():
         return None
     counters = _parse_rows(table_text("counters", file_name), file_name)
-    if names == "4.8" or file_name == SHIPPED["1.x"]:  # names of 1.x occur in neither 4.8 nor 4.9
+    if names == "4.8" or file_name == SHIPPED["1.x"]:  # dcgm-exporter 4.9 did not rename them
         return counters
     renamed = map(_rename, counters) if names == "4.9" else add_other_names(counters, names)
     return _unique((*renamed, make_counter(*_ADDED_IN_4_9)))
@@ -117,7 +117,7 @@ def shipped_counters(short: str, names: NameSet = "4.8") -> tuple[CounterSpec, .
 
 
 def add_other_names(counters: tuple[CounterSpec, ...], names: NameSet) -> tuple[CounterSpec, ...]:
-    """If `names` is `both`, adds a second counter for each field that has another name in the other version."""
+    """If `names` is `both`, adds a second counter for each field whose name differs between 4.8 and 4.9."""
     if names != "both":
         return counters
     written = {counter.name for counter in counters}
@@ -138,13 +138,13 @@ def _unique(counters: Iterable[CounterSpec]) -> tuple[CounterSpec, ...]:
 
 
 def _rename(counter: CounterSpec, *, back: bool = False) -> CounterSpec:
-    """Returns the counter with the name in dcgm-exporter 4.9. With `back`, converts a 4.9 name to the name in 4.8."""
+    """Returns the counter with its name of 4.9. If it already has this name and `back` is set, uses its name of 4.8."""
     rename = rename_of(counter.name)
     is_new = rename is not None and counter.name == rename.new_name
     if rename is None or (is_new and not back):
         return counter
     field, name = (rename.old, rename.old.name) if is_new else (rename.new, rename.new_name)
-    # NVLink bandwidth is a rate. dcgm-exporter declares it as a counter up to 4.8.2 and as a gauge since 4.8.3.
+    # Rates are gauges, but dcgm-exporter up to 4.8.2 declares NVLink bandwidth as a counter.
     kind = "gauge" if field.unit == "B/s" and counter.type == "counter" else counter.type
     help_text = counter.help if field.unit == counter.field.unit else _UNIT.sub("", counter.help)
     return CounterSpec(field, name, kind, help_text)

@@ -1,6 +1,6 @@
-"""Renders dcgm-exporter's families with its names and its order of labels.
+"""Renders the metric families of dcgm-exporter, with the same names and the same order of labels.
 
-A series has pod labels if exactly one workload holds the device. With virtual GPUs, each holder has its own series.
+A series has pod labels if exactly one workload holds the device. With virtual GPUs, there is one series per holder.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ POWER_USAGE = "DCGM_FI_DEV_POWER_USAGE"
 ATTRIBUTED = frozenset({GPU_UTIL, FB_USED, POWER_USAGE, TOTAL_ENERGY, GPU_UTIL_RATIO, FB_USED_BYTES, ENERGY_JOULES})
 """Fields with a separate value for each holder of a shared GPU (virtual GPUs)."""
 _ALSO_OF_DEVICE = frozenset({GPU_UTIL, FB_USED, GPU_UTIL_RATIO, FB_USED_BYTES})
-"""With virtual GPUs, these fields also have a series for the whole device, as in dcgm-exporter."""
+"""Fields that, with virtual GPUs, have a series for the whole device in addition to those of the holders."""
 GR_ENGINE_ACTIVE = "DCGM_FI_PROF_GR_ENGINE_ACTIVE"
 _DECODER_FIELDS = frozenset({"DCGM_FI_DEV_DEC_UTIL", "DCGM_FI_DEV_DEC_UTIL_RATIO"})
 _ACTIVITY = frozenset(
@@ -49,7 +49,7 @@ _EVENT_FIELDS = {XID_FIELD, XID_COUNT_FIELD, XID_TOTAL_FIELD, CLOCK_EVENTS_COUNT
 
 
 def render_dcgm(state: NodeState, policy: Policy) -> list[Family]:
-    """Renders the families of the counter file, ordered by field id as in dcgm-exporter."""
+    """Renders the families that the counter file lists. The families are sorted by field id, as in dcgm-exporter."""
     counters = sorted((c for c in policy.counters if not c.is_label), key=lambda c: c.field.id)
     label_counters = [c for c in policy.counters if c.is_label]
     families: _Families = [(counter, []) for counter in counters]
@@ -95,7 +95,7 @@ def _held_labels(names: dict[str, str], texts: LabelPairs, holder: Holder, state
 
 
 def _label_values(counters: Iterable[CounterSpec], values: Values, parent: Values) -> LabelPairs:
-    """Returns label-type fields as labels. If a MIG instance has no value, its GPU's value is used."""
+    """Returns the labels of counters of type label. If a MIG instance has no value, its GPU's value is used."""
     labels = ((c.name, values.get(c.field.name, parent.get(c.field.name))) for c in counters)
     return tuple((name, str(value)) for name, value in labels if value is not None)
 
@@ -111,7 +111,7 @@ def _add_values(families: _Families, labels: Labels, values: Values) -> None:
 
 
 def _add_details(families: _Families, labels: Labels, device: GpuOrInstance) -> None:
-    """Adds the values that exist once per device, with labels of their own, such as health checks."""
+    """Adds values that have additional labels, such as the results of health checks."""
     for name, more, value in device.details:
         for counter, samples in families:
             if counter.field.name == name:
@@ -119,7 +119,7 @@ def _add_details(families: _Families, labels: Labels, device: GpuOrInstance) -> 
 
 
 def _add_events(families: _Families, labels: Labels, device: GpuOrInstance, policy: Policy) -> None:
-    """Adds the families of XIDs and clock events, which the exporter counts."""
+    """Adds the numbers of XIDs and clock events. podgpu counts these events itself."""
     for counter, samples in families:
         if counter.field.id in _EVENT_FIELDS:
             counts = _count_events(counter.field.id, device, policy)
@@ -127,7 +127,7 @@ def _add_events(families: _Families, labels: Labels, device: GpuOrInstance, poli
 
 
 def _count_events(field_id: int, device: GpuOrInstance, policy: Policy) -> Iterator[tuple[int, LabelPairs]]:
-    """Yields numbers of events with their labels. For XID_FIELD, yields the newest XID, or 0 if there was none."""
+    """Yields value and additional labels of each sample of an event field. The value of XID_FIELD is the newest XID."""
     window = "window_size_in_ms"
     if field_id == XID_FIELD and fields()[XID_FIELD].name not in device.unsupported:
         xid = device.last_xid or 0
@@ -151,7 +151,7 @@ def _count_events(field_id: int, device: GpuOrInstance, policy: Policy) -> Itera
 
 
 def _entity_labels(entity: EntityState, policy: Policy) -> Labels:
-    """Returns the labels of a switch, link or CPU. These entities have no holders."""
+    """Returns the labels of a switch, link or CPU."""
     pairs = [(n, policy.model_name(text) if n == "model_name" else text) for n, text in entity.labels.items()]
     label_counters = (c for c in policy.counters if c.is_label and c.field.level == entity.kind)
     return make_labels((*pairs, *policy.host, *sorted(_label_values(label_counters, entity.fields, {}))))
@@ -161,9 +161,9 @@ def _entity_labels(entity: EntityState, policy: Policy) -> Labels:
 
 
 def _attributed_values(device: Values, usage: HolderUsage | None) -> dict[str, Value]:
-    """Replaces the device's values of the `ATTRIBUTED` fields by the holder's own values. Omits unknown values.
+    """Returns the device's values, but the holder's own values for the fields in `ATTRIBUTED`.
 
-    dcgm-exporter instead repeats the device's values for every holder.
+    Unknown values are omitted. dcgm-exporter instead repeats the device's values for every holder.
     """
     values = {name: value for name, value in device.items() if name not in ATTRIBUTED}
     own = {} if usage is None else _own_values(device, usage)
@@ -171,9 +171,9 @@ def _attributed_values(device: Values, usage: HolderUsage | None) -> dict[str, V
 
 
 def _divided_activity(values: Values, device: Values, usage: HolderUsage | None) -> dict[str, Value]:
-    """Removes a shared device's activity fields. Keeps DEC_UTIL if it is 0, and adds the holder's own GR_ENGINE_ACTIVE.
+    """Removes the activity fields of a shared device. Two fields remain, because OpenCost needs them.
 
-    OpenCost needs both: it reads a container's usage from GR_ENGINE_ACTIVE, and finds the device by DEC_UTIL.
+    GR_ENGINE_ACTIVE gets the holder's own value. DEC_UTIL, by which OpenCost finds the device, is kept if it is 0.
     """
     kept = {
         name: value

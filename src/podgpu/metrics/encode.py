@@ -1,6 +1,6 @@
-"""Metric families: podgpu's definitions (families.csv), and the Prometheus text format 0.0.4.
+"""Reads the definitions of podgpu's metric families (families.csv) and encodes families in text format 0.0.4.
 
-The metrics reference in docs is generated from families.csv. The text of labels and headers is cached.
+The metrics reference in docs is generated from families.csv.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from podgpu import __version__
 from podgpu.metrics.fields import table_rows
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_GZIP_LEVEL = 1  # the fastest level, because the first scrape waits; it still compresses metrics text 20:1
+_GZIP_LEVEL = 1  # the fastest level, because the first scrape waits; metrics text shrinks 20:1 even so
 
 
 class Labels:
@@ -37,7 +37,7 @@ def _escape_label(value: str) -> str:
 
 
 NO_LABELS = Labels(())
-VERSIONS = Labels((("version", __version__), ("python_version", platform.python_version())))  # of podgpu_*_build_info
+VERSIONS = Labels((("version", __version__), ("python_version", platform.python_version())))  # for *_build_info
 
 
 class Sample(NamedTuple):  # a tuple is three times as fast to create as a frozen dataclass
@@ -46,7 +46,7 @@ class Sample(NamedTuple):  # a tuple is three times as fast to create as a froze
 
 
 class Family(NamedTuple):
-    """A metric family. With `dcgm_numbers`, floats have six decimals, as in dcgm-exporter."""
+    """A metric family. If `dcgm_numbers` is set, floats are printed with six decimals, as in dcgm-exporter."""
 
     name: str
     type: str
@@ -65,13 +65,13 @@ class FamilySpec:
     help: str
     labels: tuple[str, ...]
     part: str = ""
-    """The struct that contains the values, such as `node` (NodeState) or `holder_usage`. Empty if there is none."""
+    """The struct in `NodeState` with the values, such as `node` or `holder_usage`. Empty if there is none."""
     member: str = ""
-    """Name of the struct's field. `{label}` in the name stands for the text of that label."""
+    """Name of the struct's field. `{label}` in the name is replaced by the value of that label."""
     factor: int = 0
-    """If not 0, the field is an integer: the sample's value times this factor. If 0, it is the sample's value."""
+    """The sample's value times this factor is the field's value, an integer. 0: the sample's value is the field's."""
     is_text: bool = False
-    """True if the field contains a text, which is exported as a label with the field's name."""
+    """True if the field is a text. Texts are exported as a label with the field's name."""
 
     def of(self, samples: Iterable[Sample]) -> Family:
         return Family(self.name, self.type, self.help, tuple(samples))
@@ -79,7 +79,7 @@ class FamilySpec:
 
 @cache
 def families_in(group: str) -> Mapping[str, FamilySpec]:
-    """Returns the families of a group of families.csv by name, in the order of the file."""
+    """Returns the families of one group in families.csv by name, in file order."""
     return {
         row["name"]: FamilySpec(
             row["name"],
@@ -97,7 +97,7 @@ def families_in(group: str) -> Mapping[str, FamilySpec]:
 
 
 def make_families(group: str, samples: Mapping[str, Iterable[Sample]]) -> list[Family]:
-    """Creates families of a group of families.csv. `samples`: the samples of each family, by its name."""
+    """Creates one family per key of `samples`. The keys are names of families in this group of families.csv."""
     specs = families_in(group)
     return [specs[name].of(found) for name, found in samples.items()]
 

@@ -1,13 +1,13 @@
-"""DCGM's fields (fields.csv): names, types, units, and how to read them from NVML and convert the values.
+"""Defines DCGM's fields (fields.csv): names, types, units, how to read them from NVML and how to convert the values.
 
-The column `nvml` is an expression, parsed here and executed in `gpu/nvml/driver.py`:
+The column `nvml` contains an expression. It is parsed here and executed in `gpu/nvml/driver.py`:
 
     nvmlDeviceGetClockInfo(NVML_CLOCK_SM)      a call on the device; arguments are numbers or NVML's constants
     nvmlDeviceGetUtilizationRates().gpu        one field of the result
     nvmlDeviceGetMigMode()[0]                  one element of the result
-    field 82        field 139+138@all          nvmlDeviceGetFieldValues, summed over ids, with a scope
-    gpm 1                                      a GPM metric between two samples
-    event xid       window clock_events        recorded by the exporter from events or past samples
+    field 82        field 139+138@all          nvmlDeviceGetFieldValues; `+` adds two values, `@` sets the scope
+    gpm 1                                      a GPM metric, computed from two samples
+    event xid       window clock_events        computed by podgpu from driver events or from earlier samples
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ _TEXT_COLUMNS = ("name", "name_since_4_6", "name_1x", "alias", "type", "unit", "
 
 @cache
 def fields() -> Mapping[int, Field]:
-    """Returns the fields by id. Strings that occur in hundreds of rows are interned, which saves 0.1 MiB."""
+    """Returns the fields by id. Repeated strings are interned, which saves 0.1 MiB."""
     return {
         int(row["id"]): Field(
             id=int(row["id"]),
@@ -168,7 +168,7 @@ def fields() -> Mapping[int, Field]:
 
 
 def by_name(values: Mapping[int, Value]) -> dict[str, Value]:
-    """Returns the values by the name of their field instead of its id."""
+    """Replaces field ids by field names."""
     return {fields()[number].name: value for number, value in values.items()}
 
 
@@ -196,14 +196,14 @@ def field_named(name: str) -> Field | None:
 
 
 def nearest_names(name: str) -> list[str]:
-    """Returns at most one name that is similar to a mistyped name, ignoring case."""
+    """Returns the known name that is most similar to a mistyped name, or no name. Ignores case."""
     folded_names = {known.casefold(): known for known in _by_name()}
     return [folded_names[close] for close in difflib.get_close_matches(name.casefold(), folded_names, 1)]
 
 
 @cache
 def detail_helps() -> Mapping[int, str]:
-    """Returns the descriptions of the additional fields on a GPU's page (details.csv) by field id, in display order."""
+    """Returns help texts by field id, in display order, of the fields that a GPU's page adds (details.csv)."""
     return {int(row["id"]): row["help"] for row in table_rows("details.csv")}
 
 
@@ -227,7 +227,7 @@ BRANDS = (
 _FABRIC_COMPLETED = 3
 _VGPU_FEATURE = 1
 _MAX_TEMPERATURE = 200
-_RATIO_ROUNDING = 1.01  # GPM slightly exceeds 100 % at full load
+_RATIO_ROUNDING = 1.01  # largest accepted ratio, because GPM slightly exceeds 100 % at full load
 
 
 class Blank(ValueError):
@@ -287,7 +287,7 @@ CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
     "mhz_to_hertz": lambda raw: raw * 1_000_000,
     "nano": lambda raw: raw / NS,
     "percent_to_ratio": lambda raw: raw / 100.0,
-    "kib_rate": lambda raw: int(raw / 1000),  # raw is already KiB per second
+    "kib_rate": lambda raw: int(raw / 1000),  # `raw` is in KiB per second
     "kib_rate_bytes": lambda raw: int(raw * 1024),
     "unless_255": _unless_255,
     "used_ratio": _used_ratio,
@@ -316,7 +316,7 @@ _TOO_MUCH_FOR_64_BITS = 2.0**63
 
 
 def value_of(field: Field, raw: Any, is_converted: bool = False) -> Value:
-    """Converts and checks NVML's value. With `is_converted`, only checks it. Raises Blank if it is invalid."""
+    """Converts a value from NVML to the field's unit and checks it. Raises Blank if the value is invalid."""
     if field.type != "text" and isinstance(raw, bytes) and len(raw) == 1:
         raw = raw[0]  # pynvml returns single-byte numbers as bytes
     try:
@@ -336,7 +336,7 @@ def value_of(field: Field, raw: Any, is_converted: bool = False) -> Value:
 def value_printed(field: Field, number: float) -> int | float:
     """Checks a number that an exporter printed. Raises Blank if it is invalid.
 
-    dcgm-exporter 2.x prints DCGM's codes for "no value". As floats, the 64-bit codes are 2**63.
+    dcgm-exporter 2.x prints DCGM's codes for "no value". The 64-bit codes become 2**63 when they are parsed as floats.
     """
     if not math.isfinite(number) or number >= _TOO_MUCH_FOR_64_BITS:
         raise Blank(str(number))
@@ -360,7 +360,7 @@ def _is_sentinel(raw: Any, converted: int | float) -> bool:
 
 
 def within_unit(field: Field, number: int | float) -> int | float:
-    """Raises Blank if the number is impossible in the field's unit."""
+    """Returns the number. Raises Blank if it is impossible in the field's unit. Ratios slightly above 1 become 1."""
     if field.unit in _NEVER_NEGATIVE and number < 0:
         raise Blank(f"{number} {field.unit}")
     if field.unit.startswith("%") and not 0 <= number <= 100:

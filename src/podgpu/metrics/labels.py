@@ -1,4 +1,4 @@
-"""The rendering policy, and the labels of devices and holders."""
+"""Builds the labels of devices and holders. `Policy` contains the settings for rendering."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POD_LABELS = ("namespace", "pod", "container")
 OLD_POD_LABELS = ("pod_namespace", "pod_name", "container_name")
 """Pod labels of dcgm-exporter 1.x, used with `-o`."""
 EXPORTED = tuple(f"exported_{name}" for name in POD_LABELS)
-"""Pod labels after Prometheus renamed them (honor_labels: false), because the scrape target has pod labels, too."""
+"""Names that Prometheus gives to pod labels if the scrape target has pod labels, too (honor_labels: false)."""
 JOB_LABEL = "hpc_job"
 NAMELESS_LABELS = ("pod_uid", "container_id")
 """Labels that identify a holder whose pod name is unknown."""
@@ -40,17 +40,17 @@ class Policy:
     """The user's settings for series and labels."""
 
     counters: tuple[CounterSpec, ...] = ()
-    hostname: str = ""  # no host label if empty
+    hostname: str = ""  # if empty, series have no host label
     hostname_labels: tuple[str, ...] = ("Hostname",)
     old_namespace: bool = False  # label names of dcgm-exporter 1.x: uuid, pod_name, pod_namespace, container_name
     replace_blanks_in_model_name: bool = False
     pod_uid: bool = False
     dcgm_holders: bool = True  # if False, DCGM series have no pod labels; podgpu's own series always have them
-    virtual_gpus: bool = False  # one series per holder of a shared device
+    virtual_gpus: bool = False  # render one series per holder of a device
     copy_parent_values: bool = False  # repeat the GPU's values on its MIG instances, as dcgm-exporter does
     gpu_manager: bool = False
-    wait_pairs: int = 0  # minimum % of time that a container waits for another to get a series; 0: no series
-    process_metrics: bool = False  # the process_* families
+    wait_pairs: int = 0  # % of time that one container must wait for another to get a series; 0: no such series
+    process_metrics: bool = False  # render the process_* families
     xid_window_ms: int = 300_000
     clock_window_ms: int = 300_000
 
@@ -67,7 +67,7 @@ make_labels = lru_cache(maxsize=2048)(Labels)
 
 
 def all_devices(state: NodeState) -> Iterator[tuple[DeviceState, GpuOrInstance]]:
-    """Yields each GPU and each MIG instance with its GPU."""
+    """Yields pairs of GPU and device. The device is the GPU itself or one of its MIG instances."""
     for gpu in state.devices:
         yield gpu, gpu
         yield from ((gpu, instance) for instance in gpu.instances)
@@ -78,7 +78,7 @@ def visible_devices(state: NodeState) -> list[tuple[DeviceState, GpuOrInstance]]
 
 
 def assigned_holders(device: GpuOrInstance) -> list[Holder]:
-    """Returns the holders to which the device is allocated. Omits workloads that use it without an allocation."""
+    """Returns the holders that have the device allocated. Omits workloads that use it without an allocation."""
     return [holder for holder in device.holders if holder.source]
 
 
@@ -98,7 +98,7 @@ def device_names(gpu: DeviceState, device: GpuOrInstance, policy: Policy) -> dic
 
 
 def holder_pairs(holder: Workload, policy: Policy) -> list[tuple[str, str]]:
-    """Returns the holder's labels for dcgm-exporter's series and usage series. Empty labels are omitted."""
+    """Returns the holder's labels in DCGM series and usage series. Omits empty labels."""
     names = holder_names(holder, OLD_POD_LABELS if policy.old_namespace else POD_LABELS)
     if policy.pod_uid and not holder.job:
         names[NAMELESS_LABELS[0]] = holder.uid
@@ -106,9 +106,9 @@ def holder_pairs(holder: Workload, policy: Policy) -> list[tuple[str, str]]:
 
 
 def holder_names(holder: Workload, pod_labels: tuple[str, ...] = POD_LABELS) -> dict[str, str]:
-    """Returns the holder's labels for podgpu's allocation families. These labels do not depend on the policy.
+    """Returns the holder's labels in podgpu's allocation families.
 
-    Empty labels are kept. Without them, Prometheus (honor_labels: true) would add the labels of the exporter's own pod.
+    Keeps empty labels. Without them, Prometheus (honor_labels: true) would add the labels of the exporter's own pod.
     """
     if holder.job:
         return {JOB_LABEL: holder.job}
@@ -124,7 +124,7 @@ def dcgm_labels(
     label_values: LabelPairs = (),
     pod_labels: Mapping[str, str] | None = None,
 ) -> Labels:
-    """Builds dcgm-exporter's labels in its order. `attributes` are the holder's labels."""
+    """Builds the labels of a DCGM series in dcgm-exporter's order. `attributes`: the holder's labels."""
     pairs = [("uuid" if policy.old_namespace and name == "UUID" else name, text) for name, text in names.items()]
     attributes = sorted(attributes)
     if label_values or pod_labels:
@@ -146,6 +146,6 @@ def _rename_pod_labels(taken: frozenset[str], pod_labels: Mapping[str, str]) -> 
 
 
 def with_attributes(labels: Labels, *more: tuple[str, str]) -> Labels:
-    """Adds labels such as err_code. As in dcgm-exporter, they are sorted together with the pod labels."""
+    """Adds labels such as err_code. They are sorted together with the holder's labels, as in dcgm-exporter."""
     cut = next((i for i, (name, _) in enumerate(labels.pairs) if name in HOLDER_LABELS), len(labels.pairs))
     return make_labels((*labels.pairs[:cut], *sorted((*labels.pairs[cut:], *more))))

@@ -1,6 +1,6 @@
-"""Computes the size and the billing name of MIG instances.
+"""Computes the size of MIG instances and their name in bills.
 
-A GPU has a fixed number of compute slices. A profile such as `1g.10gb` uses some of them.
+A GPU has a fixed number of compute slices. A MIG instance with the profile `1g.10gb` uses one of them.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from functools import lru_cache
 _PROFILE = re.compile(r"(\d{1,2})g\.")
 _BILLED = " MIG "
 _USUAL_SLICES = 7
-_SLICES = {"A30": 4, "RTX PRO 6000": 4, "RTX PRO 5000": 2, "RTX PRO 4500": 2}  # NVIDIA's MIG user guide
+_SLICES = {"A30": 4, "RTX PRO 6000": 4, "RTX PRO 5000": 2, "RTX PRO 4500": 2}  # from NVIDIA's MIG user guide
 
 
 def billed_name(model: str, profile: str) -> str:
-    """Returns NVML's name of a MIG instance, used for prices and bills."""
+    """Returns the name of a MIG instance in price lists and bills. NVML uses the same name."""
     return f"{model}{_BILLED}{profile}".rstrip()
 
 

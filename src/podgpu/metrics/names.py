@@ -1,7 +1,7 @@
 """Maps the field names of dcgm-exporter 4.8 and 4.9 to each other and converts between their units (fields.csv).
 
-A unit belongs to a field's id, not to its name: `DCGM_FI_DEV_FB_USED` is field 252 in MiB,
-`DCGM_FI_DEV_FB_USED_BYTES` is field 1627 in bytes.
+Each field id has one unit. A value with two units has two ids: field 252 (`DCGM_FI_DEV_FB_USED`) is in MiB, and
+field 1627 (`DCGM_FI_DEV_FB_USED_BYTES`) is in bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HOST_LABELS: Mapping[NameSet, tuple[str, ...]] = {
     "4.9": ("hostname",),
     "both": ("Hostname", "hostname"),
 }
-_DECIMALS = 9  # of converted numbers; more than dcgm-exporter prints, but without floating-point errors
+_DECIMALS = 9  # rounding converted numbers to nine decimals removes floating-point errors
 _CLOSE = 1e-6  # a number this close to a whole number is rounded to it
 
 
@@ -34,7 +34,7 @@ class Rename(NamedTuple):
 
     @property
     def old_names(self) -> tuple[str, ...]:
-        """All old names except those of 1.x."""
+        """Names before 4.9, except those of dcgm-exporter 1.x."""
         return tuple(name for name in self.old.names if name not in (self.new_name, self.old.name_1x))
 
 
@@ -53,12 +53,12 @@ def renames() -> tuple[Rename, ...]:
 
 @cache
 def successors() -> Mapping[int, Field]:
-    """Maps the id of a field in an older unit to the field with the same value in a base unit (since DCGM 4.6.1)."""
+    """Maps the id of a field in an older unit to the field that DCGM 4.6.1 added in a base unit."""
     return {field.legacy: field for field in fields().values() if field.legacy is not None}
 
 
 def rename_of(name: str) -> Rename | None:
-    """Finds the rename by an old or a new name."""
+    """Returns the rename that has this old or new name, or None."""
     return _renames_by_name().get(name)
 
 
@@ -68,7 +68,7 @@ def _renames_by_name() -> Mapping[str, Rename]:
 
 
 class Meaning(NamedTuple):
-    """The field that a metric name stands for. Of two fields with the same value in different units, the older."""
+    """The field that a metric name stands for. If two fields differ only in their unit, it is the older field."""
 
     field: Field
     factor: float  # value in the metrics text = value in the field's unit * factor
@@ -102,7 +102,7 @@ def converted(field: Field, number: int | float, factor: float) -> int | float:
 
 
 def in_legacy_units(values: Mapping[int, float]) -> dict[int, float]:
-    """If a value is present only in a base unit, adds it in the older unit, under the id of the older field."""
+    """Adds values in older units, by id of the older field. Computes them from the values in base units."""
     completed = dict(values)
     for number, value in values.items():
         legacy = fields()[number].legacy
@@ -146,7 +146,7 @@ def gpu_figures(values: Mapping[str, float]) -> dict[str, float | None]:
 
 
 def device_figures(values: Mapping[str, float]) -> dict[str, float | None]:
-    """Computes attributes of `GpuOrInstance`, like `gpu_figures`. MIG instances have no GPU_UTIL."""
+    """Computes attributes of `GpuOrInstance` from fields. MIG instances have no GPU_UTIL, so `ENGINE` is used."""
     used, total = values.get(FB_USED), values.get(FB_TOTAL)
     if total is None and used is not None and FB_FREE in values:
         total = used + values[FB_FREE] + values.get(FB_RESERVED, 0)

@@ -26,14 +26,14 @@ from podgpu.model import MIB, NS, HolderUsage, MigInstance, NodeState, VcudaRequ
 MAX_WAIT_PAIRS = 20  # per device
 _CORES_OF_A_CARD = 100
 _BLOCK_MIB = 256
-_DECIMALS = 6  # removes floating-point errors such as 56.99999999999999
+_DECIMALS = 6  # sums are rounded, because of floating-point errors such as 56.99999999999999
 Number = int | float | None
 Row = tuple[str, Mapping[str, str], int | float]
 """Family, labels, value. Labels that families.csv does not list for the family are dropped."""
 
 
 def render_own(state: NodeState, policy: Policy) -> list[Family]:
-    """Renders podgpu's own families, except process_*."""
+    """Renders podgpu's own families, except the process_* families."""
     rows = (*_waits(state, policy), *_health(state, policy), *_devices(state, policy))
     return [*_usage(state, policy), *_collect(rows, policy), *render_self(state)]
 
@@ -87,7 +87,7 @@ def _self(state: NodeState) -> Iterator[Row]:
         yield "podgpu_exporter_dropped_values_total", {"field": field}, count
 
 
-# Usage, in base units. Labels of devices and holders are the same as on dcgm-exporter's series.
+# Usage in base units. These series have the same labels of devices and holders as dcgm-exporter's series.
 
 
 def _usage(state: NodeState, policy: Policy) -> list[Family]:
@@ -107,7 +107,7 @@ def _usage(state: NodeState, policy: Policy) -> list[Family]:
 
 
 def _waits(state: NodeState, policy: Policy) -> Iterator[Row]:
-    """Renders a row for each container that waits for another for at least `policy.wait_pairs` percent of the time."""
+    """Yields a row per pair of containers if one waits for the other at least `policy.wait_pairs` % of the time."""
     for gpu, device in visible_devices(state) if policy.wait_pairs else ():
         names = device_names(gpu, device, policy)
         waiters = [(holder, holder.usage) for holder in device.holders if holder.usage is not None and holder.pod]
@@ -120,7 +120,7 @@ def _waits(state: NodeState, policy: Policy) -> Iterator[Row]:
 
 
 def _figures(part: str, rows: Iterable[tuple[Labels, object]]) -> Iterator[Family]:
-    """Renders the families whose `FamilySpec.part` is `part`. `rows`: structs that contain the values, with labels."""
+    """Renders the families whose `FamilySpec.part` is `part`. `rows`: labels, and the struct with the values."""
     for spec in families_in("exporter").values():
         if spec.part == part:
             members = [(labels, getattr(row, spec.member)) for labels, row in rows]
@@ -175,9 +175,9 @@ def _devices(state: NodeState, policy: Policy) -> Iterator[Row]:
                 yield "podgpu_allocation_share_ratio", labels, holder.share_ratio
 
 
-# tkestack gpu-manager's four families. Cards are gpu0, gpu1 and so on, and `total` is their sum. A MIG instance is
-# counted as a fraction of the card. If the usage of a card is unknown, that card has no series and the container has no
-# total.
+# The four families of tkestack gpu-manager. They have one series per card (gpu0, gpu1 and so on), and `total` is the
+# sum of the cards. A MIG instance is counted as a fraction of its card. If the usage of a card is unknown, that card
+# has no series and the container has no total.
 
 
 def render_gpu_manager(state: NodeState, policy: Policy) -> list[Family]:
@@ -227,7 +227,7 @@ def _multiply(ratio: Number, whole: Number) -> Number:
 
 
 def _add(numbers: Iterable[Number]) -> Number:
-    """Returns None if there are no numbers, or if one of them is unknown."""
+    """Returns the sum, or None if there are no numbers or one of them is unknown."""
     addends = list(numbers)
     known = [number for number in addends if number is not None]
     return round(sum(known), _DECIMALS) if known and len(known) == len(addends) else None

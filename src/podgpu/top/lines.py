@@ -247,7 +247,7 @@ def _without_conditions(line: Line, names: Container[str]) -> Line:
 
 
 def _match(line: Line, wanted: str) -> Line | None:
-    """Returns the line if it matches. Otherwise keeps only matching lines below it, or returns None if none matches."""
+    """Returns a matching line unchanged. Removes non-matching lines below others. Returns None if nothing matches."""
     if not wanted or wanted in _searchable(line).casefold():
         return line
     beneath = tuple(match for inner in line.beneath if (match := _match(inner, wanted)) is not None)

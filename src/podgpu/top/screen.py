@@ -322,7 +322,7 @@ def _waits(holders: Iterable[HolderView], width: int) -> Iterator[Spans]:
         return
     rows = {waiter.text: {run.text: f"{run.seconds:.2f}" for run in waiter.waits_for} for waiter in waiters}
     names = list(dict.fromkeys([*rows, *(name for runners in rows.values() for name in runners)]))
-    yield from _wrap("seconds of the last reading in which a holder waited, by the number of the one that ran", width)
+    yield from _wrap("seconds that each holder waited in the last reading; columns: the holder that ran", width)
     lines = [("", [str(number) for number, _ in enumerate(names, 1)])]
     for number, name in enumerate(names, 1):
         cells = [rows[name].get(other, "–" if other == name else "0.00") for other in names] if name in rows else []
@@ -339,7 +339,7 @@ def _job(holder: Workload, fetched: FetchedDetails, width: int) -> Iterator[Span
         if (job.namespace, job.pod) != pod:
             continue
         facts = [
-            f"in all {format_duration(job.duration_seconds)}",
+            f"ran for {format_duration(job.duration_seconds)}",
             f"{job.gpu_hours:.2f} GPU-hours",
             f"mean {format_percent(job.mean_use)}",
             f"peak {format_percent(job.peak_use)}",

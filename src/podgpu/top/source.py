@@ -99,7 +99,7 @@ class ClusterSource:
     """Reads the JSON API of `podgpu cluster` or of a podgpu exporter (docs/api.md)."""
 
     def __init__(self, url: str, server: str = "podgpu cluster", timeout: float = _CLUSTER_TIMEOUT) -> None:
-        """`server` names the expected server in error messages. Raises UsageError if the URL is invalid."""
+        """`server` is the name of the expected server for error messages. Raises UsageError if the URL is invalid."""
         url = url.rstrip("/").removesuffix("/metrics")
         self._client = HttpClient(url, timeout=timeout)
         self._details_client = HttpClient(url, timeout=_DETAILS_TIMEOUT)

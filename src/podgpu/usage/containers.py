@@ -203,7 +203,7 @@ class ProcessOwners:
     def _name(
         self, workloads: Mapping[int, Workload]
     ) -> tuple[dict[int, Workload], dict[int, str], dict[int, Workload]]:
-        """Returns three dicts by pid: workloads with names, reasons of conflicts, and workloads without names."""
+        """Returns three dicts by pid: workloads with names, reasons for conflicts, and workloads without names."""
         named: dict[int, Workload] = {}
         conflicts: dict[int, str] = {}
         nameless: dict[int, Workload] = {}
@@ -253,9 +253,9 @@ def _find_command(folder: str, stat: bytes) -> str:
 
 
 # -- cgroups -------------------------------------------------------------------------------------------------------
-# Formats differ between cgroup v1 and v2, the kubelet's cgroupfs and systemd drivers, five runtimes, nested containers,
-# and readers in another cgroup namespace. If containerd uses systemd cgroups and runc does not, runc creates one
-# directory named `slice:prefix:id`. crio-conmon-<id> and libpod-conmon-<id> contain only the container's monitor.
+# The format depends on the cgroup version, the kubelet's cgroup driver, the runtime, and the reader's cgroup namespace.
+# If containerd uses systemd cgroups and runc does not, runc creates one directory named `slice:prefix:id`. The cgroups
+# crio-conmon-<id> and libpod-conmon-<id> contain only the container's monitor.
 
 _UID = r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32}"  # a pod's UID, or the hash of a static pod
 _ID = r"([0-9a-f]{64})(?:\.scope)?(?=/|\n|\Z| \(deleted\))"  # the kernel adds (deleted) if the cgroup was removed
@@ -266,7 +266,7 @@ _OUTSIDE_PODS = re.compile(rf"/(?:(?:cri-containerd|nerdctl|crio|docker|libpod)-
 def parse_cgroup(text: str) -> Workload | None:
     """Parses /proc/<pid>/cgroup. Returns `uid` and `container_id`, or None outside containers.
 
-    If containers are nested, returns the outermost one that has a pod's UID. If none has, returns the outermost one.
+    If containers are nested, returns the outermost one with a pod's UID, or else the outermost one.
     """
     if pod := _IN_POD.search(text):
         return Workload(uid=pod[1].replace("_", "-"), container_id=pod[2])

@@ -1,4 +1,4 @@
-"""Splits the usage of devices among workloads after each reading, and adds it up since the exporter started.
+"""Splits the usage of devices among workloads after each reading, and adds up each workload's usage.
 
 The shares of the workloads and the unattributed remainder always add up exactly to the value of the device.
 """
@@ -78,7 +78,7 @@ class Waiting:
     """How long each workload waited for the device since the previous reading."""
 
     workloads: Mapping[Workload, tuple[int, int, int]]  # estimate, minimum, maximum
-    waits_for: Mapping[Workload, tuple[WaitPart, ...]]  # the estimate, split by the workload that ran meanwhile
+    waits_for: Mapping[Workload, tuple[WaitPart, ...]]  # the estimate, split by the workload that was running
     pressure_ns: int  # time in which at least one workload waited
 
 
@@ -190,9 +190,9 @@ class DeviceSample:
         }
 
     def attribute_waits(self, busy: Division) -> Waiting | None:
-        """Adds up the waiting times of the processes of each workload. Returns None if they are unknown.
+        """Adds up the waiting times of each workload's processes. Returns None if the waiting times are unknown.
 
-        Waits for processes of the same workload do not count. Waiting plus busy time never exceeds the window.
+        A process that waits for its own workload does not count. Waiting plus busy time never exceeds the window.
         """
         waits, window_ns = self.usage.waits, self.usage.window_ns
         if waits is None or not window_ns:
@@ -234,7 +234,8 @@ class DeviceSample:
     def compute_shares(self) -> dict[Workload | None, int]:
         """Returns the share of each workload in millionths of the device. The key None has the unallocated share.
 
-        Shares that add up to more than 1 are scaled down. An unknown share is 1 for a single holder, else 0.
+        Shares that add up to more than 1 are scaled down. An unknown share counts as 1 for a single holder, and as 0
+        for one of several holders.
         """
         default = 1.0 if len(self.holders) == 1 else 0.0
         weights: dict[Workload | None, int] = {
@@ -244,10 +245,10 @@ class DeviceSample:
         return divide_exactly(_SHARE_UNITS, {**weights, None: max(0, _SHARE_UNITS - sum(weights.values()))})
 
     def _sum_by_owner(self, amounts: Sequence[tuple[Owner, int | None]]) -> tuple[dict[Workload, int], int]:
-        """Returns the sum of each workload whose sum is certain, and the sum of everything else.
+        """Returns the sum of each workload, and the sum of all remaining amounts. Omits workloads with an unknown sum.
 
-        A workload is omitted if one of its amounts is not reported. A holder without a process is omitted while a
-        process has an unknown owner, because that owner may be the holder.
+        A sum is unknown if one of its amounts is not reported. While a process has an unknown owner, the sum of a
+        holder without processes is also unknown, because this holder may be the owner.
         """
         workloads = {owner for owner, _ in amounts if isinstance(owner, Workload)}
         if not any(owner == "unknown" and amount != 0 for owner, amount in amounts):
@@ -267,7 +268,7 @@ class DeviceSample:
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """Usage of one workload on one device. It is open while the workload holds the device or has a process there."""
+    """Usage of one workload on one device. An account is open while the workload holds or uses the device."""
 
     workload: Workload
     usage: HolderUsage = field(default_factory=HolderUsage)  # a counter is None until it has its first value
@@ -291,9 +292,9 @@ class Account:
     def find_waits(
         self, sample: DeviceSample, workload: Workload, waiting: Waiting | None
     ) -> tuple[int | None, int | None, int | None]:
-        """Returns the increments of the waiting times: estimate, minimum and maximum.
+        """Returns by how much the waiting times grow: estimate, minimum and maximum.
 
-        Without context switches they are unknown, unless the workload is alone on the device and so never waits.
+        Without context switches, the waiting times are unknown. A workload that is alone on a device never waits.
         """
         if waiting is not None:
             return waiting.workloads.get(workload, (0, 0, 0))
@@ -301,7 +302,7 @@ class Account:
         return (0, 0, 0) if is_alone and self.usage.wait_ns is not None else (None, None, None)
 
     def to_usage(self, at: float, unallocated_after_ns: int) -> HolderUsage:
-        """Returns the usage. A counter is None if it could not be updated while the workload may have run."""
+        """Returns the usage. Sets a counter to None if the workload may have run without being counted."""
         streak_ns = self.idle_streak_ns if self.is_measured else None
         unknown = () if self.is_measured else (*_MEASURED, *_WAITS)
         changes = dict.fromkeys(_WAITS if self.usage.wait_ratio is None else ()) | dict.fromkeys(unknown)
@@ -340,10 +341,10 @@ class Ledger:
     ) -> None:
         """Adds the usage since the last call.
 
-        `samples` maps the UUID of a GPU to its devices: the GPU itself or, in MIG mode, its instances. Other devices
+        `samples` maps the UUID of a GPU to its devices (the GPU itself or, in MIG mode, its instances). Other devices
         are removed from the snapshot. If a removed device returns, its counters continue.
-        `gpus` maps UUIDs to the usage of GPUs that answered. `unallocated` contains (device key, workload key) for
-        each workload that uses a device without an allocation.
+        `gpus` maps UUIDs to the usage of GPUs that answered.
+        `unallocated` contains (device key, workload key) for each workload that uses a device without an allocation.
         """
         self._remove_missing(samples)
         for uuid, devices in samples.items():
@@ -357,7 +358,7 @@ class Ledger:
         self._evict()
 
     def list_holders(self, at: float) -> dict[str, dict[WorkloadKey, tuple[Workload, HolderUsage]]]:
-        """Returns usage by device key and workload, even without an allocation. `at`: Unix time of the last reading."""
+        """Returns the usage by device key and workload key. `at` is the Unix time of the last reading."""
         return {
             key: {
                 name: (account.workload, account.to_usage(at, self._unallocated_after_ns))
@@ -367,9 +368,9 @@ class Ledger:
         }
 
     def list_devices(self) -> dict[str, DeviceTotals]:
-        """Returns the usage by device key. In MIG mode, only the GPU has energy, and only instances have other values.
+        """Returns the usage by device key. In MIG mode, a GPU has the energy, its instances have all else.
 
-        The unattributed remainder is unknown until processes are visible.
+        Unattributed values are None until processes are visible.
         """
         return {
             key: usage
@@ -437,10 +438,10 @@ class Ledger:
     def _charge_energy(
         self, gpu: DeviceUsage, devices: Sequence[DeviceSample], busy: Sequence[Division], elapsed_ns: int
     ) -> None:
-        """Splits the energy used between two readings of the GPU's counter among the accounts.
+        """Splits the energy since the last reading of the GPU's energy counter among the accounts.
 
-        Each sample between two readings has the weight power × time, which `_weigh` splits among the accounts. The key
-        None is the unattributed share. An account that was closed in between still gets its share.
+        Each sample since that reading has the weight power × time, which `_weigh` splits among the accounts. The key
+        None is for unattributed energy. Accounts that were closed since that reading also get a share.
         """
         uuid = gpu.device.uuid
         weights = self._windows.setdefault(uuid, Counter())
@@ -463,9 +464,9 @@ class Ledger:
         self._devices[uuid] = _add(device, {"energy_mj": gpu.energy_mj, "unattributed_energy_mj": rest})
 
     def _weigh(self, gpu: Device, devices: Sequence[DeviceSample], busy: Sequence[Division]) -> Counter[Account | None]:
-        """Returns the weight of each account: busy time × slices or, if the GPU was idle, allocated share × slices.
+        """Returns the weight of each account: busy time × slices. On an idle GPU: allocated share × slices.
 
-        Returns no weights if no device answered. The next answer then includes the time of this sample.
+        If no device answered, returns no weights, because the next answer includes the time of this sample.
         """
         by_use, by_share = Counter[Account | None](), Counter[Account | None]()
         answers = [(sample, parts) for sample, parts in zip(devices, busy, strict=True) if sample.usage.window_ns]
@@ -519,7 +520,7 @@ class Ledger:
         return accounts
 
     def _open(self, sample: DeviceSample, workload: Workload, account: Account | None) -> Account:
-        """Returns the current account, a reopened one, or a new one. A pod with a new UID gets a new account."""
+        """Returns the open account, or reopens or creates one. A pod with a new UID gets a new account."""
         closed = self._closed.pop((sample.device.key, workload.key), None)
         if account is None and closed is not None and workload.uid and closed.workload.uid == workload.uid:
             account = closed

@@ -248,7 +248,7 @@ def open_systemd_sockets(environment: MutableMapping[str, str]) -> list[socket.s
 
 
 def address_of(listening: socket.socket, host: str | None, secure: bool) -> Address:
-    """Returns the address of a bound socket and its actual port. Uses the name `host` unless it is None."""
+    """Returns the address of a bound socket. If `host` is given, it replaces the host in this address."""
     name = listening.getsockname()
     scheme = "https" if secure else "http"
     if not isinstance(name, tuple):

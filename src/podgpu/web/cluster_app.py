@@ -76,7 +76,7 @@ def cluster_probes(cluster: Cluster) -> list[web.RouteDef]:
 
 
 def _is_live(cluster: Cluster) -> tuple[bool, str]:
-    """Fails only if the loop is stuck. A restart would not help against unreachable exporters."""
+    """Fails only if the loop is stuck, because a restart would not help against unreachable exporters."""
     if not cluster.is_on_time:
         return False, "podgpu no longer reads the nodes: its loop is stuck\n"
     state = cluster.published.state

@@ -116,7 +116,7 @@ def limit_concurrency(limit: int, handler: Handler) -> Handler:
 
 
 def is_live(agent: Agent) -> tuple[bool, str]:
-    """Fails only if the loop is stuck. A restart would not help if the driver is missing."""
+    """Fails only if the loop is stuck, because a restart would not help against a missing driver."""
     if not agent.turns:
         return False, "podgpu no longer reads the GPUs: its loop is stuck\n"
     lines = [*describe_alerts(agent), *describe_problems(agent)]

@@ -1,7 +1,7 @@
 """POST /-/release and /-/forget, which only operators on this machine may use.
 
 Checking for a loopback address is not sufficient, because local browsers, sidecars and proxies also use loopback.
-Requests must therefore have the header X-Podgpu-Request, which pages of other sites cannot make a browser send.
+Requests must also have the header X-Podgpu-Request. Browsers do not let pages of other sites send this header.
 """
 
 from __future__ import annotations

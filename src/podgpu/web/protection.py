@@ -130,7 +130,10 @@ class LoginChecker:
 
 
 def make_server_context(material: tuple[TlsConfig, str, bytes, bytes, bytes]) -> ssl.SSLContext:
-    """`material` is (settings, path of their file, certificate, key, client CAs). Raises UsageError or SourceError."""
+    """Builds the TLS context of a server. Raises UsageError or SourceError if this fails.
+
+    `material`: TLS settings, path of the web config file, certificate, key, client CAs.
+    """
     config, path, certificate, key, authorities = material
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])

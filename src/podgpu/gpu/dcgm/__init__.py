@@ -1,1 +1,1 @@
-"""NVIDIA's host engine (DCGM) as a telemetry source, through libdcgm."""
+"""Reads GPU values from NVIDIA's DCGM through libdcgm."""

@@ -1,4 +1,4 @@
-"""Loads libdcgm, converts its return codes to our errors, and connects to an embedded or remote engine."""
+"""Loads libdcgm, and connects to a DCGM engine inside this process or to a running host engine."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _REASONS = {
     -56: "driver_not_loaded",
     -67: "gpus_detached",
 }
-"""DCGM return code -> reason. Codes that are not listed are shown as numbers."""
+"""Reason in metrics for each DCGM return code. For other codes, the reason contains the number."""
 _ADVICE = {
     "driver_not_loaded": "; check `nvidia-smi` on the host",
     "gpus_detached": "; attach them again (dcgmi attach)",
@@ -56,11 +56,11 @@ _ADVICE = {
 
 
 def _load(path: str) -> ctypes.CDLL:
-    """Loads the library at `path`, or the newest libdcgm. Searches the loader's own path before `_FOLDERS`."""
+    """Loads the library at `path`. If `path` is empty, loads the newest libdcgm in the loader's path or `_FOLDERS`."""
     problem = f"{path or ' or '.join(_SONAMES)} was not found"
     for name in [path] if path else [f"{folder}{name}" for name in _SONAMES for folder in ("", *_FOLDERS)]:
         try:
-            # RTLD_GLOBAL, because the embedded engine later loads modules that need DCGM's symbols.
+            # RTLD_GLOBAL, because the engine later loads modules that need DCGM's symbols.
             return ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
         except OSError as e:
             if os.path.exists(name):
@@ -83,7 +83,7 @@ def format_version(version: Version) -> str:
 
 
 def translate(code: int, what: str) -> SourceError:
-    """Converts DCGM's return code to one of our errors."""
+    """Converts DCGM's return code to an exception. `what`: the call or field that failed."""
     if code in _LOST:
         return DeviceLost(f"{what}: the GPU is lost (DCGM {code}); reset the GPU or reboot the node (see dmesg)")
     reason = _REASONS.get(code, f"dcgm_{-code}")
@@ -107,7 +107,7 @@ class EngineAddress:
     text: str
     """The address in libdcgm's format."""
     host: str = ""
-    """Host name or IP address; empty for a unix socket."""
+    """Host name or IP address. Empty for a Unix socket."""
 
     @property
     def is_local(self) -> bool:
@@ -115,11 +115,11 @@ class EngineAddress:
 
 
 def parse_address(text: str) -> EngineAddress:
-    """Parses HOST, HOST:PORT or [IPV6]:PORT (with or without tcp://), unix:///path or vsock://CID:PORT."""
+    """Parses [tcp://]HOST[:PORT], unix:///path or vsock://CID:PORT. Raises UsageError if the address is invalid."""
     if text.startswith("unix:///"):
         return EngineAddress(text.removeprefix("unix://"))
     if _VSOCK.fullmatch(text):
-        return EngineAddress(text, "localhost")  # libdcgm also uses this host name for vsock
+        return EngineAddress(text, "localhost")  # libdcgm uses this host name for vsock, too
     m = _HOST_PORT.fullmatch(text.removeprefix("tcp://"))
     if m is None or not 0 < int(m["port"] or _DEFAULT_PORT) < 65536:
         raise UsageError(
@@ -130,10 +130,10 @@ def parse_address(text: str) -> EngineAddress:
 
 
 class DcgmConnection:
-    """Connection to a DCGM engine through libdcgm."""
+    """A connection to a DCGM engine."""
 
     def __init__(self, address: EngineAddress | None = None, library_path: str = "", log_level: str = "") -> None:
-        """If `address` is None, the engine runs inside this process. If `log_level` is empty, DCGM logs nothing."""
+        """`address`: None for an engine inside this process. `log_level`: empty if DCGM must not log."""
         self._address = address
         self._library_path = library_path
         self._log_level = log_level
@@ -142,10 +142,10 @@ class DcgmConnection:
         self.engine_version: Version = ()
         self._handle = s.Handle()
         self.lost = False
-        """True if a call failed because the connection was lost. The connection must then be reopened."""
+        """True if a call failed because the connection was lost. The connection must be reopened."""
         self._lock = DriverLock("DCGM")
         self.hold = self._lock.hold
-        """Context manager around every group of calls, so that `close` does not disconnect during a call."""
+        """Context manager for calls. It prevents `close` from disconnecting during a call."""
 
     @property
     def is_open(self) -> bool:
@@ -158,16 +158,16 @@ class DcgmConnection:
 
     @property
     def version(self) -> Version:
-        """The version of the library or of the engine, whichever is older. Empty if one of them is unknown."""
+        """Version of the library or the engine, whichever is older. Empty if one of them is unknown."""
         return min(self.library_version, self.engine_version)
 
     def open(self) -> None:
-        """Connects, or starts the engine. Raises SourceError."""
+        """Connects to the host engine or starts an engine in this process. Raises SourceError if this fails."""
         self._lock.open(self._connect)
 
     def close(self, wait: float, free: Callable[[], None] = lambda: None) -> bool:
-        """Calls `free`, then disconnects. If a call does not return within `wait` seconds, returns False and leaves the
-        connection open."""
+        """Calls `free`, then disconnects. If another call does not return within `wait` seconds, leaves the connection
+        open and returns False."""
 
         def stop() -> None:
             if not self.lost:
@@ -180,7 +180,7 @@ class DcgmConnection:
     def call(self, name: str, *arguments: Any) -> None:
         """Calls a libdcgm function. Raises Unsupported, DeviceLost, DriverGone or SourceError.
 
-        ctypes passes a Python integer as 32 bits. Handles, 64-bit integers and floats must have their ctypes type.
+        ctypes passes Python integers as 32 bits, so handles, 64-bit integers and floats must have a ctypes type.
         """
         try:
             self._call(name, self._handle, *arguments)
@@ -189,7 +189,7 @@ class DcgmConnection:
             raise
 
     def try_call(self, name: str, *arguments: Any) -> bool:
-        """Calls a function that many engines do not support. Returns False if it fails. Raises DriverGone."""
+        """Calls a function that some engines do not support. Returns False if it fails. May raise DriverGone."""
         try:
             self.call(name, *arguments)
         except DriverGone:
@@ -246,10 +246,7 @@ class DcgmConnection:
         return handle
 
     def _check_versions(self) -> None:
-        """Raises DriverGone if the major versions differ, because then the structures differ.
-
-        An older library with the same major version is allowed. It only lacks new fields.
-        """
+        """Raises DriverGone if library and engine have different major versions, because their structures differ."""
         info = s.make_struct(s.VersionInfo)
         self._call("dcgmHostengineVersionInfo", self._handle, byref(info))
         self.engine_version = parse_version(info.text)

@@ -1,4 +1,4 @@
-"""Finds DCGM's entities (GPUs with MIG instances and links, switches, CPUs), watches fields and reads their values."""
+"""Finds DCGM's entities (GPUs, MIG instances, links, switches, CPUs), and watches and reads their fields."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ SWITCH_LINK = "SWITCH_LINK"
 @dataclass(frozen=True, slots=True)
 class DcgmEntity:
     kind: str
-    """A value of `Field.level`, or SWITCH_LINK, because links of switches and links of GPUs have different fields."""
+    """`Field.level` of its fields, or SWITCH_LINK. Links of switches and links of GPUs have different fields."""
     entity: Entity
     device: Device | None = None
-    """The GPU or GPU instance that the entity belongs to. For a link, the GPU."""
+    """The GPU or MIG instance to which the entity belongs. None for switches and CPUs."""
     labels: dict[str, str] = field(default_factory=dict)
     """Labels of a link, switch, CPU or core."""
 
@@ -57,7 +57,7 @@ class DcgmEntity:
 @dataclass(frozen=True, slots=True)
 class NodeLayout:
     entities: tuple[DcgmEntity, ...] = ()
-    """Each GPU is followed by its instances and its active links."""
+    """Each GPU is followed by its MIG instances and active links."""
     unreachable: Mapping[int, str] = field(default_factory=dict)
 
     @property
@@ -77,10 +77,10 @@ class _Mig(NamedTuple):
 
 
 class Outline(NamedTuple):
-    """The fields of the layout that are cheap to read. They are read at each reading of the GPUs, to detect changes."""
+    """The part of the layout that is cheap to read. It is read every time, to detect changes."""
 
     states: Mapping[int, int]
-    """GPU id -> DCGM's status."""
+    """DCGM's status of each GPU, by GPU id."""
     migs: tuple[_Mig, ...]
 
 
@@ -104,10 +104,7 @@ def read_outline(connection: DcgmConnection) -> Outline:
 
 
 def read_layout(connection: DcgmConnection, outline: Outline, switches: Selection, cpus: Selection) -> NodeLayout:
-    """Reads all entities. A GPU that does not answer is listed as unreachable.
-
-    `switches` and `cpus`: selections of the options `-s` and `-p`.
-    """
+    """Reads all entities. `switches` and `cpus`: entities to include. GPUs that cannot be read become `unreachable`."""
     ids = [Entity(EntityGroup.GPU, gpu_id) for gpu_id in outline.states]
     minors = read_live(connection, ids, fields()[_MINOR])
     gpu_links, switch_links = _read_links(connection)
@@ -156,7 +153,7 @@ def _read_device(connection: DcgmConnection, gpu_id: int, state: int) -> Device:
 def _read_instances(
     connection: DcgmConnection, gpu: Device, instances: Sequence[_Mig], migs: Sequence[_Mig]
 ) -> Iterator[DcgmEntity]:
-    """Yields the GPU instances, each with its compute instances."""
+    """Yields each GPU instance, followed by its compute instances."""
     profiles = read_live(connection, [m.entity for m in instances], fields()[_NAME])
     for instance in sorted(instances, key=lambda m: m.instance_id):
         compute = [m.entity for m in migs if m.parent == instance.entity]
@@ -165,7 +162,7 @@ def _read_instances(
             gpu,
             gi_id=instance.instance_id,
             profile=str(profiles.get(instance.entity, "")),
-            # Older engines return the UUID of the GPU instead.
+            # Older engines return the UUID of the GPU, which is omitted.
             mig_uuids=tuple(str(uuid) for uuid in uuids if str(uuid).startswith("MIG-")),
         )
         yield DcgmEntity("GPU_I", instance.entity, device)
@@ -173,7 +170,7 @@ def _read_instances(
 
 
 def _make_gpu_link(gpu: Device, gpu_id: int, link: int) -> DcgmEntity:
-    """Numbers the links from 1, as dcgm-exporter does. Links that are down are counted, so that numbers are stable."""
+    """Creates the entity of a link. Its label numbers the links from 1, as in dcgm-exporter."""
     labels = {
         "nvlink": str(link + 1),
         "gpu": "" if gpu.index is None else str(gpu.index),
@@ -190,7 +187,7 @@ def _link(owner: EntityGroup, owner_id: int, link: int) -> Entity:
 
 
 def _read_links(connection: DcgmConnection) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-    """Returns the links that are up, by GPU and by switch. Returns none with DCGM 3, which uses other ids for links."""
+    """Returns active links by GPU, and by switch. Returns no links for DCGM 3, which identifies links differently."""
     status = s.make_struct(s.NvLinkStatus)
     if connection.major < 4 or not connection.try_call("dcgmGetNvLinkLinkStatus", byref(status)):
         return {}, {}
@@ -235,15 +232,15 @@ def _read_cpus(connection: DcgmConnection, selection: Selection) -> Iterator[Dcg
 # Values
 
 _MAX_VALUES = 1024
-"""Maximum number of values per call. Limited, because each value needs 4 KiB of memory."""
+"""Maximum number of values per call, because each value needs 4 KiB of memory."""
 _NOT_YET_READ = {"no_data", "not_watched"}
-_KEEP_SECONDS = 600.0  # how long the engine keeps a sample; same as dcgm-exporter's default
+_KEEP_SECONDS = 600.0  # how long the engine keeps samples, as in dcgm-exporter
 _STALE_INTERVALS = 3
 _NOT_CAUSED_BY_A_FIELD = {"timeout", "max_limit", "insufficient_resources", "version_mismatch"}
 _FIRST_FIELD_OF_4_7 = 1613
 _BLANKS = (s.INT64_BLANK, s.INT32_BLANK, s.DOUBLE_BLANK)
 _BLANK_VALUES = {blank + offset for blank in _BLANKS for offset in range(2)} | set(range(s.INT64_BLANK + 4, 1 << 63))
-"""DCGM's codes for `blank` and `not found`. All larger 64-bit numbers are reserved."""
+"""DCGM's codes for `blank` and `not found`, and the larger 64-bit numbers, which are reserved."""
 _UNSUPPORTED_VALUES = {blank + offset for blank in _BLANKS for offset in (2, 3)} | {b"<<<NOT_SUPPORTED>>>"}
 """DCGM's codes for `not supported` and `not permitted`."""
 
@@ -263,10 +260,7 @@ class LatestValues:
 
 @dataclass(slots=True)
 class Watch:
-    """Fields that the engine reads periodically from a set of entities (GPUs, links, CPUs).
-
-    The engine removes watches when the connection is closed.
-    """
+    """Makes the engine read fields periodically. The engine removes the watch when the connection is closed."""
 
     _connection: DcgmConnection
     _entities: Sequence[Entity]
@@ -274,17 +268,17 @@ class Watch:
     _interval: float
     _clock: Callable[[], float]
     _seen: dict[tuple[Entity, int], tuple[int, float]]
-    """(entity, field id) -> last timestamp, and when it changed. Passed on to the watches of a new connection."""
+    """Last timestamp by entity and field id, and when it changed. A new connection keeps these values."""
     groups: list[s.Handle] = field(default_factory=list)
-    """Groups of entities."""
+    """Handles of DCGM's groups of entities."""
     field_groups: list[s.Handle] = field(default_factory=list)
     rejected: set[int] = field(default_factory=set)
-    """Ids of fields that the engine rejected."""
+    """Ids of the fields that the engine rejected."""
     _wanted: dict[int, list[Field]] = field(default_factory=dict)
-    """Id of the field that is read -> fields that are computed from it."""
+    """Ids of the fields to read, and the fields that are computed from each of them."""
 
     def start(self) -> None:
-        """Starts the watch. Fields that the engine rejects are added to `rejected`. Other errors raise SourceError."""
+        """Starts the watch. Adds fields that the engine rejects to `rejected`. Raises SourceError for other errors."""
         for wanted in self._fields:
             self._wanted.setdefault(_read_as(wanted, self._connection.version).id, []).append(wanted)
         self.groups = [self._create_group(entities) for entities in _chunks(self._entities, s.MAX_ENTITIES)]
@@ -300,9 +294,9 @@ class Watch:
         self.groups, self.field_groups = [], []
 
     def read(self, entities: Sequence[Entity], latest: LatestValues) -> None:
-        """Reads the values of some entities from the engine's cache.
+        """Reads the entities' values from the engine's cache and adds them to `latest`.
 
-        Raises DeviceLost for a lost GPU, SourceError if the call itself fails.
+        Raises DeviceLost if a GPU is lost, and SourceError if the call fails.
         """
         rejected = [want.id for field_id in self.rejected for want in self._wanted[field_id]]
         latest.unsupported += [(entity, field_id) for entity in entities for field_id in rejected]
@@ -325,7 +319,7 @@ class Watch:
                 raise
             latest.errors += [e.reason] if e.reason not in _NOT_YET_READ else []
         else:
-            # The timestamp of a constant never changes.
+            # A field with a constant value keeps its first timestamp, so it cannot be stale.
             if not wanted.once and not self._is_fresh(entity, raw):
                 latest.errors.append("stale_data")
             elif raw.fieldId == wanted.id or isinstance(value, str):
@@ -345,11 +339,11 @@ class Watch:
         group = s.Handle()
         self._connection.call("dcgmGroupCreate", s.GROUP_EMPTY, _make_name(), byref(group))
         for entity in entities:
-            self._connection.try_call("dcgmGroupAddEntity", group, *entity)  # fails if the entity was removed
+            self._connection.try_call("dcgmGroupAddEntity", group, *entity)  # fails if the entity no longer exists
         return group
 
     def _watch_fields(self, ids: Sequence[int]) -> None:
-        """Watches these fields. If the engine rejects the group because of one field, finds that field by bisection."""
+        """Watches these fields. If the engine rejects them, finds the unsupported fields by bisection."""
         field_group = s.Handle()
         timing = c_int64(round(self._interval * 1_000_000)), c_double(_KEEP_SECONDS), 0
         try:
@@ -384,16 +378,16 @@ def _make_name() -> bytes:
 
 
 def _read_as(wanted: Field, version: Version) -> Field:
-    """Returns the field to read: `wanted` or, if this version of DCGM lacks it, an older field in another unit.
+    """Returns the field to read. If this version of DCGM lacks `wanted`, returns the older field in another unit.
 
-    DCGM 4.6.1 added the fields 1600 to 1612, and 4.7 the fields from 1613 on. The older fields may be less exact.
+    DCGM 4.6.1 added the fields 1600 to 1612. DCGM 4.7 added the fields from 1613 on.
     """
     first_version = (4, 7) if wanted.id >= _FIRST_FIELD_OF_4_7 else (4, 6, 1)
     return wanted if wanted.legacy is None or version >= first_version else fields()[wanted.legacy]
 
 
 def read_live(connection: DcgmConnection, entities: Sequence[Entity], wanted: Field) -> dict[Entity, Value]:
-    """Reads one field from the driver instead of the cache. Entities without a value are left out."""
+    """Reads one field directly from the driver. Omits entities without a value."""
     values: dict[Entity, Value] = {}
     try:
         for raw in _read_raw(connection, entities, [wanted.id], s.LIVE):
@@ -419,7 +413,7 @@ def _read_raw(
 
 
 def decode(wanted: Field, raw: Any) -> Value:
-    """Returns the value. Raises Blank if there is no value, and Unsupported or SourceError if DCGM reports an error."""
+    """Converts a value from libdcgm. Raises Blank if it is empty, and Unsupported or SourceError if DCGM failed."""
     if raw.status:
         raise translate(raw.status, wanted.name)
     value: Any
@@ -437,5 +431,5 @@ def decode(wanted: Field, raw: Any) -> Value:
     if value in _BLANK_VALUES or (isinstance(value, bytes) and value.startswith(b"<<<")):
         raise Blank(repr(value))
     if isinstance(value, float) and s.DOUBLE_BLANK < value < math.inf:
-        return within_unit(wanted, value)  # a large counter, which `value_of` would treat as blank
+        return within_unit(wanted, value)  # a large counter, which `value_of` would reject as blank
     return value_of(wanted, value, is_converted=True)

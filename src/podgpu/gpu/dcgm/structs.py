@@ -1,7 +1,7 @@
-"""libdcgm's structures and constants for ctypes, as in DCGM 3.3 and 4.x.
+"""Declares libdcgm's structures and constants (DCGM 3.3 and 4.x) for ctypes.
 
-Each structure has a version word that contains its size, which the library checks. Tests compare the sizes with
-NVIDIA's headers.
+The library checks the version word of a structure, which contains its size. Tests compare the sizes with NVIDIA's
+headers.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from enum import IntEnum
 from typing import Any
 
 Handle = c_size_t
-"""Type of dcgmHandle_t, dcgmGpuGrp_t and dcgmFieldGrp_t, which have the size of a pointer."""
+"""Type of dcgmHandle_t, dcgmGpuGrp_t and dcgmFieldGrp_t. They have the size of a pointer."""
 MAX_GPUS = 32
 MAX_FIELDS = 128
 """Maximum number of fields in a field group and in one call."""
 MAX_ENTITIES = 64
-"""Maximum number of entities in a group and in one call of DCGM 3. DCGM 4 allows 1024."""
+"""Maximum number of entities in a group and in one call (DCGM 3). DCGM 4 allows 1024."""
 MODE_AUTO = 1
 GROUP_EMPTY = 1
 LIVE = 1
-"""Flag of a call that reads from the driver instead of the engine's cache."""
+"""Flag for reading from the driver instead of the engine's cache."""
 LINK_UP = 3
 HEALTH_ALL = 0xFFFFFFFF
 INT64_BLANK = 0x7FFFFFFFFFFFFFF0
@@ -64,7 +64,7 @@ class FieldType(IntEnum):
 
 
 def _struct(number: int = 0, /, **members: Any) -> Any:
-    """Makes a structure type with these fields. `number`: version of the structure; 0 if it has no version word."""
+    """Creates a structure type with these fields. `number`: the structure's version, or 0 if it has no version word."""
     version = {"version": c_uint32} if number else {}
     return type("Struct", (Structure,), {"_fields_": list((version | members).items()), "STRUCT_VERSION": number})
 
@@ -81,7 +81,7 @@ def version_word(kind: Any) -> int:
 _Text = c_char * 256
 EntityPair = _struct(group=c_int32, id=c_uint32)
 ConnectV2Params = _struct(2, persistAfterDisconnect=c_uint32, timeoutMs=c_uint32, addressIsUnixSocket=c_uint32)
-StartEmbeddedV2Params = _struct(  # every library since 2.x accepts version 1
+StartEmbeddedV2Params = _struct(  # all libraries since DCGM 2 accept version 1
     1,
     opMode=c_int,
     dcgmHandle=Handle,
@@ -135,7 +135,7 @@ DeviceAttributes = _struct(
     powerLimits=c_uint32 * 6,
     identifiers=Identifiers,
     memoryUsage=c_uint32 * 5,
-    settings=c_uint32 * 4,  # the third is the MIG mode
+    settings=c_uint32 * 4,  # the third element is the MIG mode
 )
 Incident = _struct(system=c_uint32, health=c_int32, message=c_char * 1024, code=c_uint32, entity=EntityPair)
 HealthResponseV4, HealthResponseV5 = (
@@ -144,7 +144,7 @@ HealthResponseV4, HealthResponseV5 = (
 )
 GpuLinks = _struct(entityId=c_uint32, linkState=c_int32 * 18)
 SwitchLinks = _struct(entityId=c_uint32, linkState=c_int32 * 256)
-NvLinkStatus = _struct(  # every DCGM 4 accepts version 4; 4.6 also has a wider one
+NvLinkStatus = _struct(  # all versions of DCGM 4 accept version 4; DCGM 4.6 also has a larger structure
     4, numGpus=c_uint32, gpus=GpuLinks * MAX_GPUS, numNvSwitches=c_uint32, nvSwitches=SwitchLinks * 12
 )
 GpuPeers = _struct(entityId=c_uint32, linkStatus=c_int32 * MAX_GPUS)

@@ -1,7 +1,7 @@
-"""Reads values from DCGM: from an engine inside this process, or from a running host engine.
+"""Reads GPU values from DCGM: from an engine inside this process, or from a running host engine.
 
-The engine reads the GPUs at its own interval, and podgpu reads the engine's latest values. Processes and usage are
-read from the local driver, if there is one.
+The engine reads the GPUs periodically, and podgpu reads the engine's latest values. Processes and usage come from the
+local driver, if there is one.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from podgpu.model import Detail, Device, EntityState, group_by_key
 
 _log = logging.getLogger(__name__)
 _LAYOUT_SECONDS = 60.0
-"""Interval of reading the whole layout. The outline does not show every change, such as a link that came up."""
+"""Interval at which the whole layout is read. Some changes, such as a new link, are not visible in the outline."""
 _CLOSE_WAIT = 2.0
 _XID_KINDS = ("GPU", "GPU_I", "GPU_CI")
-"""Entities for which DCGM reports XIDs. Each kind has its own watch, because an engine may reject some of them."""
+"""Kinds of entities with XIDs. Each kind has its own watch, because an engine may reject some kinds."""
 
 HEALTH_FIELD, P2P_FIELD = 9003, 9004
 _PASS = 0
@@ -64,16 +64,16 @@ _P2P_STATES = (
     *("DisabledByRegKey", "NotSupported", "Unknown"),
 )
 _OVERLAP_US = 60_000_000
-"""Each reading overlaps the previous one by this much, because samples may arrive out of order."""
+"""Each reading starts this much before the last XID, because samples may arrive out of order."""
 
 Details = Mapping[int, Sequence[Detail]]
-"""GPU id -> details."""
+"""Details by GPU id."""
 
 
 @dataclass(frozen=True)
 class DcgmSettings:
     address: EngineAddress | None = None
-    """None for an engine inside this process."""
+    """Address of the host engine. None for an engine inside this process."""
     interval: float = 30.0
     log_level: str = ""
     """If empty, DCGM logs nothing."""
@@ -93,9 +93,9 @@ class DcgmTelemetry:
         count_expected: Callable[[], int | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`driver`: NVML on the same machine, for processes and usage.
+        """`driver`: NVML on the same machine, which provides processes and usage.
 
-        `count_expected`: returns the number of GPUs on the PCI bus, None if unknown.
+        `count_expected`: function that returns the number of GPUs on the PCI bus, or None if it is unknown.
         """
         self._settings = settings or DcgmSettings()
         self._connection = DcgmConnection(self._settings.address, self._settings.library, self._settings.log_level)
@@ -118,26 +118,26 @@ class DcgmTelemetry:
         self._seen: dict[tuple[Entity, int], tuple[int, float]] = {}
         self._xids = ErrorEvents()
         self._last_xids: dict[Entity, int] = {}
-        """Entity -> timestamp of its last XID."""
+        """Timestamp of the last XID of each entity."""
         self._has_read_xids = False
         self._details: dict[int, Details | None] = {}
-        """Field id (health watches or NVLink peers) -> its details for all GPUs; None if DCGM does not report them."""
+        """Health checks and NVLink peers of all GPUs, by field id. None if DCGM does not report them."""
 
     @property
     def versions(self) -> tuple[Version, Version]:
-        """Versions of the library and of the engine."""
+        """Version of the library and version of the engine."""
         return self._connection.library_version, self._connection.engine_version
 
     def schedule(self, groups: Sequence[FieldGroup]) -> None:
         self._groups, self._is_scheduled = tuple(groups), True
 
     def _find_group(self, fields: Sequence[Field]) -> FieldGroup:
-        """Returns the group of these fields. Before a call of `schedule`, makes a group that replaces the last one."""
+        """Returns the group of these fields. If `schedule` was never called, creates a group and uses only that one."""
         for group in self._groups:
             if group.fields is fields:
                 return group
         group = FieldGroup(tuple(fields), self._settings.interval)
-        if not self._is_scheduled:  # with a schedule, this is a late call that began before the counters changed
+        if not self._is_scheduled:  # otherwise, the call began before the groups changed, and they are kept
             self._groups = (group,)
         return group
 
@@ -168,9 +168,9 @@ class DcgmTelemetry:
         self._outline, self._layout, self._layout_read_at = outline, layout, now
 
     def _read_health(self) -> None:
-        """Reads XIDs, health and NVLink peers. DCGM returns each of them for all GPUs in one call.
+        """Reads XIDs, health checks and NVLink peers of all GPUs.
 
-        Does nothing before the first reading, because the wanted fields are not known yet.
+        Does nothing before the first call of `read`, because the fields are not known yet.
         """
         with self._watch_lock:
             if self._watched is None:
@@ -241,11 +241,11 @@ class DcgmTelemetry:
                 self._stop_watches()
                 raise
             self._connection.call("dcgmUpdateAllFields", 1)
-            if HEALTH_FIELD in _field_ids(groups):  # without health watches, a check returns nothing
+            if HEALTH_FIELD in _field_ids(groups):  # a health check returns nothing before dcgmHealthSet
                 for gpus in self._find_gpu_groups():
                     self._connection.try_call("dcgmHealthSet", gpus, s.HEALTH_ALL)
             self._watched = layout, groups
-            # The first call only sets the start: earlier XIDs are ignored, and XIDs from now on are reported.
+            # The first call skips old XIDs, so that later calls report only new XIDs.
             self._read_xids(layout)
 
     def _stop_watches(self) -> None:
@@ -267,7 +267,7 @@ class DcgmTelemetry:
         return watches
 
     def _read_xids(self, layout: NodeLayout) -> None:
-        """Reads the XIDs since the last call from the samples of field 230. The first call ignores earlier XIDs."""
+        """Adds the XIDs since the last call to `_xids`. The first call only skips old XIDs."""
         watches = [watch for (_, group), watch in self._watches.items() if group is self._xid_group]
         keys = {e.entity: e.device.key for e in layout.entities if e.device is not None and e.kind in _XID_KINDS}
         samples: list[tuple[int, Entity, int]] = []
@@ -291,7 +291,7 @@ class DcgmTelemetry:
         self._has_read_xids |= bool(watches)
 
     def _find_gpu_groups(self) -> list[s.Handle]:
-        """Returns DCGM's groups that contain all GPUs."""
+        """Returns the DCGM groups that together contain all GPUs."""
         watch = self._watches.get(("GPU", self._xid_group))
         return [] if watch is None else watch.groups
 
@@ -318,7 +318,7 @@ def _field_ids(groups: Sequence[FieldGroup]) -> set[int]:
 
 
 def _select_fields(fields: Sequence[Field], kind: str) -> tuple[Field, ...]:
-    """Returns the fields that DCGM has for an entity of this kind."""
+    """Returns those fields that DCGM provides for this kind of entity."""
     read = (f for f in fields if not isinstance(f.recipe, Recorded) and f.id < EXPORTER_FIELDS)
     if kind == "GPU":
         return tuple(f for f in read if f.level in DEVICE_LEVELS)
@@ -335,7 +335,7 @@ def _select_fields(fields: Sequence[Field], kind: str) -> tuple[Field, ...]:
 
 
 def check_health(connection: DcgmConnection, groups: Sequence[s.Handle], gpu_ids: Sequence[int]) -> Details | None:
-    """Returns one detail per health watch and GPU: the worst incident if there are several."""
+    """Returns the result of each health check for each GPU. If a check has several incidents, returns the worst."""
     worst: dict[tuple[int, int], tuple[int, int]] = {}
     for group in groups:
         response = s.make_struct(s.HealthResponseV5 if connection.major >= 4 else s.HealthResponseV4)
@@ -349,7 +349,7 @@ def check_health(connection: DcgmConnection, groups: Sequence[s.Handle], gpu_ids
 
 
 def _make_health_details(gpu: int, worst: Mapping[tuple[int, int], tuple[int, int]]) -> list[Detail]:
-    """Makes the details of one GPU. The watch ALL is included only if it failed, as in dcgm-exporter."""
+    """Returns the health details of one GPU. Includes the check ALL only if it failed, as in dcgm-exporter."""
     details: list[Detail] = []
     for watch, name in _WATCHES.items():
         health, number = worst.get((gpu, watch), (_PASS, 0))

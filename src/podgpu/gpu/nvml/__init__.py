@@ -1,1 +1,1 @@
-"""NVIDIA's driver library (NVML) as a telemetry source for one node."""
+"""Reads GPU values from NVIDIA's driver library (NVML)."""
