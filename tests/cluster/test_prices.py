@@ -31,8 +31,8 @@ models:
 def test_the_documented_file() -> None:
     prices = parse_prices(GOOD.encode(), "p.yml")
     assert prices.currency == "EUR"
-    assert prices.of(H100) == Price(2.5, 0.3)
-    assert prices.of("NVIDIA A30") == Price(1.0, None)
+    assert prices.of(H100).gpu_hour == 2.5, "kwh has no effect"
+    assert prices.of("NVIDIA A30") == Price(1.0)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_prices_that_change_at_a_date() -> None:
     content = f"{GOOD}changes:\n  - from: 2026-12-01\n    models: {{'*': {{gpu_hour: 3}}}}\n"
     prices = parse_prices(content.encode(), "p.yml")
     assert [prices.at(december + seconds).of("A30").gpu_hour for seconds in (-1, 0)] == [1.0, 3.0]
-    assert prices.at(december).of(H100) == Price(2.5, 0.3), "models that are not named keep their price"
+    assert prices.at(december).of(H100).gpu_hour == 2.5, "models that are not named keep their price"
     parts = [(start, end, part.of("A30").gpu_hour) for start, end, part in prices.periods(december - 9, december + 9)]
     assert parts == [(december - 9, december, 1.0), (december, december + 9, 3.0)]
     assert len(list(prices.periods(december, december + 9))) == 1
@@ -100,19 +100,18 @@ def test_a_mig_instance_costs_its_slices() -> None:
     prices = Prices(
         "EUR",
         {
-            H100: Price(7.0, 0.25),
+            H100: Price(7.0),
             "NVIDIA A30": Price(4.0),
             f"{H100} MIG 3g.40gb": Price(9.0),
             "*": Price(14.0),
         },
     )
-    assert prices.of(f"{H100} MIG 1g.10gb") == Price(pytest.approx(1.0), 0.25)  # type: ignore[arg-type]
+    assert prices.of(f"{H100} MIG 1g.10gb") == Price(1.0)
     assert prices.of(f"{H100} MIG 2g.20gb+me").gpu_hour == pytest.approx(2)
     assert prices.of(f"{H100} MIG 3g.40gb") == Price(9.0)
     assert prices.of("NVIDIA A30 MIG 1g.6gb").gpu_hour == 1  # cut into four
     assert prices.of("NVIDIA H200 MIG 1g.18gb").gpu_hour == pytest.approx(2)
-    assert prices.of(f"{H100} MIG odd") == Price(None, 0.25)
-    assert Prices("EUR", {H100: Price(kwh=1.0)}).of(f"{H100} MIG 1g.10gb") == Price(None, 1.0)
+    assert prices.of(f"{H100} MIG odd") == Price()
 
 
 def test_blanks_written_as_dashes() -> None:

@@ -55,7 +55,7 @@ def fleet() -> Iterator[Fleet]:
         job: dict[str, Any] = {"job_name": "podgpu-cluster", "honor_labels": True}
         job["static_configs"] = [{"targets": [f"127.0.0.1:{port}"]}]
         running = stack.enter_context(fleet_in(folder, [job], ("4.8", "4.9")))
-        (folder / "prices.yaml").write_text("currency: EUR\nmodels: {'*': {gpu_hour: 2.5, kwh: 0.3}}\n")
+        (folder / "prices.yaml").write_text("currency: EUR\nmodels: {'*': {gpu_hour: 2.5}}\n")
         targets = ",".join(f"http://{node.instance}/metrics" for node in running.nodes)
         options = ("--scrape", targets, "--interval", "500ms", "--window", "5s", "--idle-after", "1s")
         prices = ("--prices", str(folder / "prices.yaml"))

@@ -1,15 +1,15 @@
-"""Prices of GPU hours and electricity by model, read from `--prices FILE` or `--prices example`.
+"""Prices of GPU hours by model, read from `--prices FILE` or `--prices example`.
 
 currency: EUR
 models:
-  "NVIDIA H100 80GB HBM3": {gpu_hour: 2.50, kwh: 0.30}
-  "*": {gpu_hour: 1.00, kwh: 0.30}
+  "NVIDIA H100 80GB HBM3": {gpu_hour: 2.50}
+  "*": {gpu_hour: 1.00}
 nodes:  # optional: prices of nodes that have all of these labels; the first match is used
   - {labels: {karpenter.sh/capacity-type: spot}, factor: 0.4}
   - {labels: {reserved: "true"}, models: {"NVIDIA H100 80GB HBM3": {gpu_hour: 1.80}}}
 changes:  # optional: prices that are valid from a date (UTC) on
   - from: 2026-12-01
-    models: {"NVIDIA H100 80GB HBM3": {gpu_hour: 2.00, kwh: 0.28}}
+    models: {"NVIDIA H100 80GB HBM3": {gpu_hour: 2.00}}
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _Money = Annotated[float, Meta(ge=0, le=1e12)]  # the upper limit excludes infin
 
 
 class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The prices of one model. A price that is not in the file is None."""
+    """The price of one model. None if the file has no price."""
 
     gpu_hour: _Money | None = None
-    kwh: _Money | None = None
+    kwh: _Money | None = None  # accepted for files of older releases; has no effect
 
 
 class _NodePrices(msgspec.Struct, forbid_unknown_fields=True):
-    """Prices of the nodes that have all of `labels`. A model that is not in `models` costs `factor` times its price."""
+    """Prices of the nodes that have all of `labels`. Models that are not in `models` cost `factor` times as much."""
 
     labels: Annotated[dict[str, str], Meta(min_length=1)]
     factor: Annotated[float, Meta(ge=0, le=1000)] = 1.0
@@ -55,7 +55,7 @@ class _NodePrices(msgspec.Struct, forbid_unknown_fields=True):
 class _PriceChange(msgspec.Struct, forbid_unknown_fields=True):
     from_: date = msgspec.field(name="from")
     models: dict[str, Price] = {}
-    nodes: list[_NodePrices] | None = None  # None: as before
+    nodes: list[_NodePrices] | None = None  # None: keep the earlier rules
 
 
 class _PriceFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -89,8 +89,8 @@ class Prices:
         self.of: Callable[[str], Price] = cache(self._find)
         """Returns the price of `<model>` or `<model> MIG <profile>`. A dash in a name matches a space.
 
-        If a MIG instance has no price, its price is the GPU's price times its fraction of the compute slices.
-        If prices depend on node labels, there is no price without `on_node`, so that nothing gets a wrong price.
+        A MIG profile that is not in the file costs the GPU's price times its fraction of the compute slices.
+        If prices depend on node labels, returns no price: call `on_node` first.
         """
 
     @property
@@ -122,7 +122,7 @@ class Prices:
             return price
         parent, part = parent_and_fraction(model)
         whole = self._by_name.get(_dashed(parent)) or self.models.get(_OTHERS) or Price()
-        return Price(None if whole.gpu_hour is None or part is None else whole.gpu_hour * part, whole.kwh)
+        return Price(None if whole.gpu_hour is None or part is None else whole.gpu_hour * part)
 
 
 NO_PRICES = Prices("", {})
@@ -140,7 +140,7 @@ def _dashed(model: str) -> str:
 
 def parse_prices(content: bytes, file: str, source: PriceSource = "file") -> Prices:
     """Parses the file. Raises UsageError, with the file and the invalid entry in the message."""
-    from podgpu.decode import decode_yaml  # an exporter without prices does not load YAML
+    from podgpu.decode import decode_yaml  # here, so that an exporter without prices does not load YAML
 
     parsed = decode_yaml(content, file, _PriceFile)
     models: dict[str, Price] = {}
@@ -157,10 +157,7 @@ def parse_prices(content: bytes, file: str, source: PriceSource = "file") -> Pri
 
 
 def _adapt(models: Mapping[str, Price], to: _NodePrices) -> dict[str, Price]:
-    scaled = {
-        name: Price(None if price.gpu_hour is None else price.gpu_hour * to.factor, price.kwh)
-        for name, price in models.items()
-    }
+    scaled = {name: Price(price.gpu_hour and price.gpu_hour * to.factor) for name, price in models.items()}
     return scaled | to.models
 
 

@@ -320,7 +320,7 @@ class HistoryStore:
         for suffix in ("", "-wal", "-shm"):
             with suppress(FileNotFoundError):
                 os.replace(f"{self._path}{suffix}", f"{self._path}.damaged{suffix}")
-        _log.error("%s is damaged (%s); it was renamed to *.damaged, and history starts again", self._path, error)
+        _log.error("%s is damaged (%s); it was renamed to *.damaged, and a new file was created", self._path, error)
         self._damage = None
         self._open()
 

@@ -132,7 +132,7 @@ def _reject_errors(handler: Handler) -> Handler:
         except UsageError as error:
             return json_error(400, str(error))
         except SourceError as error:
-            return json_error(503, f"figures cannot be read: {error}", **{"Retry-After": "15"})
+            return json_error(503, f"the data cannot be read: {error}", **{"Retry-After": "15"})
 
     return handle
 
@@ -140,7 +140,7 @@ def _reject_errors(handler: Handler) -> Handler:
 def _history_routes(history: HistorySource, latest: Callable[[], PublishedState]) -> list[web.RouteDef]:
     async def sparklines(request: web.Request) -> web.StreamResponse:
         has_few = (await asyncio.to_thread(latest)).state.fleet is None
-        return await _json_response(request, await history.sparklines() if has_few else "there are too many GPUs")
+        return await _json_response(request, await history.sparklines() if has_few else "too many GPUs for sparklines")
 
     async def gpu(request: web.Request) -> web.StreamResponse:
         uuid, instance = request.match_info["uuid"], request.query.get("instance", "")
