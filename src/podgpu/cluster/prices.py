@@ -38,7 +38,7 @@ _Money = Annotated[float, Meta(ge=0, le=1e12)]  # the upper limit excludes infin
 
 
 class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The price of one model. None if the file has no price."""
+    """The price of one model. `gpu_hour` is None if it is not in the file."""
 
     gpu_hour: _Money | None = None
     kwh: _Money | None = None  # accepted for files of older releases; has no effect
@@ -140,7 +140,7 @@ def _dashed(model: str) -> str:
 
 def parse_prices(content: bytes, file: str, source: PriceSource = "file") -> Prices:
     """Parses the file. Raises UsageError, with the file and the invalid entry in the message."""
-    from podgpu.decode import decode_yaml  # here, so that an exporter without prices does not load YAML
+    from podgpu.decode import decode_yaml  # imported here, so that an exporter without prices does not load YAML
 
     parsed = decode_yaml(content, file, _PriceFile)
     models: dict[str, Price] = {}

@@ -213,7 +213,7 @@ class PrometheusClient:
 
 
 def _shorten(text: str) -> str:
-    """Returns one line, without the middle of a long text: VictoriaMetrics quotes the query before the reason."""
+    """Returns one line. Cuts the middle of a long text, because VictoriaMetrics writes the reason at the end."""
     line, half = one_line(" ".join(text.split())), _MAX_TEXT // 2
     return line if len(line) <= _MAX_TEXT else f"{line[:half]}…{line[-half:]}"
 
@@ -357,7 +357,7 @@ class PrometheusCollector:
         series = f"last_over_time({select((USAGE_RULE,), self._match)}[10m])"
         keys = by(label, "kind", "namespace", "modelName", "GPU_I_PROFILE")
         query = f"sum {keys} (max {by(label, *RULE_LABELS)} ({series})) / 300"
-        found: dict[str, dict[tuple[str, str, str], float]] = defaultdict(dict)  # kind of usage -> 5-minute mean by key
+        found: dict[str, dict[tuple[str, str, str], float]] = defaultdict(dict)  # kind of usage -> means of 5 minutes
         for labels, value in ((sample.labels, sample.value) for sample in await self._client.query(query, now)):
             key = labels.get(label, ""), labels.get("namespace", ""), _billed_model(labels)
             found[labels.get("kind", "")][key] = value
@@ -597,7 +597,7 @@ class PodOwners:
 
 
 def _read_owners(samples: Iterable[ParsedSample], label: str) -> dict[PodName, WorkloadOwner]:
-    """Returns owners by namespace and name. Of several owners, uses the first in alphabetical order."""
+    """Returns owners by namespace and name. If there are several, returns the first in alphabetical order."""
     owners: dict[PodName, WorkloadOwner] = {}
     for labels in (sample.labels for sample in samples):
         name = labels.get(f"exported_{label}") or labels.get(label, "")
