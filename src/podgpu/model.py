@@ -403,7 +403,7 @@ class Unmapped:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The assignments of one allocation source, or of all sources. `sources`, `api_uids` and `at` are set for all."""
+    """The assignments of one allocation source, or of all sources. The latter also has `sources`, `api_uids` and `at`."""
 
     assignments: tuple[Assignment, ...] = ()
     unmapped: tuple[Unmapped, ...] = ()
@@ -411,7 +411,7 @@ class Allocation:
     offered: frozenset[str] = frozenset()  # UUIDs of all allocatable GPUs
     source_instance: int = 0  # changes when the source restarts or the connection to it breaks
     sources: tuple[SourceStatus, ...] = ()
-    api_uids: Mapping[str, str] = field(default_factory=dict)  # UIDs of static pods: on the node -> in the API server
+    api_uids: Mapping[str, str] = field(default_factory=dict)  # UID of a static pod on the node -> in the API server
     at: float | None = None  # Unix time
 
     def with_api_uid(self, workload: W) -> W:

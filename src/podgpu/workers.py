@@ -139,7 +139,7 @@ class Workers:
             if on_late is None and not is_new:
                 message = f"{name}: a call that began {seconds:.0f} s ago has not returned; skipped until it does"
                 return Result(None, SourceError("hung", message), 0.0)
-            if not call.done.is_set():  # it may have ended before `on_late` was set
+            if not call.done.is_set():  # the call may have ended before `on_late` was set
                 return Result(None, SourceError("deadline", f"{name}: no answer within {seconds:.1f} s"), seconds)
         call.is_returned = True
         return call.result

@@ -70,7 +70,7 @@ class RecordDecoder:
 
 
 class Period(NamedTuple):
-    """A period in which a process was resident, from `since` to `until` within one window. It may have begun before."""
+    """A period in which a process was resident, clipped to one window (`since` to `until`). It may have begun before."""
 
     pid: int
     began: int
@@ -197,7 +197,7 @@ switch-in."""
 _WIDTHS = tuple(following - edge for edge, following in pairwise(AGE_EDGES))
 _CLASSES = len(AGE_EDGES)
 _LONG_NS = 2_400_000
-"""A time slice (2.1 ms on an H200) plus the time for saving. In a longer period, no other context had work at first."""
+"""A time slice (2.1 ms on an H200) plus the time for saving. Periods are longer only if no other context had work."""
 MAX_SAVE_NS = 110_000
 """Maximum extra time for saving a preempted context instead of an idle one. 49 to 102 µs were measured on an H200."""
 _MEAN_SAVE_NS = 37_000
@@ -258,9 +258,9 @@ class _Ages:
     """Computes the resident time per age class, for one `_Kind` in one window."""
 
     ended: list[int] = field(default_factory=lambda: [0] * _CLASSES)
-    """By age class: number of periods that ended in the class, minus periods that began the window in it."""
+    """By age class: number of periods that ended in the class, minus those that were in it when the window began."""
     past_edge: list[int] = field(default_factory=lambda: [0] * _CLASSES)
-    """By age class: sum of the times that the periods in `ended` spent in the class, with the same sign."""
+    """By age class: total time that these periods spent in the class. Negative for subtracted periods."""
 
     def add(self, age: int, periods: int = 1) -> None:
         age_class = _age_class(age)

@@ -39,7 +39,7 @@ _RECENT_PERIODS = 32
 _DETECTION_WINDOWS = 16
 """The slice is detected once in this many windows, because its length rarely changes."""
 _DIVIDED_WAITS = 128
-"""Approximate number of waits in a window that are attributed to the processes that ran meanwhile."""
+"""At most about this many waits per window are attributed to the processes that ran meanwhile."""
 
 
 def detect_slice(residency: Residency, worked: int) -> int | None:
@@ -84,10 +84,10 @@ class WaitEstimator:
         self._detection_windows = detection_windows
         self._until = -1
         self._recent: list[Period] = []
-        """The most recent periods. They follow the last period of each process that has no recent period."""
+        """The most recent periods, preceded by the last period of each other process."""
 
     def is_cut(self, duration: int) -> bool:
-        """Returns True if a period of this length ended with its time slice, so that the process still had work."""
+        """Returns True if a period of this length lasted a whole time slice, so that the process still had work."""
         return abs(duration - self.slice) < self.slice * _CUT_TOLERANCE
 
     def add(self, residency: Residency, busy: Mapping[int, int]) -> ProcessWaits:

@@ -45,8 +45,8 @@ _ENERGY_FIELD = 156  # in fields.csv
 _MAX_WAIT_SECONDS = 4.5
 """Maximum wait until all GPUs are open. It is shorter than the usual deadline of `inventory`."""
 _QUIET_SECONDS = 0.5
-"""Minimum wait for the next GPU after one was opened. If GPUs are slow to open, the wait is longer: 1.5 times the time
-so far. Without persistence mode, opening a GPU takes one or two seconds."""
+"""Minimum wait for the next GPU after one was opened. The wait is longer if GPUs open slowly. Without persistence mode,
+opening a GPU takes one or two seconds."""
 _BUS_SECONDS = 10.0
 _CLOSE_WAIT = 0.85
 """Maximum wait for calls in progress before the driver is closed. It is longer than a wait for XIDs, and shorter than
@@ -339,7 +339,7 @@ class NvmlGpu:
         )
 
     def close(self) -> None:
-        """Frees the driver's resources. Call when no other method runs."""
+        """Frees the driver's resources. No other method may run at the same time."""
         self._drop_plans()
         self.usage_reader.close()
 
