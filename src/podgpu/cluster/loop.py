@@ -72,7 +72,7 @@ class PublishedState:
 
 
 class RollingAverage:
-    """Computes the mean utilisation over --window, for the cluster and each namespace, node, model and owner."""
+    """Computes the mean utilisation over --window, for the cluster and each namespace, node and model."""
 
     def __init__(self) -> None:
         self._rounds: deque[tuple[float, dict[Scope, float]]] = deque()  # monotonic time, ratios

@@ -116,7 +116,7 @@ class _Chooser:
         return reading.state.stale or self.now - reading.read_at > self.stale_after
 
     def is_rival(self, reading: NodeReading, other: NodeReading) -> bool:
-        """Returns True if `reading` is current and from another exporter. An exporter with two addresses has one id."""
+        """Returns True if `reading` is current and comes from another exporter than `other`."""
         exporter_id = reading.state.exporter_id
         is_other = reading.target != other.target and (not exporter_id or exporter_id != other.state.exporter_id)
         return is_other and reading.listed is not False and not self.is_stale(reading)
@@ -178,13 +178,13 @@ def _describe_reading(
     if skew > CLOCK_AHEAD:
         yield f"its clock is {skew:.0f} s ahead"
     elif skew < -_CLOCK_BEHIND:
-        yield f"its clock is {-skew:.0f} s behind, or its figures are that old"
+        yield f"its clock is {-skew:.0f} s behind, or its values are late"
 
 
 def _describe_conflict(node: str, used: str, others: Collection[str], what: str) -> Alert:
     text = (
         f"node {node}: {used} and {few_of(sorted(others))} report {what}: only the figures of {used} are shown;"
-        " stop the other exporter, or leave it out of the sources of the cluster view"
+        " stop the other exporter, or remove it from the sources of the cluster view"
     )
     return Alert("warning", text, node)
 

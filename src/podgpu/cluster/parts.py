@@ -144,7 +144,7 @@ def is_mps_client(device: GpuOrInstance, holder: Holder) -> bool:
 
 
 def measure_use(device: GpuOrInstance, holder: Holder) -> Use:
-    """Returns whether the holder uses the GPU or MIG instance now."""
+    """Returns whether the holder uses the GPU or MIG instance now: used, idle or unknown."""
     usage = holder.usage or _NO_USAGE
     own, whole = usage.utilization_ratio, device.utilization_ratio
     if holder.source == RESERVATION:

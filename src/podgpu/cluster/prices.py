@@ -73,13 +73,9 @@ class Prices:
         currency: str,
         models: Mapping[str, Price],
         source: PriceSource = "file",
-        changes: Sequence[tuple[float, Prices]] = (),
-        nodes: Sequence[tuple[Mapping[str, str], Prices]] = (),
+        changes: Sequence[tuple[float, Prices]] = (),  # Unix time of a price change, all prices after it
+        nodes: Sequence[tuple[Mapping[str, str], Prices]] = (),  # labels, prices of nodes that have these labels
     ) -> None:
-        """`changes`: pairs of the Unix time of a price change and the prices of all models after it.
-
-        `nodes`: pairs of node labels and the prices of nodes that have these labels.
-        """
         self.changes = changes
         self.nodes = [*nodes, ({}, Prices(currency, models, source))] if nodes else []
         self.currency = currency
@@ -95,7 +91,7 @@ class Prices:
 
     @property
     def label_names(self) -> list[str]:
-        """Names of the node labels on which prices depend, at any date."""
+        """Names of the node labels on which prices depend, now or after a price change."""
         every = (rule for prices in (self, *(prices for _, prices in self.changes)) for rule in prices.nodes)
         return sorted({name for labels, _ in every for name in labels})
 

@@ -229,17 +229,12 @@ class PrometheusCollector:
         server: PrometheusServer,
         settings: ViewSettings,
         *,
-        owners: Callable[[], Owners] = dict,
-        label_names: Callable[[], Sequence[str]] = list,
+        owners: Callable[[], Owners] = dict,  # returns owners of pods that kube-state-metrics does not report
+        label_names: Callable[[], Sequence[str]] = list,  # returns the names of the node labels to read
         clock: Clock | None = None,
-        targets: str = "",
-        has_clusters: bool = False,
+        targets: str = "",  # matcher that selects the exporters
+        has_clusters: bool = False,  # add the cluster's name to node names, even if there is only one cluster
     ) -> None:
-        """`owners`: returns the owners of pods that kube-state-metrics does not report.
-
-        `label_names`: returns the names of the node labels to read. `targets`: matcher that selects the exporters.
-        `has_clusters`: add the cluster's name to node names, even if all nodes belong to one cluster.
-        """
         self._server = server
         self._label_names = label_names
         self._match = ",".join(filter(None, (targets, server.match)))
@@ -523,7 +518,7 @@ Ask = Callable[[str, str], Awaitable[list[ParsedSample]]]
 async def read_node_labels(
     ask: Ask, server: PrometheusServer, names: Sequence[str], window: str = ""
 ) -> dict[tuple[str, str], dict[str, str]]:
-    """Returns the labels `names` of each node by cluster and node, from kube-state-metrics.
+    """Returns the node labels in `names` from kube-state-metrics, by cluster and node.
 
     With `window` (such as 3600s), omits nodes whose labels changed in this time.
     """

@@ -132,7 +132,9 @@ class _RangeReader:
             self.notes.append("Prometheus has no counters of podgpu's exporters in this range")
         self.notes.extend(describe_unpriced(self.state.nodes, self.prices))
         if rule and self.prices.label_names:
-            self.notes.append("prices depend on node labels, but there are too many GPUs to read their nodes: no cost")
+            self.notes.append(
+                "the cost is unknown: prices depend on node labels, but there are too many GPUs to read their nodes"
+            )
         rows_now = None if self.query.end is not None else await self._read_now(usage, now)
         return make_range(
             self.query,
@@ -199,7 +201,7 @@ class _RangeReader:
             return True
 
     async def _read_rule(self, name: str, function: str, end: float) -> Vectors:
-        """`function`: PromQL in which `{}` is replaced by the series."""
+        """Reads a recording rule. `function`: PromQL in which `{}` stands for the series."""
         series = function.format(select((name,), self.server.match))
         samples = await self.client.query(f"max {by(self.server.cluster_label, *RULE_LABELS)} ({series})", end)
         return group_by_key((sample.labels.get("kind", ""), sample) for sample in samples)

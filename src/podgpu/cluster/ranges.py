@@ -320,7 +320,7 @@ def _describe_missing(label: str, prices: Prices, usage: Sequence[UsageSum], row
             " --kubernetes-enable-pod-labels (with --prometheus: that kube-state-metrics exports it in kube_pod_labels)"
         )
     if not prices.currency:
-        yield "there are no prices: give podgpu the option --prices"
+        yield "there are no prices: start podgpu with --prices"
         return
     hours = sum(one.amounts.allocated_seconds for one in usage if one.currency != prices.currency) / 3600
     if hours >= 10**-_DIGITS:
