@@ -392,7 +392,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Unmapped:
-    """An assignment that cannot be used, for example because its GPU is unknown. `reason` says why."""
+    """An assignment that cannot be used, for example because its GPU is unknown. `reason` explains why."""
 
     source: str
     reason: str
@@ -403,7 +403,7 @@ class Unmapped:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The assignments of one allocation source, or of all sources. The latter also has `sources`, `api_uids` and `at`."""
+    """The assignments of one or all allocation sources. `sources`, `api_uids` and `at` are set only for all sources."""
 
     assignments: tuple[Assignment, ...] = ()
     unmapped: tuple[Unmapped, ...] = ()

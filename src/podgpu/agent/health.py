@@ -149,7 +149,7 @@ class HealthWatch:
         self._gpus.pop(uuid, None)
 
     def report(self, assignments: Sequence[Assignment], absent: Collection[str]) -> dict[str, dict[str, Any]]:
-        """Returns values of fields of `DeviceState` and `MigInstance`, by device key and field name.
+        """Returns the health fields of `DeviceState` and `MigInstance`, by device key and name of the field.
 
         `absent`: UUIDs of GPUs that disappeared. These GPUs, and lost GPUs, keep their last holders.
         """

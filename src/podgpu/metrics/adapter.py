@@ -86,7 +86,7 @@ class _DeviceBuilder:
     """Collects the samples of a GPU or a MIG instance."""
 
     identity: dict[str, str] = field(default_factory=dict)
-    values: dict[str, dict[WorkloadKey, float]] = field(default_factory=dict)  # by field and holder (() if none)
+    values: dict[str, dict[WorkloadKey, float]] = field(default_factory=dict)  # by field and holder (or ())
     texts: dict[str, str] = field(default_factory=dict)  # DCGM fields with text values, which are exported as labels
     usage: dict[str, Any] = field(default_factory=dict)
     holders: dict[WorkloadKey, dict[str, Any]] = field(default_factory=dict)

@@ -70,7 +70,7 @@ class RecordDecoder:
 
 
 class Period(NamedTuple):
-    """A period in which a process was resident, clipped to one window (`since` to `until`). It may have begun before."""
+    """A period in which a process was resident, clipped to one window (`since` to `until`). It can begin earlier."""
 
     pid: int
     began: int
@@ -220,7 +220,7 @@ _HALF_LIFE_NS = 60 * 10**9
 BusySample = tuple[int, bool]
 """Time, and True if the engine was busy."""
 _Kind = tuple[int, bool]
-"""Pid, and True for periods longer than a time slice. Most of these periods end with idle time."""
+"""Pid, and True for a period longer than a time slice. Most of these long periods end with idle time."""
 
 
 def _kind(pid: int, age: int) -> _Kind:
@@ -243,7 +243,7 @@ class _AgeSamples:
         self.busy = [count * keep for count in self.busy]
 
     def compute_shares(self, overall: float) -> list[float]:
-        """Returns the busy share of every age class."""
+        """Returns the estimated fraction of busy time in each age class."""
         own = (sum(self.busy) + overall) / (sum(self.seen) + 1.0)
         priors = [max(own, _YOUNG_SHARE)] + [own] * (_CLASSES - 1)
         weights = [count + _PRIOR_WEIGHT for count in self.seen]
@@ -268,8 +268,7 @@ class _Ages:
         self.past_edge[age_class] += periods * (age - AGE_EDGES[age_class])
 
     def compute_resident(self) -> list[int]:
-        """Returns the resident nanoseconds by age class. A period adds the full width of each class that it passed,
-        and the time until its end to the class in which it ended."""
+        """Returns the total time in nanoseconds that the periods spent in each age class."""
         older = sum(self.ended)
         figures = []
         for width, ended, past_edge in zip((*_WIDTHS, 0), self.ended, self.past_edge, strict=True):

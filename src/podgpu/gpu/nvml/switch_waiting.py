@@ -129,7 +129,7 @@ class WaitEstimator:
         parts: dict[int, dict[int, int]] = {}
         self.intervals = intervals = []
         last: dict[int, int] = {}
-        repeated = -1  # the last period whose process has had a later period
+        repeated = -1  # the last period whose process ran again later
         long = -1  # the last period longer than a slice
         idle = -1  # the last period that ended with idle time
         for position, (pid, began, _, until) in enumerate(periods):
