@@ -332,7 +332,7 @@ class _RangeReader:
         return sorted(usage)  # makes rounding independent of the order of query results
 
     async def _read_gpu_prices(self, prices: Prices, start: float, end: float) -> dict[tuple[str, str], Prices]:
-        """Returns prices by cluster and GPU, if prices depend on node labels. Omits GPUs with ambiguous prices."""
+        """Returns prices by cluster and GPU, if they depend on node labels. Omits GPUs whose nodes differ in price."""
         if not prices.nodes or self.rule:
             return {}
         window, nodes = f"{round(end - start)}s", self.server.node_labels
