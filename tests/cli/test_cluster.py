@@ -54,6 +54,14 @@ def test_what_cannot_be_meant_is_refused(
     assert said.count("\n") == 1
 
 
+def test_prices_need_no_api_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")  # in a pod without a token
+    monkeypatch.setenv("KUBECONFIG", "/nowhere")
+    arguments = ["--scrape", "localhost:1", "--owners", "none", "--prices", "example", "--address", "127.0.0.1:0"]
+    monkeypatch.setattr("podgpu.cli.cluster.run", lambda services, listeners: print("started"))
+    assert run(["cluster", *arguments]) == 0
+
+
 class Demo(NamedTuple):
     """Hosts and ports of the URLs that it prints."""
 
