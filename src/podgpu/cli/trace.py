@@ -1,8 +1,8 @@
 """`podgpu trace`: records the context switches of one GPU as a trace for ui.perfetto.dev (Trace Event Format).
 
-In the trace, a container appears as a process, and its processes appear as threads with the slices `run`, `run (cut)`
-and `wait`. Each GPU or MIG instance also appears as a process, with the slices `switch`, the counter `busy`, and
-instant events for XIDs. Times are microseconds since the start of the recording.
+The trace shows a container as a process, and its processes as threads with slices named `run` and `wait`. A `run (cut)`
+ended because its time slice ended. GPUs and MIG instances are also shown as processes, with slices named `switch`, the
+counter `busy`, and instant events for XIDs. Times are microseconds since the start of the recording.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _MAX_SWITCH_NS = 1_000_000
     ("podgpu trace --gpu 4 --telemetry simulated", "try it without a GPU"),
 )
 def command(**options: Any) -> None:
-    """Record when each container was running on a GPU and when it waited for it, as a trace for ui.perfetto.dev.
+    """Record when each container ran on a GPU and when it waited for the GPU, as a trace for ui.perfetto.dev.
 
     Needs root on the GPU's node and driver 550 or later. Containers are not restarted or changed. Ctrl-C ends the
     recording early.
@@ -138,8 +138,7 @@ class Recording:
         self._elapsed = 0.0
 
     def run(self, seconds: float, stopping: Event) -> str:
-        """Records until the time is over or `stopping` is set. Returns the reason if the recording failed, else an
-        empty text."""
+        """Records until the time is over or `stopping` is set. Returns an error message, or "" after success."""
         try:
             with closing(self._listener):
                 while self._elapsed < seconds and not stopping.is_set():
@@ -215,7 +214,7 @@ class Recording:
 
 @dataclass
 class EngineTrace:
-    """Records one GPU or MIG instance, window by window."""
+    """Collects the trace of one GPU or MIG instance, one time window after the other."""
 
     name: str
     samples: list[BusySample] = field(default_factory=list)

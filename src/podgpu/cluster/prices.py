@@ -38,14 +38,14 @@ _Money = Annotated[float, Meta(ge=0, le=1e12)]  # the upper limit excludes infin
 
 
 class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The price of one model. None if the file has no price."""
+    """The price of one model. `gpu_hour` is None if it is not in the file."""
 
     gpu_hour: _Money | None = None
     kwh: _Money | None = None  # accepted for files of older releases; has no effect
 
 
 class _NodePrices(msgspec.Struct, forbid_unknown_fields=True):
-    """Prices of the nodes that have all of `labels`. A model that is not in `models` costs `factor` times its price."""
+    """Prices of the nodes that have all of `labels`. Models that are not in `models` cost `factor` times as much."""
 
     labels: Annotated[dict[str, str], Meta(min_length=1)]
     factor: Annotated[float, Meta(ge=0, le=1000)] = 1.0
@@ -55,7 +55,7 @@ class _NodePrices(msgspec.Struct, forbid_unknown_fields=True):
 class _PriceChange(msgspec.Struct, forbid_unknown_fields=True):
     from_: date = msgspec.field(name="from")
     models: dict[str, Price] = {}
-    nodes: list[_NodePrices] | None = None  # None: as before
+    nodes: list[_NodePrices] | None = None  # None: keep the earlier rules
 
 
 class _PriceFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -73,13 +73,9 @@ class Prices:
         currency: str,
         models: Mapping[str, Price],
         source: PriceSource = "file",
-        changes: Sequence[tuple[float, Prices]] = (),
-        nodes: Sequence[tuple[Mapping[str, str], Prices]] = (),
+        changes: Sequence[tuple[float, Prices]] = (),  # Unix time of a price change, all prices after it
+        nodes: Sequence[tuple[Mapping[str, str], Prices]] = (),  # labels, prices of nodes that have these labels
     ) -> None:
-        """`changes`: pairs of the Unix time of a price change and the prices of all models after it.
-
-        `nodes`: pairs of node labels and the prices of nodes that have these labels.
-        """
         self.changes = changes
         self.nodes = [*nodes, ({}, Prices(currency, models, source))] if nodes else []
         self.currency = currency
@@ -89,13 +85,13 @@ class Prices:
         self.of: Callable[[str], Price] = cache(self._find)
         """Returns the price of `<model>` or `<model> MIG <profile>`. A dash in a name matches a space.
 
-        If a MIG instance has no price, its price is the GPU's price times its fraction of the compute slices.
-        If prices depend on node labels, there is no price without `on_node`, so that nothing gets a wrong price.
+        A MIG profile that is not in the file costs the GPU's price times its fraction of the compute slices.
+        If prices depend on node labels, returns no price: call `on_node` first.
         """
 
     @property
     def label_names(self) -> list[str]:
-        """Names of the node labels on which prices depend, at any date."""
+        """Names of the node labels on which prices depend, now or after a price change."""
         every = (rule for prices in (self, *(prices for _, prices in self.changes)) for rule in prices.nodes)
         return sorted({name for labels, _ in every for name in labels})
 
@@ -140,7 +136,7 @@ def _dashed(model: str) -> str:
 
 def parse_prices(content: bytes, file: str, source: PriceSource = "file") -> Prices:
     """Parses the file. Raises UsageError, with the file and the invalid entry in the message."""
-    from podgpu.decode import decode_yaml  # an exporter without prices does not load YAML
+    from podgpu.decode import decode_yaml  # imported here, so that an exporter without prices does not load YAML
 
     parsed = decode_yaml(content, file, _PriceFile)
     models: dict[str, Price] = {}

@@ -115,7 +115,7 @@ class DraClaims:
 
 
 def _compute_share(results: Sequence[ClaimResult], offered: SliceDevice | None, device: Device) -> float | None:
-    """Returns the fraction of the device's capacity that the claim consumes. None if it is unknown or has no limit.
+    """Returns the fraction of the device's capacity that the claim consumes. None if it is unknown or not limited.
 
     If no ResourceSlice contains the memory capacity, the memory that the GPU driver reports is used.
     """

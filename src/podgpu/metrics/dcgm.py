@@ -34,7 +34,7 @@ POWER_USAGE = "DCGM_FI_DEV_POWER_USAGE"
 ATTRIBUTED = frozenset({GPU_UTIL, FB_USED, POWER_USAGE, TOTAL_ENERGY, GPU_UTIL_RATIO, FB_USED_BYTES, ENERGY_JOULES})
 """Fields with a separate value for each holder of a shared GPU (virtual GPUs)."""
 _ALSO_OF_DEVICE = frozenset({GPU_UTIL, FB_USED, GPU_UTIL_RATIO, FB_USED_BYTES})
-"""Fields that, with virtual GPUs, have a series for the whole device in addition to those of the holders."""
+"""With virtual GPUs, these fields have one series per holder and one series for the whole device."""
 GR_ENGINE_ACTIVE = "DCGM_FI_PROF_GR_ENGINE_ACTIVE"
 _DECODER_FIELDS = frozenset({"DCGM_FI_DEV_DEC_UTIL", "DCGM_FI_DEV_DEC_UTIL_RATIO"})
 _ACTIVITY = frozenset(
