@@ -392,7 +392,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Unmapped:
-    """An assignment that names an unknown GPU. It is counted, and logged with the reason."""
+    """An assignment that cannot be used. It is counted, and logged with the reason."""
 
     source: str
     reason: str

@@ -148,8 +148,7 @@ def make_samples(
 def make_sample(usage: DeviceUsage, assignments: Sequence[Assignment], owners: OwnersByPid) -> DeviceSample:
     """Finds the holders and the processes of one device. Uses the same `Workload` object for equal workload keys.
 
-    A recreated pod has the same name and a different UID. Processes of the old pod that still run are left
-    unattributed.
+    If a pod was recreated, processes of the old pod (same name, other UID) may still run. They stay unattributed.
     """
     listed = {process.pid: process for process in usage.processes or () if process.device == usage.device.key}
     busy = usage.process_busy_ns or {}

@@ -124,8 +124,8 @@ class Telemetry(Protocol):
     def usage(self, gpu: Device, shared: Collection[str] = ()) -> UsageAnswer:
         """Returns the usage of one GPU and its instances since the last call. Raises SourceError if it cannot be read.
 
-        `shared`: keys of devices on which processes of several containers run. The worker may differ from that of
-        `read`, but is always the same for a GPU.
+        `shared`: keys of devices on which processes of several containers run. All calls for one GPU come from the same
+        thread, but `read` may be called from another thread.
         """
 
     def error_events(self) -> Sequence[ErrorEvent]:

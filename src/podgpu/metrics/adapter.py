@@ -96,7 +96,8 @@ class _DeviceBuilder:
     def resolve_values(self, is_podgpu: bool) -> dict[str, float]:
         """Returns one value per field. On a shared device, a field may have one series per holder.
 
-        dcgm-exporter repeats the device's value for each holder. A field whose repeated values differ is omitted.
+        podgpu's series are added up or, for values of the whole device, the maximum is taken. dcgm-exporter repeats the
+        device's value for each holder. If these values are not all equal, the field is omitted.
         """
         values: dict[str, float] = {}
         for name, by_holder in self.values.items():

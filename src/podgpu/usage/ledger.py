@@ -368,9 +368,9 @@ class Ledger:
         }
 
     def list_devices(self) -> dict[str, DeviceTotals]:
-        """Returns the usage by device key. In MIG mode, a GPU has the energy, its instances have all else.
+        """Returns the usage by device key. In MIG mode, the GPU's entry has only its energy.
 
-        Unattributed values are None until processes are visible.
+        Unattributed busy time and energy are None until the device's processes have been visible.
         """
         return {
             key: usage

@@ -301,8 +301,8 @@ class BusyTimeSplitter:
                 except SwitchLogError as e:
                     self._fall_back(e)
                 else:
-                    how = f"without busy samples: {listener.unsampled}" if listener.unsampled else "with busy samples"
-                    _log.info("%s: containers share it, so its context switches are read, %s", self._name, how)
+                    how = f"; busy samples are not available: {listener.unsampled}" if listener.unsampled else ""
+                    _log.info("%s is shared by several containers: reading its context switches%s", self._name, how)
         else:
             self.status = SwitchStatus()
         if self._listener is not None and now - self._shared_at > _LINGER_SECONDS:

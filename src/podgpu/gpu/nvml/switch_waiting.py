@@ -136,8 +136,8 @@ class WaitEstimator:
             before = last.get(pid, -1)
             last[pid] = position
             if -1 < before < position - 1 and position >= first_new and (total := sums.get(pid)):
-                # `first` is the earliest period for which the process may have waited. It is after its own last period,
-                # and includes at most one period of each other process.
+                # `first` is the earliest period in which the process may already have been waiting. It comes after the
+                # previous period of this process. From `first` on, every other process ran at most once.
                 _, previous_began, _, previous_until = periods[before]
                 begin = began - lead
                 estimate = most = begin - previous_until
