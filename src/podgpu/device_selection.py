@@ -1,4 +1,4 @@
-"""Parses dcgm-exporter's device strings: the GPUs and MIG instances (`-d`), switches (`-s`) and CPUs (`-p`) to show."""
+"""Parses dcgm-exporter's options that select GPUs and MIG instances (`-d`), switches (`-s`) and CPUs (`-p`)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from podgpu.model import Device
 
 _IDS = r"[0-9]{1,5}(?:-[0-9]{1,5})?"
 _PART = re.compile(rf"([fgi])(?::({_IDS}(?:,{_IDS})*))?")
-Ids = tuple[int, ...] | None  # an empty tuple selects all; None selects none
+Ids = tuple[int, ...] | None  # an empty tuple selects all devices; None selects none
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The devices selected by `-d`. A selected MIG instance also selects its GPU. Instances are numbered node-wide."""
+    """The selected devices. A selected MIG instance also selects its GPU. Instances are numbered per node, from 0."""
 
     gpus: Ids = ()
     instances: Ids = ()
@@ -28,14 +28,14 @@ class Selection:
         return self.instances is not None and (not self.instances or number in self.instances)
 
     def select(self, devices: Sequence[Device]) -> frozenset[str]:
-        """Returns the keys of the devices to show. Ids of missing devices are ignored."""
+        """Returns the keys of the selected devices. Ignores ids of devices that do not exist."""
         gpus, instances = _split(devices)
         shown = [d for number, d in enumerate(instances) if self.shows_instance(number)]
         whole = [g for g in gpus if self.gpus == () or (g.index is not None and self.shows_gpu(g.index))]
         return frozenset(d.key for d in (*whole, *shown)) | frozenset(d.uuid for d in shown)
 
     def without_numbered_instances(self) -> Selection:
-        """Returns the selection for GPUs that disappeared: without instance numbers, because these may change."""
+        """Returns the selection without instance numbers, which may change when GPUs disappear."""
         return replace(self, instances=None) if self.instances else self
 
     def check(self, devices: Sequence[Device]) -> None:
@@ -56,7 +56,7 @@ class Selection:
 
 
 def parse_selection(text: str, option: str = "-d") -> Selection:
-    """Parses the value of `-d`, `-s` or `-p`, which have the same syntax. Raises UsageError if the value is invalid."""
+    """Parses the value of `-d`, `-s` or `-p`. Raises UsageError if the value is invalid."""
     parts = [_PART.fullmatch(part) for part in text.split("+")]
     ids: dict[str, Ids] = {part[1]: _parse_ids(part[2] or "") for part in parts if part is not None}
     if text == "f":

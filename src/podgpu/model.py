@@ -1,7 +1,7 @@
-"""The data model: one document per node (`NodeState`), and the readings that it is built from.
+"""Defines the document that describes a node (`NodeState`), and the readings from which it is built.
 
-In documents, amounts are exact integers with the unit in the name: `_ns`, `_mj`, `_mw`, `_bytes`. Times are Unix
-seconds. An unknown value is None, an empty text or an empty collection, and is left out of the JSON. A zero is a
+In documents, amounts are exact integers whose name ends with the unit: `_ns`, `_mj`, `_mw`, `_bytes`. Times are Unix
+seconds. An unknown value is None, an empty text or an empty collection, and is omitted from the JSON. A zero is a
 measured zero.
 """
 
@@ -21,7 +21,7 @@ W = TypeVar("W", bound="Workload")
 NS = 1_000_000_000  # nanoseconds per second
 MJ = 1000  # millijoules per joule
 MIB = 1024 * 1024
-SCHEMA = 1  # incremented when a JSON key changes its meaning, but not for new keys, which decoders ignore
+SCHEMA = 1  # incremented if the meaning of a JSON key changes, but not for a new key, which old decoders ignore
 Name = Annotated[str, Meta(max_length=256)]
 Text = Annotated[str, Meta(max_length=1024)]
 Amount = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -33,14 +33,14 @@ WorkloadKey = tuple[str, ...]
 PodLabels = Mapping[tuple[str, str], tuple[tuple[str, str], ...]]  # (namespace, pod) -> selected labels
 Detail = tuple[int, dict[str, str], int | float]  # field id, labels, value
 UsageMethod = Literal["samples", "switches", "exact", "mps"]
-"""How busy time is split among processes. `samples`: according to the driver's samples. `switches`: context switches.
-`exact`: context switches and busy samples. `mps`: not split, because the driver reports only the MPS server."""
+"""How busy time is split among processes. `samples`: by the driver's samples. `switches`: by context switches. `exact`:
+by context switches and busy samples. `mps`: not split, because the driver reports only the MPS server."""
 _SHORT_ID = 12  # length of a container id in the output of crictl
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A physical GPU, or (with `gi_id`) one MIG GPU instance of it.
+    """A physical GPU or, if `gi_id` is set, one of its MIG instances.
 
     `uuid` and `index` always identify the physical GPU, as in dcgm-exporter's labels.
     """
@@ -53,7 +53,7 @@ class Device:
     mig_enabled: bool = False
     gi_id: int | None = None
     profile: str = ""
-    mig_uuids: tuple[str, ...] = ()  # UUIDs of its compute instances, as the kubelet reports them
+    mig_uuids: tuple[str, ...] = ()  # UUIDs of its compute instances; the kubelet uses them as device ids
     maker: str = "nvidia"  # prefix of `name`
     memory_bytes: float | None = field(default=None, compare=False)  # set only for allocation sources
 
@@ -64,7 +64,7 @@ class Device:
 
     @property
     def key(self) -> str:
-        """Identifies the device in assignments and readings."""
+        """Text that identifies the device in assignments and readings."""
         return device_key(self.uuid, self.gi_id)
 
     @property
@@ -98,7 +98,7 @@ class Document(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Workload(Document, frozen=True):
-    """A container, a job of an HPC scheduler, or the processes of a user. No source reports all of these fields."""
+    """A container, a job of an HPC scheduler, or the processes of a user. Each source reports only some fields."""
 
     namespace: Name = ""
     pod: Name = ""
@@ -110,9 +110,9 @@ class Workload(Document, frozen=True):
 
     @property
     def key(self) -> WorkloadKey:
-        """Identifies the workload across sources. Empty if the workload is not identified.
+        """Identifies the workload in all sources. Empty if no field is known.
 
-        Two pods with the same name have the same key. Compare their UIDs to distinguish them.
+        A pod and its replacement with the same name have the same key, but different UIDs.
         """
         if self.job:
             return "job", self.job
@@ -124,17 +124,17 @@ class Workload(Document, frozen=True):
 
     @property
     def has_labels(self) -> bool:
-        """False for processes of a user outside jobs and pods. They have no series."""
+        """False for a user's processes outside jobs. They have no series."""
         return bool(self.job or not self.user)
 
     @property
     def job_or_user(self) -> str:
-        """Identifies a workload that has neither pod nor container. Used in history and in the waste report."""
+        """The job, or `user NAME` if the workload has neither job nor container. Empty for pods and containers."""
         return self.job or (f"user {self.user}" if self.user and not self.container_id else "")
 
     @property
     def text(self) -> str:
-        """Name for messages. Empty if the workload is not identified."""
+        """The workload's name in messages. Empty if no field is known."""
         if self.job:
             return f"job {self.job} ({self.user})" if self.user else f"job {self.job}"
         if self.pod:
@@ -161,10 +161,10 @@ parts_of = attrgetter(*WORKLOAD_PARTS)
 
 
 class WaitPart(Workload, frozen=True, kw_only=True):
-    """A workload that kept another workload waiting. Without names, it stands for all processes outside pods."""
+    """A workload for which another workload waited. If all names are empty, it stands for processes outside pods."""
 
-    seconds: Ratio = 0.0  # time in the last usage window in which the other workload waited for this one
-    ratio: Ratio = 0.0  # the same as a fraction of the window
+    seconds: Ratio = 0.0  # waiting time in the last usage window
+    ratio: Ratio = 0.0  # waiting time as a fraction of the window
 
 
 class HolderUsage(Document, frozen=True):
@@ -182,10 +182,10 @@ class HolderUsage(Document, frozen=True):
     wait_min_ns: Amount | None = None
     wait_max_ns: Amount | None = None
     wait_ratio: Ratio | None = None  # fraction of the last usage window spent waiting
-    waits_for: tuple[WaitPart, ...] = ()  # `wait_ratio`, split by the workload that ran meanwhile; largest first
+    waits_for: tuple[WaitPart, ...] = ()  # workloads that ran meanwhile, largest ratio first
     energy_mj: Amount | None = None
     power_ratio: Ratio | None = None  # the workload's share of the device's energy in the last usage window
-    idle_since: float | None = None  # None if the workload is busy or may be busy
+    idle_since: float | None = None  # None if the workload is or may be busy
     unallocated_since: float | None = None  # set if the workload uses the device without an allocation
 
 
@@ -193,16 +193,16 @@ class RunningProcess(Document, frozen=True):
     pid: Amount
     memory_used_bytes: Amount | None = None
     utilization_ratio: Ratio | None = None
-    owner: Workload | None = None  # not set in documents, where processes are listed under their holder
+    owner: Workload | None = None  # not set in documents, because the holder contains its processes
     command: Name = ""  # the program's name without arguments; set only on a node without Kubernetes
 
 
 RESERVATION = "reservation"
-"""Value of `Holder.source` if a scheduler reserved the device for pods that podgpu does not know."""
+"""`Holder.source` if a scheduler reserved the device for pods that podgpu cannot find."""
 
 
 class Holder(Workload, frozen=True):
-    """A workload to which a device is allocated, or that uses it without an allocation (`source` is empty)."""
+    """A workload that has the device allocated, or uses it without an allocation (`source` is empty)."""
 
     source: Name = ""
     share_ratio: Ratio | None = None
@@ -213,7 +213,7 @@ class Holder(Workload, frozen=True):
 
 
 class NamespaceUsage(Document, frozen=True):
-    """Total usage of one device model by a namespace, including containers that have ended."""
+    """Total usage of one GPU model by a namespace. Includes containers that have ended."""
 
     namespace: Name
     model: Name
@@ -224,7 +224,7 @@ class NamespaceUsage(Document, frozen=True):
 
 
 class Condition(Document, frozen=True):
-    """A problem of a GPU. conditions.csv defines the severity and texts for each name and detail."""
+    """A problem of a GPU. conditions.csv contains the severity and a description for each name."""
 
     name: Name
     since: float | None = None
@@ -239,12 +239,12 @@ class XidCount(Document, frozen=True):
 
 
 class DeviceTotals(Document, frozen=True):
-    """Total usage of a device. Each value is the sum over its holders plus the unattributed remainder.
+    """Total usage of a device. Each total is the sum of the holders' usage and the unattributed usage.
 
-    The usage of users without a job or pod has no series of its own. It is included in the unattributed remainder.
+    Usage outside jobs and pods counts as unattributed, because it has no series of its own.
     """
 
-    utilization_ratio: Ratio | None = None  # over the same time window as the holders' ratios
+    utilization_ratio: Ratio | None = None  # in the same time window as the holders' ratios
     memory_used_bytes: Amount | None = None
     busy_ns: Amount | None = None
     energy_mj: Amount | None = None
@@ -258,11 +258,11 @@ class DeviceTotals(Document, frozen=True):
 class GpuOrInstance(Document, frozen=True):
     """Fields that `DeviceState` (a GPU) and `MigInstance` have in common."""
 
-    hidden: bool = False  # excluded by --devices; has only identity, holders and health
+    hidden: bool = False  # not selected by --devices; only identity, holders and health are set
     utilization_ratio: Ratio | None = None
     memory_used_bytes: Amount | None = None
     memory_total_bytes: Amount | None = None
-    usage: DeviceTotals | None = None  # measured at `usage_at`; the values above at `taken_at`
+    usage: DeviceTotals | None = None  # measured at `usage_at`, while other values are from `taken_at`
     holders: Annotated[tuple[Holder, ...], Meta(max_length=4096)] = ()
     fields: Fields | None = None  # None if the last reading of the device failed
     details: Annotated[
@@ -292,7 +292,7 @@ class DeviceState(GpuOrInstance, frozen=True, kw_only=True):
     mig_enabled: bool = False
     power_mw: Amount | None = None
     temperature_celsius: int | float | None = None
-    throttled_ns: dict[Name, Amount] = {}  # reason -> time, as the driver counts it
+    throttled_ns: dict[Name, Amount] = {}  # reason -> total time, counted by the driver
     conditions: Annotated[tuple[Condition, ...], Meta(max_length=64)] = ()  # a GPU that is `lost` has no values
     healthy: tuple[Name, ...] = ()  # conditions that were checked and are absent
     last_holders: Annotated[tuple[Workload, ...], Meta(max_length=4096)] = ()  # set only for a lost GPU
@@ -300,16 +300,16 @@ class DeviceState(GpuOrInstance, frozen=True, kw_only=True):
 
 
 class SourceStatus(Document, frozen=True):
-    """The result of the last reading of one source, and its number of failures since the start."""
+    """The result of a source's last reading, and its failures since the exporter's start."""
 
     name: Name
-    up: bool | None = None  # None if the source was not read this time; then only the error counters are set
+    up: bool | None = None  # None if the source was not read; then only the counters are set
     seconds: float | None = None
     error: Name = ""
     message: Text = ""
-    device: Name = ""  # UUID, if the source is the worker of one GPU
-    errors: dict[Name, Amount] = {}  # reason -> failures since the start
-    unmapped: dict[Name, Amount] = {}  # reason -> current number of assignments to unknown GPUs
+    device: Name = ""  # UUID of the GPU, if the source is a single GPU
+    errors: dict[Name, Amount] = {}  # number of failures since the start, by reason
+    unmapped: dict[Name, Amount] = {}  # current number of unmapped assignments, by reason
 
 
 class EntityState(Document, frozen=True):
@@ -321,7 +321,7 @@ class EntityState(Document, frozen=True):
 
 
 class VcudaRequest(Workload, frozen=True):
-    """Resources that a container requested from gpu-manager. The card is unknown."""
+    """Resources that a container requested from gpu-manager. It is unknown which card the container uses."""
 
     cores: Amount = 0  # hundredths of a card
     memory_blocks: Amount = 0  # blocks of 256 MiB
@@ -332,18 +332,18 @@ class VcudaRequest(Workload, frozen=True):
 
 
 class NodeState(Document, frozen=True, kw_only=True):
-    """The state of one node, returned by `GET /api/v1/node`."""
+    """The state of one node. `GET /api/v1/node` returns it as JSON."""
 
-    schema: int = msgspec.field(default_factory=lambda: SCHEMA)  # a factory, so that it is always written
-    producer: Name  # podgpu, dcgm-exporter or prometheus; for the last two, a missing value may mean "not reported"
+    schema: int = msgspec.field(default_factory=lambda: SCHEMA)  # `omit_defaults` omits plain defaults
+    producer: Name  # podgpu or dcgm-exporter; dcgm-exporter does not report all values
     version: Name = ""
     node: Name = ""  # if empty, the cluster view uses the exporter's address as the node name
-    exporter_id: Name = ""  # random; changes at each start, when counters restart at 0
+    exporter_id: Name = ""  # random; changes at each start, which resets all counters
     interval_seconds: float | None = None
-    taken_at: float | None = None  # end of the last reading of GPU values; None if no GPU has been read yet
+    taken_at: float | None = None  # end of the last reading of GPU values; None before the first reading
     holders_at: float | None = None
     usage_at: float | None = None
-    stale: bool = False  # True if the values were too old and are left out
+    stale: bool = False  # True if values are omitted because they were too old
     simulated: bool = False
     gpus_expected: Amount | None = None  # number of GPUs on the PCI bus
     gpus_visible: Amount | None = None
@@ -392,7 +392,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Unmapped:
-    """An assignment that cannot be used. It is counted, and logged with the reason."""
+    """An assignment that cannot be used, for example because its GPU is unknown. `reason` says why."""
 
     source: str
     reason: str
@@ -403,19 +403,19 @@ class Unmapped:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The assignments of one allocation source or, with the fields from `sources` on, of all sources together."""
+    """The assignments of one allocation source, or of all sources. `sources`, `api_uids` and `at` are set for all."""
 
     assignments: tuple[Assignment, ...] = ()
     unmapped: tuple[Unmapped, ...] = ()
     vcuda: tuple[VcudaRequest, ...] = ()
-    offered: frozenset[str] = frozenset()  # UUIDs of allocatable GPUs, held or not
+    offered: frozenset[str] = frozenset()  # UUIDs of all allocatable GPUs
     source_instance: int = 0  # changes when the source restarts or the connection to it breaks
     sources: tuple[SourceStatus, ...] = ()
-    api_uids: Mapping[str, str] = field(default_factory=dict)  # static pods: kubelet's UID -> API server's UID
+    api_uids: Mapping[str, str] = field(default_factory=dict)  # UIDs of static pods: on the node -> in the API server
     at: float | None = None  # Unix time
 
     def with_api_uid(self, workload: W) -> W:
-        """Replaces the UID of a static pod by that of the API server, if known."""
+        """Replaces the UID of a static pod by its UID in the API server, if that is known."""
         uid = self.api_uids.get(workload.uid)
         return workload if uid is None else msgspec.structs.replace(workload, uid=uid)
 
@@ -427,33 +427,33 @@ class ProcessUsage:
     device: str  # `Device.key`
     pid: int
     memory: int | None = None
-    mps: bool = False  # MPS client: the driver attributes the busy time of all clients to the MPS server
+    mps: bool = False  # True for MPS clients; the driver attributes their busy time to the MPS server
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessWaits:
-    """How long processes waited for one device in one window. A process waits or is resident, never both at once."""
+    """How long processes waited for a device in one time window. A process does not wait while it is resident."""
 
     processes: Mapping[int, tuple[int, int, int]]  # pid -> nanoseconds: estimate, minimum, maximum
-    pairs: Mapping[tuple[int, int], int]  # (waiting pid, running pid) -> nanoseconds of the estimate
+    pairs: Mapping[tuple[int, int], int]  # (waiting pid, running pid) -> estimated nanoseconds
     pressure_ns: int  # time in which at least one process waited
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceUsage:
-    """Usage of one device since the previous reading. Values that are not reported are None."""
+    """Usage of one device since the previous reading. Unknown values are None."""
 
     device: Device
-    window_ns: int  # length of the time window, by the driver's clock; 0 if the driver did not answer
+    window_ns: int  # length of the time window by the driver's clock; 0 if the driver did not answer
     busy_ns: int | None = None
-    energy_mj: int | None = None  # since the previous reading of the counter; None if it was not read this time
+    energy_mj: int | None = None  # since the counter was last read; None if it was not read
     memory_used: int | None = None
-    processes: tuple[ProcessUsage, ...] | None = None  # None if not visible (other PID namespace)
+    processes: tuple[ProcessUsage, ...] | None = None  # None if podgpu is in another PID namespace
     process_busy_ns: Mapping[int, int | None] | None = None  # by pid; None if the driver does not report it
     method: UsageMethod = "samples"  # how `process_busy_ns` was measured
-    resident_ns: Mapping[int, int] | None = None  # by pid: time for which its context was on the engine, busy or not
-    switching_ns: int = 0  # busy time spent on context switches; attributed to no process
+    resident_ns: Mapping[int, int] | None = None  # by pid: time in which its context was on the engine, busy or idle
+    switching_ns: int = 0  # busy time spent on context switches; it is not attributed
     saving_ns: Mapping[int, int] = field(default_factory=dict)  # by pid: maximum time for saving its context
     waits: ProcessWaits | None = None  # None if context switches are not read
     bounded: bool = False  # True if lower and upper bounds of the busy time are computed
-    power_mw: int | None = None  # at the end of the window; used to estimate energy between readings of the counter
+    power_mw: int | None = None  # at the end of the window; used to estimate energy while the counter is not read

@@ -1,4 +1,4 @@
-"""Runs each source's calls in its own thread with a deadline, so that a source that hangs does not delay others."""
+"""Runs the calls of each source in a separate thread, so that a source that hangs does not delay the others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Result(Generic[T]):
-    """Value or error of one call, and its duration."""
+    """The value or error of a call, and the duration of the call."""
 
     value: T | None
     error: SourceError | StartError | None
@@ -42,7 +42,7 @@ class ErrorCounts:
             self._counts[source][reason] += count
 
     def make_status(self, source: str, result: Result[Any], device: str = "") -> SourceStatus:
-        """Counts the error of a call and returns the status of its source. Raises the error if it is a StartError."""
+        """Returns the status of a source after a call, and counts the call's error. Re-raises a StartError."""
         if isinstance(result.error, StartError):
             raise result.error
         if result.error is None:
@@ -51,7 +51,7 @@ class ErrorCounts:
         return SourceStatus(source, False, result.seconds, result.error.reason, str(result.error), device)
 
     def add_to(self, statuses: Sequence[SourceStatus], unmapped: Iterable[Unmapped]) -> tuple[SourceStatus, ...]:
-        """Returns the statuses with the error counters. A source that has counters but no status gets a new status."""
+        """Adds the error counters to the statuses. Creates a status for each source that has only counters."""
         unknown: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for entry in unmapped:
             unknown[entry.source][entry.reason] += 1
@@ -65,17 +65,17 @@ class ErrorCounts:
 
 
 class Workers:
-    """Runs named calls. Each name has its own thread. While a call is pending, no other call of its name is started.
+    """Runs named calls. Each name has its own thread, which runs one call at a time.
 
-    Threads are daemons, so a call that never returns does not prevent the process from exiting.
+    The threads are daemons, so that a call that never returns does not prevent the process from exiting.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, idle_seconds: float = 300.0) -> None:
-        """`idle_seconds`: a thread ends after this time without a call. Longer than usual collection intervals."""
+        """`idle_seconds`: time without a call after which a thread ends. Must be longer than collection intervals."""
         self._clock = clock
         self._idle_seconds = idle_seconds
         self._calls: dict[str, _Call[Any]] = {}  # the last call of each name
-        self._inboxes: dict[str, SimpleQueue[_Call[Any] | None]] = {}  # queue of each thread, by name
+        self._inboxes: dict[str, SimpleQueue[_Call[Any] | None]] = {}  # queue of each name's thread
         self._lock = threading.Lock()
         self._closed = False
 
@@ -84,8 +84,8 @@ class Workers:
     ) -> dict[str, Result[T]]:
         """Starts all calls and waits for them until the deadline.
 
-        A call that misses the deadline continues in its thread. It is not repeated before it ends. Without `on_late`,
-        its result is discarded. With `on_late`, its thread calls `on_late` at the end, and the next run returns it.
+        A call that misses the deadline continues in its thread, and is not repeated before it ends. Without `on_late`,
+        its result is discarded. With `on_late`, its thread then calls `on_late`, and the next run returns the result.
         """
         with self._lock:
             if self._closed:
@@ -96,14 +96,14 @@ class Workers:
         return {name: self._wait(name, call, is_new, until, on_late) for name, (call, is_new) in calls.items()}
 
     def close(self) -> None:
-        """Ends the threads. Later runs return errors."""
+        """Ends the threads. Later calls of `run` return errors."""
         with self._lock:
             self._closed = True
             for inbox in self._inboxes.values():
                 inbox.put(None)
 
     def _start(self, name: str, job: Callable[[], T], keeps_late: bool) -> tuple[_Call[T], bool]:
-        """Returns (new call, True), or (earlier call, False) if that one still runs or its late result is kept."""
+        """Starts a call. Returns the call and True, or the earlier call and False if its result is still needed."""
         earlier = self._calls.get(name)
         if earlier is not None and not (earlier.is_returned if keeps_late else earlier.done.is_set()):
             return earlier, False
@@ -115,7 +115,7 @@ class Workers:
         return call, True
 
     def _work(self, name: str) -> None:
-        """Runs the calls of one name. Ends when the name is no longer used, for example after a GPU was removed."""
+        """Runs the calls of one name, until there was no call for `idle_seconds`."""
         inbox = self._inboxes[name]
         while True:
             try:
@@ -153,7 +153,7 @@ class _Call(Generic[T]):
     done: threading.Event = field(default_factory=threading.Event)
     result: Result[T] = Result(None, None, 0.0)
     is_returned: bool = False  # True if a run has returned the result
-    on_late: Callable[[], object] | None = None  # called at the end, if set because the call missed its deadline
+    on_late: Callable[[], object] | None = None  # set if the call missed its deadline; called at its end
 
     def __post_init__(self) -> None:
         self.began = self._clock()
@@ -175,7 +175,7 @@ class _Call(Generic[T]):
 
 
 class DriverLock:
-    """Opens a library, counts the calls into it, and closes it at a moment when no call is in flight."""
+    """Opens and closes a library. Closes it only when no call is in progress."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -186,16 +186,16 @@ class DriverLock:
         self.is_open = self._was_open = False
 
     def open(self, start: Callable[[], None]) -> None:
-        """Calls `start` unless the library is open. If `start` fails, the library stays closed."""
+        """Calls `start`, unless the library is open. If `start` fails, the library stays closed."""
         with self._opening:
             if not self.is_open:
                 start()
                 self.is_open = self._was_open = True
 
     def close(self, wait: float, stop: Callable[[], None]) -> bool:
-        """Waits until no call is in flight, then calls `stop`. After `wait` seconds, gives up and returns False.
+        """Waits until no call is in progress, then calls `stop`. Gives up after `wait` seconds and returns False.
 
-        New calls are accepted during the wait, so that one call that hangs does not block all others.
+        New calls are allowed during the wait, so that one call that hangs does not block all others.
         """
         if not self._opening.acquire(timeout=wait):
             return False  # `start` hangs
@@ -214,9 +214,9 @@ class DriverLock:
 
     @contextmanager
     def hold(self, gives_way: bool = False) -> Iterator[None]:
-        """Encloses a group of calls. Raises DriverGone if the library is closed.
+        """Prevents `close` from closing the library during the enclosed calls. Raises DriverGone if it is closed.
 
-        With `gives_way`, waits until pending `close` calls are done. Callers that begin the next group immediately
+        With `gives_way`, first waits until pending `close` calls are done. A caller that calls the library all the time
         must set it, because `close` would otherwise time out.
         """
         with self._idle:

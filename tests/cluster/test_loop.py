@@ -82,9 +82,9 @@ def test_a_round_is_published_at_its_end() -> None:
     assert "\navg_GPU_utilization 50" in exposition_of(cluster)
     assert [n.name for n in cluster.published.view.nodes] == ["a", "b"]
     time.now += cluster.late_after
-    assert cluster.turns
+    assert cluster.is_on_time
     time.now += 1.0
-    assert not cluster.turns
+    assert not cluster.is_on_time
     assert b"avg_GPU_utilization" not in asyncio.run(cluster.metrics("metrics")).plain, "the loop hangs"
 
 

@@ -38,7 +38,7 @@ _SYNC_SECONDS = 10.0
 _INTERVALS_FRESH = 3
 _DROP_AFTER = 300.0
 _SCRAPE_TIMEOUT = 5.0
-_MAX_GPUS = 12_500  # limit of --prometheus; queries for single GPUs of larger clusters take too long
+_MAX_GPUS = 12_500  # for more GPUs, --prometheus reads only totals; queries for each GPU take too long
 _BACKENDS = ("prometheus", "scrape", "discover_kubernetes")
 
 
@@ -106,7 +106,7 @@ def make_settings(ctx: click.Context, options: dict[str, Any], **more: Any) -> V
 
 
 def _check_backend(ctx: click.Context, options: dict[str, Any]) -> None:
-    """Raises UsageError unless exactly one backend is chosen, and if a flag belongs to another backend.
+    """Raises UsageError if not exactly one backend is chosen, or if a flag belongs to another backend.
 
     Environment variables of other backends are ignored, because they may be meant for another command.
     """

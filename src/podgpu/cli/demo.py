@@ -59,7 +59,7 @@ from podgpu.web.app import Address, Listener, Service, run
 from podgpu.web.cluster_app import cluster_application
 from podgpu.web.exporter_app import application, build_state, node_recorder
 
-OTHER_GPUS = ("6xH100,2xH100/1x3g.40gb+1x2g.20gb+1x1g.10gb", "4xH200", "2xRTX4090")  # GPUs of the other nodes
+OTHER_GPUS = ("6xH100,2xH100/1x3g.40gb+1x2g.20gb+1x1g.10gb", "4xH200", "2xRTX4090")  # of all nodes but the first
 _PLAIN = 3  # index of the node without Kubernetes
 CLUSTER = ViewSettings(interval=2.0, stale_after=6.0, drop_after=120.0, window=60.0, idle_after=30.0)
 _PODS_PER_NODE = 8
@@ -94,7 +94,7 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
     """Run exporters on SIMULATED GPUs, three with simulated kubelets and one without Kubernetes, and the cluster view.
 
     Needs no GPU and no cluster. Within a minute, a job ends, a GPU reports an XID error, another falls off the bus and
-    a node goes down. After two minutes everything is well again. --calm turns this off.
+    a node goes down. After two minutes everything works again. --calm turns this off.
     """
     configure_logging("text", debug=False)
     # The other nodes use the ports after the cluster view's, so that Prometheus can scrape them.
@@ -264,7 +264,7 @@ def _owner_of(pod: str) -> WorkloadOwner | None:
     return None
 
 
-# The day before the demo started: values, usage, cost, earlier jobs and faults
+# Simulated history of the day before the demo
 
 _JOB_HOURS = 4.0
 _PAUSE_HOURS = 0.2
@@ -279,8 +279,8 @@ _FAULTS = (  # node, GPU (None: all), from and to (hours ago), condition, messag
 
 
 def write_past(nodes: Sequence[DemoNode], recorders: Mapping[str, HistoryRecorder], prices: Prices, now: float) -> None:
-    """Writes the history of the last day, its last hour in fine steps. `recorders`: by node; key "" is the cluster."""
-    stays = {node.name: list(_stays(node)) for node in nodes}
+    """Writes the history of the last day, its last hour in fine steps. `recorders`: by node, or "" for the cluster."""
+    runs = {node.name: list(_list_runs(node)) for node in nodes}
     start, fine = (int(now - length) // COARSE * COARSE for length in (DAY, HOUR))
     # Samples with the time `at` are stored in the interval that begins at `at`, so they contain the usage after `at`.
     times = [(at, COARSE) for at in range(start, fine, COARSE)]
@@ -289,7 +289,7 @@ def write_past(nodes: Sequence[DemoNode], recorders: Mapping[str, HistoryRecorde
         ago = (now - at) / HOUR
         samples = []
         for node in nodes:
-            present = [tenant for tenant, begin, end in stays[node.name] if end < ago <= begin]
+            present = [tenant for tenant, begin, end in runs[node.name] if end < ago <= begin]
             for gpu in node.driver.gpus:
                 held = [tenant for tenant in present if tenant.gpu == gpu.number]
                 for instance, size in _divide(gpu):
@@ -306,10 +306,10 @@ def _divide(gpu: SimulatedGpu) -> list[tuple[int | None, float]]:
     return [*instances, (None, 1.0 - sum(size for _, size in instances))]
 
 
-def _stays(node: DemoNode) -> Iterator[tuple[Tenant, float, float]]:
-    """Yields each pod of the demo with its begin and end, in hours before now.
+def _list_runs(node: DemoNode) -> Iterator[tuple[Tenant, float, float]]:
+    """Yields each pod with its begin and end, in hours before now.
 
-    The GPUs of the third node's training job had earlier jobs, which are included.
+    Includes earlier jobs on the GPUs of the third node's training job.
     """
     jobs = [tenant for tenant in node.tenants if tenant.pod.startswith("llm-train-")] if node.name == "node-3" else []
     for tenant in node.tenants:

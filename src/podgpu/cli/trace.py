@@ -1,8 +1,8 @@
 """`podgpu trace`: records the context switches of one GPU as a trace for ui.perfetto.dev (Trace Event Format).
 
-In the trace, a container appears as a process, and its processes appear as threads with the slices `run`, `run (cut)`
-and `wait`. Each GPU or MIG instance also appears as a process, with the slices `switch`, the counter `busy`, and
-instant events for XIDs. Times are microseconds since the start of the recording.
+Perfetto shows a container as a process, and its processes as threads with the slices `run`, `wait` and `run (cut)`, a
+run that the end of a time slice interrupted. It shows a GPU or MIG instance as a process with the slices `switch`, the
+counter `busy`, and instant events for XIDs. Times are microseconds since the start of the recording.
 """
 
 from __future__ import annotations
@@ -138,8 +138,7 @@ class Recording:
         self._elapsed = 0.0
 
     def run(self, seconds: float, stopping: Event) -> str:
-        """Records until the time is over or `stopping` is set. Returns the reason if the recording failed, else an
-        empty text."""
+        """Records until the time is over or `stopping` is set. Returns an error message, or "" after success."""
         try:
             with closing(self._listener):
                 while self._elapsed < seconds and not stopping.is_set():
@@ -215,7 +214,7 @@ class Recording:
 
 @dataclass
 class EngineTrace:
-    """Records one GPU or MIG instance, window by window."""
+    """Collects the trace of one GPU or MIG instance, one time window after the other."""
 
     name: str
     samples: list[BusySample] = field(default_factory=list)

@@ -14,24 +14,24 @@ from podgpu.metrics.fields import nearest_names
 from podgpu.metrics.names import meaning
 from podgpu.model import NodeState, WorkloadOwner
 
-MAX_ROUNDS = 1000  # maximum number of rounds (readings of all nodes) in one --window
+MAX_ROUNDS = 1000  # limit of --window divided by --interval; bounds the memory of the rolling means
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1))
 
 
 @dataclass(frozen=True)
 class ViewSettings:
-    """All times are in seconds."""
+    """Options of the cluster view. Times are in seconds."""
 
     interval: float = 15.0
     stale_after: float = 45.0  # nodes with an older reading are stale: means and counts exclude them
     drop_after: float = 300.0  # nodes with an older reading are dropped, unless their exporter is still listed
     used_field: str = "DCGM_FI_DEV_MEM_COPY_UTIL"
-    extra_fields: tuple[str, ...] = ()  # fields that autoscale needs
+    extra_fields: tuple[str, ...] = ()  # fields that `podgpu autoscale` needs
     window: float = 300.0
     idle_after: float | None = 1800.0  # a holder idle for longer than this is wasteful; None disables the check
     legacy_map_metrics: bool = False
-    one_cluster: bool = False  # reject metrics of several clusters in Prometheus; the HPA does not name the cluster
-    max_gpus: float = math.inf  # if Prometheus has more GPUs, podgpu reads totals and single pages
+    one_cluster: bool = False  # fail if Prometheus has several clusters, because an HPA names no cluster
+    max_gpus: float = math.inf  # with more GPUs in Prometheus, each round reads only totals
 
     @cached_property
     def full(self) -> float:
@@ -104,7 +104,7 @@ class NodeReading:
     skew_seconds: float | None = None  # node's clock minus ours; None if the node reports no time
     listed: bool | None = None  # False if the target was removed from the list of exporters; None with Prometheus
     named: bool = True
-    cluster: str = ""  # name of the cluster, if Prometheus has metrics of several; otherwise empty
+    cluster: str = ""  # set only if Prometheus has metrics of several clusters
     owners: Owners = field(default_factory=dict)  # owners of the pods; set only with Prometheus
     labels: Mapping[str, str] | None = None  # labels of the Kubernetes node; None if unknown or not needed
 
@@ -115,7 +115,7 @@ class TargetOutcome:
 
     target: str
     seconds: float
-    error: str = ""  # value of the label `reason`; empty if the request succeeded
+    error: str = ""  # short error code, used as the label `reason`; empty if the request succeeded
     message: str = ""
 
     @property
@@ -126,12 +126,12 @@ class TargetOutcome:
 
 
 class FleetCounts(NamedTuple):
-    """Totals computed by Prometheus, for a cluster with too many GPUs to read each of them."""
+    """Totals that Prometheus computes. Used if the cluster has too many GPUs to read each of them."""
 
     gpus: int
     broken: int
     power_watts: float | None
-    held: Sequence[tuple[str, str, str, float, float]]  # cluster, namespace, billed model, allocated and idle GPUs
+    held: Sequence[tuple[str, str, str, float, float]]  # cluster, namespace, billed model, allocated GPUs, idle GPUs
     has_rule: bool = True  # without the recording rule, `held` is empty and `power_watts` is None
     has_clusters: bool = False  # Prometheus has several clusters
 

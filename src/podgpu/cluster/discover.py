@@ -22,7 +22,7 @@ from podgpu.kube.reflector import Informer, ReflectorSettings
 K = TypeVar("K")
 V = TypeVar("V")
 _SYNC_SECONDS = 10.0
-_PAGE_SIZE = 500  # the page size of kubectl, about 500 KB of metadata
+_PAGE_SIZE = 500  # as in kubectl; a page has about 500 KB of metadata
 _NAMESPACE = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 
@@ -34,7 +34,7 @@ class ServiceSelector(NamedTuple):
     def parse(cls, text: str) -> ServiceSelector:
         """Parses `[NAMESPACE/]SELECTOR`. Raises UsageError.
 
-        A label name may contain a slash, too. The text before the first slash is a namespace if it contains no dot.
+        A label name may also contain a slash. The text before the first slash is a namespace if it contains no dot.
         A leading slash means all namespaces.
         """
         before, slash, after = text.strip().partition("/")
@@ -64,7 +64,7 @@ class KubernetesTargets:
         https: bool = False,
         settings: ReflectorSettings | None = None,
     ) -> None:
-        """`https`: see `parse_endpoint_slice`."""
+        """`https`: use HTTPS for all exporters. Otherwise, HTTPS is used only for ports declared as https."""
         self._config = config
         self._selector = selector
         self._https = https
@@ -79,7 +79,7 @@ class KubernetesTargets:
         )
         self._labelled = self._watch_slices(selector.labels)
         self._unlabelled: Informer[EndpointSliceRecord] | None = None
-        """Watches the EndpointSlices of Services that have the selector's labels while the slices do not."""
+        """Watches EndpointSlices that lack the selector's labels, if their Service has the labels."""
         self._unlabelled_names: tuple[str, ...] = ()
 
     def _watch_slices(self, selector: str) -> Informer[EndpointSliceRecord]:
@@ -130,12 +130,12 @@ class KubernetesTargets:
 
 @dataclass
 class ApiMap(Generic[K, V]):
-    """Reads a key and a value from the metadata of all objects at a path. Starts the watch when it is first read."""
+    """Watches the objects at an API path and reads a key and a value from each. The first `read` starts the watch."""
 
     config: ApiConfig
     path: str
     parse: Callable[[KubeObject], tuple[K, V] | None]
-    what: str  # name of the values in notes
+    what: str  # describes the values in warnings, such as "owners of pods"
     settings: ReflectorSettings | None = None
     _objects: Informer[tuple[K, V]] | None = None
 

@@ -1,7 +1,7 @@
 """Reads all nodes in rounds, in a thread with its own event loop, and publishes the result of each round.
 
-Rounds start at multiples of --interval. Therefore the rolling mean equals `avg_over_time` in Prometheus.
-Request handlers read the last published object, which never changes.
+Rounds start at multiples of --interval, so that the rolling mean equals `avg_over_time` in Prometheus.
+Request handlers read `Cluster.published`. A published object is never modified.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Cluster:
         self.settings = settings
         self.clock = clock or Clock()
         self.fatal: StartError | None = None
-        self.notes_beside: Callable[[], Sequence[str]] = tuple  # returns warnings of components such as the history
+        self.notes_beside: Callable[[], Sequence[str]] = tuple  # returns warnings of other components
         self.published = PublishedState(ClusterState(settings, self.clock.wall()))
         self._make_collector = make_collector
         self._prices = prices
@@ -145,7 +145,7 @@ class Cluster:
         self.published = PublishedState(state, self._rolling.means())
 
     async def metrics(self, name: Literal["metrics", "nodes"]) -> Body:
-        return await asyncio.to_thread(getattr, self.published, name if self.turns else "stale")
+        return await asyncio.to_thread(getattr, self.published, name if self.is_on_time else "stale")
 
     async def fetch(self, target: str, path: str) -> bytes:
         """Requests a path from a node's exporter. Raises SourceError."""
@@ -188,7 +188,7 @@ class Cluster:
 
     def start(self, on_fatal: Callable[[], object]) -> None:
         """Starts the thread. The thread sets `fatal` and calls `on_fatal` if the loop fails."""
-        self._round_at = self.clock.monotonic()  # until the first round ends, its delay is measured from here
+        self._round_at = self.clock.monotonic()  # `is_on_time` counts from here until the first round ends
         self._thread = threading.Thread(target=self._run, args=(on_fatal,), name="cluster", daemon=True)
         self._thread.start()
 
@@ -207,8 +207,8 @@ class Cluster:
             on_fatal()
 
     @property
-    def turns(self) -> bool:
-        """Returns True if the last round ended recently enough."""
+    def is_on_time(self) -> bool:
+        """Returns True if the last round ended less than `late_after` seconds ago."""
         return self.clock.monotonic() - self._round_at <= self.late_after
 
     @property

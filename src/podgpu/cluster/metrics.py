@@ -64,7 +64,7 @@ def self_families(state: ClusterState) -> list[Family]:
 
 
 def _labels(names: Iterable[str], values: Iterable[str]) -> Labels:
-    """Creates labels. Omits the label `cluster` if it is empty, which means that there is only one cluster."""
+    """Pairs label names with values. Omits the label `cluster` if it is empty."""
     return Labels((name, value) for name, value in zip(names, values, strict=True) if value or name != "cluster")
 
 

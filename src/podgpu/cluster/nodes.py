@@ -1,4 +1,4 @@
-"""Chooses the exporter for each node and the node for each GPU, keeps GPUs that disappeared, and describes problems."""
+"""Chooses one exporter per node and one node per GPU, keeps GPUs that disappeared, and describes problems."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from podgpu.errors import few_of
 from podgpu.metrics.conditions import DRIVER_AWAY, LOST, NODE_GONE, UNREADABLE, conditions, words_for
 from podgpu.model import Condition, DeviceState, MigInstance, NodeState, Workload, group_by_key, parts_of
 
-CLOCK_AHEAD, _CLOCK_BEHIND = 5.0, 60.0  # tolerated skew in seconds. Delayed values look like a slow clock
+CLOCK_AHEAD, _CLOCK_BEHIND = 5.0, 60.0  # tolerated clock skew in seconds. Late values look like a slow clock
 MAX_ALERTS = 200
 _NOT_ANSWERING = {LOST, UNREADABLE, DRIVER_AWAY}
 _DRIVER_SOURCES = {"nvml", "dcgm", "exporter", "simulated", "usage", "switches"}
@@ -34,7 +34,7 @@ class NodeEntry(msgspec.Struct, frozen=True, gc=False):
     gone: bool = False  # its exporter has not answered for longer than --stale-after
     notes: tuple[str, ...] = ()
     held: tuple[HeldPart, ...] = ()
-    prices: Prices = NO_PRICES  # of this node, by its labels
+    prices: Prices = NO_PRICES  # the prices that apply to the labels of this node
 
     @property
     def read_at(self) -> float:
@@ -116,7 +116,7 @@ class _Chooser:
         return reading.state.stale or self.now - reading.read_at > self.stale_after
 
     def is_rival(self, reading: NodeReading, other: NodeReading) -> bool:
-        """Returns False if `reading` is outdated, or if both readings come from one exporter with two addresses."""
+        """Returns True if `reading` is current and from another exporter. One exporter may have two addresses."""
         exporter_id = reading.state.exporter_id
         is_other = reading.target != other.target and (not exporter_id or exporter_id != other.state.exporter_id)
         return is_other and reading.listed is not False and not self.is_stale(reading)
@@ -148,7 +148,7 @@ class _Chooser:
     def share_out_gpus(self, chosen: Mapping[str, NodeReading]) -> tuple[dict[str, set[str]], list[tuple[str, str]]]:
         """Chooses one node for each GPU that several nodes report.
 
-        Returns the UUIDs that are hidden on each node, and pairs of nodes: the chosen one, and one to report.
+        Returns the UUIDs to hide on each node, and pairs of nodes (chosen, other) that both report a GPU as present.
         """
         reported = ((gpu.uuid, name) for name, reading in chosen.items() for gpu in reading.state.devices)
         hidden: dict[str, set[str]] = defaultdict(set)
@@ -210,7 +210,7 @@ def _remove_gpus(state: NodeState, uuids: Collection[str]) -> NodeState:
 
 
 def add_lost_gpus(state: NodeState, earlier: NodeState, reported: Collection[str], wall: float) -> NodeState:
-    """Adds GPUs of `earlier` that no node reports now, and marks them as lost. dcgm-exporter omits lost GPUs."""
+    """Adds the GPUs of `earlier` that no node reports now, as lost GPUs. dcgm-exporter does not report lost GPUs."""
     lost = [_make_lost(gpu, wall) for gpu in earlier.devices if gpu.uuid and gpu.uuid not in reported]
     if not lost:
         return state
@@ -259,7 +259,7 @@ def sort_alerts(alerts: Iterable[Alert]) -> tuple[Alert, ...]:
 
 
 def describe_node(name: str, state: NodeState, gone: bool = False) -> Iterator[Alert]:
-    """Yields one alert per condition of a GPU, or one alert for the node if all its GPUs share the problem."""
+    """Yields one alert per condition of a GPU. A node without an answer or a driver gets one alert for all its GPUs."""
     broken = [gpu for gpu in state.devices if gpu.conditions and is_shown(gpu)]
     silent = sum(any(c.name in _NOT_ANSWERING for c in gpu.conditions) for gpu in broken)
     lost = state.gpus_lost or 0
@@ -304,5 +304,5 @@ def count_gpus(number: int) -> str:
 
 
 def describe_condition(condition: Condition) -> tuple[str, str]:
-    """Returns the problem and the advice. If this version does not know the condition, the problem is its name."""
+    """Returns the problem and the advice. For a condition unknown to this version, returns its name and no advice."""
     return words_for(condition.name, condition.detail) if condition.name in conditions() else (condition.name, "")

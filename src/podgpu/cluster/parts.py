@@ -40,7 +40,7 @@ class HeldPart(msgspec.Struct, frozen=True, gc=False):
     part: float  # fraction of the physical GPU; the fractions of all holders add up to at most 1
     share: float  # fraction of the MIG instance, or of the GPU if it has no instances
     use: Use
-    last_idle_since: float | None = None  # Unix time; not changed while the GPU cannot be read
+    last_idle_since: float | None = None  # Unix time; keeps its value while the GPU cannot be read
     owner: WorkloadOwner | None = None
     cost_per_hour: float | None = None
     cluster: str = ""
@@ -160,7 +160,7 @@ def measure_use(device: GpuOrInstance, holder: Holder) -> Use:
 
 
 def classify_use(device: GpuOrInstance, holder: Holder, idle_since: float | None, is_tracked: bool) -> Use:
-    """Classifies a holder of a readable GPU. `is_tracked`: whether idle times are tracked between readings."""
+    """Classifies a holder of a readable GPU. `is_tracked`: `idle_since` takes earlier readings into account."""
     if idle_since is not None:
         return "idle"
     use = measure_use(device, holder)
@@ -181,9 +181,9 @@ def device_memory(device: GpuOrInstance) -> int | None:
 
 
 def _whole(latest: N | None, window: N | None, of_holders: Sequence[N | None]) -> N | None:
-    """Returns the device's value for the time window of the holders' values, so that their sum equals the result.
+    """Returns the device's value, but never less than the sum of its holders' values.
 
-    Without such a value (as in metrics text), returns the latest value, or the holders' sum if that is larger.
+    Prefers `window` if holders have values, because both cover the same time. `latest` is the newest sample.
     """
     parts = [part for part in of_holders if part is not None]
     if not parts:

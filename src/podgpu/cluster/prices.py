@@ -45,7 +45,7 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _NodePrices(msgspec.Struct, forbid_unknown_fields=True):
-    """Prices of the nodes that have all of `labels`. A model that is not in `models` costs `factor` times its price."""
+    """Prices of the nodes that have all of `labels`. Models that are not in `models` cost `factor` times as much."""
 
     labels: Annotated[dict[str, str], Meta(min_length=1)]
     factor: Annotated[float, Meta(ge=0, le=1000)] = 1.0
@@ -55,7 +55,7 @@ class _NodePrices(msgspec.Struct, forbid_unknown_fields=True):
 class _PriceChange(msgspec.Struct, forbid_unknown_fields=True):
     from_: date = msgspec.field(name="from")
     models: dict[str, Price] = {}
-    nodes: list[_NodePrices] | None = None  # None: as before
+    nodes: list[_NodePrices] | None = None  # None: keep the earlier rules
 
 
 class _PriceFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -89,8 +89,8 @@ class Prices:
         self.of: Callable[[str], Price] = cache(self._find)
         """Returns the price of `<model>` or `<model> MIG <profile>`. A dash in a name matches a space.
 
-        If a MIG instance has no price, its price is the GPU's price times its fraction of the compute slices.
-        If prices depend on node labels, there is no price without `on_node`, so that nothing gets a wrong price.
+        A MIG profile that is not in the file costs the GPU's price times its fraction of the compute slices.
+        If prices depend on node labels, returns no price: call `on_node` first.
         """
 
     @property
@@ -140,7 +140,7 @@ def _dashed(model: str) -> str:
 
 def parse_prices(content: bytes, file: str, source: PriceSource = "file") -> Prices:
     """Parses the file. Raises UsageError, with the file and the invalid entry in the message."""
-    from podgpu.decode import decode_yaml  # an exporter without prices does not load YAML
+    from podgpu.decode import decode_yaml  # here, so that an exporter without prices does not load YAML
 
     parsed = decode_yaml(content, file, _PriceFile)
     models: dict[str, Price] = {}

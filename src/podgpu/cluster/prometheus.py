@@ -44,9 +44,9 @@ from podgpu.model import NodeState, WorkloadOwner
 
 UTIL, GR_ENGINE, TEMPERATURE, POWER = 203, 1001, 150, 155
 FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED = 250, 251, 252, 253
-_OWNER_SECONDS = 60.0  # between two queries for unknown owners, because kube-state-metrics may report a pod late
+_OWNER_SECONDS = 60.0  # time between queries for unknown owners; kube-state-metrics may report new pods late
 _PODS_PER_QUERY = 100  # VictoriaMetrics rejects queries of more than 16 KiB
-_IDLE_CHECKS = 30  # samples must exist at this number of times in the idle window
+_IDLE_CHECKS = 30  # number of times in the idle window at which a sample must exist
 
 MAX_ANSWER_BYTES = 32 * 1024 * 1024  # twice the response for 8,000 GPUs
 MAX_NOTES = 5
@@ -150,7 +150,7 @@ class PrometheusClient:
             "nocache": "1",  # otherwise VictoriaMetrics omits the last 30 seconds
         }
         self._session: aiohttp.ClientSession | None = None
-        self._devices = asyncio.Semaphore(_CONCURRENCY)
+        self._semaphore = asyncio.Semaphore(_CONCURRENCY)
 
     async def query_time(self) -> float:
         """Returns the Unix time of the server's clock. Raises SourceError."""
@@ -172,7 +172,7 @@ class PrometheusClient:
         return [RangeSeries(element.metric, self._to_numbers(element.values)) for element in elements]
 
     def _to_numbers(self, points: Iterable[tuple[float, str]]) -> list[tuple[float, float]]:
-        """Drops values that are NaN or infinite. Raises SourceError."""
+        """Drops values that are NaN or infinite. Raises SourceError if a value is not a number."""
         try:
             numbers = [(at, float(text)) for at, text in points]
         except ValueError as error:
@@ -182,7 +182,7 @@ class PrometheusClient:
     async def _read(self, path: str, query: str, form: Mapping[str, str]) -> list[_Element]:
         """Sends the query by POST, because it may be too long for a URL. Raises SourceError."""
         form = {"query": query, **self._options, **form}
-        async with self._devices:
+        async with self._semaphore:
             if self._session is None:
                 self._session = open_session()
             response = await self._http.send(self._session, "POST", path, form, "application/json")
@@ -238,7 +238,7 @@ class PrometheusCollector:
         """`owners`: returns the owners of pods that kube-state-metrics does not report.
 
         `label_names`: returns the names of the node labels to read. `targets`: matcher that selects the exporters.
-        `has_clusters`: node names contain the cluster's name, even if all nodes belong to one cluster.
+        `has_clusters`: add the cluster's name to node names, even if all nodes belong to one cluster.
         """
         self._server = server
         self._label_names = label_names
@@ -352,12 +352,12 @@ class PrometheusCollector:
         return failures
 
     async def _count_fleet(self, now: float) -> FleetCounts | None:
-        """Returns the totals if there are more than `max_gpus`. Without the recording rule, only counts GPUs."""
+        """Returns totals if there are more than `max_gpus` GPUs. Without the recording rule, only counts GPUs."""
         label = self._cluster_label
         series = f"last_over_time({select((USAGE_RULE,), self._match)}[10m])"
         keys = by(label, "kind", "namespace", "modelName", "GPU_I_PROFILE")
         query = f"sum {keys} (max {by(label, *RULE_LABELS)} ({series})) / 300"
-        found: dict[str, dict[tuple[str, str, str], float]] = defaultdict(dict)  # by kind: mean of 5 minutes
+        found: dict[str, dict[tuple[str, str, str], float]] = defaultdict(dict)  # kind of usage -> 5-minute mean by key
         for labels, value in ((sample.labels, sample.value) for sample in await self._client.query(query, now)):
             key = labels.get(label, ""), labels.get("namespace", ""), _billed_model(labels)
             found[labels.get("kind", "")][key] = value
@@ -417,7 +417,7 @@ def _billed_model(labels: Mapping[str, str]) -> str:
 class SeriesQuery(NamedTuple):
     what: str
     text: str
-    required: bool = False  # without the result, GPUs would be shown as free, or as held by the exporter's pod
+    required: bool = False  # if it fails, the round fails; otherwise GPUs would be shown with wrong holders
 
 
 def series_queries(
@@ -480,7 +480,7 @@ def _own_names(*names: str) -> tuple[str, ...]:
 
 
 def field_query(number: int, labels: str, select_names: Callable[[Sequence[str]], str]) -> str:
-    """Returns a query for a DCGM field in the unit of dcgm-exporter 4.8. `max` merges the copies on MIG instances."""
+    """Returns a query for a DCGM field in the unit of dcgm-exporter 4.8. `max` merges equal values of MIG instances."""
     old_names, new_names = generations(number)
     query = f"max {labels} (({select_names(old_names)}) < {_DCGM_BLANK})"
     if new_names:
@@ -492,7 +492,7 @@ def field_query(number: int, labels: str, select_names: Callable[[Sequence[str]]
 
 
 def idle_query(match: str, window: float) -> str:
-    """Builds a query for devices whose utilisation was 0 during the whole window.
+    """Returns a query for devices whose utilisation was 0 during the whole window.
 
     Uses GPU_UTIL for GPUs, and engine activity for MIG instances and GPUs without GPU_UTIL.
     """
@@ -517,7 +517,7 @@ def idle_query(match: str, window: float) -> str:
 # Labels of nodes and owners of pods
 
 Ask = Callable[[str, str], Awaitable[list[ParsedSample]]]
-"""Runs a query. The first argument names the result. If the query fails, there are no samples."""
+"""Arguments: name for messages, query. Returns no samples if the query fails."""
 
 
 async def read_node_labels(

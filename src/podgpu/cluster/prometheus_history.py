@@ -50,8 +50,8 @@ from podgpu.model import MIB, Workload
 
 CACHE_SECONDS = 15.0
 _FINE, _COARSE = 15, 300  # steps in seconds, as in the SQLite store
-_MAX_SAMPLES = 20_000  # of a range query; VictoriaMetrics allows 30,000
-_MAX_GAP_SECONDS = 300  # in a shorter gap, a holder or condition continues, because a scrape may be missing
+_MAX_SAMPLES = 20_000  # per series in a range query; VictoriaMetrics allows 30,000
+_MAX_GAP_SECONDS = 300  # a holder or condition continues through a shorter gap, because a scrape may fail
 _MAX_GPUS_OF_POD = 256
 _GPUS_PER_QUERY = 16  # VictoriaMetrics rejects queries of more than 16 KiB
 _KEYS = (*UUID_LABELS, "GPU_I_ID")
@@ -80,7 +80,7 @@ class Window(NamedTuple):
         return values
 
     def find_runs(self, steps: Iterable[int]) -> list[tuple[float, float | None]]:
-        """Returns start and end of each run of consecutive steps. The end is None if the run has not ended."""
+        """Returns the start and end of each run of steps without a long gap. The end is None if the run goes on."""
         runs: list[list[int]] = []
         for step in sorted(steps):
             if runs and (step - runs[-1][1] - 1) * self.step <= _MAX_GAP_SECONDS:
@@ -164,10 +164,7 @@ class _HistoryReader:
         return await self._client.query_range(query, window.start + window.step, window.end, window.step)
 
     async def read_devices(self, uuids: Sequence[str], pod: PodName | None = None) -> dict[Device, _DeviceLines]:
-        """With `pod`, reads values and conditions only from the time when the pod held the devices.
-
-        Raises SourceError.
-        """
+        """Reads devices. With `pod`, reads values and conditions only while the pod held them. Raises SourceError."""
         queries = {
             "own_pods": self._own_pods(uuids),
             "held": self._held(uuids),
@@ -177,7 +174,7 @@ class _HistoryReader:
             **self.figures(uuids, pod),
         }
         results = dict(zip(queries, await asyncio.gather(*map(self.read, queries.values())), strict=True))
-        own_pods: dict[tuple[str, str], set[PodName]] = defaultdict(set)  # Prometheus may add these to series
+        own_pods: dict[tuple[str, str], set[PodName]] = defaultdict(set)  # the exporters' pods, which are not holders
         for labels in (line.labels for line in results.pop("own_pods") if line.labels.get("pod")):
             own_pods[_read_target(labels)].add((labels.get("namespace", ""), labels["pod"]))
         devices: dict[Device, _DeviceLines] = {}

@@ -50,7 +50,7 @@ from podgpu.metrics.parse import ParsedSample
 from podgpu.model import Workload, WorkloadOwner, group_by_key
 
 _TIMEOUT = 60.0
-_MAX_STEPS = 2880  # maximum number of points in time at which GPUs are counted
+_MAX_STEPS = 2880  # maximum number of times at which GPUs are counted
 _COUNTERS = {
     "allocated": "podgpu_container_gpu_allocated_seconds_total",
     "busy": "podgpu_container_gpu_busy_seconds_total",
@@ -62,7 +62,7 @@ _COUNTERS = {
     "unattributed_energy": "podgpu_device_unattributed_energy_joules_total",
 }
 _RULES = {"podgpu:usage:sum1h": HOUR, USAGE_RULE: COARSE}  # the coarsest first
-_MIN_SAMPLES = 200  # for shorter ranges, rules are not exact enough: their first and last sample may overlap the limits
+_MIN_SAMPLES = 200  # of a rule; with fewer, the error at the start and end of the range is too large
 _GPU_NAMES = (
     *(name for field in (TEMPERATURE, UTIL, GR_ENGINE) for name in names_of(field)),
     "podgpu_device_energy_joules_total",
@@ -73,7 +73,7 @@ Vectors = Mapping[str, Sequence[ParsedSample]]  # by kind of usage
 
 
 class _HolderPart(NamedTuple):
-    """Key of usage: one holder of one GPU or MIG instance. With a recording rule: one holder of all GPUs of a model."""
+    """Identifies usage of one holder: on one GPU or MIG instance or, with a recording rule, on all GPUs of a model."""
 
     cluster: str
     gpu: str
@@ -112,7 +112,7 @@ class _RangeReader:
     notes: list[str] = field(default_factory=list)
     rule: str = ""
     methods: dict[tuple[Any, ...], set[str]] = field(default_factory=lambda: defaultdict(set))
-    """By `_HolderPart`. Without a recording rule, by its first three fields, which identify the device."""
+    """How GPU use was measured, by `_HolderPart` with a recording rule, otherwise by cluster, GPU and MIG instance."""
 
     async def read(self, start: float, end: float, step: int, now: float) -> RangeAnswer:
         """Adds a note for each failed query. Raises SourceError if the allocated hours cannot be read."""
@@ -157,7 +157,7 @@ class _RangeReader:
     # Queries
 
     async def _read_methods(self, start: float, end: float) -> None:
-        """Reads how GPU use was measured. Adds a note if the recording rule is of a version that did not store this."""
+        """Sets `methods`. Adds a note if the recording rule has none, because it comes from an older version."""
         cluster, kind = self.server.cluster_label, 'kind="method"' if self.rule else ""
         series = select((self.rule or "podgpu_device_usage_method",), kind, self.server.match)
         keys = by("method", cluster, *(RULE_LABELS if self.rule else (*UUID_LABELS, "GPU_I_ID")))
@@ -170,9 +170,9 @@ class _RangeReader:
             self.notes.append(f"missing: methods of usage: {self.rule} was recorded by rules of an older version")
 
     async def _find_rule(self, start: float, end: float) -> str:
-        """Returns the coarsest recording rule that covers as much of the range as the counters, or an empty text.
+        """Returns the coarsest recording rule that covers the range (or the part of it with GPU metrics), or "".
 
-        The rules have no nodes, so they are not used for prices by node label, unless single GPUs are too many to read.
+        Rules do not contain nodes. If prices depend on node labels, a rule is used only if there are too many GPUs.
         """
         is_by_node = self.prices.label_names and self.state.fleet is None
         if self.query.by not in ("owner", "namespace") or is_by_node:
@@ -216,10 +216,10 @@ class _RangeReader:
         return dict(zip(queries, results, strict=True))
 
     def _increase(self, name: str, seconds: float) -> str:
-        """Returns a query for a counter's increase. `max` merges copies of an HA pair. `sum` adds a GPU's exporters."""
-        grown = f"increase({select((name,), self.server.match)}[{round(seconds)}s])"
+        """Returns a query for a counter's increase. `max` merges the series of an HA pair, `sum` those of exporters."""
+        increase = f"increase({select((name,), self.server.match)}[{round(seconds)}s])"
         keys = (self.server.cluster_label, *_HOLDER_KEYS)
-        return f"sum {by(*keys)} (max {by(*keys, 'job', 'instance')} ({grown}))"
+        return f"sum {by(*keys)} (max {by(*keys, 'job', 'instance')} ({increase}))"
 
     def _shares(self, seconds: float) -> str:
         shares = select(("podgpu_allocation_share_ratio",), self.server.match)
@@ -249,7 +249,7 @@ class _RangeReader:
     async def _read_accounts(
         self, parts: Iterable[_HolderPart], start: float, end: float
     ) -> dict[tuple[str, PodName], UsageAccount]:
-        """Returns an account with the owner and the label of each pod, by cluster and pod."""
+        """Returns a `UsageAccount` with the owner and the label of each pod, by cluster and pod."""
         window = f"{round(end - start)}s"
         pods: dict[str, set[PodName]] = defaultdict(set)
         for part in parts:
@@ -257,7 +257,7 @@ class _RangeReader:
                 pods[part.cluster].add((part.workload.namespace, part.workload.pod))
         label, accounts = self.query.label, {}
         labels = await self._read_labels(label, window, end) if label else {}
-        others = {} if self.rule else self.state.owners  # recording rules do not contain these owners
+        others = {} if self.rule else self.state.owners  # recording rules know only owners from kube-state-metrics
         for cluster, names in pods.items():
             owners: Mapping[PodName, WorkloadOwner] = {}
             if not label and self.query.by != "namespace":
@@ -297,7 +297,7 @@ class _RangeReader:
         }
         accounts = await self._read_accounts(billed, start, end)
         gpu_prices = await self._read_gpu_prices(prices, start, end)
-        seconds: dict[tuple[str, str, Prices], float] = defaultdict(float)  # of unallocated GPUs
+        seconds: dict[tuple[str, str, Prices], float] = defaultdict(float)  # of all GPUs; minus allocated time below
         joules: dict[tuple[str, str, Prices], float] = defaultdict(float)
         for sums, kind in ((seconds, "gpu_seconds"), (joules, "unattributed_energy")):
             for sample in found.get(kind, ()):

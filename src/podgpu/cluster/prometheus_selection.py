@@ -1,6 +1,6 @@
-"""Reads some of the nodes from Prometheus, if there are too many GPUs to read all of them in every round.
+"""Reads the nodes that a request selects from Prometheus. Used if there are too many GPUs to read in every round.
 
-Prometheus finds and sorts the nodes that have a GPU that matches a request. Then only their exporters' series are read.
+Prometheus finds and sorts the nodes with matching GPUs. podgpu then reads only the series of one page of these nodes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from podgpu.metrics.names import names_of
 
 PAGE_SIZE = 20  # nodes; VictoriaMetrics rejects queries of more than 16 KiB
 _TIMEOUT = 30.0
-_MAX_REQUESTS = 50  # different requests per round, because each of them loads Prometheus
+_MAX_REQUESTS = 50  # limit of different requests per round, to protect Prometheus
 _GPUS = names_of(TEMPERATURE)
 _HOLDERS = ("podgpu_allocation_info", *names_of(UTIL))
 _CONDITIONS = ("podgpu_device_condition_since_timestamp_seconds",)
@@ -85,7 +85,7 @@ class PrometheusSelection:
         self._results: dict[GpuQuery, asyncio.Task[PublishedState]] = {}
 
     async def __call__(self, query: GpuQuery) -> PublishedState:
-        """Raises SourceError."""
+        """Returns the nodes that match, and the totals of all nodes. Raises SourceError."""
         state = self._cluster.published.state
         if state is not self._state:
             self._state, self._results = state, {}
@@ -122,7 +122,7 @@ class PrometheusSelection:
         reading = collector.reading()
         if reading.outcomes[0].error and not reading.nodes:
             raise SourceError(reading.outcomes[0].error, reading.outcomes[0].message)
-        # Exporters of two clusters may have the same address.
+        # Exporters of two clusters may have the same address, so compare the cluster, too.
         nodes = tuple(node for node in reading.nodes if not node.cluster or (node.cluster, node.target) in targets)
         reading = replace(reading, nodes=nodes)
         selected = build_cluster_state(
@@ -132,7 +132,7 @@ class PrometheusSelection:
 
 
 async def _find_targets(client: PrometheusClient, server: PrometheusServer, query: GpuQuery) -> list[tuple[str, str]]:
-    """Returns cluster and address of the exporters that have a GPU that matches."""
+    """Returns the cluster and address of each exporter with a matching GPU, sorted as requested."""
     cluster, _, node = query.node.rpartition("/")
     cluster = query.cluster or cluster
     where = (f"{server.cluster_label}={quote(cluster)}" if cluster else "", server.match)
@@ -148,8 +148,8 @@ async def _find_targets(client: PrometheusClient, server: PrometheusServer, quer
 
 
 def _write_conditions(query: GpuQuery, node: str, server: PrometheusServer, where: Sequence[str], on_gpu: str) -> str:
-    """Returns PromQL that follows a query for GPUs and removes the GPUs that do not match."""
-    names = (  # value of a parameter, series and labels in which it is searched
+    """Returns PromQL to append to a query for GPUs. It keeps only the GPUs that match."""
+    names = (  # parameter, series and labels in which to search for it
         (node, _GPUS, server.node_labels),
         (query.gpu, _GPUS, UUID_LABELS),
         (query.model, _GPUS, MODEL_LABELS),

@@ -1,6 +1,6 @@
-"""GPU-hours, energy, cost and waste in a time range, by pod, owner, namespace or pod label, and summaries of pods.
+"""Computes GPU-hours, energy, cost and waste by pod, owner, namespace or pod label, and summaries of pods.
 
-`/api/v1/range` and `/api/v1/waste` return the same rows in a different order.
+`/api/v1/waste` returns the rows of `/api/v1/range`, sorted by waste and without unallocated GPUs.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _DIGITS = 4
 _JOULES_PER_KWH = 3_600_000
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "|", "%")
 _LONGEST = 8 * DAY  # samples are stored for this many seconds
-_SHORTEST = 900.0  # seconds: a hint needs at least this much history
+_SHORTEST = 900.0  # seconds; a pod that ran for a shorter time gets no hint
 _THROTTLING = ("thermal", "power_brake")
 _MIG_PARTS = ((1, 1), (2, 2), (3, 4), (4, 4))  # each MIG profile: sevenths of compute, eighths of memory
 _MIG_MODELS = ("A100", "H100", "H200", "GH200", "B200")
 _MAX_SHARE = 0.6  # a pod that needs a larger fraction of a GPU gets no hint
 _GIB = 1024**3
-# A span is the time when a pod held a GPU. If its node stopped answering, the span lasts until the node answers again.
+# Returns the times when a pod held a GPU. If the node was gone at the end, the time includes the outage.
 _SPANS = """
 SELECT span.started, iif(gone.gpu IS NULL, span.ended, gone.ended), owner_kind, owner_name
 FROM span JOIN account ON account.id = span.account
@@ -59,8 +59,8 @@ WHERE namespace = ? AND pod = ? ORDER BY span.started"""
 class RangeQuery(NamedTuple):
     by: str = "pod"  # pod, owner, namespace or label:NAME
     seconds: int = DAY
-    start: float | None = None  # Unix times; None for the last `seconds`
-    end: float | None = None
+    start: float | None = None  # Unix time; None: `seconds` before the end
+    end: float | None = None  # Unix time; None: now
     is_csv: bool = False
     order: Order = "cost"
 
@@ -83,8 +83,8 @@ class RangeFigures(msgspec.Struct, omit_defaults=True, kw_only=True):
     used_hours_min: float = 0.0
     used_hours_max: float = 0.0
     idle_hours: float = 0.0
-    unknown_hours: float = 0.0  # those of `allocated_hours` for which the use is unknown
-    waited_hours: float | None = None  # waiting for other workloads on a shared GPU; None if 0 or unknown
+    unknown_hours: float = 0.0  # hours of `allocated_hours` without known use
+    waited_hours: float | None = None  # time spent waiting for a shared GPU; None if 0 or unknown
     mean_use: float | None = None  # mean over the time for which the use is known
     energy_kwh: float | None = None
     cost: float | None = None
@@ -92,7 +92,7 @@ class RangeFigures(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class RangeRow(RangeFigures, kw_only=True):
-    """A row. The field `gpus` and all fields after it are current values, set only if the range ends now."""
+    """A row. `gpus` and the fields after it are current values. They are set only if the range ends now."""
 
     unallocated: bool = False
     cluster: str = ""
@@ -124,7 +124,7 @@ class RangeAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     prices: str = ""
     source: str = ""  # with Prometheus: name of the recording rule, or `counters`
     simulated: bool = False
-    methods: list[str] = []  # how the use is measured
+    methods: list[str] = []  # how the use of the GPUs was measured
     labels: list[str] = []  # names of the pod labels in the range
     notes: list[str] = []  # messages about missing data
     totals: RangeTotals
@@ -225,7 +225,7 @@ def make_range(
 def group_now(state: ClusterState, usage: Sequence[UsageSum], query: RangeQuery) -> dict[RowName, dict[str, Any]]:
     """Maps each row to its current values. A pod that has ended has 0 GPUs."""
     clusters = {one.cluster for one in usage}
-    cluster = clusters.pop() if len(clusters) == 1 else ""  # if there is only one, holders do not have its name
+    cluster = clusters.pop() if len(clusters) == 1 else ""  # with a single cluster, `part.cluster` is empty
     known = {(one.cluster, one.account[:5]): one for one in usage}
     groups: dict[RowName, list[HeldPart]] = {name_row(one, query): [] for one in usage if one.account != UNALLOCATED}
     parts = [(part, node.state.pod_labels) for node in state.nodes for part in node.held]
@@ -340,7 +340,7 @@ def utc_text(time: float) -> str:
 
 
 def encode_range_csv(answer: RangeAnswer) -> bytes:
-    """Writes CSV with the column names of FOCUS. Other columns begin with `x_`. Unknown values are empty."""
+    """Writes CSV with the columns of FOCUS (a format for bills). Other columns begin with `x_`. Unknown is empty."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(_make_cells(answer, RangeRow())), lineterminator="\r\n")
     writer.writeheader()
@@ -396,7 +396,7 @@ def _make_cells(answer: RangeAnswer, row: RangeRow) -> dict[str, Any]:
 
 
 class JobSummary(RangeFigures, kw_only=True):
-    """Unknown values are omitted from the JSON. Each peak is the maximum of the means over `step_seconds`."""
+    """Response of `/api/v1/summary`. Peaks are maxima of means over `step_seconds`. Unknown values are omitted."""
 
     api: str = msgspec.field(default_factory=lambda: "podgpu/v1")
     namespace: str
@@ -404,7 +404,7 @@ class JobSummary(RangeFigures, kw_only=True):
     owner: WorkloadOwner | None = None
     from_: float = msgspec.field(name="from")
     to: float | None = None  # None while the pod holds a GPU
-    duration_seconds: float  # for which the pod held a GPU, without pauses between runs
+    duration_seconds: float  # time for which the pod held a GPU
     gpus: int = 0
     nodes: tuple[str, ...] = ()
     peak_use: float | None = None
@@ -421,7 +421,7 @@ class JobSummary(RangeFigures, kw_only=True):
 class RecordedUsage:
     """Implements `UsageAnswers` with the history in SQLite, and provides `/api/v1/events` and `/api/v1/summary`.
 
-    The methods raise SourceError if history cannot be read.
+    All methods raise SourceError if the history cannot be read.
     """
 
     def __init__(self, recorder: HistoryRecorder, read_state: Callable[[], ClusterState]) -> None:
@@ -521,7 +521,7 @@ def _overlap(mark: Mark, history: PodHistory, end: float) -> float:
 
 
 def _hint(summary: JobSummary, p95: list[float], gpus: list[DeviceState]) -> str:
-    """Suggests fewer or smaller GPUs that fit the peak memory, and the use in 95 % of the time. May be empty."""
+    """Suggests fewer or smaller GPUs that suffice for the peak memory and the 95th percentile of use, or returns ""."""
     peak, total = summary.peak_memory_bytes, min((gpu.memory_total_bytes or 0 for gpu in gpus), default=0)
     if not p95 or peak is None or not total:
         return ""

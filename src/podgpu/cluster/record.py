@@ -24,9 +24,9 @@ from podgpu.history.recorder import HistoryRecorder
 from podgpu.history.store import Amounts, Figures, GpuSample, HistoryRound, HolderSample
 from podgpu.model import MJ, NS, DeviceState, HolderUsage, MigInstance, WorkloadKey
 
-_OWN_DIFFERENCE = 0.05  # if a sole holder's utilisation differs more from the GPU's, its own values are stored
-MAX_GPUS = 8000  # supported by the SQLite history; time and size were measured with 1,000 nodes of 8 GPUs
-_MAX_CELSIUS = 1000  # SQLite rejects larger integers than 64 bits, and the round of all nodes with them
+_OWN_DIFFERENCE = 0.05  # a sole holder's values are stored only if its utilisation differs more from the GPU's
+MAX_GPUS = 8000  # limit of the SQLite history; measured with 1,000 nodes of 8 GPUs
+_MAX_CELSIUS = 1000  # larger values are dropped; an integer above 64 bits would make SQLite reject the round
 LONGEST_GAP = 60.0  # seconds; a longer time between two rounds is not charged
 _PartKey = tuple[str, WorkloadKey]  # device key, holder
 
@@ -55,10 +55,7 @@ class RoundReader:
         return HistoryRound(self.wall(), [sample for node in state.nodes for sample in self._read_node(node, state)])
 
     def _read_node(self, node: NodeEntry, state: ClusterState) -> Iterator[GpuSample]:
-        """Skips GPUs without a UUID, because they cannot be told apart from GPUs of other nodes.
-
-        While a node is gone, its GPUs have no holders.
-        """
+        """Skips GPUs without a UUID, because it is their key in the history. If the node is gone, omits holders."""
         held = {} if node.gone else node.held_by_device()
         for gpu in node.gpus:
             users_joules = 0.0
@@ -94,7 +91,7 @@ class RoundReader:
         if own_figures and part.holder.usage is not None:
             figures = Figures(usage.utilization_ratio, usage.memory_used_bytes)
         counters = usage.busy_ns, usage.busy_min_ns, usage.busy_max_ns, usage.wait_ns, usage.energy_mj
-        seconds, growth = self._grow((part.device_key, part.holder.key), node, counters)
+        seconds, growth = self._measure_increase((part.device_key, part.holder.key), node, counters)
         amounts = Amounts()
         if seconds:
             busy, least, most, waited = (None if ns is None else ns / NS for ns in growth[:4])
@@ -140,20 +137,21 @@ class RoundReader:
         `users_joules`: energy charged to containers that use the GPU without holding it. It is subtracted.
         """
         counted = None if instance is not None or gpu.usage is None else gpu.usage.unattributed_energy_mj
-        seconds, [energy_mj] = self._grow((key_of(gpu, instance), ()), node, [counted])
+        seconds, [energy_mj] = self._measure_increase((key_of(gpu, instance), ()), node, [counted])
         joules = (energy_mj or 0) / MJ
         rest = max(0.0, device_part * seconds - sum(holder.amounts.allocated_seconds for holder in holders))
         if gpu.usage is None:
             joules = (gpu.power_mw or 0) / 1000 * rest
-        # The price of a MIG instance is for the whole instance.
+        # The price of a MIG instance is per instance, so its time is not scaled by its fraction of the GPU.
         charged = rest if instance is None else rest / device_part if device_part else 0.0
         return Amounts(rest, cost=(price or 0.0) * charged / 3600, energy_joules=max(0.0, joules - users_joules))
 
-    def _grow(self, key: _PartKey, node: NodeEntry, counters: Sequence[int | None]) -> tuple[float, list[int | None]]:
+    def _measure_increase(
+        self, key: _PartKey, node: NodeEntry, counters: Sequence[int | None]
+    ) -> tuple[float, list[int | None]]:
         """Returns the seconds and each counter's increase since the last round. After a long gap, these are 0 and None.
 
-        If the exporter has restarted since then, its counters started at 0, and everything since then is charged. Rates
-        (`UsageRates`) are unknown in this case, because the time since the restart is unknown.
+        If the exporter restarted, its counters restarted at 0, so their current values are the increase.
         """
         before = self._before.get(key)
         now = self._now[key] = _Read(node.read_at, node.state.exporter_id, counters)
@@ -211,7 +209,7 @@ def _describe_limit(state: ClusterState) -> Iterator[str]:
 def cluster_recorder(cluster: Cluster, directory: str = "") -> HistoryRecorder:
 
     def read_state() -> ClusterState | None:
-        return cluster.published.state if cluster.turns and cluster.published.state.nodes else None
+        return cluster.published.state if cluster.is_on_time and cluster.published.state.nodes else None
 
     gap = max(LONGEST_GAP, cluster.settings.stale_after)
     read_round = RoundReader(read_state, gap, cluster.clock.wall)

@@ -126,10 +126,10 @@ class ScrapeCollector:
     node_labels: Sequence[str] = NODE_LABELS
     read_owners: Callable[[], Owners] = dict
     read_node_labels: Callable[[], NodeLabels] = dict
-    read_notes: Callable[[], Iterable[str]] = tuple  # problems with the list of exporters and the owners
+    read_notes: Callable[[], Iterable[str]] = tuple  # returns problems with the list of exporters and with owners
     clock: Clock = field(default_factory=Clock)
     _targets: dict[str, ScrapeTarget] = field(default_factory=dict)  # by URL
-    _devices: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_CONCURRENCY))
+    _semaphore: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_CONCURRENCY))
     _session: aiohttp.ClientSession | None = None
 
     async def run_round(self) -> None:
@@ -137,7 +137,7 @@ class ScrapeCollector:
         for url in self.read_urls():
             try:
                 targets[url] = self._targets.get(url) or ScrapeTarget(url, self.access, self.timeout)
-            except UsageError as error:  # the address of a discovered endpoint
+            except UsageError as error:  # a discovered endpoint may have an invalid address
                 _url_log.warning("an exporter is not read: %s", error)
         self._targets = targets
         if self._session is None:
@@ -148,7 +148,7 @@ class ScrapeCollector:
                 group.create_task(self._read_target(target, self._session))
 
     async def _read_target(self, target: ScrapeTarget, session: aiohttp.ClientSession) -> None:
-        async with self._devices:
+        async with self._semaphore:
             started = self.clock.monotonic()
             reason, message = "", ""
             try:

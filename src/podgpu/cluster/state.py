@@ -1,7 +1,7 @@
 """Builds a `ClusterState` after each reading of all nodes, or for one exporter's own page.
 
 A state depends only on the readings and the previous state. The previous state provides the GPUs that disappeared, the
-exporter chosen for each node, and the idle times of holders if the exporter is not podgpu's.
+exporter chosen for each node, and (for exporters other than podgpu's) the idle times of holders.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class ClusterState:
 
     @property
     def used_ratio(self) -> float | None:
-        """Mean of --used-field over the GPUs in use. None if there is no data."""
+        """Mean of --used-field over the GPUs in use, from 0 to 1. None if there is no data."""
         used = self.used.get(CLUSTER)
         return None if used is None else used.mean / self.settings.full
 
@@ -225,7 +225,7 @@ def _complete(
     offset: float,
     owners: Owners | None = None,
 ) -> NodeEntry:
-    """Fills in `held`. If the node is gone, adds the condition `node_gone` to its GPUs."""
+    """Sets `held` and `prices`. If the node is gone, adds the condition `node_gone` to its GPUs."""
     if node.gone:
         condition = Condition(NODE_GONE, round(node.read_at + offset, 3))
         gpus = tuple(replace(gpu, conditions=(*gpu.conditions, condition)) for gpu in node.state.devices)
@@ -271,8 +271,8 @@ class _IdleTimes:
     """Determines how long each holder of a node has been idle.
 
     podgpu's exporter reports this time (see `Account.idle_streak_ns`). For other exporters, a holder is idle if its
-    utilisation (or its device's) is 0 and its busy time has not increased since the last reading. This shows probable
-    idle times; `UsageRates` counts only idle time that is proven, because it scales workloads to zero.
+    utilisation (or its device's) is 0 and its busy time has not increased since the last reading. These times are
+    estimates for display. To scale workloads to zero, `UsageRates` counts only proven idle time.
     """
 
     node: NodeEntry
@@ -352,7 +352,7 @@ def mean_by_scope(nodes: Iterable[NodeEntry], owners: Owners, settings: ViewSett
 def measured_devices(
     node: NodeEntry, settings: ViewSettings
 ) -> Iterator[tuple[DeviceState, MigInstance | None, float]]:
-    """Yields the devices that report --used-field, with its value. Skips a GPU if its MIG instances report it."""
+    """Yields each device with its value of --used-field. Skips a GPU if its MIG instances report the field."""
     for gpu in node.gpus:
         instances = [(instance, used_value(instance, settings)) for instance in gpu.instances if not instance.hidden]
         measured = [(instance, value) for instance, value in instances if value is not None]

@@ -164,7 +164,7 @@ class View(_JsonStruct, kw_only=True):
     idle_after_seconds: float | None = None
     currency: str = ""
     prices: str = ""
-    paged: bool = False  # there are too many GPUs to read all; `nodes` has only a page of the nodes that match
+    paged: bool = False  # there are too many GPUs to read all; `nodes` has one page of the matching nodes
     found: int | None = None  # number of nodes that match the request
     totals: Totals
     namespaces: list[NamespaceView]
@@ -282,7 +282,7 @@ def total_of(state: ClusterState) -> Totals:
 
 
 def _held_parts(state: ClusterState) -> Iterator[HeldPart]:
-    """Yields the parts of all GPUs. If there are too many to read, yields two parts per namespace and model."""
+    """Yields the shares of all holders. With fleet totals, yields a used and an idle share per namespace and model."""
     if state.fleet is None:
         yield from (part for node in state.nodes for part in node.held)
         return
@@ -345,22 +345,22 @@ def _make_gpu(gpu: DeviceState, held: Mapping[str, list[HeldPart]], prices: Pric
             slices=slices_of_profile(instance.profile),
             gpu_slices=slices_of_gpu(gpu.model),
             part=round(part, 6),
-            **_device_members(gpu, instance, held.get(key_of(gpu, instance), ()), prices),
+            **_device_fields(gpu, instance, held.get(key_of(gpu, instance), ()), prices),
         )
         for instance, part in divide_gpu(gpu)
         if instance is not None
     ]
-    members: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if not gpu.hidden:
-        members = _device_members(gpu, None, held.get(uuid, ()), prices)
-        members["power_watts"] = None if gpu.power_mw is None else round(gpu.power_mw / 1000, 1)
-        members["temperature_celsius"] = gpu.temperature_celsius
-        members["last_holders"] = gpu.last_holders
-    members["utilization_ratio"] = _rounded(gpu_utilization(gpu))
-    return GpuView(uuid=uuid, index=gpu.index, model=gpu.model, instances=instances, **members)
+        values = _device_fields(gpu, None, held.get(uuid, ()), prices)
+        values["power_watts"] = None if gpu.power_mw is None else round(gpu.power_mw / 1000, 1)
+        values["temperature_celsius"] = gpu.temperature_celsius
+        values["last_holders"] = gpu.last_holders
+    values["utilization_ratio"] = _rounded(gpu_utilization(gpu))
+    return GpuView(uuid=uuid, index=gpu.index, model=gpu.model, instances=instances, **values)
 
 
-def _device_members(
+def _device_fields(
     gpu: DeviceState, instance: MigInstance | None, held: Iterable[HeldPart], prices: Prices
 ) -> dict[str, Any]:
     device: GpuOrInstance = instance or gpu
@@ -519,7 +519,7 @@ def _make_fields(values: Mapping[str, Value], source: str, links_up: int | None)
 
 
 def _concerns(status: SourceStatus, gpu: DeviceState) -> bool:
-    """Returns False if the status belongs to a source that reads only another GPU."""
+    """Returns True if the source has a status and reads this GPU or the whole node."""
     if status.up is None:
         return False
     if status.device:

@@ -43,7 +43,7 @@ def cluster_application(
         return body_response(request, await cluster.metrics("metrics"), METRICS_HEADERS)
 
     async def node_metrics(request: web.Request) -> web.Response:
-        body = await cluster.metrics("nodes") if cluster.turns else NO_METRICS
+        body = await cluster.metrics("nodes") if cluster.is_on_time else NO_METRICS
         return body_response(request, body, METRICS_HEADERS)
 
     routes = [
@@ -77,7 +77,7 @@ def cluster_probes(cluster: Cluster) -> list[web.RouteDef]:
 
 def _is_live(cluster: Cluster) -> tuple[bool, str]:
     """Fails only if the loop is stuck, because a restart would not help against unreachable exporters."""
-    if not cluster.turns:
+    if not cluster.is_on_time:
         return False, "podgpu no longer reads the nodes: its loop is stuck\n"
     state = cluster.published.state
     alerts = (alert.text for alert in state.alerts)
@@ -89,6 +89,6 @@ def _is_live(cluster: Cluster) -> tuple[bool, str]:
 
 def _is_ready(cluster: Cluster) -> tuple[bool, str]:
     """Succeeds after the first attempt to read all nodes. If no exporter answered, the page shows the errors."""
-    if cluster.turns and cluster.has_results:
+    if cluster.is_on_time and cluster.has_results:
         return True, "OK\n"
     return False, "podgpu has not finished reading the nodes\n"

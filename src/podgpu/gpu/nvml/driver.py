@@ -1,6 +1,6 @@
-"""Makes all NVML calls, translates their errors, and reads one device: its MIG instances, processes and fields.
+"""Calls NVML, and reads the MIG instances, processes and fields of a device.
 
-`metrics/fields.csv` defines which NVML call reads each field. Fields that use the same call are read together.
+`metrics/fields.csv` defines the NVML call for each field. Fields with the same call are read together.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Key = TypeVar("Key", bound=Hashable)
 _UNSUPPORTED = {
     pynvml.NVML_ERROR_NOT_SUPPORTED: "not_supported",
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: "not_supported",
-    pynvml.NVML_ERROR_INVALID_ARGUMENT: "not_supported",  # returned, for example, for a missing fan
+    pynvml.NVML_ERROR_INVALID_ARGUMENT: "not_supported",  # for example, the GPU has no fan
     pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: "not_supported",
     pynvml.NVML_ERROR_DEPRECATED: "not_supported",
     pynvml.NVML_ERROR_NO_PERMISSION: "no_permission",
@@ -66,19 +66,19 @@ class VersionMismatch(StartError):
 
 class NvmlDriver:
     def __init__(self, nvml: Any = pynvml) -> None:
-        """`nvml`: the pynvml module, or an object with its functions (see simulate/driver.py)."""
+        """`nvml`: the pynvml module, or an object with the same functions (see simulate/driver.py)."""
         self._nvml = nvml
         self._lock = DriverLock("the driver")
         self.hold = self._lock.hold
-        """Context manager around every group of calls, so that `close` does not shut NVML down during a call."""
+        """Context manager for calls. It prevents `close` from shutting NVML down during a call."""
 
     def open(self) -> None:
-        """Initializes NVML if it is not open. Raises DriverGone or VersionMismatch."""
+        """Initializes NVML, unless it is open. Raises DriverGone or VersionMismatch."""
         self._lock.open(partial(self.call, "nvmlInit"))
 
     def close(self, wait: float, free: Callable[[], None] = lambda: None) -> bool:
-        """Calls `free`, then shuts NVML down. If a call does not return within `wait` seconds, returns False and leaves
-        NVML open."""
+        """Calls `free`, then shuts NVML down. If another call does not return within `wait` seconds, leaves NVML open
+        and returns False."""
 
         def stop() -> None:
             for step in (free, partial(self.call, "nvmlShutdown")):
@@ -93,7 +93,7 @@ class NvmlDriver:
     def call(self, function: str, *arguments: Any, attempts: int = 4) -> Any:
         """Calls an NVML function. Raises Unsupported, DeviceLost, DriverGone, VersionMismatch or SourceError.
 
-        Retries if a list grew after pynvml read its length.
+        Retries if a list became longer after pynvml had read its length.
         """
         try:
             return self._call(function, *arguments)
@@ -122,7 +122,7 @@ class NvmlDriver:
 
 
 def translate(code: int, function: str) -> SourceError | StartError:
-    """Converts NVML's return code to one of our errors."""
+    """Converts NVML's return code to an exception. `function`: the NVML function that failed."""
     text = str(pynvml.NVMLError(code))
     if code in _UNSUPPORTED:
         return Unsupported(f"{function}: {text}", _UNSUPPORTED[code])
@@ -140,27 +140,27 @@ def translate(code: int, function: str) -> SourceError | StartError:
 
 
 class CallGuard(Generic[Key]):
-    """Collects the errors of one reading, so that a failed call affects only the values that depend on it.
+    """Collects the errors of one reading, so that a failed call affects only its own values.
 
-    `Key` identifies a value: the id of a field, or the name of a function.
+    A value is identified by a `Key`: the id of a field, or the name of a function.
     """
 
     def __init__(self, unsupported: Iterable[Key] = ()) -> None:
         self.unsupported: set[Key] = set(unsupported)
-        """Values that the GPU does not have. They are not read again."""
+        """Values that the GPU does not support. They are not read again."""
         self.errors: list[str] = []
-        """Reason words of failed calls."""
+        """Reasons of the calls that failed."""
         self.dropped: list[Key] = []
-        """Values that were rejected: special codes, NaN and impossible values."""
+        """Values that were invalid: special codes, NaN and impossible values."""
 
     def begin(self) -> None:
-        """Starts a new reading."""
+        """Clears the errors of the last reading."""
         self.errors.clear()
         self.dropped.clear()
 
     @contextmanager
     def catch(self, *keys: Key) -> Iterator[None]:
-        """Records errors of the enclosed calls under these keys. DeviceLost and DriverGone are re-raised."""
+        """Collects errors of the enclosed calls, which read the values `keys`. Re-raises DeviceLost and DriverGone."""
         try:
             yield
         except Unsupported:
@@ -172,12 +172,12 @@ class CallGuard(Generic[Key]):
 
 
 def handle_address(handle: Any) -> int | None:
-    """Returns the pointer in a handle, to compare handles: pynvml creates several handle objects for the same GPU."""
+    """Returns the pointer in a handle. It identifies the GPU, but pynvml creates several handles for the same GPU."""
     return ctypes.cast(handle, ctypes.c_void_p).value
 
 
 def parse_instance_id(gi_id: int) -> int | None:
-    """Converts NVML's GPU instance id. Returns None for the special value that means the whole GPU."""
+    """Returns the GPU instance id, or None if NVML's value stands for the whole GPU."""
     return None if gi_id == _NO_INSTANCE else gi_id
 
 
@@ -192,11 +192,11 @@ class DeviceHandle:
 
     device: Device
     handle: Any = field(compare=False, hash=False)
-    """For an instance, the handle of one of its MIG devices. It returns the memory of the whole instance."""
+    """For a MIG instance, the handle of one of its MIG devices. NVML returns the instance's memory for each of them."""
 
 
 def open_gpu(driver: NvmlDriver, index: int) -> DeviceHandle:
-    """Returns the GPU with this index. Raises SourceError."""
+    """Returns the GPU with this index. Raises SourceError if it cannot be opened."""
     handle = driver.call("nvmlDeviceGetHandleByIndex", index)
     minor: int | None = None
     with suppress(Unsupported):
@@ -219,13 +219,13 @@ def list_instances(driver: NvmlDriver, gpu: DeviceHandle) -> list[DeviceHandle]:
             mig = driver.call("nvmlDeviceGetMigDeviceHandleByIndex", gpu.handle, slot)
         except SourceError as e:
             if e.reason == "not_found" or isinstance(e, Unsupported):
-                continue  # an empty slot; older drivers return INVALID_ARGUMENT
+                continue  # no MIG device has this index; older drivers then return INVALID_ARGUMENT
             raise
         gi_id = driver.call("nvmlDeviceGetGpuInstanceId", mig)
         name = driver.call("nvmlDeviceGetName", mig)
         profile = _PROFILE.search(name)
         device = replace(gpu.device, gi_id=gi_id, profile=profile[1] if profile else name)
-        known = instances.get(gi_id, DeviceHandle(device, mig))  # an instance may have several compute instances
+        known = instances.get(gi_id, DeviceHandle(device, mig))  # it may have several compute instances
         mig_uuids = (*known.device.mig_uuids, driver.call("nvmlDeviceGetUUID", mig))
         instances[gi_id] = replace(known, device=replace(known.device, mig_uuids=mig_uuids))
     return [instances[gi_id] for gi_id in sorted(instances)]
@@ -233,18 +233,15 @@ def list_instances(driver: NvmlDriver, gpu: DeviceHandle) -> list[DeviceHandle]:
 
 # Processes
 
-# Function names have a version, because pynvml's unversioned functions raise other exceptions with older drivers.
+# Uses versioned names, because pynvml's unversioned functions raise other exceptions with older drivers.
 _LISTS = tuple(f"nvmlDeviceGet{kind}RunningProcesses_v3" for kind in ("Compute", "MPSCompute", "Graphics"))
 _NOT_AVAILABLE = 0xFFFFFFFFFFFFFFFF
 MAX_PID = 1 << 22
-"""Linux's PID_MAX_LIMIT. Larger numbers are uninitialized memory of the driver."""
+"""Linux's PID_MAX_LIMIT. Larger pids are ignored, because they are uninitialized memory of the driver."""
 
 
 def list_processes(driver: NvmlDriver, layout: Sequence[DeviceHandle]) -> tuple[ProcessUsage, ...]:
-    """Lists the processes on a GPU and its instances.
-
-    Raises Unsupported if the driver provides no list at all, SourceError if a call fails.
-    """
+    """Lists the processes on a GPU and its MIG instances. Raises Unsupported or SourceError."""
     gpu, *instances = layout
     targets = [(gpu.handle, gpu.device.uuid)]
     for instance in instances:
@@ -264,7 +261,7 @@ def list_processes(driver: NvmlDriver, layout: Sequence[DeviceHandle]) -> tuple[
             mps = "MPS" in function
             usages += [_parse(gpu.device.uuid, key, entry, mps) for entry in entries if 0 < entry.pid <= MAX_PID]
             if entries and target is gpu.handle:
-                break  # for a privileged caller, the GPU's list already contains the processes of its MIG devices
+                break  # the GPU's list, visible with privileges, already contains the processes of its MIG devices
     if len(refusals) == len(_LISTS) * len(targets):
         raise Unsupported(f"NVML lists no processes on {gpu.device.uuid}", refusals[0].reason)
     return _deduplicate(usages)
@@ -277,8 +274,7 @@ def _parse(gpu: str, key: str, entry: Any, mps: bool) -> ProcessUsage:
 
 
 def _deduplicate(usages: Iterable[ProcessUsage]) -> tuple[ProcessUsage, ...]:
-    """Merges entries of the same process. An MPS client, or a process with compute and graphics, is in two lists. Each
-    entry reports the memory of the whole process."""
+    """Merges entries of the same process, which can be in two lists. Each entry has the memory of the whole process."""
     merged: dict[tuple[str, int], ProcessUsage] = {}
     for usage in usages:
         key = (usage.device, usage.pid)
@@ -292,12 +288,12 @@ def _deduplicate(usages: Iterable[ProcessUsage]) -> tuple[ProcessUsage, ...]:
 
 _VALUE_MEMBERS = dict(enumerate(("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")))
 MIN_GPM_SECONDS = 0.1
-"""NVML requires at least 100 ms between two GPM samples."""
+"""Minimum time between two GPM samples that NVML allows."""
 
 
 @dataclass(eq=False)
 class GpmSampler:
-    """Reads profiling metrics (GPM) of one GPU or GPU instance, as means between two samples. Needs Hopper or later."""
+    """Reads profiling metrics (GPM) of a GPU or MIG instance as means between two samples. Needs Hopper or later."""
 
     _driver: NvmlDriver
     _gpu: Any  # handle of the physical GPU
@@ -306,9 +302,9 @@ class GpmSampler:
     last_at: float | None = None  # time of the last sample
 
     def read(self, metrics: Sequence[int], now: float) -> dict[int, tuple[int, float]]:
-        """Returns (NVML return code, percent or MiB/s) per metric, as means since the last call.
+        """Returns NVML's return code and the mean since the last call, for each metric.
 
-        The first call returns an empty dict.
+        The unit is percent or MiB/s. The first call returns an empty dict.
         """
         if self.last_at is not None and now - self.last_at < MIN_GPM_SECONDS:
             return {}
@@ -344,7 +340,7 @@ class GpmSampler:
 
 @dataclass(eq=False)
 class DevicePlan:
-    """Reads a set of fields of one GPU or MIG device. Fields that are not supported are not read again."""
+    """Reads some fields of one GPU or MIG device. Does not read unsupported fields again."""
 
     _driver: NvmlDriver
     _handle: Any
@@ -353,16 +349,16 @@ class DevicePlan:
     _values: dict[int, Value] = field(default_factory=dict)
     _once: dict[int, Value] = field(default_factory=dict)
     _groups: dict[object, list[tuple[Field, Any]]] = field(default_factory=dict)
-    """Fields by call, without those that need none."""
-    _grouped: tuple[int, int] | None = None  # numbers of unsupported and constant fields in `_groups`
+    """Fields to read, grouped by NVML call."""
+    _grouped: tuple[int, int] | None = None  # numbers of unsupported and of constant fields when `_groups` was built
     _totals: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """Field id -> time and value of the last reading, for rates."""
+    """Time and value of the last reading by field id, used to compute rates."""
 
     def __post_init__(self) -> None:
         self.guard = CallGuard(wanted.id for wanted in self._fields if wanted.recipe is None)
 
     def read(self, now: float) -> dict[int, Value]:
-        """Returns values by field id. Raises DeviceLost or DriverGone; other errors affect only their fields."""
+        """Returns values by field id. Raises DeviceLost or DriverGone. Other errors are recorded in `guard`."""
         self.guard.begin()
         self._values = dict(self._once)
         if self._grouped != (len(self.guard.unsupported), len(self._once)):
@@ -402,7 +398,7 @@ class DevicePlan:
             try:
                 value = getattr(answer, recipe.member) if recipe.member else answer
             except AttributeError:
-                self.guard.unsupported.add(wanted.id)  # an older driver returns a smaller structure without this value
+                self.guard.unsupported.add(wanted.id)  # older drivers return a smaller structure
                 continue
             self._accept(wanted, value if recipe.element is None else value[recipe.element])
 
@@ -420,7 +416,7 @@ class DevicePlan:
                     self._accept(wanted, rate)
 
     def _compute_rate(self, field_id: int, total: float, now: float) -> float | None:
-        """Returns the increase per second. Returns None on the first call and after the counter was reset."""
+        """Returns the counter's increase per second, or None for the first reading and after a reset."""
         before = self._totals.get(field_id)
         self._totals[field_id] = (now, total)
         if before is None or now <= before[0] or total < before[1]:

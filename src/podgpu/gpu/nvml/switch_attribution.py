@@ -1,8 +1,8 @@
 """Decodes the driver's context-switch log and computes how long each process kept the GPU busy.
 
-A `Period` is the time from a context's switch-in to its next save. It begins with work. When the work ends, the context
-stays resident, but idle, until another context has work. `BusyShareModel` estimates how much of each period was work.
-All times are nanoseconds of the GPU's clock. This module does no input or output.
+A context is resident from its switch-in until it is saved. This time is a `Period`. It begins with work. When the work
+ends, the context stays resident, but idle, until another context has work. `BusyShareModel` estimates how long a
+context worked. All times are in nanoseconds of the GPU's clock. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from itertools import pairwise
 from typing import NamedTuple
 
 RECORD = struct.Struct("<HHIBBHIIHBBQ")
-"""type, subtype, vardata, tag, vmid, sequence number, context, pid, reserved, GPU instance, compute instance, time"""
+"""Type, subtype, vardata, tag, vmid, sequence number, context, pid, reserved, GPU instance, compute instance, time."""
 FECS_RECORD = 2
 SWITCHED_IN = 6
 SAVED = 7
 HIDDEN_PID = 0
-"""The log contains this pid for processes of other users if podgpu has no CAP_SYS_ADMIN."""
+"""Pid in the log for processes of other users if podgpu has no CAP_SYS_ADMIN."""
 KERNEL_PID = 0xFFFFFFFF
 WHOLE_GPU = 255
 _NUMBERS = 1 << 16
 _MAX_SWITCH_NS = 1_000_000
-"""A switch takes 80 to 90 µs on an H200. In a longer pause, no context was resident."""
+"""If a context is switched in later than this after the last save, it is unknown what ran in between. A switch takes
+80 to 90 µs on an H200."""
 
 
 class SwitchLogError(Exception):
-    """The log is missing, broken or inconsistent. `reason` becomes the label value in metrics."""
+    """The log is missing, broken or inconsistent. `reason` is a label value in metrics."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -42,18 +43,18 @@ class SwitchLogError(Exception):
 # Records
 
 Switch = tuple[bool, int, int, int, int]
-"""(True if switched in, False if saved; pid; time; GPU instance, `WHOLE_GPU` without MIG; compute instance).
-A plain tuple, because there are thousands per second."""
+"""True if switched in and False if saved, pid, time, GPU instance (`WHOLE_GPU` without MIG), compute instance.
+A plain tuple is faster than a class, and there are thousands of switches per second."""
 
 
 class RecordDecoder:
-    """Decodes the log of one GPU chunk by chunk. All engines of a GPU share one sequence of record numbers."""
+    """Decodes the log of one GPU in chunks. Checks that no record is missing between chunks."""
 
     def __init__(self) -> None:
         self._next: int | None = None
 
     def decode(self, chunk: bytes) -> Iterator[Switch]:
-        """Yields the switches; the caller must read them all. Raises SwitchLogError for missing or unknown records."""
+        """Yields all switches of a chunk. Raises SwitchLogError if a record is missing or unknown."""
         if len(chunk) % RECORD.size:
             raise SwitchLogError("bad_record", f"the context-switch log ends within a record ({len(chunk)} bytes)")
         expected = self._next
@@ -69,10 +70,7 @@ class RecordDecoder:
 
 
 class Period(NamedTuple):
-    """One period in which a process was resident on the engine, clipped to one time window (`since` to `until`).
-
-    `began` is the start of the period, which may be before the window.
-    """
+    """A period in which a process was resident, from `since` to `until` within one window. It may have begun before."""
 
     pid: int
     began: int
@@ -82,24 +80,24 @@ class Period(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SwitchCosts:
-    """Durations in nanoseconds, measured for one architecture; 0 if not measured."""
+    """Durations in nanoseconds, measured for one GPU architecture. 0 if not measured."""
 
     lead: int = 0
-    """Time in each residency for restoring and saving the context. No work is done in this time."""
+    """Time without work in each period, because the context is restored or saved."""
     slice_work: int = 0
-    """Work done in a residency that lasted a whole time slice."""
+    """Time of work in a period that lasted a whole time slice."""
 
 
 @dataclass(frozen=True)
 class Residency:
-    """All `Period`s within one window. Their durations plus `switching` and `unknown` add up to the window's length."""
+    """The periods in one time window. Their lengths plus `switching` and `unknown` add up to the window's length."""
 
     since: int
     until: int
     periods: Sequence[Period] = ()
     switching: int = 0
     unknown: int = 0
-    """Time in which the resident process is unknown: before the first switch, or after a context was destroyed."""
+    """Time in which it is unknown which process was resident, for example before the first switch."""
     costs: SwitchCosts = SwitchCosts()
 
     @property
@@ -108,7 +106,7 @@ class Residency:
 
     @cached_property
     def resident(self) -> dict[int, int]:
-        """Pid -> nanoseconds of residency."""
+        """Nanoseconds in which each process was resident, by pid."""
         resident: dict[int, int] = {}
         for pid, _, since, until in self.periods:
             resident[pid] = resident.get(pid, 0) + until - since
@@ -116,32 +114,32 @@ class Residency:
 
     @cached_property
     def lengths(self) -> list[int]:
-        """Durations of all residency periods within the window, sorted."""
+        """Lengths of all periods within the window, sorted."""
         return sorted(until - since for _, _, since, until in self.periods)
 
     def measure_up_to(self, duration: float) -> float:
-        """Returns the total residency, counting at most `duration` of each period."""
+        """Returns the total length of the periods. Counts at most `duration` of each period."""
         place = bisect_right(self.lengths, duration)
         return sum(self.lengths[:place]) + duration * (len(self.lengths) - place)
 
 
 @dataclass(slots=True)
 class Timeline:
-    """Residency on one engine, window by window. The first resident is unknown until the first switch."""
+    """Collects the switches on one engine, and returns the residency of each time window."""
 
     now: int
     costs: SwitchCosts = SwitchCosts()
     _times: array[int] = field(default_factory=partial(array, "Q"))
-    """Times of the switches after the last window. An array saves memory: there may be 10,000 switches per second."""
+    """Times of the switches since the last window. Arrays save memory, as there may be 10,000 switches per second."""
     _pids: array[int] = field(default_factory=partial(array, "q"))
-    """For each switch the pid if the process was switched in, `~pid` if it was saved."""
+    """For each switch, the pid of the process that was switched in, or `~pid` if the process was saved."""
     _last: tuple[bool, int, int] | None = None
     _resident: tuple[int, int] | None = None
     """Pid and switch-in time of the resident process."""
     _saved_at: int = -_MAX_SWITCH_NS
 
     def add(self, switched_in: bool, pid: int, timestamp: int) -> None:
-        """Adds a switch. Raises SwitchLogError if it contradicts the previous one."""
+        """Adds a switch. Raises SwitchLogError if it contradicts the previous switch."""
         if self._last is not None:
             was_switched_in, last_pid, last_timestamp = self._last
             is_alternating = was_switched_in != switched_in and (switched_in or last_pid == pid)
@@ -194,35 +192,35 @@ class Timeline:
 # Attribution
 
 AGE_EDGES = (0, *(round(250_000 * 2 ** (step / 4)) for step in range(41)))
-"""Lower bounds of the age classes: 0, 0.25 ms, then four per doubling to 256 ms. Age is the time since the
+"""Lower bounds of the age classes, from 0.25 ms to 256 ms with four classes per doubling. Age is the time since the
 switch-in."""
 _WIDTHS = tuple(following - edge for edge, following in pairwise(AGE_EDGES))
 _CLASSES = len(AGE_EDGES)
 _LONG_NS = 2_400_000
-"""Longer than a time slice (2.1 ms on an H200) plus saving. A longer residency means that no other context had work."""
+"""A time slice (2.1 ms on an H200) plus the time for saving. In a longer period, no other context had work at first."""
 MAX_SAVE_NS = 110_000
-"""Upper bound: saving a context that was preempted takes 49 to 102 µs longer than saving an idle one (H200)."""
+"""Maximum extra time for saving a preempted context instead of an idle one. 49 to 102 µs were measured on an H200."""
 _MEAN_SAVE_NS = 37_000
-"""Half of the mean extra time. Used for residencies longer than a slice, because it is unknown whether the context was
-preempted or yielded."""
+"""Half of the mean extra time. Used for periods longer than a slice, because it is unknown whether the context was
+preempted."""
 _YOUNG_SHARE = 0.95
-"""Busy share that is assumed for the youngest age class if it has no samples. A context is switched in because it has
-work."""
+"""Busy share that is assumed for the youngest age class without samples. It is high, because a context is switched in
+when it has work."""
 _PRIOR_WEIGHT = 0.125
-"""Weight of the assumed busy share, relative to one sample."""
+"""Weight of the assumed busy share. A sample has the weight 1."""
 _SAMPLED_PERIOD_NS = 250_000_000
-"""A residency of this length contains about four samples, which are more accurate than the learnt shares."""
+"""In longer periods, samples are used instead of learnt shares, because such a period has at least four samples."""
 _SAMPLE_REACH_NS = 60_000_000
-"""A sample is used for at most this long before and after it, and only where no other sample is nearer."""
+"""A sample is valid for at most this long before and after it, and only where no other sample is nearer."""
 _SAMPLE_UNCERTAINTY = 0.1
-"""Uncertainty of time that is covered by a sample. For learnt shares, the uncertainty is `share * (1 - share)`."""
+"""Uncertainty of a busy time that comes from a sample. The uncertainty of a learnt share is `share * (1 - share)`."""
 _HALF_LIFE_NS = 60 * 10**9
-"""Half-life of the weight of past samples."""
+"""The weight of a sample halves in this time."""
 
 BusySample = tuple[int, bool]
-"""Time of the sample, and True if the engine was busy."""
+"""Time, and True if the engine was busy."""
 _Kind = tuple[int, bool]
-"""Pid, and True for residencies longer than a time slice. Most residencies that long end with idle time."""
+"""Pid, and True for periods longer than a time slice. Most of these periods end with idle time."""
 
 
 def _kind(pid: int, age: int) -> _Kind:
@@ -235,7 +233,7 @@ def _age_class(age: int) -> int:
 
 @dataclass(slots=True)
 class _AgeSamples:
-    """Weighted number of samples for one `_Kind`, by age class: all samples (`seen`), and those that were `busy`."""
+    """Weighted numbers of all samples (`seen`) and of `busy` samples, for one `_Kind`, by age class."""
 
     seen: list[float] = field(default_factory=lambda: [0.0] * _CLASSES)
     busy: list[float] = field(default_factory=lambda: [0.0] * _CLASSES)
@@ -257,12 +255,12 @@ class _AgeSamples:
 
 @dataclass(slots=True)
 class _Ages:
-    """Residency times of one `_Kind` in one window, from which `compute_resident` derives the time per age class."""
+    """Computes the resident time per age class, for one `_Kind` in one window."""
 
     ended: list[int] = field(default_factory=lambda: [0] * _CLASSES)
-    """Per age class: periods that ended in it, minus periods that were in it at the start of the window."""
+    """By age class: number of periods that ended in the class, minus periods that began the window in it."""
     past_edge: list[int] = field(default_factory=lambda: [0] * _CLASSES)
-    """Per age class: sum of (age - lower bound of the class) over the periods in `ended`, with the same sign."""
+    """By age class: sum of the times that the periods in `ended` spent in the class, with the same sign."""
 
     def add(self, age: int, periods: int = 1) -> None:
         age_class = _age_class(age)
@@ -270,8 +268,8 @@ class _Ages:
         self.past_edge[age_class] += periods * (age - AGE_EDGES[age_class])
 
     def compute_resident(self) -> list[int]:
-        """Returns the resident nanoseconds per age class. A period that lasted longer adds the full width of the class.
-        A period that ended in the class adds the time up to its end."""
+        """Returns the resident nanoseconds by age class. A period adds the full width of each class that it passed,
+        and the time until its end to the class in which it ended."""
         older = sum(self.ended)
         figures = []
         for width, ended, past_edge in zip((*_WIDTHS, 0), self.ended, self.past_edge, strict=True):
@@ -281,11 +279,11 @@ class _Ages:
 
 
 class BusyShareModel:
-    """Estimates the busy time of each process from samples of whether the engine is busy.
+    """Estimates the busy time of each process from samples that show whether the engine is busy.
 
-    A context is busy when it is switched in, and becomes idle later. So the model learns the busy share of each process
-    by the time since the switch-in, separately for periods longer than a time slice. If a period contains several
-    samples, these are used instead of the learnt shares. The estimates are then fitted to the device's busy time.
+    A context is busy when it is switched in, and idle later. So the model learns how the busy share of each process
+    depends on the time since the switch-in (the age). Periods longer than a time slice are learnt separately. If a
+    period contains several samples, they are used instead. Finally, the estimates are fitted to the device's busy time.
     """
 
     def __init__(self) -> None:
@@ -307,9 +305,9 @@ class BusyShareModel:
                 history.busy[age_class] += busy
 
     def estimate(self, residency: Residency, busy: int, samples: Sequence[BusySample] = ()) -> dict[int, int]:
-        """Divides `busy` among the processes. No process gets more than its residency; the remainder is unattributed.
+        """Divides the device's `busy` time among the processes. `samples`: samples in this window.
 
-        `samples`: samples of this window.
+        No process gets more than its resident time. The rest of `busy` is not attributed.
         """
         seen = sum(sum(history.seen) for history in self._samples.values())
         overall = (sum(sum(history.busy) for history in self._samples.values()) + 1.0) / (seen + 1.0)
@@ -340,7 +338,7 @@ class BusyShareModel:
 
 
 def _find_periods(residency: Residency, samples: Iterable[BusySample]) -> Iterator[Period | None]:
-    """Yields for each sample the residency that contains it, or None if the sample was taken during a switch."""
+    """Yields the period that contains each sample, or None if the sample was taken during a switch."""
     begins = [period.since for period in residency.periods]
     for moment, _ in samples:
         place = bisect_right(begins, moment) - 1
@@ -348,9 +346,9 @@ def _find_periods(residency: Residency, samples: Iterable[BusySample]) -> Iterat
 
 
 def _sampled_parts(residency: Residency, samples: Iterable[BusySample]) -> Iterator[tuple[Period, int, int, bool]]:
-    """Splits long residencies into intervals around their samples. Yields period, begin, end and the sample's value.
+    """Splits long periods into intervals around their samples. Yields period, begin, end and the sample's value.
 
-    An interval extends equally far before and after its sample, so that the mean is unbiased for any pattern of work.
+    An interval extends equally far before and after its sample, so that the mean is unbiased.
     """
     ordered = sorted(samples)
     middles = [(before + after) // 2 for (before, _), (after, _) in pairwise(ordered)]
@@ -362,10 +360,10 @@ def _sampled_parts(residency: Residency, samples: Iterable[BusySample]) -> Itera
 
 
 def estimate_without_samples(residency: Residency, busy: int) -> dict[int, int]:
-    """Divides `busy` among the processes if there are no samples, only residencies.
+    """Divides the device's `busy` time among the processes if there are no samples.
 
-    Assumes that each residency is busy for the same time from its start, or until its end if it is shorter. This is
-    more accurate than dividing in proportion to residency (H200 traces: error of 2.7 instead of 3.7 points).
+    Assumes that each period begins with the same time of work. Shorter periods are completely busy. This is more
+    accurate than a division in proportion to resident time (H200 traces: error of 2.7 instead of 3.7 points).
     """
     lengths = residency.lengths
     share = min(1.0, max(0, busy) / max(1, sum(lengths)))
@@ -383,18 +381,18 @@ def estimate_without_samples(residency: Residency, busy: int) -> dict[int, int]:
 
 
 def compute_max_saving(residency: Residency) -> dict[int, int]:
-    """Returns an upper bound by pid: the time for saving contexts if every process had worked until its slice ended."""
+    """Returns the maximum extra time for saving contexts, by pid. Assumes that every process was preempted."""
     return _compute_saving(residency, lambda _pid, _age: 1.0, MAX_SAVE_NS)
 
 
 def _compute_saving(
     residency: Residency, share_at: Callable[[int, int], float], past_slice: int = _MEAN_SAVE_NS
 ) -> dict[int, int]:
-    """Returns the extra time spent on saving preempted contexts, by pid.
+    """Returns the extra time for saving preempted contexts, by pid.
 
-    A context is preempted only at the end of its time slice; before that it yields. If it is preempted, the time beyond
-    the slice is saving time. `share_at(pid, age)`: probability that the process is busy at that age. `past_slice`: time
-    that is assumed for residencies longer than a slice.
+    A context is preempted at the end of its time slice if it still has work. The time beyond the slice is then saving
+    time. `share_at(pid, age)`: probability that the process is busy at that age. `past_slice`: assumed saving time for
+    periods longer than a slice.
     """
     result: dict[int, int] = {}
     if slice_work := residency.costs.slice_work:
@@ -407,8 +405,8 @@ def _compute_saving(
 
 
 def _make_non_increasing(figures: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """Returns the nearest non-increasing sequence. A context works first and is idle later, so an increase is noise."""
-    levels: list[tuple[float, float, int]] = []  # mean, weight, and number of entries that it covers
+    """Returns the nearest non-increasing sequence. Contexts work first and are idle later, so an increase is noise."""
+    levels: list[tuple[float, float, int]] = []  # mean, weight and number of figures
     for figure, weight in zip(figures, weights, strict=True):
         level = figure, weight, 1
         while levels and levels[-1][0] < level[0]:
@@ -423,9 +421,9 @@ def _make_non_increasing(figures: Sequence[float], weights: Sequence[float]) -> 
 def _fit(
     busy: int, estimates: Mapping[int, float], uncertainty: Mapping[int, float], resident: Mapping[int, int]
 ) -> dict[int, int]:
-    """Adjusts the estimates so that their sum is `busy`. An uncertain estimate changes more than a certain one.
+    """Adjusts the estimates so that their sum is `busy`. Uncertain estimates change more than certain ones.
 
-    No process gets more time than it was resident.
+    No process gets more than its resident time.
     """
     figures = dict(estimates)
     free = {pid for pid in figures if uncertainty[pid] > 0}

@@ -1,7 +1,7 @@
-"""Reads the context-switch log of one GPU through ioctls of the kernel driver's resource manager.
+"""Reads the context-switch log of one GPU through ioctls of NVIDIA's kernel driver.
 
-All ioctls of podgpu are in this module. For safety, parameters that could harm the kernel are constants, and registers
-are only read. The layouts are from NVIDIA's open kernel modules 550 to 595.
+Only this module uses ioctls. For safety, parameters that could harm the kernel are constants, and registers are only
+read. The layouts of the structures are from NVIDIA's open kernel modules 550 to 595.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ _UPDATE_GET: Final = 0x90CD0102
 _FLUSH: Final = 0x90CD0104
 
 _RECORDS: Final = 32768
-"""Capacity of the log: enough for 3 seconds at 5,000 switches per second. Needs 1 MiB of contiguous memory."""
+"""Capacity of the log. It is full after 3 seconds at 5,000 switches per second. Needs 1 MiB of contiguous memory."""
 _HEADER_BYTES: Final = 4096
 _HEADER = struct.Struct("<IIQQQ")
-"""Fields of the header: get, put, count, records dropped since the last update of get, dropped variable data."""
+"""Header: position to read (get), position to write (put), count, records dropped since the last reading, unused."""
 _PAYLOAD_BYTES: Final = 24
 _PADDING: Final = 512
-"""Zero bytes appended to the parameters, because the kernel may copy more bytes: the size of its own structure."""
+"""Number of zero bytes after the parameters. The kernel copies more bytes if its own structure is larger."""
 _WRITE_BACK: Final = 5 << 29
 _USER_READ_ONLY: Final = 1 << 22
 _KEEP_OLDEST: Final = 1
 _READ_ONLY_MAP: Final = 1
 _NO_GPU: Final = (0, 0xFFFFFFFF)
 _BUSY_REGISTER: Final = 0x40060C
-"""Bit 0 is set while the graphics and compute engine is busy. Measured on GH100, see `MEASURED_ARCHITECTURES`."""
+"""Register whose bit 0 is set while the graphics and compute engine is busy (see `MEASURED_ARCHITECTURES`)."""
 _REFUSED_VALUE: Final = 0xBADF
 _OLDEST_BRANCH: Final = 550
-"""Oldest supported branch of the driver. Older branches have other layouts."""
+"""Oldest supported driver. The structures of older drivers have another layout."""
 _MEMORY_BYTES: Final = 128
 """Size of a memory object's parameters."""
 
 
 def check_driver(version: str) -> None:
-    """Raises SwitchLogError if the driver is too old for the layouts of this module. Newer drivers should work."""
+    """Raises SwitchLogError if the driver is older than `_OLDEST_BRANCH`."""
     major = re.match(r"\d+", version, re.ASCII)
     if major is None or int(major[0]) < _OLDEST_BRANCH:
         raise SwitchLogError(
@@ -101,7 +101,7 @@ class ContextSwitchLog:
             self._device_fd = self._open(f"/dev/nvidia{minor}")
             self._subdevice = self._find_gpu(pci_bus_id)
             self._buffer, self._header, self._ring = self._make_buffer()
-            # Subscribes to the switches of all users. Without privilege, records of other users have no pid.
+            # Subscribes to the switches of all users. Without CAP_SYS_ADMIN, records of other users have no pid.
             self._control(self._subdevice, _BIND, struct.pack("<IIIIB3xI", self._buffer, _PAYLOAD_BYTES, 0, 0, 1, 0))
             self._control(self._buffer, _ENABLE, struct.pack("<B3xI", 1, _KEEP_OLDEST))
             self._get: int = _HEADER.unpack_from(self._header)[0]
@@ -123,12 +123,12 @@ class ContextSwitchLog:
         return chunk
 
     def now(self) -> int:
-        """Returns the current time of the GPU's clock in nanoseconds. The records use the same clock."""
+        """Returns the GPU's clock in nanoseconds. Timestamps of records are from the same clock."""
         (now,) = struct.unpack("<Q", self._control(self._subdevice, _GPU_TIME, bytes(8)))
         return int(now)
 
     def is_busy(self) -> bool:
-        """Returns True if the engine is busy now. Without CAP_SYS_ADMIN each call writes a line to the kernel log."""
+        """Returns True if the engine is busy. Without CAP_SYS_ADMIN, each call writes a line to the kernel log."""
         operation = ctypes.create_string_buffer(struct.pack("<BBBB4xIIIIII", 0, 0, 0, 0, 0, _BUSY_REGISTER, 0, 0, 0, 0))
         where = ctypes.addressof(operation)
         self._control(self._subdevice, _READ_REGISTERS, struct.pack("<IIIIIIQ16x", 0, 0, 0, 0, 0, 1, where))
@@ -140,7 +140,7 @@ class ContextSwitchLog:
         return bool(value & 1)
 
     def close(self) -> None:
-        """Closes the log. The kernel frees all objects of the client."""
+        """Closes the log. The kernel frees all its objects."""
         while self._maps:
             self._maps.pop().close()
         if self._client:
@@ -168,8 +168,8 @@ class ContextSwitchLog:
 
     def _make_buffer(self) -> tuple[int, mmap.mmap, mmap.mmap]:
         header, ring = self._make_memory(_HEADER_BYTES), self._make_memory(_RECORDS * RECORD.size)
-        # Two output addresses, record size and count, no variable data, no notification, subdevice, the two memories.
-        # For safety, a log is always created with its subdevice and without a notification handle.
+        # The parameters are two output addresses, size and number of records, variable data (none), notification
+        # (none), subdevice and two memory handles. For safety, a subdevice is always set, and a notification never.
         parameters = struct.pack(
             "<QQIIQIIQIIIIII", 0, 0, RECORD.size, _RECORDS, 0, 0, 0, 0, 0, self._subdevice, 0, header, ring, 0
         )
@@ -199,7 +199,7 @@ class ContextSwitchLog:
         return memory.raw if memory is not None else b""
 
     def _map(self, memory: int, length: int) -> mmap.mmap:
-        """Maps memory read-only. Opens a new descriptor, because the driver allows only one mapping per descriptor."""
+        """Maps memory read-only. Each mapping needs its own file descriptor."""
         fd = self._open("/dev/nvidiactl")
         try:
             request = bytearray(

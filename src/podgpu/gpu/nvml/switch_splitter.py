@@ -1,7 +1,7 @@
-"""Splits the busy time of a shared GPU among its processes with the driver's context-switch log.
+"""Splits the busy time of a shared GPU among its processes, based on the driver's context-switch log.
 
-`SwitchLogFactory` opens the log, `SwitchListener` reads it, and `BusyTimeSplitter` uses it while processes of several
-containers run on a device. If there is no consistent log, the driver's utilization samples are used.
+The log is read only while processes of several containers run on a device. If the log is missing or inconsistent, the
+driver's utilization samples are used.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class SwitchLog(Protocol):
-    """Implemented by `ContextSwitchLog` and by the simulated driver."""
+    """Interface of a context-switch log. `ContextSwitchLog` and the simulated driver implement it."""
 
     def drain(self) -> bytes: ...
     def now(self) -> int: ...
@@ -49,19 +49,19 @@ class SwitchLog(Protocol):
 
 
 _SAMPLE_SECONDS = 0.06
-"""Mean interval of busy samples. A sample costs 0.5 ms of CPU in the driver. More frequent samples would not make the
-result of half a minute more accurate."""
+"""Mean interval of busy samples. A sample costs 0.5 ms of CPU in the driver. More samples would not improve the results
+over half a minute."""
 _DRAIN_SECONDS = 2.0
-"""Interval of reading the log. At 5,000 switches per second, the log is full after 3 seconds."""
+"""Interval at which the log is read. At 5,000 switches per second, the log is full after 3 seconds."""
 _MAX_UNREAD_SECONDS = 90.0
-"""The listener closes itself if no window is taken for this long, because unread records use memory."""
+"""The listener closes itself if `take_window` is not called for this long, because records use memory."""
 
 
 class SwitchListener:
-    """Drains one GPU's log and takes busy samples in its own thread.
+    """Reads one GPU's log in a separate thread. Also samples whether the GPU is busy.
 
-    A thread is needed because the log has a fixed size, and because samples must be taken at random times. After a
-    SwitchLogError the listener is closed and cannot be used again.
+    The thread is needed because the log has a fixed size, and because samples must be taken at random times. After a
+    SwitchLogError, the listener is closed and cannot be used again.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class SwitchListener:
         clock: Callable[[], float] = time.monotonic,
         in_background: bool = True,
     ) -> None:
-        """`unsampled`: reason why no busy samples are taken. If not `in_background`, the caller must call `step`."""
+        """`unsampled`: reason why no busy samples are taken. `in_background`: if False, the caller must call `step`."""
         self.unsampled = unsampled
         self.pauses_sampling = False
-        """True while no samples are taken, because resident contexts were busy all the time."""
+        """True while no samples are taken, because all contexts were busy all the time."""
         self._log = log
         self._costs = costs
         self._wall = wall
@@ -88,7 +88,7 @@ class SwitchListener:
         self._compute_instances: dict[int, int] = {}
         self._samples: list[BusySample] = []
         self.began = self._log_time = self._log.now()
-        """Start time in nanoseconds of the GPU's clock."""
+        """Start time, in nanoseconds of the GPU's clock."""
         self._offset = self.began - int(wall() * 1e9)
         self._drained_at = self._read_at = clock()
         self._error: SwitchLogError | None = None
@@ -97,7 +97,10 @@ class SwitchListener:
             threading.Thread(target=self._run, name="switches", daemon=True).start()
 
     def take_window(self, until: float, instance: int | None = None) -> tuple[Residency, list[BusySample]]:
-        """Returns residency and samples of an instance, from the end of its last window to `until` (Unix time)."""
+        """Returns residency and samples of a GPU or MIG instance from the end of its last window to `until`.
+
+        `until`: Unix time. Raises SwitchLogError.
+        """
         with self._lock:
             if self._error is not None:
                 raise self._error
@@ -121,7 +124,7 @@ class SwitchListener:
     def step(self) -> float:
         """Takes a sample, drains the log if due, and returns the seconds until the next step.
 
-        The interval between samples is random, because regular samples would synchronize with periodic loads.
+        The interval between samples is random, because periodic loads would distort regular samples.
         """
         with self._lock:
             if self._error is not None:
@@ -182,7 +185,7 @@ _INITIAL_USER_NAMESPACE = "0 0 4294967295"
 
 
 MEASURED_ARCHITECTURES = {9: ("Hopper (GH100)", SwitchCosts(lead=64_000, slice_work=2_055_000))}
-"""NVML's architecture number -> name and measured costs. The busy register is read only on these architectures.
+"""Name and measured costs by NVML's architecture number. The busy register is read only on these architectures.
 
 Measured on an H200 with driver 580: in seven traces of 2,800 to 53,000 switches, a residency is 63 to 67 µs longer
 than its work. The busy bit differs from NVML's utilization by at most one percentage point. 4,400 time slices were
@@ -193,14 +196,14 @@ use), and 121 µs for PyTorch.
 
 
 def open_switch_log(device: Device, driver_version: str) -> SwitchLog:
-    """Opens the log of a GPU. Raises SwitchLogError."""
+    """Opens the context-switch log of a GPU. Raises SwitchLogError if this fails."""
     check_driver(driver_version)
     minor = (device.index or 0) if device.minor is None else device.minor
     return ContextSwitchLog(device.pci_bus_id, minor)
 
 
 def has_sys_admin(proc: Path = Path("/proc/self")) -> bool:
-    """Returns True if this process has CAP_SYS_ADMIN in the initial user namespace, as the driver requires."""
+    """Returns True if this process has CAP_SYS_ADMIN in the initial user namespace. The driver requires both."""
     try:
         status = (proc / "status").read_text()
         uids = (proc / "uid_map").read_text()
@@ -212,16 +215,16 @@ def has_sys_admin(proc: Path = Path("/proc/self")) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SwitchLogFactory:
-    """Opens context-switch logs if `--usage-from` requests them and the permissions of this process allow it."""
+    """Opens context-switch logs. `wanted` is the value of `--usage-from`."""
 
     wanted: UsageMethod = "samples"
     open_log: Callable[[Device, str], SwitchLog] = open_switch_log
-    """Called with the GPU and the driver's version. Raises SwitchLogError."""
+    """Opens the log of a GPU, given the GPU and the driver's version. Raises SwitchLogError."""
     privileged: Callable[[], bool] = has_sys_admin
     make_listener: Callable[..., SwitchListener] = SwitchListener
 
     def open_listener(self, driver: NvmlDriver, gpu: DeviceHandle, wall: Callable[[], float]) -> SwitchListener:
-        """Opens the log of a GPU and starts a listener. Raises SwitchLogError."""
+        """Opens the log of a GPU and starts a listener. Raises SwitchLogError if this fails."""
         architecture: int | None = None
         if not gpu.device.mig_enabled:  # switching costs were not measured in MIG mode
             with CallGuard[str]().catch():
@@ -237,28 +240,28 @@ class SwitchLogFactory:
         if architecture not in MEASURED_ARCHITECTURES:
             measured = ", ".join(name for name, _ in MEASURED_ARCHITECTURES.values())
             return f"the busy register is only read on {measured} without MIG"
-        # Without CAP_SYS_ADMIN each read fails and writes a line to the kernel log.
+        # Without CAP_SYS_ADMIN, each read fails and writes a line to the kernel log.
         return "" if self.privileged() else "CAP_SYS_ADMIN is missing (chart: exporter.usage.from: exact adds it)"
 
 
 _LINGER_SECONDS = 60.0
-"""The log stays open for this long after the GPU is no longer shared, because it is often shared again soon."""
+"""How long the log stays open when the GPU is no longer shared. It is often shared again soon."""
 _RETRY_SECONDS = 60.0
 _UNKNOWN_PART = 50
-"""At most 1/50 of a window may be unaccounted for. If at most 1/50 of the residency was idle, the residency counts as
-completely busy."""
+"""At most 1/50 of a window may be missing in the log. Contexts count as completely busy if they were idle for at most
+1/50 of their residency."""
 _HIDDEN_PART = 100
-"""At most 1/100 of a window may belong to hidden or unlisted processes."""
+"""At most 1/100 of a window may belong to processes that are hidden or that the driver does not list."""
 _SATURATED_NS = 30 * 10**9
-"""Sampling, which is half of the cost, pauses if resident contexts were completely busy for this long."""
+"""Sampling pauses if contexts were completely busy for this long. It causes half of the cost."""
 
 
 class _WindowError(SwitchLogError):
-    """The log cannot be used for the current window. It stays open for later windows."""
+    """The log cannot be used for the current window. The log stays open for later windows."""
 
 
 class BusyTimeSplitter:
-    """Splits the busy time of one GPU and its MIG instances. Called from one worker."""
+    """Splits the busy time of one GPU and its MIG instances among their processes. Not thread-safe."""
 
     def __init__(self, open_listener: Callable[[DeviceHandle], SwitchListener], clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -279,7 +282,7 @@ class BusyTimeSplitter:
     def begin_reading(
         self, target: DeviceHandle, running: Sequence[ProcessUsage] | None, shared: Collection[str]
     ) -> None:
-        """Opens or closes the log as needed.
+        """Opens the log if the GPU is shared, and closes it some time after the sharing has ended.
 
         `running`: processes on the GPU. `shared`: keys of devices with processes of several containers.
         """
@@ -309,16 +312,16 @@ class BusyTimeSplitter:
             self.close()
 
     def split(self, usage: DeviceUsage, until: float | None) -> DeviceUsage:
-        """Returns the usage with process busy times from context switches, or unchanged if the log cannot be used.
+        """Adds the busy time of each process to the usage. Does not change it if the log cannot be used.
 
-        `until`: Unix time of the window's end.
+        `until`: end of the window, as Unix time.
         """
         usage, listener = replace(usage, bounded=True), self._listener
         if listener is None or until is None or not usage.window_ns:
             return usage
         try:
             residency, samples = listener.take_window(until, usage.device.gi_id)
-            # The log may have been opened during the window.
+            # If the log was opened during the window, it must still cover almost all of the window.
             covers = residency.since != listener.began or _covers(residency.window, usage.window_ns)
             if usage.busy_ns is None or usage.device.key not in self._shared or not residency.periods or not covers:
                 return usage

@@ -1,6 +1,6 @@
-"""Estimates from the context-switch log how long each process waited for the GPU, and for which process.
+"""Estimates from the context-switch log how long each process waited for the GPU, and for which other process.
 
-In a test of 15 loads on an H200, the mean error was 1.1 percentage points. All times are nanoseconds of the GPU's
+In a test with 15 loads on an H200, the mean error was 1.1 percentage points. All times are in nanoseconds of the GPU's
 clock. This module does no I/O.
 """
 
@@ -17,38 +17,38 @@ from podgpu.gpu.nvml.switch_attribution import HIDDEN_PID, KERNEL_PID, MAX_SAVE_
 from podgpu.model import ProcessWaits
 
 DEFAULT_SLICE_NS = 2_140_000
-"""Residency of a process that uses its whole time slice (H200 default). Used until `detect_slice` finds another."""
+"""Length of a time slice on an H200. Used until `detect_slice` finds another length."""
 _CUT_TOLERANCE = 0.04
 _NEVER_WAIT = frozenset({HIDDEN_PID, KERNEL_PID})
 _SATURATED_SHARE = 0.95
-"""If processes were busy for at least this fraction of their residency, they are assumed to be busy all the time."""
+"""Processes that were busy for at least this fraction of their residency are assumed to be always busy."""
 _SHORT_NS = 30_000
-"""Measurement uncertainty of a period of residency."""
+"""Uncertainty of the measured length of a period."""
 _LONG = 1.1
-"""A residency counts as longer than a time slice if it exceeds the slice by this factor."""
+"""A period counts as longer than a time slice if it exceeds the slice by this factor."""
 _BINS_PER_DOUBLING = 24
 _MIN_SLICE_NS = 500_000
-"""Shorter periods of equal length are ignored, because they often show only the duration of a kernel."""
+"""Shorter periods are ignored when the slice is detected. Their length is often the duration of a kernel."""
 _MIN_CUT_PERIODS = 20
 _MIN_CUT_PART = 4
-"""The mode must contain at least 1/4 of the time of all consecutive periods of equal length."""
+"""The mode (most frequent length) must cover at least 1/4 of the time of all consecutive periods of equal length."""
 _A_LITTLE_LONGER = 1.6
 _MAX_LONGER_PART = 10
-"""The number of slightly longer periods may be at most 1/10 of the number of periods in the mode."""
+"""For each ten periods in the mode, at most one period may be slightly longer."""
 _RECENT_PERIODS = 32
 _DETECTION_WINDOWS = 16
-"""The length of the time slice is detected in one of this many windows, because it rarely changes."""
+"""The slice is detected once in this many windows, because its length rarely changes."""
 _DIVIDED_WAITS = 128
-"""If a window has more waits, only about this many are split by the process that ran meanwhile."""
+"""Approximate number of waits in a window that are attributed to the processes that ran meanwhile."""
 
 
 def detect_slice(residency: Residency, worked: int) -> int | None:
     """Returns the length of a time slice, or None if the window does not show it.
 
-    Contexts with more work than fits into a slice are preempted at its end. Consecutive periods of residency then have
-    the same length, and the longest mode of these lengths is the slice. In two cases, equal lengths have another cause.
-    If many periods are slightly longer, processes finish their work after similar times. If the total residency exceeds
-    `worked` (busy time of the device), the load is periodic.
+    A context with more work than fits into a slice is preempted at the end of the slice. Consecutive periods then have
+    the same length, and the longest frequent length is the slice. Equal lengths can have two other causes. If many
+    periods are slightly longer, processes finish their work after similar times. If the total length of the periods
+    exceeds `worked` (busy time of the device), the load is periodic.
     """
     lengths = [period.until - period.began for period in residency.periods[1:-1]]
     equal: dict[int, list[int]] = {}
@@ -67,35 +67,35 @@ def detect_slice(residency: Residency, worked: int) -> int | None:
 
 
 class WaitEstimator:
-    """Estimates waiting times on one engine, window by window. The scheduler is round-robin.
+    """Estimates waiting times on one engine. Relies on these rules of the driver's round-robin scheduler:
 
-    A process that is preempted at the end of its time slice waits until it is resident again. A process that yields
-    earlier has no work. If new work arrives, it waits for at most one period of each other process. A process without
-    work yields at once if another one waits. So no process waits during a period that ends with idle time. During a
-    period longer than a slice, no process waits before the last slice.
+    - A process that is preempted at the end of its time slice waits until it is resident again.
+    - A process that yields earlier has no work. New work waits for at most one period of each other process.
+    - A process without work yields at once if another process waits. So no process waits during a period that ends with
+      idle time, or during a period longer than a slice, except in its last slice.
     """
 
     def __init__(self, detection_windows: int = _DETECTION_WINDOWS) -> None:
         self.slice = DEFAULT_SLICE_NS
         self.is_slice_detected = False
         self.intervals: list[tuple[int, int, int]] = []
-        """Estimated waits of the last window: begin, end and pid. A wait may begin before the window."""
+        """Begin, end and pid of the waits in the last window. A wait may begin before the window."""
         self._windows = 0
         self._detection_windows = detection_windows
         self._until = -1
         self._recent: list[Period] = []
-        """The most recent periods. The last period of each process that is not among them comes first."""
+        """The most recent periods. They follow the last period of each process that has no recent period."""
 
     def is_cut(self, duration: int) -> bool:
-        """Returns True if a period of this length ended because its time slice ended. The process still had work."""
+        """Returns True if a period of this length ended with its time slice, so that the process still had work."""
         return abs(duration - self.slice) < self.slice * _CUT_TOLERANCE
 
     def add(self, residency: Residency, busy: Mapping[int, int]) -> ProcessWaits:
-        """Returns the waiting times in the next window. `busy`: pid -> busy time in that window."""
+        """Returns the waiting times in the next window. `busy`: busy time of each process in this window, by pid."""
         if self._windows % self._detection_windows == 0 and (found := detect_slice(residency, sum(busy.values()))):
             self.slice, self.is_slice_detected = found, True
         self._windows += 1
-        recent = self._recent if residency.since == self._until else []  # empty if a window is missing
+        recent = self._recent if residency.since == self._until else []  # empty after a missing window
         self._until = residency.until
         new = residency.periods
         if recent and new and recent[-1][:2] == new[0][:2]:  # the last period continues
@@ -104,10 +104,10 @@ class WaitEstimator:
         processes: dict[int, tuple[int, int, int]] = {}
         pairs: dict[tuple[int, int], int] = {}
         for pid, runners in parts.items():
-            limit = residency.window - residency.resident[pid]  # waiting may have begun before the window
+            limit = residency.window - residency.resident[pid]  # a wait may have begun before the window
             estimate, least, most = (min(ns, limit) for ns in sums[pid])
             processes[pid] = estimate, least, most
-            divided = sum(runners.values())  # less than the estimate if only some waits were split
+            divided = sum(runners.values())  # less than the estimate if not all waits were attributed
             for runner, ns in runners.items():
                 pairs[pid, runner] = ns * estimate // divided if divided else 0
         return ProcessWaits(processes, pairs, _measure_union(self.intervals, residency.since))
@@ -115,11 +115,11 @@ class WaitEstimator:
     def _find_waits(
         self, periods: Sequence[Period], first_new: int, residency: Residency, busy: Mapping[int, int]
     ) -> tuple[dict[int, list[int]], dict[int, dict[int, int]]]:
-        """Finds how long each process waited before each of its new periods. Returns two dicts by pid of the waiting
-        process: sums (estimate, minimum, maximum), and the estimate of some waits by pid of the running process.
+        """Finds how long each process waited before each of its new periods.
 
-        There may be 5,000 periods per second. For speed, this is one loop without calls. In windows with many periods,
-        only the first wait of each process and a random selection are split by the process that ran meanwhile.
+        Returns two dicts by pid of the waiting process. The first contains estimate, minimum and maximum. The second
+        attributes waits to running processes, by pid. If a window has many waits, only some of them are attributed. As
+        there may be 5,000 periods per second, this is one loop without function calls.
         """
         lead, resident, slice_ns, longest = residency.costs.lead, residency.resident, self.slice, self.slice * _LONG
         cut_from, cut_to = slice_ns * (1 - _CUT_TOLERANCE), slice_ns * (1 + _CUT_TOLERANCE)
@@ -129,21 +129,21 @@ class WaitEstimator:
         parts: dict[int, dict[int, int]] = {}
         self.intervals = intervals = []
         last: dict[int, int] = {}
-        repeated = -1  # the last period after which its process already had another period
-        long = -1  # the last period that was longer than a slice
-        idle = -1  # the last period with an idle end
+        repeated = -1  # the last period whose process has had a later period
+        long = -1  # the last period longer than a slice
+        idle = -1  # the last period that ended with idle time
         for position, (pid, began, _, until) in enumerate(periods):
             before = last.get(pid, -1)
             last[pid] = position
             if -1 < before < position - 1 and position >= first_new and (total := sums.get(pid)):
-                # `first` is the earliest period in which the process may already have been waiting. It comes after the
-                # previous period of this process. From `first` on, every other process ran at most once.
+                # `first` is the earliest period during which the process may have waited. It follows the process's own
+                # last period. From `first` on, each other process has at most one period.
                 _, previous_began, _, previous_until = periods[before]
                 begin = began - lead
                 estimate = most = begin - previous_until
                 is_cut = False
                 if repeated > before or long > before:
-                    # The work arrived during the period `first`. With earlier work, the process would have run earlier.
+                    # The work arrived during the period `first`. Otherwise, the process would have run earlier.
                     first = (repeated if repeated > before else before) + 1
                     share, within = 0.5, slice_ns
                     if long >= first:
@@ -193,8 +193,8 @@ class WaitEstimator:
         return sums, parts
 
     def _find_idle_ends(self, residency: Residency, busy: Mapping[int, int]) -> dict[int, float]:
-        """Returns by pid the length from which a period is assumed to end with idle time. Empty if the busy time shows
-        that periods up to the length of a slice have no idle time."""
+        """Returns the minimum length, by pid, of periods that are assumed to end with idle time. Empty if the busy time
+        shows that periods up to the length of a slice contain no idle time."""
         worked = sum(busy.values())
         saturated = sum(residency.resident.values()) * _SATURATED_SHARE
         if worked >= saturated or worked >= residency.measure_up_to(self.slice * _LONG):
@@ -204,7 +204,7 @@ class WaitEstimator:
 
 
 def _measure_union(intervals: Sequence[tuple[int, int, int]], since: int) -> int:
-    """Returns how much of the time after `since` the intervals cover together. `intervals`: sorted by their ends."""
+    """Returns the length of the union of the intervals after `since`. `intervals`: sorted by their ends."""
     covered, position = 0, intervals[-1][1] if intervals else since
     for begin, end, _ in reversed(intervals):
         first, last = begin if begin > since else since, end if end < position else position

@@ -1,8 +1,8 @@
-"""Lists the GPUs through NVML, reads each one, and reopens the driver when needed.
+"""Lists and reads the GPUs of the node through NVML.
 
-NVML updates its list of GPUs only when it is initialized, which interrupts all readers. So podgpu reinitializes NVML
-only if the number of GPUs on the PCI bus changes, or if no GPU answers. While GPUs of the bus are missing, it does so
-every 2 minutes.
+NVML updates its list of GPUs only when it is initialized, which interrupts all readers. So podgpu restarts NVML only if
+the number of GPUs on the PCI bus changes, or if no GPU answers. While NVML lists fewer GPUs than the bus, podgpu
+restarts it every 2 minutes.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ _log = logging.getLogger(__name__)
 _MAX_PLANS = 64
 _ENERGY_FIELD = 156  # in fields.csv
 _MAX_WAIT_SECONDS = 4.5
-"""Maximum wait until all GPUs are open. Shorter than the usual deadline of an inventory."""
+"""Maximum wait until all GPUs are open. It is shorter than the usual deadline of `inventory`."""
 _QUIET_SECONDS = 0.5
-"""Minimum wait for another GPU after one was opened. The wait is longer (1.5 times the time so far) if GPUs are slow:
-without persistence mode the driver needs one or two seconds per GPU."""
+"""Minimum wait for the next GPU after one was opened. If GPUs are slow to open, the wait is longer: 1.5 times the time
+so far. Without persistence mode, opening a GPU takes one or two seconds."""
 _BUS_SECONDS = 10.0
 _CLOSE_WAIT = 0.85
-"""Closing the driver waits at most this long for calls in progress, including the wait for XIDs. Shorter than the
-shortest deadline of an inventory."""
+"""Maximum wait for calls in progress before the driver is closed. It is longer than a wait for XIDs, and shorter than
+the shortest deadline of `inventory`."""
 _RESTART_SECONDS = 10.0
-"""Minimum interval of restarts: after the bus changed, if no GPU answers, or if a call prevented the last restart."""
+"""Minimum time between two restarts of NVML."""
 SEARCH_SECONDS = 120.0
-"""Interval of restarts while the driver lists fewer GPUs than the PCI bus."""
+"""Interval of restarts while NVML lists fewer GPUs than the PCI bus."""
 
 _SLOW_SECONDS = 60.0
-"""Interval of reading the slow values and links of a GPU: about fifty calls of a few microseconds each."""
+"""Interval at which additional fields and links of a GPU are read. This needs about fifty short calls."""
 _MIG_OFF_SECONDS = 1.5
-"""Disabled MIG mode is cached for this long, because reading the mode costs 0.4 ms of CPU (H200)."""
+"""How long podgpu assumes that MIG stays disabled, because reading the mode costs 0.4 ms of CPU (H200)."""
 _LINK_STATES = [(pynvml.NVML_FI_DEV_NVLINK_GET_STATE, link) for link in range(36)]
 _NVIDIA = "0x10de"
-_DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA controller, 3D controller; NVSwitches are bridges (0x0680)
+_DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA controller and 3D controller; NVSwitches have another class
 _Lookup = tuple[int, DeviceHandle | SourceError | StartError]
 """Index of a GPU, and the result of opening it."""
 
@@ -86,10 +86,9 @@ class NvmlTelemetry:
         sees_processes: bool = True,
         switch_logs: SwitchLogFactory | None = None,
     ) -> None:
-        """`sees_processes`: True if podgpu is in the host's PID namespace; otherwise NVML's process lists are empty.
+        """`count_expected`: function that returns the number of GPUs on the PCI bus, or None if it is unknown.
 
-        `count_expected`: returns the number of GPUs on the PCI bus, None if unknown.
-        `switch_logs`: opens context-switch logs (`--usage-from`).
+        `sees_processes`: True if podgpu is in the host's PID namespace. Otherwise, NVML's process lists are empty.
         """
         self.name = name
         self.switch_logs = switch_logs or SwitchLogFactory()
@@ -102,20 +101,20 @@ class NvmlTelemetry:
         """Held while the driver is opened or closed."""
         self._is_open = False
         self._pending: dict[int, float] = {}
-        """Index of a GPU that is being opened -> start time."""
+        """Indices of the GPUs that are being opened, and when this began."""
         self._errors: dict[int, SourceError | StartError] = {}
-        """Index of a GPU that could not be opened -> reason."""
+        """Indices of the GPUs that could not be opened, and why."""
         self._lookups: SimpleQueue[_Lookup] = SimpleQueue()
         self._gpus: dict[str, NvmlGpu] = {}
-        """UUID -> GPU."""
+        """GPUs by UUID."""
         self._replaced: list[NvmlGpu] = []
-        """GPUs with an invalid handle. They are freed when the driver is closed, because workers may still use them."""
+        """GPUs with an invalid handle. They are freed only when the driver is closed: workers may still use them."""
         self._previous: dict[str, NvmlGpu] = {}
-        """UUID -> GPU from before the driver was reopened. If the GPU is found again, its usage continues."""
+        """GPUs by UUID, from before the driver was reopened. If a GPU is found again, its usage has no gap."""
         self.expected: int | None = None
         self._bus_read_at = float("-inf")
         self._wants_restart = False
-        """True if the bus changed, or if a call that hung prevented the last restart."""
+        """True if the PCI bus changed, or if the last restart failed because a call hung."""
         self._restarted_at = float("-inf")
         self._listed = 0
 
@@ -124,7 +123,7 @@ class NvmlTelemetry:
         with self._opening:
             if self._is_open and self._must_restart():
                 self._restarted_at = self._clock()
-                self._wants_restart = not self._close(_CLOSE_WAIT)  # if a call hangs, the driver stays open and in use
+                self._wants_restart = not self._close(_CLOSE_WAIT)  # if a call hangs, the driver stays open
             if not self._is_open:
                 self._open()
             self._open_gpus()
@@ -140,10 +139,9 @@ class NvmlTelemetry:
             return Inventory(tuple(gpus), unreachable, frozenset(self._pending))
 
     def _open_gpus(self) -> None:
-        """Opens each GPU in its own thread, so that a GPU that hangs does not delay the others.
+        """Opens each new GPU in its own thread, so that a GPU that hangs does not delay the others.
 
-        Waits until all new GPUs are open, or until no further GPU was opened for a while. Slower GPUs are added by the
-        next call.
+        Waits until all new GPUs are open, or until no other GPU was opened for a while. The next call adds slower GPUs.
         """
         known = {*self._pending, *(gpu.device.index for gpu in self._gpus.values())}
         new = [index for index in range(self._listed) if index not in known]
@@ -209,7 +207,7 @@ class NvmlTelemetry:
             closed = self._close(wait)
             if not closed:
                 _log.warning("the driver cannot be closed, because a call into it has not returned")
-            self._previous = {}  # after its release the driver may be unloaded, which resets counters
+            self._previous = {}  # the released driver may be unloaded, which resets its counters
             return closed
         finally:
             self._opening.release()
@@ -217,7 +215,7 @@ class NvmlTelemetry:
     def _close(self, wait: float) -> bool:
         if not self._driver.close(wait, self._free):
             return False
-        # Counters of a GPU that did not answer may have been reset.
+        # Omits GPUs that did not answer, because their counters may have been reset.
         self._previous |= {uuid: gpu for uuid, gpu in self._gpus.items() if gpu.answers is not False}
         self._gpus, self._replaced, self._is_open = {}, [], False
         self._pending, self._errors, self._lookups = {}, {}, SimpleQueue()
@@ -241,7 +239,7 @@ class NvmlTelemetry:
             return state.usage_reader.read(state.read_layout(), shared)
 
     def open_switch_log(self, gpu: Device) -> SwitchListener:
-        """Opens the context-switch log of this GPU. Raises SwitchLogError or SourceError."""
+        """Opens the GPU's context-switch log. Raises SwitchLogError or SourceError."""
         with self._hold(gpu) as state:
             return self.switch_logs.open_listener(self._driver, state.layout[0], self._settings.wall)
 
@@ -262,14 +260,14 @@ class NvmlTelemetry:
     def _check_handle(self, gpu: NvmlGpu) -> NvmlGpu:
         """Reopens the GPU if its handle is invalid, for example after a reset.
 
-        The errors of an invalid handle look like "not supported". So this reads the UUID, which every GPU supports.
-        Raises DeviceLost, or DriverGone if the driver may have been restarted.
+        With an invalid handle, NVML calls fail as if they were not supported. So this reads the UUID, which every GPU
+        supports. Raises DeviceLost, or DriverGone if the driver may have been restarted.
         """
         device = gpu.device
         with gpu.handle_lock:
             current = self._gpus.get(device.uuid)
             if current is not gpu and current is not None:
-                return current  # another worker has reopened it in the meantime
+                return current  # another worker has just reopened the GPU
             with suppress(SourceError):
                 if self._driver.call("nvmlDeviceGetUUID", gpu.handle) == device.uuid:
                     return gpu
@@ -294,27 +292,27 @@ class NvmlTelemetry:
 
 
 class NvmlGpu:
-    """One physical GPU. `read`, `read_layout` and `usage_reader` may run in different workers and share a handle."""
+    """One physical GPU. `read`, `read_layout` and `usage_reader` may be used in different threads."""
 
     def __init__(self, driver: NvmlDriver, gpu: DeviceHandle, settings: UsageSettings, xids: XidWatcher) -> None:
         self._driver = driver
         self.layout: tuple[DeviceHandle, ...] = (gpu,)
-        """The GPU, then its instances, at the last reading."""
+        """The GPU, then its MIG instances, at the last reading."""
         self.handle_lock = threading.Lock()
         """Held while the handle is checked."""
         self.answers: bool | None = None
-        """True if the last reading succeeded; None before the first reading."""
+        """True if the last reading succeeded. None before the first reading."""
         self._clock = settings.clock
         self._has_mig = True
         self._mig_off_at = float("-inf")
-        """Time of the last reading that found MIG disabled."""
+        """When MIG was last found to be disabled."""
         self.usage_reader = UsageReader(driver, gpu.handle, settings)
         # State of `read`
         self._xids = xids
         self._xids_registered: bool | None = None
-        """None until the registration succeeded or the GPU rejected the registration."""
+        """True if the GPU is registered, False if it cannot be registered, None if this is not known yet."""
         self._plans: dict[tuple[tuple[int, ...], str], DevicePlan] = {}
-        """(field ids, device key) -> plan."""
+        """Plans by field ids and device key."""
         self._slow_values_at = float("-inf")
         self._slow_values: Mapping[int, Value] = {}
         self._links_up: int | None = None
@@ -358,7 +356,7 @@ class NvmlGpu:
         return f"GPU {self.device.index} ({self.device.uuid})"
 
     def _register_xids(self) -> None:
-        """Registers the GPU for XIDs. A failure does not affect the reading. The next reading retries."""
+        """Registers the GPU for XIDs. If this fails, the next reading retries."""
         if self._xids_registered is not None:
             return
         try:
@@ -370,7 +368,7 @@ class NvmlGpu:
             _log.debug("XID errors of %s cannot be watched: %s", self.name, e)
 
     def read_layout(self) -> tuple[DeviceHandle, ...]:
-        """Returns the GPU, then each of its instances."""
+        """Returns the GPU, then its MIG instances."""
         now, enabled = self._clock(), False
         if self._has_mig and now - self._mig_off_at >= _MIG_OFF_SECONDS:
             try:
@@ -395,7 +393,7 @@ class NvmlGpu:
         device = one.device
         key = tuple(field.id for field in fields), device.key
         if key not in self._plans:
-            if len(self._plans) >= _MAX_PLANS:  # the counters have changed many times
+            if len(self._plans) >= _MAX_PLANS:  # the fields to read have changed many times
                 self._drop_plans()
             wanted = [f for f in fields if f.per_instance] if device.is_instance else fields
             gpm = GpmSampler(self._driver, self.handle, device.gi_id)
@@ -409,7 +407,7 @@ class NvmlGpu:
             self._links_up = self._count_links()
 
     def _count_links(self) -> int | None:
-        """Returns the number of NVLinks that are up, None if the GPU has none or does not report them."""
+        """Returns the number of active NVLinks, or None if the GPU does not report NVLinks."""
         answer: Sequence[Any] = ()
         with CallGuard[str]().catch():
             answer = self._driver.call("nvmlDeviceGetFieldValues", self.handle, _LINK_STATES)
@@ -423,7 +421,7 @@ class NvmlGpu:
 
 
 def count_pci_gpus(sysfs: str = "/sys") -> int | None:
-    """Counts the NVIDIA GPUs in sysfs. Returns None if sysfs is missing (some sandboxes) or shows none (WSL, Tegra)."""
+    """Counts the NVIDIA GPUs in sysfs. Returns None if sysfs lists none, as on WSL and Tegra."""
     try:
         devices = list(Path(sysfs, "bus/pci/devices").iterdir())
     except OSError:
@@ -432,14 +430,14 @@ def count_pci_gpus(sysfs: str = "/sys") -> int | None:
 
 
 def _is_gpu(device: Path) -> bool:
-    """Returns True for an NVIDIA GPU, unless another driver uses it, such as vfio-pci for a virtual machine.
+    """Returns True for an NVIDIA GPU, unless it belongs to another driver, such as vfio-pci for virtual machines.
 
-    A GPU without a driver counts too, because it may be lost.
+    Returns True for a GPU without a driver, because it may be lost.
     """
     try:
         vendor, kind = ((device / name).read_text() for name in ("vendor", "class"))
     except OSError:
-        return False  # unplugged between listing and reading
+        return False  # the device was removed after it was listed
     driver = (device / "driver").resolve().name  # "driver" if there is no such link
     return vendor.strip() == _NVIDIA and kind.startswith(_DISPLAY_CLASSES) and driver in ("nvidia", "driver")
 
@@ -447,12 +445,12 @@ def _is_gpu(device: Path) -> bool:
 # XIDs
 
 _WAIT_MS = 800
-"""Maximum duration of a wait for events, which delays closing the driver. A wait costs 0.17 ms of CPU (H200)."""
+"""Maximum wait for events. A longer wait would delay closing the driver. Each wait costs 0.17 ms of CPU (H200)."""
 
 
 @dataclass(eq=False)
 class XidWatcher:
-    """Waits for XID errors in its own thread. Each GPU must be registered."""
+    """Waits for the XID errors of registered GPUs in a separate thread."""
 
     _driver: NvmlDriver
     _wall: Callable[[], float]
@@ -461,7 +459,7 @@ class XidWatcher:
     events: ErrorEvents = field(default_factory=ErrorEvents)
 
     def start(self) -> None:
-        """Starts the thread. Call after opening the driver, within `hold`."""
+        """Starts the thread. The driver must be open and held by the caller."""
         self._uuids = {}
         try:
             self._event_set = self._driver.call("nvmlEventSetCreate")
@@ -473,8 +471,8 @@ class XidWatcher:
         threading.Thread(target=self._run, args=(self._event_set,), name="xid-watch", daemon=True).start()
 
     def register(self, uuid: str, handle: Any) -> bool:
-        """Registers a GPU. Returns False if XIDs cannot be watched on this node. Raises Unsupported if the GPU reports
-        no XIDs, SourceError if the call fails."""
+        """Registers a GPU. Returns False if this node does not support XID events. Raises Unsupported if the GPU does
+        not support them, and SourceError if the call fails."""
         if self._event_set is None:
             return False
         self._uuids[handle_address(handle)] = uuid
@@ -483,14 +481,14 @@ class XidWatcher:
         return True
 
     def free(self) -> None:
-        """Frees the event set, which ends the thread. Call when no driver call is in progress."""
+        """Frees the event set, which ends the thread. No driver call may be in progress."""
         event_set, self._event_set = self._event_set, None
         if event_set is not None:
             with suppress(SourceError):
                 self._driver.call("nvmlEventSetFree", event_set)
 
     def _run(self, event_set: Any) -> None:
-        """Waits for events until this event set is freed. A newer event set has its own thread."""
+        """Waits for events until this event set is freed."""
         while True:
             try:
                 with self._driver.hold(gives_way=True):
@@ -500,9 +498,9 @@ class XidWatcher:
             except DriverGone:
                 return
             except SourceError as e:
-                if e.reason != "timeout":  # with a lost GPU the wait fails immediately; continue for the other GPUs
+                if e.reason != "timeout":  # a lost GPU makes each wait fail at once
                     time.sleep(_WAIT_MS / 1000)
                 continue
-            uuid = self._uuids.get(handle_address(data.device), "unknown")  # a lost GPU does not return its UUID
+            uuid = self._uuids.get(handle_address(data.device), "unknown")  # NVML cannot return the UUID of a lost GPU
             key = device_key(uuid, parse_instance_id(data.gpuInstanceId))
             self.events.add(ErrorEvent(key, int(data.eventData), self._wall()))

@@ -1,8 +1,8 @@
-"""Reads how one GPU was used since the last reading: busy time, energy, memory and processes, with or without MIG.
+"""Reads the usage of one GPU since the last reading: busy time, energy, memory and processes.
 
-The driver samples the GPU about five times per second, with timestamps in Unix microseconds (H200, driver 580). For
-each process it returns the mean utilization over all samples since a given time. Windows begin and end at the driver's
-timestamps. So no time is lost or counted twice, even if readings are irregular.
+The driver samples the GPU about five times per second (H200, driver 580). For each process, it returns the mean
+utilization since a given time. Each time window begins where the last one ended, at a timestamp of the driver. So no
+time is lost or counted twice, even if readings are irregular.
 """
 
 from __future__ import annotations
@@ -38,31 +38,31 @@ _LACKS: Mapping[str, Lack] = {
     _GPM: "no_instance_utilization",
     _PROCESS_LIST: "no_process_list",
 }
-"""NVML function -> value that is missing if the function is not supported. Other functions have a substitute."""
+"""Values that are missing if a function is not supported. Functions that can be replaced are not listed."""
 
 _SECOND_US = 1_000_000
 _MAX_WINDOW_US = 60 * _SECOND_US
 _MAX_SILENCE_US = 10 * _SECOND_US
-"""The driver also samples an idle GPU. If there is no sample for this long, the busy time is unknown."""
+"""If there is no sample for this long, the busy time is unknown, because the driver also samples an idle GPU."""
 _SLACK_US = 2 * _SECOND_US
 """Maximum age of the driver's newest sample."""
 _NO_ENTRIES = frozenset({"not_found", "nvml_0"})
-"""Reasons that mean an empty list: NOT_FOUND, and pynvml's error if the driver succeeds without entries."""
+"""Error reasons that mean an empty list. pynvml raises `nvml_0` if the driver succeeds without entries."""
 _GRAPHICS_UTIL = 1
-_MAX_GPM_PERCENT = 101.0  # GPM slightly exceeds 100 % at full load
+_MAX_GPM_PERCENT = 101.0  # larger values are rejected; GPM slightly exceeds 100 % at full load
 _ENERGY_SECONDS = 5.0
-"""Interval of energy readings while processes stay the same. A reading costs 4.5 ms of CPU (H200)."""
-_SHARED_SECONDS = 1.0  # the telemetry loop's reading of the counter is used if it is younger
-_EARLY_SECONDS = 0.5  # tolerance: the counter may be read this much before its interval ends
+"""Interval of energy readings if no process starts or ends. A reading costs 4.5 ms of CPU (H200)."""
+_SHARED_SECONDS = 1.0  # a reading of the telemetry loop is used if it is not older than this
+_EARLY_SECONDS = 0.5  # the counter may be read this much before its interval ends
 _MAX_WATTS = 5000
-_MAX_COUNTER_MJ = 1 << 62  # a larger value is NVML's sentinel
-_COUNTER_STEP_SECONDS = 1.0  # the counter may lag by this much and then catch up in one step
+_MAX_COUNTER_MJ = 1 << 62  # larger values are NVML's code for "no value"
+_COUNTER_STEP_SECONDS = 1.0  # the counter may be late by this much and then catch up at once
 
 
 @dataclass(frozen=True, slots=True)
 class UsageSettings:
     sees_processes: bool = True
-    """False if podgpu is not in the host's PID namespace, so that no processes can be read."""
+    """False if podgpu is not in the host's PID namespace. It then cannot read processes."""
     switch_logs: SwitchLogFactory = field(default_factory=SwitchLogFactory)
     clock: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
@@ -72,13 +72,13 @@ class BusyTime(NamedTuple):
     window_ns: int = 0
     busy_ns: int | None = None
     since: int | None = None
-    """The driver's timestamp of the window's start. None if the driver has no values per process for this window."""
+    """Start of the window, as the driver's timestamp. None if the driver has no values per process."""
     until: float | None = None
-    """Unix time of the window's end."""
+    """End of the window, as Unix time."""
 
 
 class UsageReader:
-    """Reads the usage of one GPU and its instances. Called from one worker."""
+    """Reads the usage of one GPU and its MIG instances. Not thread-safe."""
 
     def __init__(self, driver: NvmlDriver, handle: Any, settings: UsageSettings) -> None:
         self._driver = driver
@@ -88,14 +88,14 @@ class UsageReader:
         self._guard: CallGuard[str] = CallGuard()
         self._layout: tuple[DeviceHandle, ...] = ()
         self._gpm: dict[str, GpmSampler] = {}
-        """Device key of an instance -> its sampler."""
+        """Samplers of the MIG instances, by device key."""
         self._window_start: tuple[int, float] | None = None
-        """Start of the next window: the driver's timestamp, and a monotonic time that is not later."""
-        self.shared_energy: tuple[float, int] | None = None  # time and value of telemetry's last reading
+        """Start of the next window: the driver's timestamp, and the monotonic time at or before it."""
+        self.shared_energy: tuple[float, int] | None = None  # time and value of the telemetry loop's last reading
         self._energy_at: tuple[float, int] | None = None
         """Time and value of the last reading of the energy counter."""
         self._energy_is_known = False
-        """True if the last reading returned the energy since the reading before it."""
+        """True if the energy between the last two readings of the counter is known."""
         self._pids: Collection[int] | None = None
         self._splitter: BusyTimeSplitter | None = None
         if settings.switch_logs.wanted != "samples":
@@ -103,12 +103,12 @@ class UsageReader:
             self._splitter = BusyTimeSplitter(open_listener, settings.clock)
 
     def continue_after(self, previous: UsageReader) -> None:
-        """Continues the windows of another reader of the same GPU, so that no time is lost between them."""
+        """Continues where another reader of the same GPU stopped, so that no time is lost."""
         self._window_start = previous._window_start
         self._energy_at = previous._energy_at
 
     def read(self, layout: tuple[DeviceHandle, ...], shared: Collection[str] = ()) -> UsageAnswer:
-        """Reads the GPU and its instances. Raises DeviceLost or DriverGone; other errors affect only single values."""
+        """Reads the GPU and its instances. Raises DeviceLost or DriverGone. Other errors are part of the answer."""
         self._guard.begin()
         self._follow_layout(layout)
         device = layout[0].device
@@ -120,11 +120,11 @@ class UsageReader:
             self._splitter.begin_reading(layout[0], running, shared)
         parts = [self._read_instance(instance, running) for instance in layout[1:]]
         busy = BusyTime() if device.mig_enabled else self._read_busy()
-        # Energy is read last, because it takes 5 to 20 ms and should cover the same time as the busy windows.
+        # Energy is read last, so that its slow call (5 to 20 ms) does not separate the other calls.
         power = self._read_power()
         energy = self._read_energy(None if running is None else frozenset(process.pid for process in running), power)
         whole = replace(self._make_usage(device, busy, running, memory), energy_mj=energy, power_mw=power)
-        # For a GPU instance, the function name has the suffix ` gi<id>`, which is removed here.
+        # Removes the suffix ` gi<id>`, which the names have for MIG instances.
         functions = [(part, part.partition(" gi")[0]) for part in sorted(self._guard.unsupported)]
         return UsageAnswer(
             (whole, *parts),
@@ -135,7 +135,7 @@ class UsageReader:
         )
 
     def close(self) -> None:
-        """Frees the driver's resources."""
+        """Frees the resources that this reader uses in the driver."""
         for sampler in self._gpm.values():
             sampler.close()
         self._gpm = {}
@@ -169,7 +169,7 @@ class UsageReader:
         return usage
 
     def _read(self, part: str, call: Callable[[], T]) -> T | None:
-        """Makes a call. Returns None if it is not supported or fails."""
+        """Returns the result of `call`, or None if `part` is not supported or the call fails."""
         if part not in self._guard.unsupported:
             with self._guard.catch(part):
                 return call()
@@ -198,15 +198,15 @@ class UsageReader:
         return self._make_usage(device, busy, running, memory)
 
     def _read_instance_busy(self, gpm: GpmSampler, part: str) -> BusyTime:
-        """Reads GPM's graphics activity. NVML has no values per process in MIG mode."""
+        """Reads the busy time of a MIG instance from GPM. NVML has no values per process in MIG mode."""
         now, before = self._clock(), gpm.last_at
         means = gpm.read([_GRAPHICS_UTIL], now)
-        if before is None or not means:  # the first sample, or too early for the next one
+        if before is None or not means:  # this is the first sample, or it is too early for the next one
             return BusyTime() if before is None else BusyTime(0, 0)
         code, percent = means[_GRAPHICS_UTIL]
         if code:
             raise translate(code, _GPM)
-        # Rounds the times instead of their difference, so that rounding errors do not add up over many windows.
+        # Rounds both times instead of their difference, so that rounding errors do not add up.
         window_ns = int(now * 1e9) - int(before * 1e9)
         valid = self._check(part, percent, _MAX_GPM_PERCENT)
         busy_ns = None if valid is None else round(min(valid, 100.0) * window_ns / 100)
@@ -219,7 +219,7 @@ class UsageReader:
         since, clock = self._window_start or (self._now_us() - _SECOND_US, now - 1.0)
         samples = self._read(_SAMPLES, lambda: self._read_samples(since))
         end = max((int(sample.timeStamp) for sample in samples or ()), default=since)
-        if not samples and (samples is None or since - self._now_us() > _SLACK_US):  # no samples, or the clock was set
+        if not samples and (samples is None or since - self._now_us() > _SLACK_US):  # unsupported, or clock set back
             end = self._now_us()
         if end == since:
             self._window_start = since, clock
@@ -256,13 +256,13 @@ class UsageReader:
             return sum(valid) * window_ns // (100 * len(valid)) if len(valid) == len(values) else None
         if _SAMPLES not in self._guard.unsupported:
             return None
-        # A driver without samples: the utilization of the last sampling period is used for the whole window.
+        # If the driver has no samples, assumes that its current utilization applies to the whole window.
         rate = self._read(_RATES, lambda: self._driver.call(_RATES, self._handle).gpu)
         percent = self._check(_RATES, rate, 100)
         return None if percent is None else percent * window_ns // 100
 
     def _read_process_busy(self, since: int, device: BusyTime) -> dict[int, int | None] | None:
-        """Reads the driver's values. They are not needed if the context-switch log is used."""
+        """Returns the busy time of each process according to the driver's samples, or None if it is unknown."""
         if not self._settings.sees_processes or {_PROCESSES, _NEWER_PROCESSES} <= self._guard.unsupported:
             return None
         if device.busy_ns == 0:
@@ -282,17 +282,17 @@ class UsageReader:
     # Energy
 
     def _read_power(self) -> int | None:
-        """Returns milliwatts. Errors are not reported, because power only weights the energy of each window."""
+        """Returns the power in milliwatts. Ignores errors, because power only helps to split energy among windows."""
         power = 0
         with CallGuard[str]().catch():
             power = int(self._driver.call(_POWER, self._handle))
         return power if 0 < power <= _MAX_WATTS * 1000 else None
 
     def _read_energy(self, pids: Collection[int] | None, power: int | None) -> int | None:
-        """Returns the energy since the last reading of the counter. None if it is unknown or was not read.
+        """Returns the energy since the last reading of the counter, or None if the counter was not read.
 
-        The counter is read every 5 s and when processes change. Without power readings it is read every time, because
-        the energy could not be split among usage windows. The first reading, and the first after a reset, return 0.
+        The counter is read every 5 s, and when a process starts or ends. Without power readings, it is read every time,
+        because energy is split among windows by power. The first reading, and the first after a reset, returns 0.
         """
         changed, self._pids = pids != self._pids, pids
         now, before = self._clock(), self._energy_at
