@@ -1,1 +1,1 @@
-"""Reads GPUs, allocations and usage in three loops. Each pass of a loop (a *turn*) publishes a new document."""
+"""Reads GPUs, allocations and usage in three loops, and publishes a new document after each reading."""

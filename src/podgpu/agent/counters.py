@@ -1,4 +1,4 @@
-"""Reads the list of configured counters, groups their fields by interval, and schedules when each group is read."""
+"""Reads the configured counters, groups their fields by interval, and schedules the readings of each group."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _log = logging.getLogger("podgpu")
 _COUNTERS_DIRECTORY = "/etc/dcgm-exporter"
 _MAX_BYTES = 1 << 20
 ALWAYS_READ = (203, 155, 150, 250, 252)  # utilisation, power, temperature, memory
-_THROTTLE_INTERVAL = 5.0  # shortest interval for the throttling counters; one reading costs 1.5 ms of CPU (H200)
-_TOGETHER_SECONDS = 0.02  # field groups that are due within this time are read together
-WARM_UP_SECONDS = 1.0  # maximum interval between the first two readings, which are needed for rates
+_THROTTLE_INTERVAL = 5.0  # minimum interval of the throttling counters, because a reading costs 1.5 ms of CPU (H200)
+_TOGETHER_SECONDS = 0.02  # groups that are due within this time are read together
+WARM_UP_SECONDS = 1.0  # maximum time between the first two readings, because rates need two readings
 CounterSpecs = tuple[CounterSpec, ...]
 ReadCounters = Callable[[], CounterSpecs]
-"""Returns the current counters. Raises SourceError if they are invalid; callers then keep the previous counters."""
+"""Returns the current counters. Raises SourceError if they are invalid."""
 
 
 def read_counters(chosen: str, names: NameSet = "4.8") -> tuple[CounterSpecs, ReadCounters | None]:
-    """Returns the counters and, if they are in a file, a function that re-reads them. `chosen`: the value of `-f`."""
+    """Returns the counters that `-f` selects. If they are in a file, also returns a function that re-reads them."""
     if chosen == "none":
         return (), None
     if not chosen:
@@ -54,15 +54,15 @@ def read_counters(chosen: str, names: NameSet = "4.8") -> tuple[CounterSpecs, Re
 
 
 def counters_in_file(path: str, names: NameSet = "4.8") -> ReadCounters:
-    """Returns a function that returns the counters of a CSV file. The file is parsed only when it has changed."""
+    """Returns a function that reads the counters from a CSV file. It parses the file only if the file has changed."""
     file = ReadOnChange(lambda content, origin: _parse(content.decode("utf-8", "replace"), origin, names), _MAX_BYTES)
     return lambda: file.read(path)
 
 
 def counters_in_configmap(name: str, read_text: Callable[[], str | None], names: NameSet = "4.8") -> ReadCounters:
-    """Returns a function that parses the CSV text of a watched ConfigMap.
+    """Returns a function that parses the counters in a ConfigMap.
 
-    `read_text` returns None if the ConfigMap or its key is missing.
+    `read_text` returns the CSV text, or None if the ConfigMap or its key is missing.
     """
 
     def read() -> CounterSpecs:
@@ -87,21 +87,21 @@ def _parse(text: str, origin: str, names: NameSet) -> CounterSpecs:
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """An entry of `collections` in dcgm-exporter's configuration file: fields that are read at the same interval."""
+    """Fields with their own interval, from the section `collections` of dcgm-exporter's configuration file."""
 
     name: str
     every: float
     include: tuple[str, ...]  # names of fields, or shell patterns
-    place: str = ""  # file and position of the definition, for error messages
+    place: str = ""  # file and position of the definition, used in error messages
 
 
 def collection_of_fields(
     counters: Sequence[CounterSpec], collections: Sequence[Collection], skip_empty: bool = False
 ) -> Mapping[int, Collection]:
-    """Returns field id -> collection. Fields without a collection are read at the common interval.
+    """Returns the collection of each field, by field id. Omits fields without a collection.
 
-    Patterns match the names in the counter file, or another name of the same field (DCGM 4.8 or 4.9). Raises UsageError
-    if a field is in two collections, or if a collection is empty and `skip_empty` is not set.
+    Patterns match the names in the counter file or, if none matches, the other names of the fields (DCGM 4.8 and 4.9).
+    Raises UsageError if a field is in two collections, or if a collection is empty and `skip_empty` is not set.
     """
     collection_of: dict[int, Collection] = {}
     for collection in collections:
@@ -111,7 +111,7 @@ def collection_of_fields(
                 f"{collection.place}: {collection.name}: no configured field matches"
                 f" {', '.join(collection.include[:5])}; add the field to the counters, or remove the collection"
             )
-        # With --dcgm-names both, a field has two names but one interval.
+        # With --dcgm-names both, a field has two counters, which must have the same interval.
         renames = {rename for counter in chosen if (rename := rename_of(counter.name)) is not None}
         for counter in counters:
             if counter not in chosen and rename_of(counter.name) not in renames:
@@ -137,10 +137,10 @@ def group_fields(
     collections: Sequence[Collection] = (),
     skip_empty: bool = False,
 ) -> tuple[FieldGroup, ...]:
-    """Returns one group per collection, and one for all other fields, including those of podgpu.
+    """Returns one group per collection, and one group for all other fields, including those that podgpu needs.
 
-    Throttling counters that are not in the counter file have their own group with a longer interval. Raises UsageError
-    for an empty collection, unless `skip_empty` is set.
+    Throttling counters that only podgpu needs have their own group with a longer interval. Raises UsageError if a
+    collection is empty and `skip_empty` is not set.
     """
     collection_of = collection_of_fields(counters, collections, skip_empty)
     configured = {counter.field.id: counter.field for counter in counters}
@@ -160,7 +160,7 @@ def group_fields(
 
 
 class Schedule:
-    """Decides when each field group is read next. Not thread-safe."""
+    """Computes when each field group is due. Not thread-safe."""
 
     def __init__(self, groups: Sequence[FieldGroup]) -> None:
         self.groups = tuple(groups)
@@ -171,9 +171,9 @@ class Schedule:
         return min(self._next.get(group, float("-inf")) for group in self.groups)
 
     def take_due(self, now: float) -> tuple[FieldGroup, ...]:
-        """Returns the groups to read now, and schedules their next reading.
+        """Returns the groups that are due, and schedules their next reading.
 
-        Groups are due at multiples of their interval, to be read together. A missed reading restarts the interval.
+        A group is due at multiples of its interval. If a reading is missed, the interval starts again from now.
         """
         due = tuple(group for group in self.groups if self._next.get(group, now) <= now + _TOGETHER_SECONDS)
         for group in due:

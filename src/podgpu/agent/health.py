@@ -1,7 +1,7 @@
 """Checks the health of every GPU, and counts XIDs and clock events.
 
-`metrics/conditions.py` defines the names and texts of the conditions. A condition that cannot be checked (the field is
-not supported, or the GPU did not answer) is unknown: neither present nor absent.
+`metrics/conditions.py` defines the conditions. A condition is present, absent or unknown. It is unknown if the GPU did
+not answer or does not support the field.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from podgpu.metrics.conditions import (
 from podgpu.metrics.fields import CLOCK_EVENTS, CLOCK_EVENTS_FIELD, THROTTLE_REASONS
 from podgpu.model import Assignment, Condition, Device, Value, Workload, XidCount, group_by_key, split_key
 
-XID_SECONDS = 86_400.0  # a GPU is reported as broken for a day after its last XID that needs action
+XID_SECONDS = 86_400.0  # how long a GPU is reported as broken after its last XID that needs action
 THROTTLE_SECONDS = 60.0  # shorter throttling is normal operation
-THROTTLE_BEGINS, THROTTLE_ENDS = 0.5, 0.1  # fraction of THROTTLE_SECONDS for which the GPU was throttled
+THROTTLE_BEGINS, THROTTLE_ENDS = 0.5, 0.1  # the condition begins and ends at these fractions of throttled time
 _xid_log = logging.getLogger(f"{__name__}.xid")
 _xid_log.addFilter(RepeatFilter())
 _SAMPLE_SECONDS = 5.0  # minimum interval between two samples of the throttling counters
 _ENERGY = 156
 _DRIVER_REASONS = frozenset({"driver_not_loaded", "library_not_found", "stale_handle"})
-_MONOTONIC_FIELDS = (*THROTTLE_REASONS, _ENERGY)  # a lower value means that the GPU was reset or the driver reloaded
+_MONOTONIC_FIELDS = (*THROTTLE_REASONS, _ENERGY)  # they decrease only if the GPU was reset or the driver reloaded
 _COUNTER_OF = {reason: number for number, reason in THROTTLE_REASONS.items()}
-_THROTTLE_COUNTERS = {  # condition -> counters: the highest value is used; older drivers have only the last one
+_THROTTLE_COUNTERS = {  # the highest counter is used; older drivers have only the last one
     THERMAL: [_COUNTER_OF[reason] for reason in ("sw_thermal", "hw_thermal", "thermal")],
     POWER_BRAKE: [_COUNTER_OF["hw_power_brake"]],
 }
@@ -50,13 +50,13 @@ _THROTTLE_COUNTERS = {  # condition -> counters: the highest value is used; olde
 
 @dataclass(slots=True)
 class Throttling:
-    """Detects sustained throttling of one GPU from its counters."""
+    """Detects from a GPU's counters whether it is throttled for a long time."""
 
     _samples: deque[tuple[float, dict[int, float]]] = field(default_factory=deque)
     _is_present: dict[str, bool] = field(default_factory=dict)
 
     def update(self, values: Mapping[int, Value], now: float) -> dict[str, bool]:
-        """Returns condition -> True if present. Unknown conditions are omitted."""
+        """Returns whether each throttling condition is present. Omits unknown conditions."""
         samples = self._samples
         if samples and now - samples[-1][0] < _SAMPLE_SECONDS:
             return self._is_present
@@ -76,14 +76,14 @@ class Throttling:
 
 @dataclass(slots=True)
 class _Gpu:
-    """State of one GPU that is kept between two checks. Times are monotonic."""
+    """State of one GPU between two checks. Times are monotonic."""
 
-    details: dict[str, str | None] | None = None  # condition -> detail in the last check; None if the GPU is not shown
+    details: dict[str, str | None] | None = None  # result of `_check_gpu`; None if the GPU is not selected
     since: dict[str, float] = field(default_factory=dict)  # start time by condition
-    xids: dict[int, tuple[float, float]] = field(default_factory=dict)  # XIDs that need action: first and last time
+    xids: dict[int, tuple[float, float]] = field(default_factory=dict)  # first and last time of XIDs that need action
     throttling: Throttling = field(default_factory=Throttling)
     counters: dict[int, float] = field(default_factory=dict)
-    links: int = 0  # highest number of NVLinks seen up
+    links: int = 0  # highest number of active NVLinks since the start
     holders: tuple[Workload, ...] = ()
     was_unavailable: bool = False  # the GPU was lost, or its driver was not loaded
 
@@ -92,7 +92,7 @@ class HealthWatch:
     """Tracks the conditions of all GPUs. Not thread-safe."""
 
     def __init__(self, clock: Clock, xid_window: float, clock_window: float) -> None:
-        """`xid_window`, `clock_window`: seconds over which dcgm-exporter's XID and clock event counts are computed."""
+        """`xid_window`, `clock_window`: length in seconds of the windows in which XIDs and clock events are counted."""
         self._clock = clock.monotonic
         self._to_unix = UnixTime(clock).convert
         self._gpus: dict[str, _Gpu] = {}
@@ -103,7 +103,7 @@ class HealthWatch:
         self._clock_masks: dict[str, int] = {}
 
     def update(self, result: TelemetryResult) -> None:
-        """Checks the GPUs. Called after each reading of them."""
+        """Checks the GPUs after a reading."""
         now, all_values = self._clock(), result.values
         is_due = any(f.id == CLOCK_EVENTS_FIELD for group in result.groups for f in group.fields)
         for key, values in all_values.items() if is_due else ():
@@ -138,7 +138,7 @@ class HealthWatch:
                 gpu.xids[event.code] = first, now
 
     def forget_xids(self, uuid: str) -> bool:
-        """Removes the XIDs of a GPU (`podgpu forget`). Returns False if it has none."""
+        """Removes the XIDs of a GPU. Returns False if it has none."""
         xids, self._gpus[uuid].xids = self._gpus[uuid].xids, {}
         return bool(xids)
 
@@ -149,9 +149,9 @@ class HealthWatch:
         self._gpus.pop(uuid, None)
 
     def report(self, assignments: Sequence[Assignment], absent: Collection[str]) -> dict[str, dict[str, Any]]:
-        """Returns device key -> {name of a field of `DeviceState` or `MigInstance`: value}.
+        """Returns health fields of `DeviceState` and `MigInstance`: values by device key and name of the field.
 
-        GPUs that are lost or disappeared (`absent`, by UUID) keep their last holders.
+        `absent`: UUIDs of GPUs that disappeared. These GPUs and lost GPUs keep their last holders.
         """
         now = self._clock()
         held = group_by_key((split_key(assignment.device)[0], assignment.holder) for assignment in assignments)
@@ -188,7 +188,7 @@ class HealthWatch:
 def _check_gpu(
     gpu: _Gpu, device: Device, result: TelemetryResult, values: Mapping[int, Value] | None, usual_links: int, now: float
 ) -> dict[str, str | None]:
-    """Returns condition -> detail, or None if the condition is absent. Unknown conditions are omitted."""
+    """Returns the detail of each condition, or None if the condition is absent. Omits unknown conditions."""
     absence = _find_absence(device, result)
     details: dict[str, str | None] = dict.fromkeys((LOST, UNREADABLE, DRIVER_AWAY))
     if absence is not None:
@@ -203,7 +203,7 @@ def _check_gpu(
         up = reading.links_up
         if up is not None and not device.mig_enabled:  # NVLinks are not used in MIG mode
             gpu.links = max(gpu.links, up)
-            if gpu.links:  # a GPU without an NVLink bridge has no links
+            if gpu.links:  # 0 if the GPU has no NVLink bridge
                 wired = max(gpu.links, usual_links)
                 details[NVLINK] = f"{wired - up}/{wired}" if up < wired else None
     absent = {condition for condition, detail in details.items() if detail is None}
@@ -212,7 +212,7 @@ def _check_gpu(
 
 
 def _check_reset(gpu: _Gpu, absence: tuple[str, str] | None, values: Mapping[int, Value] | None) -> None:
-    """Clears the XIDs of a GPU after it was reset or its driver was reloaded."""
+    """Clears the XIDs of a GPU if it was reset or its driver was reloaded."""
     if values is None:
         gpu.was_unavailable |= absence is not None and (absence[0] == LOST or absence[1] in _DRIVER_REASONS)
         return
@@ -224,7 +224,7 @@ def _check_reset(gpu: _Gpu, absence: tuple[str, str] | None, values: Mapping[int
 
 
 def _find_absence(device: Device, result: TelemetryResult) -> tuple[str, str] | None:
-    """Returns the condition and detail that explain a failed reading. None if the GPU was read or not selected."""
+    """Returns the condition and detail of a GPU that could not be read. None if it was read or is not selected."""
     inventory = result.sources[0] if result.sources else None
     if inventory is not None and not inventory.up:
         return (LOST, "") if device.uuid in result.absent else (DRIVER_AWAY, inventory.error)
@@ -243,9 +243,9 @@ def _find_absence(device: Device, result: TelemetryResult) -> tuple[str, str] | 
 
 
 def _usual_links(gpus: Sequence[Device], readings: Mapping[str, GpuReading]) -> dict[str, int]:
-    """Returns the median number of active links by GPU model, if there are at least three GPUs of that model.
+    """Returns the median number of active links of each GPU model. Omits models with fewer than three GPUs.
 
-    GPUs of the same model on one board have the same number of links.
+    A GPU with fewer links has a problem, because GPUs of the same model normally have the same number of links.
     """
     links = ((gpu.model, readings[gpu.uuid].links_up) for gpu in gpus if gpu.uuid in readings)
     counts = group_by_key((model, up) for model, up in links if up is not None)
@@ -253,9 +253,9 @@ def _usual_links(gpus: Sequence[Device], readings: Mapping[str, GpuReading]) -> 
 
 
 class EventLog:
-    """Counts events by device key and event: since the start (`totals`), and within a time window.
+    """Counts events per device: since the start (`totals`), and within a time window.
 
-    The window consists of buckets of one second, which limits memory when a GPU reports many XIDs.
+    Events in the window are counted per second, which limits memory if a GPU reports many XIDs.
     """
 
     def __init__(self, window: float) -> None:

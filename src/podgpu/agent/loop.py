@@ -1,4 +1,4 @@
-"""The agent: reads telemetry, allocations and usage in three loops. Each turn of a loop publishes a new document."""
+"""Reads telemetry, allocations and usage in three loops, and publishes a new document after each reading."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ from podgpu.workers import ErrorCounts, Workers
 
 _log = logging.getLogger(__name__)
 _SERIAL = 53  # DCGM_FI_DEV_SERIAL
-Forgotten = Literal["gpu", "xids", "nothing"]  # what `podgpu forget` has removed: a lost GPU, XIDs, or nothing
-_UNALLOCATED_READINGS = 12  # use without an allocation is reported after this many readings of the allocation
+Forgotten = Literal["gpu", "xids", "nothing"]  # what `podgpu forget` has removed
+_UNALLOCATED_READINGS = 12  # use without an allocation is reported after this many readings
 
 
 @dataclass(frozen=True)
 class Settings:
-    node_name: str = ""  # if empty, `policy.hostname` is used, which --no-hostname makes empty
+    node_name: str = ""  # if empty, `policy.hostname` is used
     interval: float = 30.0
     allocation_interval: float = 5.0
     usage_interval: float = 1.0
-    collections: tuple[Collection, ...] = ()  # fields with their own interval
-    counters_may_come: bool = False  # a ConfigMap that is created later may contain the fields of `collections`
+    collections: tuple[Collection, ...] = ()  # groups of fields with their own interval
+    counters_may_come: bool = False  # True if a ConfigMap may later add the fields of `collections`
     selection: Selection = field(default_factory=Selection)
     policy: Policy = field(default_factory=Policy)
 
     @property
     def deadline(self) -> float:
-        """Maximum duration of a turn: long enough for a slow driver, but shorter than the default interval."""
+        """Maximum duration of a reading. Long enough for a slow driver, but shorter than the default interval."""
         return min(5.0, max(1.0, self.interval))
 
     @property
     def stale_after(self) -> float:
-        """Maximum age of values that are served. Long enough for one turn that waits for a source that hangs."""
+        """Maximum age of values that are served. Long enough for one reading that waits for a source that hangs."""
         return max(3 * self.interval, self.interval + self.deadline)
 
 
@@ -67,11 +67,11 @@ class Agent:
         read_counters: ReadCounters | None = None,
         containers: ContainerFinder | None = None,
     ) -> None:
-        """If `containers` is None, usage is not read."""
+        """`containers`: finds the containers of processes. If None, usage is not read."""
         self.settings = settings or Settings()
         self.clock = clock or Clock()
         self.fatal: StartError | None = None
-        self.notes_beside: Callable[[], Sequence[str]] = tuple  # warnings of other components, for the page
+        self.notes_beside: Callable[[], Sequence[str]] = tuple  # returns warnings of other components for the page
         selection, deadline = self.settings.selection, self.settings.deadline
         self._telemetry = telemetry
         self._pod_labels = pod_labels
@@ -93,14 +93,14 @@ class Agent:
             self._usage_collector = UsageCollector(telemetry, owners, ledger, workers, errors, deadline, self.clock)
         self._health = HealthWatch(self.clock, policy.xid_window_ms / 1000, policy.clock_window_ms / 1000)
         self._telemetry_result = TelemetryResult()
-        self._serials: dict[str, Mapping[int, Value]] = {}  # by UUID; kept for GPUs that are lost later
+        self._serials: dict[str, Mapping[int, Value]] = {}  # by UUID; shown even after a GPU was lost
         self._allocation_result = Allocation()
         self._usage_result = UsageResult()
         self._changes = ChangeLog(self.clock.monotonic)
         self._exporter_id = secrets.token_hex(8)
-        self._read_at = float("-inf")  # monotonic time of the last telemetry turn
+        self._read_at = float("-inf")  # monotonic time of the last telemetry reading
         self._released_until = float("-inf")
-        self._turn = threading.Lock()
+        self._reading = threading.Lock()
         self._publishing = threading.Lock()
         self._stopping = False
         self._stopped = threading.Event()
@@ -108,14 +108,14 @@ class Agent:
         self._allocate_now = threading.Event()
         self.published = self._make_published()
 
-    # -- turns ---------------------------------------------------------------------------------------------------
+    # -- readings ------------------------------------------------------------------------------------------------
 
     def read_telemetry(self, *, only_due: bool = False) -> None:
-        """Reads all fields of the GPUs, or with `only_due` the fields that are due, and publishes the result.
+        """Reads the GPUs and publishes the result. With `only_due`, reads only the fields that are due.
 
         Raises StartError if the process cannot continue.
         """
-        with self._turn:  # the counters must not change during the turn
+        with self._reading:  # the counters must not change during a reading
             due = self._schedule.take_due(self.clock.monotonic()) if only_due else None
             if due == ():
                 return
@@ -124,7 +124,7 @@ class Agent:
                 lost = find_lost_gpus(allocation.offered, allocation.unmapped, has_lost)
                 result = self._telemetry_collector.collect(due, lost)
                 if result.devices != self._telemetry_result.devices:
-                    self._allocate_now.set()  # the new devices may resolve ids that were unknown
+                    self._allocate_now.set()  # ids that were unknown may belong to new devices
                 with self._publishing:
                     self._telemetry_result = result
                     self._health.update(result)
@@ -135,8 +135,8 @@ class Agent:
         self._publish()
 
     def read_allocation(self, *, counters_first: bool = False) -> None:
-        """Reads the allocation sources once and publishes the result."""
-        self._allocate_now.clear()  # cleared first, so that a request during this turn starts another turn
+        """Reads the allocation sources and publishes the result."""
+        self._allocate_now.clear()  # cleared first, so that a request during this reading starts another one
         if counters_first:
             self.read_counters()
         telemetry = self._telemetry_result
@@ -144,17 +144,17 @@ class Agent:
         self._publish()
 
     def read_usage(self) -> None:
-        """Reads the usage of the GPUs once and publishes the result."""
+        """Reads the usage of the GPUs and publishes the result."""
         if self._usage_collector is None or self.clock.monotonic() < self._released_until:
             return
         result = self._usage_collector.collect(self._telemetry_result, self._allocation_result)
         with self._publishing:
-            if self.clock.monotonic() >= self._released_until:  # `release` may have been called meanwhile
+            if self.clock.monotonic() >= self._released_until:  # `release` may have been called during the reading
                 self._usage_result = result
         self._publish()
 
     def read_counters(self) -> None:
-        """Re-reads the counters if they can change. Invalid counters are ignored and reported."""
+        """Re-reads the counters if they can change. If they are invalid, keeps the old ones and reports the error."""
         if self._read_counters is None:
             return
         result = self._workers.run({COUNTERS: self._read_counters}, self.settings.deadline)[COUNTERS]
@@ -162,10 +162,10 @@ class Agent:
         if counters is not None and counters != self._policy.counters:
             try:
                 schedule = self._make_schedule(counters)
-            except UsageError as e:  # a collection in the configuration file matches none of the counters
+            except UsageError as e:  # a collection matches none of the counters
                 result = replace(result, error=SourceError("malformed", str(e)))
             else:
-                with self._turn:
+                with self._reading:
                     self._schedule, self._policy = schedule, replace(self._policy, counters=counters)
                     self._telemetry_collector.set_groups(schedule.groups)
                 _log.info("counters changed: %d fields", len(counters))
@@ -173,13 +173,13 @@ class Agent:
         self._counter_sources = (self._errors.make_status(COUNTERS, result),)
 
     def _make_schedule(self, counters: Sequence[CounterSpec]) -> Schedule:
-        """Raises UsageError if a collection matches none of the counters."""
+        """Returns the schedule for these counters. Raises UsageError if a collection matches none of them."""
         settings = self.settings
         return Schedule(group_fields(counters, settings.interval, settings.collections, settings.counters_may_come))
 
     def _publish(self) -> None:
         if self._stopping:
-            return  # after `stop`, workers reject calls, and these rejections must not be published as failures
+            return  # after `stop`, all calls fail, which must not be published
         with self._publishing:
             self._health.add_xids(self._telemetry.error_events())
             self.published = self._make_published()
@@ -206,7 +206,7 @@ class Agent:
         return Published(build, policy, self._read_at)
 
     def warm_up(self) -> None:
-        """Reads everything twice, because rates need two readings. For --once."""
+        """Reads everything twice, because rates need two readings. Used by --once."""
         for is_second in (False, True):
             if is_second:
                 self._wake.wait(min(WARM_UP_SECONDS, self.settings.interval))
@@ -215,7 +215,7 @@ class Agent:
             self.read_usage()
 
     def check_selection(self) -> None:
-        """Raises UsageError if `-d` names a device that does not exist. Checks nothing while there is no driver."""
+        """Raises UsageError if `-d` selects a device that does not exist. Does nothing if the driver is not loaded."""
         result = self._telemetry_collector.collect()
         if result.sources[0].up:
             self.settings.selection.check(result.devices)
@@ -223,8 +223,8 @@ class Agent:
     # -- lifecycle -----------------------------------------------------------------------------------------------
 
     def start(self, on_fatal: Callable[[], object]) -> None:
-        """Starts the loops. If the process must end, sets `fatal` to the reason and calls `on_fatal` in a thread."""
-        self._read_at = self.clock.monotonic()  # so that a loop that hangs in its first turn is detected
+        """Starts the loops. If the process must end, a loop sets `fatal` to the reason and calls `on_fatal`."""
+        self._read_at = self.clock.monotonic()  # detects a loop that hangs in its first reading
         loops = {"telemetry": self._telemetry_loop}
         if self._allocations.sources or self._read_counters is not None:
             loops["allocation"] = self._allocation_loop
@@ -234,7 +234,7 @@ class Agent:
             threading.Thread(target=self._guard, args=(name, loop, on_fatal), name=name, daemon=True).start()
 
     def _guard(self, name: str, loop: Callable[[], None], on_fatal: Callable[[], object]) -> None:
-        """Runs a loop. If it fails unexpectedly, ends the process, because its values would no longer be updated."""
+        """Runs a loop. If the loop fails, ends the process, because the values would no longer be updated."""
         try:
             loop()
         except StartError as e:
@@ -263,7 +263,7 @@ class Agent:
                 self.read_allocation(counters_first=True)
 
     def _usage_loop(self) -> None:
-        """Reads on a fixed schedule, however long a turn takes. So counters have the same age in every scrape."""
+        """Reads at fixed times, however long a reading takes, so that counters have the same age in every scrape."""
         due, interval = self.clock.monotonic(), self.settings.usage_interval
         while not self._stopping:
             self.read_usage()
@@ -272,8 +272,8 @@ class Agent:
             self._stopped.wait(max(0.0, due - self.clock.monotonic()))
 
     def release(self, seconds: float) -> bool:
-        """Closes podgpu's driver handles for `seconds`, so that the driver can be unloaded. False if that fails."""
-        with self._turn:
+        """Closes the driver for `seconds`, so that an operator can unload it. Returns False if this fails."""
+        with self._reading:
             if not self._release_driver():
                 return False
             message = f"released for {seconds:.0f} s on request"
@@ -287,20 +287,20 @@ class Agent:
         return True
 
     def details(self, uuid: str) -> tuple[Mapping[int, Value], int | None]:
-        """Returns rarely changing values of one GPU by field id, and the number of its active NVLinks."""
+        """Returns additional values of a GPU by field id, and the number of its active NVLinks."""
         reading = self._telemetry_result.readings.get(uuid)
         return (self._serials.get(uuid, {}), None) if reading is None else (reading.slow_values, reading.links_up)
 
     def list_processes(self) -> Mapping[str, Sequence[RunningProcess]]:
-        """Returns the processes of the last usage turn by device key."""
+        """Returns the processes of the last usage reading, by device key."""
         return self._usage_result.processes
 
     def forget(self, uuid: str) -> Forgotten | None:
-        """Removes a GPU that disappeared, or the XIDs of a present GPU (`podgpu forget`).
+        """Removes a GPU that disappeared. If the GPU is present, removes its XIDs instead.
 
-        Returns None if there is no such GPU.
+        Returns what was removed, or None if there is no such GPU.
         """
-        with self._turn, self._publishing:  # a concurrent turn would add the GPU again
+        with self._reading, self._publishing:  # a concurrent reading would add the GPU again
             telemetry = self._telemetry_result
             known = {d.uuid for d in telemetry.devices}
             if result := self._telemetry_collector.forget(telemetry, uuid, self._health.is_lost(uuid)):
@@ -315,20 +315,20 @@ class Agent:
         return forgotten
 
     def reload(self) -> None:
-        """Starts an allocation turn immediately, which also reads changed counters (SIGHUP)."""
+        """Starts a reading of the allocation and the counters at once. SIGHUP calls this method."""
         self._allocate_now.set()
 
     @property
-    def turns(self) -> bool:
-        """Returns True if the telemetry loop finished a turn recently."""
+    def is_running(self) -> bool:
+        """True if the telemetry loop has finished a reading recently."""
         return self.clock.monotonic() - self._read_at <= self.settings.stale_after
 
     def is_fresh(self, published: Published) -> bool:
-        """Returns True if the values are recent enough to be served."""
+        """Returns True if the values are recent enough to serve."""
         return self.clock.monotonic() - published.read_at <= self.settings.stale_after
 
     def stop(self) -> None:
-        """Ends the loops and closes all sources. Waits for a hung driver only until the deadline."""
+        """Ends the loops and closes the driver. If the driver hangs, waits only until the deadline."""
         self._stopping = True
         self._stopped.set()
         self._wake.set()

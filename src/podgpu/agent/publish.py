@@ -1,4 +1,4 @@
-"""Builds the node's document from the results of the three loops, renders it on request, and logs changes."""
+"""Builds the node's document from the latest readings, renders it on request, and logs changes."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ from podgpu.model import (
 
 _log = logging.getLogger("podgpu")
 RenderedText = Literal["fresh", "stale", "gpu_manager", "fresh_json", "stale_json"]
-"""Metrics text or JSON. The stale variants omit all values; they are served when the values are too old."""
-COUNTERS = "counters"  # name of the counter file in the status of sources
+"""Metrics text or JSON. The stale variants omit all values. They are served if the values are too old."""
+COUNTERS = "counters"  # name of the source that reads the counter file
 _STARTED_AT = time.time()
 _IDENTITY = ("uuid", "index", "model", "pci_bus_id", "minor", "maker", "mig_enabled")
 _NO_FIGURES = (*_IDENTITY, "hidden", "conditions", "last_holders")
-_FAULT_SECONDS = 60.0  # minimum interval between two log lines about the same fault of a source
-_SAME_FAULT = {"hung": "deadline"}  # a slow call is reported as `deadline` at first and as `hung` later
+_FAULT_SECONDS = 60.0  # minimum time between two log lines about the same fault
+_SAME_FAULT = {"hung": "deadline"}  # a call that hangs is first reported as `deadline`
 
 
 # -- the document --------------------------------------------------------------------------------------------------
@@ -75,10 +75,10 @@ def build_node_state(
     pod_labels: PodLabels | None = None,
     **members: Any,
 ) -> NodeState:
-    """Builds the document from the latest results of the three loops.
+    """Builds the document from the latest readings.
 
-    `health`: result of `HealthWatch.report`. `configured`: ids of the fields in the counter file. `members`: values of
-    the fields of `NodeState` that are not set here.
+    `health`: result of `HealthWatch.report`. `configured`: ids of the fields in the counter file. `members`: other
+    fields of `NodeState`.
     """
     names = fields()
     return NodeState(
@@ -102,7 +102,7 @@ def build_node_state(
 
 
 def _join_holders(allocation: Allocation, usage: UsageResult) -> dict[str, list[Holder]]:
-    """Joins assignments and usage by device key."""
+    """Returns the holders of each device with their usage, by device key."""
     holders = defaultdict[str, list[Holder]](list)
     usages = {key: dict(entries) for key, entries in sorted(usage.holders.items())}
 
@@ -155,7 +155,7 @@ def _build_gpus(
         }
 
     instances: defaultdict[str, list[MigInstance]] = defaultdict(list)
-    known = {device.uuid for device in telemetry.devices}  # without GPUs that were removed with `podgpu forget`
+    known = {device.uuid for device in telemetry.devices}  # omits GPUs that `podgpu forget` removed
     devices = _find_devices(
         telemetry, (*holders, *(k for k, own in health.items() if "xids" in own and split_key(k)[0] in known))
     )
@@ -182,14 +182,14 @@ def _build_gpus(
 
 
 def list_unsupported(telemetry: TelemetryResult, configured: Collection[int]) -> list[tuple[str, str]]:
-    """Returns field name and device key for each configured field that a selected device does not support."""
+    """Returns the name and device key of each configured field that a selected device does not support."""
     shown, names = {device.key for device in telemetry.selected}, fields()
     entries = (entry for reading in telemetry.readings.values() for entry in reading.unsupported)
     return [(names[number].name, key) for key, number in entries if number in configured and key in shown]
 
 
 def _find_devices(telemetry: TelemetryResult, used: Iterable[str]) -> dict[str, Device]:
-    """Returns by key: shown devices, hidden devices with holders, usage or XIDs, and the GPUs of MIG instances."""
+    """Returns the devices of the document, by key. `used`: keys of devices to include even if they are not selected."""
     known = {device.key: device for device in telemetry.devices}
     devices: dict[str, Device] = {}
     for key in (*(device.key for device in telemetry.selected), *used):
@@ -213,13 +213,13 @@ def _read_figures(values: Mapping[int, Value]) -> dict[str, float]:
 
 
 def add_memory(devices: Iterable[Device], values: Mapping[str, Mapping[int, Value]]) -> tuple[Device, ...]:
-    """Adds the total memory of each device, which allocation sources need to compute shares."""
+    """Sets the total memory of each device. Allocation sources need it to compute shares."""
     totals = {key: device_figures(_read_figures(own))["memory_total_bytes"] for key, own in values.items()}
     return tuple(replace(device, memory_bytes=totals.get(device.key)) for device in devices)
 
 
 def remove_figures(state: NodeState) -> NodeState:
-    """Returns the document with identities, conditions and sources only. It is served when the values are too old."""
+    """Removes all values from the document. Keeps identities, conditions and sources."""
     devices = []
     for gpu in state.devices:
         own = [MigInstance(id=i.id, profile=i.profile, uuids=i.uuids, hidden=i.hidden) for i in gpu.instances]
@@ -234,8 +234,7 @@ def remove_figures(state: NodeState) -> NodeState:
 class Published:
     """The document after one reading, its JSON and its metrics text.
 
-    All are built on the first request, without waiting for a driver, and then cached. There may be several readings
-    between two requests.
+    They are built on the first request and then cached. Building never waits for a driver.
     """
 
     _build: Callable[[], NodeState]
@@ -276,13 +275,13 @@ class Published:
 
 
 def process_families() -> tuple[Family, ...]:
-    """Builds the metrics of the exporter's own process, with the names of Prometheus' client libraries."""
+    """Returns the metrics of the exporter's own process, with the names of Prometheus' client libraries."""
     size, resident = (int(pages) for pages in Path("/proc/self/statm").read_text(encoding="ascii").split()[:2])
     most_files, most_memory = (resource.getrlimit(of)[0] for of in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS))
     values = {
         "process_cpu_seconds_total": time.process_time(),
         "process_max_fds": most_files,
-        "process_open_fds": len(os.listdir("/proc/self/fd")) - 1,  # excludes the descriptor of this listing
+        "process_open_fds": len(os.listdir("/proc/self/fd")) - 1,  # minus the descriptor that lists the directory
         "process_resident_memory_bytes": resident * resource.getpagesize(),
         "process_start_time_seconds": _STARTED_AT,
         "process_virtual_memory_bytes": size * resource.getpagesize(),
@@ -295,7 +294,7 @@ def process_families() -> tuple[Family, ...]:
 
 
 class ChangeLog:
-    """Logs each change of sources, GPUs and supported fields once."""
+    """Logs changes of sources, unsupported fields and unmapped assignments. Logs each change once."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._faults: FaultLog[tuple[str, str]] = FaultLog(clock, _FAULT_SECONDS)  # by source and GPU UUID
@@ -316,7 +315,7 @@ class ChangeLog:
             name = f"{source.name} ({source.device})" if source.device else source.name
             if source.up and self._faults.recover(key):
                 _log.info("%s: answers again", name)
-            # Mistakes in the counter file are compared by message, so that a second, different one is logged.
+            # Compares mistakes in the counter file by message, so that another mistake is logged, too.
             is_mistake = source.name == COUNTERS and source.error == "malformed"
             fault = source.message if is_mistake else _SAME_FAULT.get(source.error, source.error)
             if not source.up and self._faults.fail(key, fault):

@@ -1,6 +1,6 @@
-"""Collects telemetry: reads the list of GPUs, then each GPU in its own worker, with a deadline.
+"""Reads the list of GPUs, then each GPU in its own worker with a deadline.
 
-Fields that are not due keep their last value while the device answers. After a failure, all fields are due.
+A field that is not due keeps its last value. If the reading of a GPU fails, all its fields are read next time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from podgpu.metrics.fields import Field
 from podgpu.model import Device, EntityState, SourceStatus, Value
 from podgpu.workers import ErrorCounts, Workers
 
-OTHERS = "others"  # name of the worker that reads switches and CPUs
+OTHERS = "others"  # worker that reads switches and CPUs
 _Read = Callable[[Sequence[Field]], GpuReading]
 
 
@@ -25,14 +25,14 @@ _Read = Callable[[Sequence[Field]], GpuReading]
 class TelemetryResult:
     devices: tuple[Device, ...] = ()  # all devices of the node, including GPUs that disappeared
     selected: tuple[Device, ...] = ()  # devices selected by -d
-    readings: Mapping[str, GpuReading] = field(default_factory=dict)  # by UUID, or OTHERS; failed ones are missing
-    sources: tuple[SourceStatus, ...] = ()  # the first one is the inventory (list of GPUs)
+    readings: Mapping[str, GpuReading] = field(default_factory=dict)  # by UUID or OTHERS, without failed readings
+    sources: tuple[SourceStatus, ...] = ()  # the first source is the list of GPUs
     gpus_expected: int | None = None  # number of GPUs on the PCI bus
     gpus_visible: int = 0
     gpus_lost: int = 0
-    dropped: Mapping[int, int] = field(default_factory=dict)  # number of rejected values since start, by field id
-    groups: tuple[FieldGroup, ...] = ()  # field groups that were read this time; other values are older
-    absent: frozenset[str] = frozenset()  # UUIDs of `devices` that the driver does not list
+    dropped: Mapping[int, int] = field(default_factory=dict)  # number of invalid values since the start, by field id
+    groups: tuple[FieldGroup, ...] = ()  # groups that were just read; other values are older
+    absent: frozenset[str] = frozenset()  # UUIDs of GPUs in `devices` that the driver no longer lists
     at: float | None = None  # Unix time of the last successful reading
 
     @property
@@ -45,7 +45,7 @@ class TelemetryResult:
 
 @dataclass(eq=False)
 class TelemetryCollector:
-    """Reads all GPUs. Keeps the last inventory, MIG instances and absent GPUs. Not thread-safe."""
+    """Reads all GPUs. Not thread-safe."""
 
     _telemetry: Telemetry
     _groups: tuple[FieldGroup, ...]
@@ -55,16 +55,16 @@ class TelemetryCollector:
     _deadline: float
     _clock: Clock
     _inventory: Inventory = field(default_factory=lambda: Inventory(()))
-    _known: dict[str, tuple[Device, ...]] = field(default_factory=dict)  # devices of each listed GPU, by UUID
-    _absent: dict[str, tuple[Device, ...]] = field(default_factory=dict)  # GPUs not listed by the driver, by UUID
-    _forgotten: frozenset[str] = frozenset()  # UUIDs removed by an operator, until the GPU answers
-    _most_seen: int = 0  # highest number of GPUs in an inventory
+    _known: dict[str, tuple[Device, ...]] = field(default_factory=dict)  # each listed GPU and its instances, by UUID
+    _absent: dict[str, tuple[Device, ...]] = field(default_factory=dict)  # GPUs that the driver does not list, by UUID
+    _forgotten: frozenset[str] = frozenset()  # GPUs that `podgpu forget` removed, until they answer
+    _most_seen: int = 0  # highest number of GPUs that the driver has listed
     _dropped: Counter[int] = field(default_factory=Counter)
     _taken_at: float | None = None
     _readings: dict[str, dict[FieldGroup, GpuReading]] = field(default_factory=dict)  # the last readings by UUID
 
     def __post_init__(self) -> None:
-        # checked once, because it is slow
+        # isinstance is called only once, because it is slow for protocols
         self._host_engine = self._telemetry if isinstance(self._telemetry, HostEngine) else None
         self.set_groups(self._groups)
 
@@ -78,9 +78,9 @@ class TelemetryCollector:
         self._readings = {}
 
     def collect(self, due: Sequence[FieldGroup] | None = None, lost: Iterable[str] = ()) -> TelemetryResult:
-        """Reads the field groups that are due, or all of them. Raises StartError if the process cannot continue.
+        """Reads the field groups `due`, or all groups. Raises StartError if the process cannot continue.
 
-        `lost`: UUIDs of GPUs that an allocation source lists and the driver does not.
+        `lost`: UUIDs of GPUs that an allocation source lists, but not the driver.
         """
         groups = tuple(group for group in self._groups if due is None or group in due) or self._groups
         name = self._telemetry.name
@@ -92,7 +92,7 @@ class TelemetryCollector:
         if not inventory.up:
             self.drop_values()
             return self._make_result(groups, (inventory,), {})
-        # -d may name MIG instances, which are known only after a reading of all GPUs.
+        # If -d selects MIG instances, all GPUs are read, because instances are known only after a reading.
         shown, every = self._selection.select(self._listed()), self._selection.instances is not None
         gpus = [gpu for gpu in self._inventory.gpus if every or gpu.uuid in shown]
         reads: dict[tuple[str, str], _Read] = {
@@ -110,7 +110,7 @@ class TelemetryCollector:
         results = self._workers.run(jobs, self._deadline).values()
         for (name, uuid), result in zip(reads, results, strict=True):
             reading = self._merge_with_earlier(uuid, result.value)
-            if uuid or reading is None or reading.entities:  # no status for switches and CPUs if the node has none
+            if uuid or reading is None or reading.entities:  # omits OTHERS if it has no entities
                 sources.append(self._errors.make_status(name, result, uuid))
             if reading is not None:
                 readings[uuid or OTHERS] = reading
@@ -144,16 +144,16 @@ class TelemetryCollector:
         self._most_seen = max(self._most_seen, len(inventory.gpus) + len(inventory.unreachable))
 
     def _find_devices(self, gpu: Device) -> tuple[Device, ...]:
-        """Returns the GPU and its instances as last read. If a GPU reappears, these are its old instances."""
+        """Returns the GPU and its last known instances. A GPU that reappears has its old instances until it is read."""
         last = self._known.get(gpu.uuid) or self._absent.get(gpu.uuid) or (gpu,)
         return tuple(replace(device, index=gpu.index) for device in last) if last[0].model else (gpu,)
 
     # -- GPUs that disappeared -----------------------------------------------------------------------------------
 
     def _add_lost(self, uuids: Iterable[str]) -> None:
-        """Adds GPUs that were never in an inventory to the absent GPUs.
+        """Adds GPUs that the driver never listed to the absent GPUs.
 
-        Does nothing before the first inventory, or while a GPU is hung, because the hung GPU may be one of `lost`.
+        Does nothing before the first inventory, or while a GPU hangs, because that GPU may be one of `uuids`.
         """
         if self._inventory.hung or not (self._inventory.gpus or self._inventory.unreachable):
             return
@@ -161,7 +161,7 @@ class TelemetryCollector:
         self._absent |= {uuid: (Device(None, uuid, "", ""),) for uuid in sorted(uuids) if uuid.lower() not in known}
 
     def forget(self, result: TelemetryResult, uuid: str, lost: bool) -> TelemetryResult | None:
-        """Returns `result` without this GPU if the GPU disappeared or is `lost`, otherwise None.
+        """Removes a GPU that disappeared or is `lost` from `result`. Returns None for any other GPU.
 
         The GPU stays removed until it answers, even if an allocation source lists it.
         """
@@ -172,10 +172,10 @@ class TelemetryCollector:
         return self._make_result(result.groups, result.sources, result.readings)
 
     def _count_lost(self, visible: int) -> int:
-        """Returns the number of GPUs that do not answer, without those that an operator removed (`_forgotten`).
+        """Returns the number of GPUs that do not answer. Does not count GPUs that `podgpu forget` removed.
 
-        The PCI bus may or may not list a removed GPU, so it is unknown whether `lost` includes it. All removed GPUs are
-        subtracted, but the result is never lower than the number of other GPUs that are known not to answer.
+        It is unknown whether the PCI bus still lists a removed GPU. So all removed GPUs are subtracted, but the result
+        is at least the number of other GPUs that are known not to answer.
         """
         expected = self._telemetry.expected
         lost = max(0, (self._most_seen if expected is None else expected) - visible)
@@ -190,7 +190,7 @@ class TelemetryCollector:
     def _make_result(
         self, groups: tuple[FieldGroup, ...], sources: tuple[SourceStatus, ...], readings: Mapping[str, GpuReading]
     ) -> TelemetryResult:
-        # Listed devices come first. If an absent GPU has the same index, the index refers to the listed one.
+        # Listed devices come first, because an absent GPU can have the index of a listed GPU.
         listed, absent = self._listed(), tuple(d for devices in self._absent.values() for d in devices)
         devices = tuple(d for d in (*listed, *absent) if d.uuid not in self._forgotten)
         shown = self._selection.select(listed) | self._selection.without_numbered_instances().select(absent)
@@ -212,7 +212,7 @@ class TelemetryCollector:
         )
 
     def _report_unreachable(self) -> Iterator[SourceStatus]:
-        """Yields a failed status for each GPU that the driver counts but cannot identify."""
+        """Yields a failed status for each GPU that the driver lists but cannot read."""
         for index, why in self._inventory.unreachable.items():
             if self._selection.instances is not None or self._selection.shows_gpu(index):
                 source, reason = f"gpu{index}", "hung" if index in self._inventory.hung else "unreachable"
@@ -228,7 +228,7 @@ def _read_groups(read: _Read, groups: Sequence[FieldGroup]) -> dict[FieldGroup, 
 
 
 def merge_readings(newest: Sequence[GpuReading], every: Iterable[GpuReading]) -> GpuReading:
-    """Merges the values of `every` reading. The last one in `newest` has the devices, and `newest` has the errors."""
+    """Merges the values of all readings (`every`). Errors come from `newest`, and devices from its last reading."""
     readings = list(every)
     if len(readings) == 1:
         return readings[0]

@@ -1,4 +1,4 @@
-"""Collects usage: reads the activity of processes on each GPU and attributes it to containers."""
+"""Reads the usage of each GPU by process, and attributes it to containers."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from podgpu.workers import ErrorCounts, Workers
 
 SOURCE = "usage"
 SWITCHES = "switches"
-_KUBELET = "kubelet"  # the only source that lists every container of the node
+_KUBELET = "kubelet"  # the only source that lists all allocations of the node
 
 
 @dataclass(frozen=True, slots=True)
 class UsageResult:
-    """Usage by device key. In MIG mode, energy is listed for the GPU, and all other usage for its instances."""
+    """Usage by device key. In MIG mode, the GPU itself has only energy, and its instances have all other usage."""
 
     holders: Mapping[str, Mapping[WorkloadKey, tuple[Workload, HolderUsage]]] = field(default_factory=dict)
     devices: Mapping[str, DeviceTotals] = field(default_factory=dict)
-    namespaces: tuple[NamespaceUsage, ...] = ()  # including containers that have ended
+    namespaces: tuple[NamespaceUsage, ...] = ()  # includes containers that have ended
     at: float | None = None  # Unix time
     sources: tuple[SourceStatus, ...] = ()
     processes: Mapping[str, Sequence[RunningProcess]] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class UsageCollector:
     _clock: Clock
     _charged_at: float | None = None
     _shared: frozenset[str] = frozenset()  # keys of devices with processes of several containers
-    _lacking: set[tuple[str, str, str]] = field(default_factory=set)  # unsupported values: UUID, value, reason
+    _lacking: set[tuple[str, str, str]] = field(default_factory=set)  # UUID, name and reason of unsupported values
 
     def collect(self, telemetry: TelemetryResult, allocation: Allocation) -> UsageResult:
         gpus = [d for d in telemetry.devices if not d.is_instance and d.uuid not in telemetry.absent]
@@ -95,7 +95,7 @@ class UsageCollector:
         )
 
     def _count_errors(self, answers: Mapping[str, UsageAnswer], reasons: Iterable[str]) -> None:
-        # An unsupported value is counted as an error once per GPU, not in every reading.
+        # Counts an unsupported value once per GPU instead of in every reading.
         lacking = {(uuid, *lack) for uuid, answer in answers.items() for lack in answer.lacks} - self._lacking
         self._lacking |= lacking
         counted = [*filter(None, reasons), *(reason for _, _, reason in lacking)]
@@ -107,11 +107,11 @@ class UsageCollector:
             self._errors.add(SOURCE, reason)
 
     def _make_status(self, seconds: float, owners: OwnersByPid, failed: Mapping[str, Exception]) -> SourceStatus:
-        """Returns a failed status outside the host's PID namespace, because the driver lists no processes there."""
+        """Returns the status of this source. It fails if processes are not visible or if a GPU cannot be read."""
         try:
             self._processes.require_permission()
         except SourceError as e:
-            if e.reason not in owners.unknown.values():  # other errors are already counted for each process
+            if e.reason not in owners.unknown.values():  # otherwise, it is already counted for each process
                 self._errors.add(SOURCE, e.reason)
             return SourceStatus(SOURCE, False, seconds, e.reason, str(e))
         for uuid, error in failed.items():
@@ -124,9 +124,9 @@ class UsageCollector:
 def make_samples(
     devices: Iterable[Device], usages: Iterable[DeviceUsage], assignments: Iterable[Assignment], owners: OwnersByPid
 ) -> dict[str, list[DeviceSample]]:
-    """Combines the driver's values with the holders of the devices and the owners of the processes, by GPU UUID.
+    """Combines usage, assignments and process owners into samples. Returns the samples of each GPU, by UUID.
 
-    `devices`: all devices, including those that did not answer, because they can have holders.
+    `devices`: all devices. Those that did not answer are included, because they can have holders.
     """
     answers = {usage.device.key: usage for usage in usages}
     known = {device.key: device for device in devices} | {key: usage.device for key, usage in answers.items()}
@@ -146,9 +146,9 @@ def make_samples(
 
 
 def make_sample(usage: DeviceUsage, assignments: Sequence[Assignment], owners: OwnersByPid) -> DeviceSample:
-    """Finds the holders and the processes of one device. Uses the same `Workload` object for equal workload keys.
+    """Combines the usage, holders and processes of one device.
 
-    If a pod was recreated, processes of the old pod (same name, other UID) may still run. They stay unattributed.
+    A recreated pod has the same name, but another UID. Processes of the old pod that still run are not attributed.
     """
     listed = {process.pid: process for process in usage.processes or () if process.device == usage.device.key}
     busy = usage.process_busy_ns or {}
@@ -169,7 +169,7 @@ def make_sample(usage: DeviceUsage, assignments: Sequence[Assignment], owners: O
         name = names[user.key]
         return "host" if user.uid and name.uid and user.uid != name.uid else name
 
-    # The driver reports the busy time of all MPS clients as that of the MPS server. It is attributed only if all
+    # The driver reports only the busy time of the MPS server, for all its clients. The time is attributed only if all
     # clients have the same owner.
     servers = owners.mps_servers.intersection(pids)
     clients = {pid for pid, process in listed.items() if process.mps and pid not in busy}
@@ -196,10 +196,10 @@ def make_sample(usage: DeviceUsage, assignments: Sequence[Assignment], owners: O
 def _find_unallocated(
     samples: Mapping[str, Sequence[DeviceSample]], allocation: Allocation
 ) -> set[tuple[str, WorkloadKey]]:
-    """Returns (device key, workload key) for each pod that uses a device without an allocation.
+    """Returns device key and workload key of each pod that uses a device without an allocation.
 
-    Returns nothing while the kubelet does not answer, or if the node has no device plugin. Omits pods with an
-    unmapped allocation, and devices that are reserved for unknown pods.
+    Returns nothing if the kubelet does not answer or the node has no device plugin. Omits pods with an unmapped
+    allocation, and devices that a scheduler has reserved for unknown pods.
     """
     allocated = {(a.device, a.holder.key) for a in allocation.assignments if a.source not in LAST_RESORT}
     is_known = any(source.name == _KUBELET and source.up for source in allocation.sources)
@@ -234,7 +234,7 @@ def _is_shared(usage: DeviceUsage, owners: OwnersByPid) -> bool:
 
 
 def _switches_status(answers: Iterable[UsageAnswer]) -> list[SourceStatus]:
-    """Returns the status of the context switch log, if it is enabled."""
+    """Returns the status of the context-switch logs. Empty if no GPU uses a log."""
     statuses = [answer.switches for answer in answers if answer.switches is not None]
     failed = [SourceStatus(SWITCHES, False, 0.0, s.fallback_reason, s.fallback) for s in statuses if s.fallback]
     return failed[:1] or [SourceStatus(SWITCHES, True, 0.0) for _ in statuses[:1]]

@@ -165,7 +165,7 @@ class Act(NamedTuple):
 
 
 def make_script(nodes: Sequence[DemoNode]) -> list[Act]:
-    """Returns the events of the nodes with Kubernetes. All faults exist at the same time between 30 and 90 seconds."""
+    """Returns the events of the nodes with Kubernetes. Between 30 and 90 seconds, all faults are present."""
     first, lost, last, *_ = nodes
     ill = min(6, len(first.driver.gpus) - 1)
     job = [tenant for tenant in last.tenants if tenant.pod == f"{_JOB}-{_FIRST_JOB}"]

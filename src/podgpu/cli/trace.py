@@ -1,7 +1,7 @@
 """`podgpu trace`: records the context switches of one GPU as a trace for ui.perfetto.dev (Trace Event Format).
 
-Perfetto shows a container as a process, and its processes as threads with the slices `run`, `wait` and `run (cut)`, a
-run that the end of a time slice interrupted. It shows a GPU or MIG instance as a process with the slices `switch`, the
+The trace shows a container as a process, and its processes as threads with slices named `run` and `wait`. A `run (cut)`
+ended because its time slice ended. GPUs and MIG instances are also shown as processes, with slices named `switch`, the
 counter `busy`, and instant events for XIDs. Times are microseconds since the start of the recording.
 """
 
@@ -58,7 +58,7 @@ _MAX_SWITCH_NS = 1_000_000
     ("podgpu trace --gpu 4 --telemetry simulated", "try it without a GPU"),
 )
 def command(**options: Any) -> None:
-    """Record when each container was running on a GPU and when it waited for it, as a trace for ui.perfetto.dev.
+    """Record when each container ran on a GPU and when it waited for the GPU, as a trace for ui.perfetto.dev.
 
     Needs root on the GPU's node and driver 550 or later. Containers are not restarted or changed. Ctrl-C ends the
     recording early.

@@ -88,7 +88,7 @@ def duration_text(seconds: float) -> str:
 
 
 Owners = Mapping[PodName, WorkloadOwner]
-NodeLabels = Mapping[str, Mapping[str, str]]  # by node
+NodeLabels = Mapping[str, Mapping[str, str]]  # node name -> labels of the node
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ class PublishedState:
 
 
 class RollingAverage:
-    """Computes the mean utilisation over --window, for the cluster and each namespace, node, model and owner."""
+    """Computes the mean utilisation over --window, for the cluster and each namespace, node and model."""
 
     def __init__(self) -> None:
         self._rounds: deque[tuple[float, dict[Scope, float]]] = deque()  # monotonic time, ratios
@@ -188,7 +188,7 @@ class Cluster:
 
     def start(self, on_fatal: Callable[[], object]) -> None:
         """Starts the thread. The thread sets `fatal` and calls `on_fatal` if the loop fails."""
-        self._round_at = self.clock.monotonic()  # `is_on_time` counts from here until the first round ends
+        self._round_at = self.clock.monotonic()  # the time limit of the first round starts here
         self._thread = threading.Thread(target=self._run, args=(on_fatal,), name="cluster", daemon=True)
         self._thread.start()
 
@@ -217,7 +217,7 @@ class Cluster:
 
     @property
     def late_after(self) -> float:
-        return LATE_ROUNDS * self.settings.interval + 30.0  # the first round of a large cluster takes longer
+        return LATE_ROUNDS * self.settings.interval + 30.0  # 30 s for the slow first round of a large cluster
 
     def reload(self) -> None:
         """Starts a round immediately (SIGHUP)."""

@@ -1,4 +1,4 @@
-"""Builds the metric families of `podgpu cluster`: pod map, GPUs in use, idle holders, counts, costs, podgpu itself."""
+"""Builds the metric families of `podgpu cluster`: pod map, GPUs in use, idle holders, counts, costs."""
 
 from __future__ import annotations
 

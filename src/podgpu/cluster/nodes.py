@@ -17,7 +17,7 @@ from podgpu.errors import few_of
 from podgpu.metrics.conditions import DRIVER_AWAY, LOST, NODE_GONE, UNREADABLE, conditions, words_for
 from podgpu.model import Condition, DeviceState, MigInstance, NodeState, Workload, group_by_key, parts_of
 
-CLOCK_AHEAD, _CLOCK_BEHIND = 5.0, 60.0  # tolerated clock skew in seconds. Late values look like a slow clock
+CLOCK_AHEAD, _CLOCK_BEHIND = 5.0, 60.0  # tolerated clock skew, seconds; 60, because late values look like a slow clock
 MAX_ALERTS = 200
 _NOT_ANSWERING = {LOST, UNREADABLE, DRIVER_AWAY}
 _DRIVER_SOURCES = {"nvml", "dcgm", "exporter", "simulated", "usage", "switches"}
@@ -116,7 +116,7 @@ class _Chooser:
         return reading.state.stale or self.now - reading.read_at > self.stale_after
 
     def is_rival(self, reading: NodeReading, other: NodeReading) -> bool:
-        """Returns True if `reading` is current and from another exporter. One exporter may have two addresses."""
+        """Returns True if `reading` is current and comes from another exporter than `other`."""
         exporter_id = reading.state.exporter_id
         is_other = reading.target != other.target and (not exporter_id or exporter_id != other.state.exporter_id)
         return is_other and reading.listed is not False and not self.is_stale(reading)
@@ -178,13 +178,13 @@ def _describe_reading(
     if skew > CLOCK_AHEAD:
         yield f"its clock is {skew:.0f} s ahead"
     elif skew < -_CLOCK_BEHIND:
-        yield f"its clock is {-skew:.0f} s behind, or its figures are that old"
+        yield f"its clock is {-skew:.0f} s behind, or its values are late"
 
 
 def _describe_conflict(node: str, used: str, others: Collection[str], what: str) -> Alert:
     text = (
         f"node {node}: {used} and {few_of(sorted(others))} report {what}: only the figures of {used} are shown;"
-        " stop the other exporter, or leave it out of the sources of the cluster view"
+        " stop the other exporter, or remove it from the sources of the cluster view"
     )
     return Alert("warning", text, node)
 
@@ -210,7 +210,7 @@ def _remove_gpus(state: NodeState, uuids: Collection[str]) -> NodeState:
 
 
 def add_lost_gpus(state: NodeState, earlier: NodeState, reported: Collection[str], wall: float) -> NodeState:
-    """Adds the GPUs of `earlier` that no node reports now, as lost GPUs. dcgm-exporter does not report lost GPUs."""
+    """Adds the GPUs of `earlier` that no node reports now, with the condition `lost`. dcgm-exporter omits lost GPUs."""
     lost = [_make_lost(gpu, wall) for gpu in earlier.devices if gpu.uuid and gpu.uuid not in reported]
     if not lost:
         return state
@@ -291,7 +291,7 @@ def describe_node(name: str, state: NodeState, gone: bool = False) -> Iterator[A
         source.name
         for source in state.sources
         if source.up is False
-        and not source.name.removeprefix("gpu").isdecimal()  # gpu0, gpu1…: already reported as a condition
+        and not source.name.removeprefix("gpu").isdecimal()  # failures of gpu0, gpu1… are conditions of these GPUs
         and not (without_driver and source.name in _DRIVER_SOURCES)
     ]
     if failing and not gone:

@@ -144,7 +144,7 @@ def is_mps_client(device: GpuOrInstance, holder: Holder) -> bool:
 
 
 def measure_use(device: GpuOrInstance, holder: Holder) -> Use:
-    """Returns whether the holder uses the GPU or MIG instance now."""
+    """Returns whether the holder uses the GPU or MIG instance now: used, idle or unknown."""
     usage = holder.usage or _NO_USAGE
     own, whole = usage.utilization_ratio, device.utilization_ratio
     if holder.source == RESERVATION:
@@ -183,7 +183,7 @@ def device_memory(device: GpuOrInstance) -> int | None:
 def _whole(latest: N | None, window: N | None, of_holders: Sequence[N | None]) -> N | None:
     """Returns the device's value, but never less than the sum of its holders' values.
 
-    Prefers `window` if holders have values, because both cover the same time. `latest` is the newest sample.
+    If holders have values, prefers `window`, which covers the same time as these values. Otherwise, prefers `latest`.
     """
     parts = [part for part in of_holders if part is not None]
     if not parts:
@@ -244,7 +244,7 @@ class Totals(HeldSums, kw_only=True):
 def sum_held(parts: Iterable[HeldPart], currency: str = "", by_device: bool = False) -> HeldSums:
     """Adds up the holders' fractions of GPUs. With `by_device`, a MIG instance counts as one GPU.
 
-    If `parts` is empty, the costs are 0 if `currency` is set, otherwise None.
+    If `parts` is empty, costs are 0 with a `currency` and None without.
     """
     uses: dict[Use, float] = {"used": 0.0, "idle": 0.0, "unknown": 0.0}
     costs, wasted = [], []

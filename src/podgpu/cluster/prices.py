@@ -38,7 +38,7 @@ _Money = Annotated[float, Meta(ge=0, le=1e12)]  # the upper limit excludes infin
 
 
 class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The price of one model. None if the file has no price."""
+    """The price of one model. `gpu_hour` is None if it is not in the file."""
 
     gpu_hour: _Money | None = None
     kwh: _Money | None = None  # accepted for files of older releases; has no effect
@@ -73,13 +73,9 @@ class Prices:
         currency: str,
         models: Mapping[str, Price],
         source: PriceSource = "file",
-        changes: Sequence[tuple[float, Prices]] = (),
-        nodes: Sequence[tuple[Mapping[str, str], Prices]] = (),
+        changes: Sequence[tuple[float, Prices]] = (),  # Unix time of a price change, all prices after it
+        nodes: Sequence[tuple[Mapping[str, str], Prices]] = (),  # labels, prices of nodes that have these labels
     ) -> None:
-        """`changes`: pairs of the Unix time of a price change and the prices of all models after it.
-
-        `nodes`: pairs of node labels and the prices of nodes that have these labels.
-        """
         self.changes = changes
         self.nodes = [*nodes, ({}, Prices(currency, models, source))] if nodes else []
         self.currency = currency
@@ -95,7 +91,7 @@ class Prices:
 
     @property
     def label_names(self) -> list[str]:
-        """Names of the node labels on which prices depend, at any date."""
+        """Names of the node labels on which prices depend, now or after a price change."""
         every = (rule for prices in (self, *(prices for _, prices in self.changes)) for rule in prices.nodes)
         return sorted({name for labels, _ in every for name in labels})
 
@@ -140,7 +136,7 @@ def _dashed(model: str) -> str:
 
 def parse_prices(content: bytes, file: str, source: PriceSource = "file") -> Prices:
     """Parses the file. Raises UsageError, with the file and the invalid entry in the message."""
-    from podgpu.decode import decode_yaml  # here, so that an exporter without prices does not load YAML
+    from podgpu.decode import decode_yaml  # imported here, so that an exporter without prices does not load YAML
 
     parsed = decode_yaml(content, file, _PriceFile)
     models: dict[str, Price] = {}

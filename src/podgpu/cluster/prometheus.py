@@ -213,7 +213,7 @@ class PrometheusClient:
 
 
 def _shorten(text: str) -> str:
-    """Returns one line, without the middle of a long text: VictoriaMetrics quotes the query before the reason."""
+    """Returns one line. Cuts the middle of a long text, because VictoriaMetrics writes the reason at the end."""
     line, half = one_line(" ".join(text.split())), _MAX_TEXT // 2
     return line if len(line) <= _MAX_TEXT else f"{line[:half]}…{line[-half:]}"
 
@@ -229,17 +229,12 @@ class PrometheusCollector:
         server: PrometheusServer,
         settings: ViewSettings,
         *,
-        owners: Callable[[], Owners] = dict,
-        label_names: Callable[[], Sequence[str]] = list,
+        owners: Callable[[], Owners] = dict,  # returns owners of pods that kube-state-metrics does not report
+        label_names: Callable[[], Sequence[str]] = list,  # returns the names of the node labels to read
         clock: Clock | None = None,
-        targets: str = "",
-        has_clusters: bool = False,
+        targets: str = "",  # matcher that selects the exporters
+        has_clusters: bool = False,  # add the cluster's name to node names, even if there is only one cluster
     ) -> None:
-        """`owners`: returns the owners of pods that kube-state-metrics does not report.
-
-        `label_names`: returns the names of the node labels to read. `targets`: matcher that selects the exporters.
-        `has_clusters`: add the cluster's name to node names, even if all nodes belong to one cluster.
-        """
         self._server = server
         self._label_names = label_names
         self._match = ",".join(filter(None, (targets, server.match)))
@@ -357,7 +352,7 @@ class PrometheusCollector:
         series = f"last_over_time({select((USAGE_RULE,), self._match)}[10m])"
         keys = by(label, "kind", "namespace", "modelName", "GPU_I_PROFILE")
         query = f"sum {keys} (max {by(label, *RULE_LABELS)} ({series})) / 300"
-        found: dict[str, dict[tuple[str, str, str], float]] = defaultdict(dict)  # kind of usage -> 5-minute mean by key
+        found: dict[str, dict[tuple[str, str, str], float]] = defaultdict(dict)  # kind of usage -> means of 5 minutes
         for labels, value in ((sample.labels, sample.value) for sample in await self._client.query(query, now)):
             key = labels.get(label, ""), labels.get("namespace", ""), _billed_model(labels)
             found[labels.get("kind", "")][key] = value
@@ -523,7 +518,7 @@ Ask = Callable[[str, str], Awaitable[list[ParsedSample]]]
 async def read_node_labels(
     ask: Ask, server: PrometheusServer, names: Sequence[str], window: str = ""
 ) -> dict[tuple[str, str], dict[str, str]]:
-    """Returns the labels `names` of each node by cluster and node, from kube-state-metrics.
+    """Returns the node labels in `names` from kube-state-metrics, by cluster and node.
 
     With `window` (such as 3600s), omits nodes whose labels changed in this time.
     """
@@ -597,7 +592,7 @@ class PodOwners:
 
 
 def _read_owners(samples: Iterable[ParsedSample], label: str) -> dict[PodName, WorkloadOwner]:
-    """Returns owners by namespace and name. Of several owners, uses the first in alphabetical order."""
+    """Returns owners by namespace and name. If there are several, returns the first in alphabetical order."""
     owners: dict[PodName, WorkloadOwner] = {}
     for labels in (sample.labels for sample in samples):
         name = labels.get(f"exported_{label}") or labels.get(label, "")

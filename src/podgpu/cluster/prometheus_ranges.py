@@ -62,7 +62,7 @@ _COUNTERS = {
     "unattributed_energy": "podgpu_device_unattributed_energy_joules_total",
 }
 _RULES = {"podgpu:usage:sum1h": HOUR, USAGE_RULE: COARSE}  # the coarsest first
-_MIN_SAMPLES = 200  # of a rule; with fewer, the error at the start and end of the range is too large
+_MIN_SAMPLES = 200  # a rule with fewer samples in a range is not exact enough at the start and end
 _GPU_NAMES = (
     *(name for field in (TEMPERATURE, UTIL, GR_ENGINE) for name in names_of(field)),
     "podgpu_device_energy_joules_total",
@@ -73,7 +73,7 @@ Vectors = Mapping[str, Sequence[ParsedSample]]  # by kind of usage
 
 
 class _HolderPart(NamedTuple):
-    """Identifies usage of one holder: on one GPU or MIG instance or, with a recording rule, on all GPUs of a model."""
+    """Identifies a holder and its GPU or MIG instance. A recording rule contains the model instead of the GPU."""
 
     cluster: str
     gpu: str
@@ -132,7 +132,9 @@ class _RangeReader:
             self.notes.append("Prometheus has no counters of podgpu's exporters in this range")
         self.notes.extend(describe_unpriced(self.state.nodes, self.prices))
         if rule and self.prices.label_names:
-            self.notes.append("prices depend on node labels, but there are too many GPUs to read their nodes: no cost")
+            self.notes.append(
+                "the cost is unknown: prices depend on node labels, but there are too many GPUs to read their nodes"
+            )
         rows_now = None if self.query.end is not None else await self._read_now(usage, now)
         return make_range(
             self.query,
@@ -157,7 +159,7 @@ class _RangeReader:
     # Queries
 
     async def _read_methods(self, start: float, end: float) -> None:
-        """Sets `methods`. Adds a note if the recording rule has none, because it comes from an older version."""
+        """Sets `methods`. Adds a note if the recording rule comes from an older version, which did not store them."""
         cluster, kind = self.server.cluster_label, 'kind="method"' if self.rule else ""
         series = select((self.rule or "podgpu_device_usage_method",), kind, self.server.match)
         keys = by("method", cluster, *(RULE_LABELS if self.rule else (*UUID_LABELS, "GPU_I_ID")))
@@ -170,9 +172,9 @@ class _RangeReader:
             self.notes.append(f"missing: methods of usage: {self.rule} was recorded by rules of an older version")
 
     async def _find_rule(self, start: float, end: float) -> str:
-        """Returns the coarsest recording rule that covers the range (or the part of it with GPU metrics), or "".
+        """Returns the coarsest recording rule that covers all GPU metrics in the range, or "" if there is none.
 
-        Rules do not contain nodes. If prices depend on node labels, a rule is used only if there are too many GPUs.
+        Rules do not contain nodes. With prices by node label, a rule is used only if there are too many GPUs to read.
         """
         is_by_node = self.prices.label_names and self.state.fleet is None
         if self.query.by not in ("owner", "namespace") or is_by_node:
@@ -191,7 +193,7 @@ class _RangeReader:
         return ""
 
     async def _may_have_gpus(self, at: float) -> bool:
-        """Returns False if the server certainly has no GPU metrics at this time."""
+        """Returns True if the server has GPU metrics at this time, or if the query fails."""
         try:
             return bool(await self.client.query(f"group({select(_GPU_NAMES, self.server.match)})", at))
         except SourceError as error:
@@ -199,7 +201,7 @@ class _RangeReader:
             return True
 
     async def _read_rule(self, name: str, function: str, end: float) -> Vectors:
-        """`function`: PromQL in which `{}` is replaced by the series."""
+        """Reads a recording rule. `function`: PromQL in which `{}` stands for the series."""
         series = function.format(select((name,), self.server.match))
         samples = await self.client.query(f"max {by(self.server.cluster_label, *RULE_LABELS)} ({series})", end)
         return group_by_key((sample.labels.get("kind", ""), sample) for sample in samples)
@@ -297,7 +299,7 @@ class _RangeReader:
         }
         accounts = await self._read_accounts(billed, start, end)
         gpu_prices = await self._read_gpu_prices(prices, start, end)
-        seconds: dict[tuple[str, str, Prices], float] = defaultdict(float)  # of all GPUs; minus allocated time below
+        seconds: dict[tuple[str, str, Prices], float] = defaultdict(float)  # unallocated, after subtraction below
         joules: dict[tuple[str, str, Prices], float] = defaultdict(float)
         for sums, kind in ((seconds, "gpu_seconds"), (joules, "unattributed_energy")):
             for sample in found.get(kind, ()):
@@ -330,7 +332,7 @@ class _RangeReader:
         return sorted(usage)  # makes rounding independent of the order of query results
 
     async def _read_gpu_prices(self, prices: Prices, start: float, end: float) -> dict[tuple[str, str], Prices]:
-        """Returns prices by cluster and GPU, if they depend on node labels. Omits GPUs of nodes with unknown labels."""
+        """Returns prices by cluster and GPU, if they depend on node labels. Omits GPUs whose nodes differ in price."""
         if not prices.nodes or self.rule:
             return {}
         window, nodes = f"{round(end - start)}s", self.server.node_labels

@@ -83,7 +83,7 @@ class RangeFigures(msgspec.Struct, omit_defaults=True, kw_only=True):
     used_hours_min: float = 0.0
     used_hours_max: float = 0.0
     idle_hours: float = 0.0
-    unknown_hours: float = 0.0  # hours of `allocated_hours` without known use
+    unknown_hours: float = 0.0  # allocated hours for which the use is unknown
     waited_hours: float | None = None  # time spent waiting for a shared GPU; None if 0 or unknown
     mean_use: float | None = None  # mean over the time for which the use is known
     energy_kwh: float | None = None
@@ -320,7 +320,7 @@ def _describe_missing(label: str, prices: Prices, usage: Sequence[UsageSum], row
             " --kubernetes-enable-pod-labels (with --prometheus: that kube-state-metrics exports it in kube_pod_labels)"
         )
     if not prices.currency:
-        yield "there are no prices: give podgpu the option --prices"
+        yield "there are no prices: start podgpu with --prices"
         return
     hours = sum(one.amounts.allocated_seconds for one in usage if one.currency != prices.currency) / 3600
     if hours >= 10**-_DIGITS:
@@ -521,7 +521,7 @@ def _overlap(mark: Mark, history: PodHistory, end: float) -> float:
 
 
 def _hint(summary: JobSummary, p95: list[float], gpus: list[DeviceState]) -> str:
-    """Suggests fewer or smaller GPUs that suffice for the peak memory and the 95th percentile of use, or returns ""."""
+    """Suggests fewer or smaller GPUs, enough for the peak memory and 95th percentile of use. "" if there are none."""
     peak, total = summary.peak_memory_bytes, min((gpu.memory_total_bytes or 0 for gpu in gpus), default=0)
     if not p95 or peak is None or not total:
         return ""

@@ -24,7 +24,7 @@ from podgpu.history.recorder import HistoryRecorder
 from podgpu.history.store import Amounts, Figures, GpuSample, HistoryRound, HolderSample
 from podgpu.model import MJ, NS, DeviceState, HolderUsage, MigInstance, WorkloadKey
 
-_OWN_DIFFERENCE = 0.05  # a sole holder's values are stored only if its utilisation differs more from the GPU's
+_OWN_DIFFERENCE = 0.05  # minimum difference from the GPU's utilisation for storing a sole holder's own values
 MAX_GPUS = 8000  # limit of the SQLite history; measured with 1,000 nodes of 8 GPUs
 _MAX_CELSIUS = 1000  # larger values are dropped; an integer above 64 bits would make SQLite reject the round
 LONGEST_GAP = 60.0  # seconds; a longer time between two rounds is not charged
@@ -55,7 +55,7 @@ class RoundReader:
         return HistoryRound(self.wall(), [sample for node in state.nodes for sample in self._read_node(node, state)])
 
     def _read_node(self, node: NodeEntry, state: ClusterState) -> Iterator[GpuSample]:
-        """Skips GPUs without a UUID, because it is their key in the history. If the node is gone, omits holders."""
+        """Skips GPUs without a UUID, because the UUID is the key in the history. If the node is gone, omits holders."""
         held = {} if node.gone else node.held_by_device()
         for gpu in node.gpus:
             users_joules = 0.0

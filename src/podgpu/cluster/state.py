@@ -192,7 +192,7 @@ def build_single_node_state(
 
 
 def describe_unpriced(nodes: Iterable[NodeEntry], prices: Prices) -> Iterator[str]:
-    """Yields notes about models without a price, and about unknown labels of nodes on which prices depend."""
+    """Yields notes about models without a price, and about missing node labels if prices depend on labels."""
     if not prices.currency:
         return
     labelled = [node for node in nodes if not node.prices.nodes]
@@ -313,7 +313,7 @@ class _IdleTimes:
         return earlier.read_at + self.offset if before_since is None else before_since
 
     def _known_idle(self, gpu: DeviceState, instance: MigInstance | None, usage: HolderUsage) -> float:
-        """Returns how long the holder was idle before this process first read it, from counters or from Prometheus."""
+        """Returns for how many seconds the holder was idle before podgpu first read it, from counters or Prometheus."""
         counted = None if usage.idle_ns is None else usage.idle_ns / NS
         if counted is not None and usage.busy_ns == 0:
             return counted

@@ -228,7 +228,7 @@ class GpuResponse(GpuDetails, kw_only=True):
     gpu: GpuView
 
 
-# Writing
+# Encoding
 
 
 def make_view(state: ClusterState) -> View:
@@ -475,7 +475,7 @@ def add_details(answer: GpuResponse, details: GpuDetails) -> GpuResponse:
 def make_details(state: NodeState, uuid: str, more: Mapping[int, Value], links_up: int | None) -> GpuDetails:
     """Builds the details of a GPU. `more`: DCGM fields that are read only for this response, by id."""
     gpu = next((gpu for gpu in state.devices if gpu_id(gpu) == uuid), DeviceState())
-    values: dict[str, Value] = {"DCGM_FI_DEV_PCI_BUSID": gpu.pci_bus_id} if gpu.pci_bus_id else {}  # even if lost
+    values: dict[str, Value] = {"DCGM_FI_DEV_PCI_BUSID": gpu.pci_bus_id} if gpu.pci_bus_id else {}
     values |= {fields()[number].name: value for number, value in more.items()} | (gpu.fields or {})
     source = next((status.name for status in state.sources if status.up is not None), "")
     xids = (count for device in (gpu, *gpu.instances) for count in device.xids)
@@ -528,7 +528,7 @@ def _concerns(status: SourceStatus, gpu: DeviceState) -> bool:
     return not is_worker or status.name == f"gpu{gpu.index}"
 
 
-# Reading
+# Decoding
 
 
 _Response = TypeVar("_Response", View, GpuDetails)

@@ -117,7 +117,7 @@ def limit_concurrency(limit: int, handler: Handler) -> Handler:
 
 def is_live(agent: Agent) -> tuple[bool, str]:
     """Fails only if the loop is stuck, because a restart would not help against a missing driver."""
-    if not agent.turns:
+    if not agent.is_running:
         return False, "podgpu no longer reads the GPUs: its loop is stuck\n"
     lines = [*describe_alerts(agent), *describe_problems(agent)]
     return True, "\n".join(["degraded", *lines, ""]) if lines else "OK\n"

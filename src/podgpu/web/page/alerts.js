@@ -24,7 +24,7 @@ export class Alerts {
     this.notes = new Notes();
   }
 
-  // `alone`: the page shows nothing else.
+  // `alone`: the page shows only alerts and notes.
   show(picture, devices, alone) {
     this.alerts = alertsOf(picture, devices);
     this.render();
@@ -113,7 +113,7 @@ function withoutDouble(text) {
   return text.replace(/\bnode (?=node\b)/gi, "");
 }
 
-// The notes, which are unfolded only while the page shows nothing else.
+// The notes. They are unfolded only if the page shows nothing but alerts and notes.
 class Notes {
   constructor() {
     this.element = byId("notes");

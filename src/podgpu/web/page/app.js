@@ -34,7 +34,7 @@ class Page {
     this.history = new History();
     this.feed = new Feed("api/v1/view", (picture) => this.take(picture), () => this.turned());
     this.criteria = readHash(location.hash);
-    this.list = { ...this.criteria, pod: "", gpu: "", view: "" }; // the last state of the list of GPUs
+    this.list = { ...this.criteria, pod: "", gpu: "", view: "" }; // criteria of the last list of GPUs, for the way back
     this.listTop = 0;
     this.trail = []; // addresses of the previous views, to which Escape returns
     this.devices = [];

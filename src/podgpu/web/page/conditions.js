@@ -62,5 +62,5 @@ export function gathered(lists) {
 // Text for a node whose exporter does not respond.
 export function goneText(node) {
   const seen = node.age_seconds === undefined ? "" : `, last seen ${duration(node.age_seconds)} ago`;
-  return `gone${seen}: ${plural((node.gpus ?? []).length, "GPU")} went with it`;
+  return `gone${seen}: ${plural((node.gpus ?? []).length, "GPU")} cannot be read`;
 }

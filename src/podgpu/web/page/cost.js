@@ -21,11 +21,11 @@ const LIMIT = "Stored in SQLite, for up to 8,000 GPUs and 90 days. For more, run
 const MISSING = "This server does not compute costs of a range: its podgpu is older than this page.";
 // Tooltips of columns.
 const HINTS = {
-  allocated_hours: "Hours of GPUs, or of parts of GPUs, that were held",
-  used_hours: "Hours weighted by utilisation: 2 hours at 50 % are 1 busy hour. What is missing to the allocated hours is idle, not known, or the unused part of hours in use.",
+  allocated_hours: "Hours for which GPUs, or fractions of GPUs, were allocated",
+  used_hours: "Hours weighted by utilisation: 2 hours at 50 % are 1 busy hour. The other allocated hours are idle, unknown, or the unused share of hours in use.",
   idle_hours: "Allocated hours without any use",
-  unknown_hours: "Allocated hours whose use is not known",
-  mean_use: "Busy hours divided by the allocated hours of known use. For a pod on a shared GPU: of its share, not of the whole GPU.",
+  unknown_hours: "Allocated hours for which the use is unknown",
+  mean_use: "Busy hours divided by the allocated hours for which the use is known. On a shared GPU, only the share of the pod is counted.",
   waited_hours: "Hours in which it waited for another holder of a shared GPU",
   wasted: "Cost of the idle hours",
 };
@@ -83,7 +83,7 @@ export class Cost {
     const url = `api/v1/range?${time}&by=${encodeURIComponent(by)}`;
     const isBackwards = isCustom && criteria.to && Number(criteria.from) >= Number(criteria.to);
     const { state, data, message } = isBackwards ? BACKWARDS : this.question.want(url, EVERY_SECONDS);
-    // Prometheus has no recording rule for labels: there, usage by label is not the first thing to ask for.
+    // With Prometheus, usage by label is slow, because there is no recording rule for it. So it is not the default.
     if (!isChosen && by === "namespace" && data?.labels && !data.source) {
       const team = TEAM_LABELS.find((name) => data.labels.includes(name));
       this.team = `${team ? "label:" : ""}${team ?? by}`;
@@ -93,7 +93,7 @@ export class Cost {
     this.labelField.hidden = !isKube;
     if (document.activeElement !== this.label) this.label.value = ""; // a chosen label is shown as a tab
     setAttribute(this.csv, "href", `${url}&format=csv`);
-    const wanted = by.startsWith("label:") ? { ...criteria, ns: "" } : criteria; // a label has pods of several namespaces
+    const wanted = by.startsWith("label:") ? { ...criteria, ns: "" } : criteria; // pods of several namespaces may have the label
     const isFiltered = Boolean(q || cluster || wanted.ns);
     setText(this.csv, isFiltered ? "CSV of all rows" : "CSV");
     const rows = state === "ready" ? matching(data.rows ?? [], wanted) : [];
@@ -201,7 +201,7 @@ function matching(rows, { q, cluster, ns }) {
   });
 }
 
-// Adds up the rows of a filter, as the server adds up all rows.
+// Returns the totals of the rows that match the filter, computed as on the server.
 function sumOf(rows) {
   const sum = (name, of = rows) => {
     const known = of.filter((row) => row[name] !== undefined);

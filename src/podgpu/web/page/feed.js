@@ -28,7 +28,7 @@ export class Feed {
     this.turn();
   }
 
-  // Requests another part of the GPUs.
+  // Changes the URL and requests it immediately.
   aim(url) {
     if (url === this.url) return;
     this.url = url;

@@ -92,7 +92,7 @@ export class Overview {
     byId("prices-try").hidden = priced;
   }
 
-  // `shows`: what the page shows: the list of GPUs, a table, or a single GPU, pod or node (then the totals are hidden).
+  // `shows`: kind of view: a list of GPUs, a table, or one GPU, pod or node. The stylesheet hides the totals of the latter.
   showChosen(criteria, shows) {
     document.body.dataset.shows = shows;
     for (const total of this.buttons) total.press(shows === "list" && criteria.state === total.state);

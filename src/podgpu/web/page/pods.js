@@ -11,7 +11,7 @@ import { Mean, Sum } from "./totals.js";
 
 const KUBE_GROUPS = { pod: "Pods", owner: "Owners", namespace: "Namespaces" };
 const PLAIN_GROUPS = { pod: "Users and jobs" };
-const GPU_USE = "Use now, of the whole GPU or of the MIG instance, also if others share it. Mean of its GPUs, weighted by the part that it holds. Cost shows the use of what it holds.";
+const GPU_USE = "Current use of the whole GPU or MIG instance, even if it is shared. For several GPUs, the mean, weighted by the share held. The tab Cost shows the use of what a pod holds.";
 
 // Returns the ways to group holders, with their titles. `isKube`: holders are pods.
 export function groupsFor(isKube) {

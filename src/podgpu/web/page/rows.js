@@ -1,4 +1,4 @@
-// Shows a row for each holder of a GPU or of a part of it.
+// Shows a row for each holder of a GPU or MIG instance.
 
 import { gpuHash, podHash } from "./criteria.js";
 import { commandsOf } from "./devices.js";

@@ -1,4 +1,4 @@
-// Shows what a pod used from its start to its end, and which smaller part of a GPU would be sufficient.
+// Shows what a pod used from its start to its end, and which smaller share of a GPU would be sufficient.
 
 import { Question } from "./ask.js";
 import { fact, h, place, plain, setAttribute, setText } from "./dom.js";
@@ -26,7 +26,7 @@ export class Summary {
     this.question.forget();
   }
 
-  // `whole`: what its use is a part of.
+  // `whole`: what a use of 100 % refers to, such as GPU.
   show(path, whole) {
     const { state, data } = this.question.want(`api/v1/summary/${path}`, EVERY_SECONDS);
     this.element.hidden = state !== "ready";

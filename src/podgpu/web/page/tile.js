@@ -96,7 +96,7 @@ export class Tile {
   }
 }
 
-// What the use of one holder is a part of.
+// Returns the text after the use of a holder: "12 %" is followed by "of 34 % total".
 function wholeText(device, part) {
   if (!part) return `of ${percent(device.utilization)} total`;
   return part.ownHolders.length > 1 ? `of ${percent(part.utilization)} of its instance` : "of its instance";

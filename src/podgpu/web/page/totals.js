@@ -77,13 +77,13 @@ export class Sum {
   }
 }
 
-// A mean, weighted by the part of a GPU.
+// A mean, weighted by the share of a GPU.
 export class Mean {
   constructor() {
     this.total = this.weight = 0;
   }
 
-  // An old server does not send the part: then all weights are 1.
+  // Old servers do not send the share. Then all weights are 1.
   add(value, part) {
     if (value === undefined) return;
     this.total += value * (part || 1);

@@ -1,4 +1,4 @@
-// Shows who waits for whom on a shared GPU: a row for each holder, a column for each holder that ran meanwhile.
+// Shows who waits for whom on a shared GPU: a row for each waiting holder, a column for each holder that used the GPU.
 
 import { h, place, plain } from "./dom.js";
 import { UNKNOWN } from "./format.js";
