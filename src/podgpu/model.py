@@ -193,7 +193,7 @@ class RunningProcess(Document, frozen=True):
     pid: Amount
     memory_used_bytes: Amount | None = None
     utilization_ratio: Ratio | None = None
-    owner: Workload | None = None  # not set in documents, because the holder contains its processes
+    owner: Workload | None = None  # not set in documents, which list processes by holder
     command: Name = ""  # the program's name without arguments; set only on a node without Kubernetes
 
 
@@ -392,7 +392,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Unmapped:
-    """An assignment that cannot be used, for example because its GPU is unknown. `reason` says why."""
+    """An assignment that cannot be used, for example because its GPU is unknown. `reason` explains why."""
 
     source: str
     reason: str
@@ -403,7 +403,7 @@ class Unmapped:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The assignments of one allocation source, or of all sources. `sources`, `api_uids` and `at` are set for all."""
+    """The assignments of one or all allocation sources. `sources`, `api_uids` and `at` are set only for all sources."""
 
     assignments: tuple[Assignment, ...] = ()
     unmapped: tuple[Unmapped, ...] = ()
@@ -411,7 +411,7 @@ class Allocation:
     offered: frozenset[str] = frozenset()  # UUIDs of all allocatable GPUs
     source_instance: int = 0  # changes when the source restarts or the connection to it breaks
     sources: tuple[SourceStatus, ...] = ()
-    api_uids: Mapping[str, str] = field(default_factory=dict)  # UIDs of static pods: on the node -> in the API server
+    api_uids: Mapping[str, str] = field(default_factory=dict)  # static pods: UID on the node -> UID in the API server
     at: float | None = None  # Unix time
 
     def with_api_uid(self, workload: W) -> W:

@@ -139,7 +139,7 @@ class Workers:
             if on_late is None and not is_new:
                 message = f"{name}: a call that began {seconds:.0f} s ago has not returned; skipped until it does"
                 return Result(None, SourceError("hung", message), 0.0)
-            if not call.done.is_set():  # it may have ended before `on_late` was set
+            if not call.done.is_set():  # the call may have ended before `on_late` was set
                 return Result(None, SourceError("deadline", f"{name}: no answer within {seconds:.1f} s"), seconds)
         call.is_returned = True
         return call.result
@@ -216,8 +216,8 @@ class DriverLock:
     def hold(self, gives_way: bool = False) -> Iterator[None]:
         """Prevents `close` from closing the library during the enclosed calls. Raises DriverGone if it is closed.
 
-        With `gives_way`, first waits until pending `close` calls are done. A caller that calls the library all the time
-        must set it, because `close` would otherwise time out.
+        With `gives_way`, first waits until pending `close` calls are done. Callers that use the library all the time
+        must set `gives_way`. Otherwise, `close` would time out.
         """
         with self._idle:
             if gives_way:

@@ -36,7 +36,10 @@ def test_thousands_are_a_map_of_which_only_what_is_seen_is_drawn(tab: Tab, page:
 def test_pages_of_a_cluster_with_too_many_gpus(tab: Tab) -> None:
     def page(view: dict[str, Any]) -> dict[str, Any]:
         totals = {"gpus": 100_000, "allocated": 80_000, "used": 60_000, "idle": 20_000, "unknown": 0, "free": 20_000}
-        namespaces = [{"namespace": "far", "allocated_gpus": 70_000, "idle_gpus": 500, "unknown_gpus": 0}]
+        namespaces = [
+            {"namespace": "far", "cluster": cluster, "allocated_gpus": gpus, "idle_gpus": 500, "unknown_gpus": 0}
+            for cluster, gpus in (("east", 70_000), ("west", 10_000))
+        ]
         return {**view, "paged": True, "found": 50, "totals": {**totals, "broken": 7}, "namespaces": namespaces}
 
     shown = Showing(three_nodes(), more=page)
@@ -51,4 +54,9 @@ def test_pages_of_a_cluster_with_too_many_gpus(tab: Tab) -> None:
         tab.wait_for(f"{requests}.includes('view?ns=far&sort=idle&page=3')", "a filter")
         assert tab.evaluate("document.getElementById('pager-next').hidden")
         went(tab, "#view=pods&by=namespace")
-        assert "70,000" in tab.text("main"), "the namespaces of the server"
+        assert "80,000" in tab.text("main"), "the namespaces of the server"
+        went(tab, "#view=pods&by=namespace&cluster=east")
+        tab.wait_for("!document.getElementById('main').innerText.includes('10,000')", "those of one cluster")
+        assert "70,000" in tab.text("main")
+        went(tab, "#gpu=GPU-1/3")
+        tab.wait_for(f"{requests}.includes('view?gpu=GPU-1&page=1')", "the GPU of a MIG instance")

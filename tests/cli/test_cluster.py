@@ -54,6 +54,14 @@ def test_what_cannot_be_meant_is_refused(
     assert said.count("\n") == 1
 
 
+def test_prices_need_no_api_server(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")  # in a pod without a token
+    monkeypatch.setenv("KUBECONFIG", "/nowhere")
+    arguments = ["--scrape", "localhost:1", "--owners", "none", "--prices", "example", "--address", "192.0.2.1:9401"]
+    assert run(["cluster", *arguments]) == 1
+    assert "192.0.2.1:9401" in capsys.readouterr().err, "it reaches the address, which is not of this host"
+
+
 class Demo(NamedTuple):
     """Hosts and ports of the URLs that it prints."""
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podgpu.cluster.collect import TargetOutcome, ViewSettings
-from podgpu.cluster.state import ClusterState
+from podgpu.cluster.collect import ClusterReading, FleetCounts, TargetOutcome, ViewSettings
+from podgpu.cluster.state import ClusterState, build_cluster_state
 from podgpu.metrics.parse import parse_text
 from podgpu.model import Condition, DeviceState, Holder, HolderUsage, SourceStatus
 from tests.cluster.states import WALL, World, duplicates, gpu, holder, lost, mig, node, state_of, text_of, uuids, value
@@ -51,6 +51,12 @@ def test_the_same_gpus_under_an_address_are_the_named_node() -> None:
     assert uuids(state_of(address, named, at=3)) == {"n1": ["GPU-0", "GPU-1"]}
     holding = node("10.0.0.1:9400", gpu(0, holder()), gpu(1), named=False, read_at=2)
     assert uuids(state_of(holding, named, at=3)) == {"10.0.0.1:9400": ["GPU-0", "GPU-1"]}, "the holders come first"
+
+
+def test_nodes_of_a_cluster_that_became_too_large_are_not_gone() -> None:
+    reading = ClusterReading(fleet=FleetCounts(20_000, 0, None, ()))
+    state = build_cluster_state(reading, state_of(node("n1", gpu(0))), ViewSettings(), 60.0, WALL + 60)
+    assert (state.nodes, state.alerts) == ((), ())
 
 
 def test_a_node_that_no_exporter_reports_any_more_keeps_its_last_reading_for_a_while() -> None:

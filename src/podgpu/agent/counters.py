@@ -111,7 +111,7 @@ def collection_of_fields(
                 f"{collection.place}: {collection.name}: no configured field matches"
                 f" {', '.join(collection.include[:5])}; add the field to the counters, or remove the collection"
             )
-        # With --dcgm-names both, a field has two counters, which must have the same interval.
+        # With --dcgm-names both, a field has two counters. Both must have the same interval.
         renames = {rename for counter in chosen if (rename := rename_of(counter.name)) is not None}
         for counter in counters:
             if counter not in chosen and rename_of(counter.name) not in renames:

@@ -40,7 +40,7 @@ _xid_log.addFilter(RepeatFilter())
 _SAMPLE_SECONDS = 5.0  # minimum interval between two samples of the throttling counters
 _ENERGY = 156
 _DRIVER_REASONS = frozenset({"driver_not_loaded", "library_not_found", "stale_handle"})
-_MONOTONIC_FIELDS = (*THROTTLE_REASONS, _ENERGY)  # they decrease only if the GPU was reset or the driver reloaded
+_MONOTONIC_FIELDS = (*THROTTLE_REASONS, _ENERGY)  # these decrease only if the GPU was reset or the driver reloaded
 _COUNTER_OF = {reason: number for number, reason in THROTTLE_REASONS.items()}
 _THROTTLE_COUNTERS = {  # the highest counter is used; older drivers have only the last one
     THERMAL: [_COUNTER_OF[reason] for reason in ("sw_thermal", "hw_thermal", "thermal")],
@@ -50,7 +50,7 @@ _THROTTLE_COUNTERS = {  # the highest counter is used; older drivers have only t
 
 @dataclass(slots=True)
 class Throttling:
-    """Detects from a GPU's counters whether it is throttled for a long time."""
+    """Detects whether a GPU is throttled for a long time. Uses the GPU's throttling counters."""
 
     _samples: deque[tuple[float, dict[int, float]]] = field(default_factory=deque)
     _is_present: dict[str, bool] = field(default_factory=dict)
@@ -149,9 +149,9 @@ class HealthWatch:
         self._gpus.pop(uuid, None)
 
     def report(self, assignments: Sequence[Assignment], absent: Collection[str]) -> dict[str, dict[str, Any]]:
-        """Returns health fields of `DeviceState` and `MigInstance`: values by device key and name of the field.
+        """Returns the health fields of `DeviceState` and `MigInstance`, by device key and name of the field.
 
-        `absent`: UUIDs of GPUs that disappeared. These GPUs and lost GPUs keep their last holders.
+        `absent`: UUIDs of GPUs that disappeared. These GPUs, and lost GPUs, keep their last holders.
         """
         now = self._clock()
         held = group_by_key((split_key(assignment.device)[0], assignment.holder) for assignment in assignments)

@@ -25,7 +25,7 @@ _Read = Callable[[Sequence[Field]], GpuReading]
 class TelemetryResult:
     devices: tuple[Device, ...] = ()  # all devices of the node, including GPUs that disappeared
     selected: tuple[Device, ...] = ()  # devices selected by -d
-    readings: Mapping[str, GpuReading] = field(default_factory=dict)  # by UUID or OTHERS, without failed readings
+    readings: Mapping[str, GpuReading] = field(default_factory=dict)  # by UUID or OTHERS; omits failed readings
     sources: tuple[SourceStatus, ...] = ()  # the first source is the list of GPUs
     gpus_expected: int | None = None  # number of GPUs on the PCI bus
     gpus_visible: int = 0
@@ -78,7 +78,7 @@ class TelemetryCollector:
         self._readings = {}
 
     def collect(self, due: Sequence[FieldGroup] | None = None, lost: Iterable[str] = ()) -> TelemetryResult:
-        """Reads the field groups `due`, or all groups. Raises StartError if the process cannot continue.
+        """Reads the field groups in `due`. None: all groups. Raises StartError if the process cannot continue.
 
         `lost`: UUIDs of GPUs that an allocation source lists, but not the driver.
         """
@@ -110,7 +110,7 @@ class TelemetryCollector:
         results = self._workers.run(jobs, self._deadline).values()
         for (name, uuid), result in zip(reads, results, strict=True):
             reading = self._merge_with_earlier(uuid, result.value)
-            if uuid or reading is None or reading.entities:  # omits OTHERS if it has no entities
+            if uuid or reading is None or reading.entities:  # no status for OTHERS without entities
                 sources.append(self._errors.make_status(name, result, uuid))
             if reading is not None:
                 readings[uuid or OTHERS] = reading
@@ -161,7 +161,7 @@ class TelemetryCollector:
         self._absent |= {uuid: (Device(None, uuid, "", ""),) for uuid in sorted(uuids) if uuid.lower() not in known}
 
     def forget(self, result: TelemetryResult, uuid: str, lost: bool) -> TelemetryResult | None:
-        """Removes a GPU that disappeared or is `lost` from `result`. Returns None for any other GPU.
+        """Returns `result` without the GPU, if the GPU disappeared or is `lost`. Returns None for any other GPU.
 
         The GPU stays removed until it answers, even if an allocation source lists it.
         """
@@ -174,8 +174,8 @@ class TelemetryCollector:
     def _count_lost(self, visible: int) -> int:
         """Returns the number of GPUs that do not answer. Does not count GPUs that `podgpu forget` removed.
 
-        It is unknown whether the PCI bus still lists a removed GPU. So all removed GPUs are subtracted, but the result
-        is at least the number of other GPUs that are known not to answer.
+        The PCI bus may or may not list a removed GPU. So every removed GPU is subtracted, but the result is at least
+        the number of other GPUs that do not answer.
         """
         expected = self._telemetry.expected
         lost = max(0, (self._most_seen if expected is None else expected) - visible)

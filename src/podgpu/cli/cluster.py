@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,7 @@ from podgpu.cluster.scrape import ScrapeCollector, unique_targets
 from podgpu.errors import UsageError
 from podgpu.history.answers import HistorySource
 from podgpu.http_client import Access
-from podgpu.kube.config import load_config
+from podgpu.kube.config import NoApi, load_config
 from podgpu.kube.objects import NODES_PATH, PODS_PATH, parse_node_labels, parse_owner
 from podgpu.web.app import Listener, Service, load_protection, make_listeners, run
 from podgpu.web.cluster_app import cluster_application, cluster_probes
@@ -151,8 +151,9 @@ def choose_collector(
     access = Access.from_options(options, "exporter")
     labels = None
     if options.get("prices") and _uses_api(options):
-        labels = ApiMap(load_config(options["kubeconfig"]), NODES_PATH, parse_node_labels, "labels of nodes")
-        stack.callback(labels.close)
+        with suppress(NoApi):  # for example a pod without a token; a note then says which prices are unknown
+            labels = ApiMap(load_config(options["kubeconfig"]), NODES_PATH, parse_node_labels, "labels of nodes")
+            stack.callback(labels.close)
     # Failures to read owners are shown on the page only with --owners api, not with auto.
     shown = [one for one in (owners if options["owners"] == "api" else None, labels) if one]
 

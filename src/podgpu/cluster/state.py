@@ -128,7 +128,8 @@ def build_cluster_state(
     if previous is not None and abs(offset - previous.clock_offset) < _CLOCK_STEP:
         offset = previous.clock_offset
     outcomes = {outcome.target: outcome for outcome in reading.outcomes}
-    before = {node.name: node for node in previous.nodes} if previous else {}
+    is_paged = reading.fleet is not None  # nodes are not listed, so missing ones are not gone
+    before = {node.name: node for node in previous.nodes} if previous and not is_paged else {}
     chosen, conflicts = choose_nodes(reading.nodes, before, outcomes, settings, now)
     reported = {gpu.uuid for node in chosen for gpu in node.state.devices}
     clock_change = 0.0 if previous is None else offset - previous.clock_offset

@@ -59,16 +59,16 @@ class SwitchStatus:
 
 @dataclass(frozen=True, slots=True)
 class UsageAnswer:
-    """Usage of one GPU since the last call. In this class, a part is a value or a driver function."""
+    """Usage of one GPU since the last call."""
 
     usages: tuple[DeviceUsage, ...]
     """Usage of the GPU, then of each MIG instance."""
     dropped: tuple[str, ...] = ()
-    """Parts whose value was invalid (special code, NaN or impossible), once per occurrence."""
+    """Driver functions that returned an invalid value (special code, NaN or impossible), once per occurrence."""
     errors: tuple[str, ...] = ()
     """Reasons of the calls that failed."""
     lacks: tuple[tuple[str, Lack], ...] = ()
-    """Unsupported part, and the value that is missing because of it. It is not read until the MIG layout changes."""
+    """Unsupported driver functions, and the value that is missing because of each of them."""
     switches: SwitchStatus | None = None
     """None if context switches are not used."""
 
@@ -124,8 +124,8 @@ class Telemetry(Protocol):
     def usage(self, gpu: Device, shared: Collection[str] = ()) -> UsageAnswer:
         """Returns the usage of one GPU and its instances since the last call. Raises SourceError if it cannot be read.
 
-        `shared`: keys of devices on which processes of several containers run. All calls for one GPU come from the same
-        thread, but `read` may be called from another thread.
+        `shared`: keys of devices on which processes of several containers run. All calls for a GPU come from the same
+        worker, which may differ from the worker of `read`.
         """
 
     def error_events(self) -> Sequence[ErrorEvent]:
@@ -140,7 +140,7 @@ class HostEngine(Protocol):
     """A source that reads GPUs at its own intervals, such as DCGM. It can also read switches, links and CPUs."""
 
     def schedule(self, groups: Sequence[FieldGroup]) -> None:
-        """Sets the fields to read and their intervals. Each later call of `read` requests one of these groups."""
+        """Sets the groups of fields to read. Each later call of `read` passes the fields of one of these groups."""
 
     def read_others(self, fields: Sequence[Field]) -> GpuReading:
         """Reads switches, CPUs and cores. Only `entities` of the result is set. Raises SourceError."""

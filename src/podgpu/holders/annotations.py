@@ -210,7 +210,7 @@ def _split(containers: Sequence[ContainerRecord]) -> list[float]:
 _Slice = tuple[str, float | None]
 """Device and share."""
 _ContainerSlices = list[_Slice | None]
-"""Devices of one container. An entry is None if it is not a GPU, or a MIG instance that does not exist yet."""
+"""Devices of one container. None: the device is not a GPU, or is a MIG instance that does not exist yet."""
 
 
 class _HamiMigDevice(Struct):
@@ -229,7 +229,7 @@ def _requesting(containers: Sequence[ContainerRecord]) -> tuple[ContainerRecord,
 
 
 def _read_positional(pod: PodRecord, key: str) -> list[HeldId]:
-    """Reads an annotation of HAMi or Volcano. It lists devices by position of the container in the pod.
+    """Reads an annotation of HAMi or Volcano. It lists the devices of each container, in the order of the containers.
 
     Volcano omits containers that request no GPU. HAMi since 2.9 lists the init containers first.
     """

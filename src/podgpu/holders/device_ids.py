@@ -51,7 +51,7 @@ _MINOR = re.compile(_NUMBER, re.ASCII)
 
 @lru_cache(maxsize=4096)
 def parse_device_id(text: str) -> DeviceId | None:
-    """Parses an id. Returns None if it does not identify a GPU, such as gpu-manager's `tencent.com/vcuda-core-3`."""
+    """Parses a device id. Returns None for ids that do not identify a GPU, such as `tencent.com/vcuda-core-3`."""
     name, _, replica = text.partition("::")
     if name in ("all", "tegra"):
         return DeviceId(everything=True, replica=replica)

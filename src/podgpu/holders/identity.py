@@ -102,7 +102,7 @@ class Identities:
             return True
         if workload.uid and workload.uid not in uids:
             return False
-        # The pod runs. A container whose id is known has ended, but may be restarted.
+        # The pod runs, but no container with this id. It is unknown whether the container will be restarted.
         return True if workload.uid and not workload.container_id else None
 
     def _find_logs(self, workload: Workload) -> list[Workload]:
@@ -118,7 +118,7 @@ class Identities:
             return workload
         name = workload.namespace, workload.pod
         uids = self._uids.get(name, frozenset())
-        if len(uids) > 1 and not workload.container_id:  # with a container id, it may be the old pod
+        if len(uids) > 1 and not workload.container_id:  # a known container id may be from the old pod
             uids = self._current_uids.get(name, frozenset())
         return replace(workload, uid=_only(uids))
 

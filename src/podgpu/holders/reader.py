@@ -46,7 +46,7 @@ DEADLINE = 5.0  # seconds per reading; the late answer of a slower source is use
 LAST_RESORT = frozenset({"processes"})
 """Sources that report usage, not allocations. They are used only for devices without any other holder."""
 LAGGING = {"checkpoint": "kubelet"}
-"""Source that is often outdated -> more current source. While the second answers, the first only adds details."""
+"""Maps a source that may be outdated to a more current source. If both answer, the former only adds details."""
 
 
 @dataclass(frozen=True)
@@ -242,8 +242,8 @@ def merge(readings: Mapping[str, Allocation], complete: Complete = lambda worklo
 def _add_claims(
     merged: dict[WorkloadKey, _Claims], holder: Workload, claims: Sequence[Assignment], lags: bool
 ) -> Iterator[Unmapped]:
-    """Adds the claims of a holder and yields the rejected claims. If the source `lags`, yields none, because they may
-    only be outdated."""
+    """Adds the claims of a holder and yields the rejected claims. If `lags` is True, yields nothing, because the
+    rejected claims may just be outdated."""
     known = merged.get(holder.key)
     if known is None:
         if not lags:
@@ -345,8 +345,8 @@ def describe(unmapped: Unmapped) -> str:
 
 
 def find_lost_gpus(offered: Iterable[str], unmapped: Iterable[Unmapped], some_lost: bool) -> set[str]:
-    """Returns UUIDs of GPUs that must exist: those that the kubelet offers and, if `some_lost`, those that pods hold.
-    `some_lost`: the driver lists fewer GPUs than the PCI bus. Otherwise, a held id may belong to a replaced GPU."""
+    """Returns UUIDs of GPUs that must exist: GPUs that the kubelet offers and, with `some_lost`, GPUs that pods hold.
+    `some_lost`: the driver lists fewer GPUs than the PCI bus. If it is False, a held GPU may have been replaced."""
     uuids = set(offered)
     if some_lost:
         ids = (

@@ -31,7 +31,7 @@ IDENTITY = {
     **dict.fromkeys(MODEL_LABELS, "model"),
 }
 POD_LABEL_VARIANTS = (  # labels for (namespace, pod, container); the first row whose pod label is present is used
-    EXPORTED,  # Prometheus renames labels to these with honor_labels: false
+    EXPORTED,  # names after Prometheus renamed them (honor_labels: false)
     POD_LABELS,
     OLD_POD_LABELS,
 )
@@ -86,7 +86,7 @@ class _DeviceBuilder:
     """Collects the samples of a GPU or a MIG instance."""
 
     identity: dict[str, str] = field(default_factory=dict)
-    values: dict[str, dict[WorkloadKey, float]] = field(default_factory=dict)  # by field and holder (() if none)
+    values: dict[str, dict[WorkloadKey, float]] = field(default_factory=dict)  # by field and holder (or ())
     texts: dict[str, str] = field(default_factory=dict)  # DCGM fields with text values, which are exported as labels
     usage: dict[str, Any] = field(default_factory=dict)
     holders: dict[WorkloadKey, dict[str, Any]] = field(default_factory=dict)
@@ -215,7 +215,7 @@ class _NodeBuilder:
         gpu = self._gpus[gpu_id]
         device = gpu if number is None else gpu.instances.setdefault(number, _DeviceBuilder())
         for own in (gpu, device):
-            if len(own.identity) < 5:  # other series may have more labels: some have no model
+            if len(own.identity) < 5:  # not every series has all labels
                 own.identity.update((name, labels[label]) for label, name in IDENTITY.items() if labels.get(label))
         workload = read_workload(labels, self._own_pods)
         if workload is None and labels.get("source") == RESERVATION:
@@ -254,7 +254,7 @@ class _NodeBuilder:
 def read_workload(labels: LabelMap, own_pods: Collection[PodName] = ()) -> Workload | None:
     """Returns the holder that the labels identify, or None.
 
-    `own_pods`: the exporter's pods. They are not holders: Prometheus adds their names to series without a pod label.
+    `own_pods`: the exporter's pods, which are ignored. Prometheus adds their names to series without a pod label.
     """
     if job := labels.get(JOB_LABEL):
         return Workload(job=job)

@@ -91,7 +91,7 @@ def make_counter(name: str, kind: str, help_text: str) -> CounterSpec:
         near = nearest_names(name[:100])
         advice = f"did you mean {near[0]}?" if near else "use a DCGM_FI_*, DCGM_EXP_* or 1.x name that DCGM knows"
         raise UsageError(f"unknown field {name[:80]!a}: {advice}")
-    if kind not in _TYPES and not name.startswith("DCGM_EXP_"):  # dcgm-exporter ignores their type
+    if kind not in _TYPES and not name.startswith("DCGM_EXP_"):  # dcgm-exporter ignores the type of these rows
         raise UsageError(f"{name} has the unknown type {kind[:80]!a}: use {', '.join(_TYPES[:-1])} or {_TYPES[-1]}")
     if field.type in ("blob", "time"):
         raise UsageError(f"{name} cannot be exported: its values are neither numbers nor text; remove the row")
@@ -102,12 +102,12 @@ def make_counter(name: str, kind: str, help_text: str) -> CounterSpec:
 
 @cache
 def shipped_counters(short: str, names: NameSet = "4.8") -> tuple[CounterSpec, ...] | None:
-    """Returns the counters of a shipped file, or None if there is no such file. `short` may also be its file name."""
+    """Returns the counters of a shipped file, or None if there is no such file. `short`: `SHIPPED` key or file name."""
     file_name = SHIPPED.get(short, short)
     if file_name not in SHIPPED.values():
         return None
     counters = _parse_rows(table_text("counters", file_name), file_name)
-    if names == "4.8" or file_name == SHIPPED["1.x"]:  # dcgm-exporter 4.9 did not rename them
+    if names == "4.8" or file_name == SHIPPED["1.x"]:  # 4.9 did not change the names of 1.x
         return counters
     renamed = map(_rename, counters) if names == "4.9" else add_other_names(counters, names)
     return _unique((*renamed, make_counter(*_ADDED_IN_4_9)))
@@ -138,7 +138,7 @@ def _unique(counters: Iterable[CounterSpec]) -> tuple[CounterSpec, ...]:
 
 
 def _rename(counter: CounterSpec, *, back: bool = False) -> CounterSpec:
-    """Returns the counter with its name of 4.9. If it already has this name and `back` is set, uses its name of 4.8."""
+    """Converts a name of 4.8 to that of 4.9. With `back`, also converts a name of 4.9 to that of 4.8."""
     rename = rename_of(counter.name)
     is_new = rename is not None and counter.name == rename.new_name
     if rename is None or (is_new and not back):

@@ -34,7 +34,7 @@ POWER_USAGE = "DCGM_FI_DEV_POWER_USAGE"
 ATTRIBUTED = frozenset({GPU_UTIL, FB_USED, POWER_USAGE, TOTAL_ENERGY, GPU_UTIL_RATIO, FB_USED_BYTES, ENERGY_JOULES})
 """Fields with a separate value for each holder of a shared GPU (virtual GPUs)."""
 _ALSO_OF_DEVICE = frozenset({GPU_UTIL, FB_USED, GPU_UTIL_RATIO, FB_USED_BYTES})
-"""Fields that, with virtual GPUs, have a series for the whole device in addition to those of the holders."""
+"""With virtual GPUs, these fields have one series per holder and one series for the whole device."""
 GR_ENGINE_ACTIVE = "DCGM_FI_PROF_GR_ENGINE_ACTIVE"
 _DECODER_FIELDS = frozenset({"DCGM_FI_DEV_DEC_UTIL", "DCGM_FI_DEV_DEC_UTIL_RATIO"})
 _ACTIVITY = frozenset(
@@ -161,7 +161,7 @@ def _entity_labels(entity: EntityState, policy: Policy) -> Labels:
 
 
 def _attributed_values(device: Values, usage: HolderUsage | None) -> dict[str, Value]:
-    """Returns the device's values, but the holder's own values for the fields in `ATTRIBUTED`.
+    """Returns the holder's own values for the fields in `ATTRIBUTED`, and the device's values for all other fields.
 
     Unknown values are omitted. dcgm-exporter instead repeats the device's values for every holder.
     """

@@ -69,7 +69,7 @@ class FamilySpec:
     member: str = ""
     """Name of the struct's field. `{label}` in the name is replaced by the value of that label."""
     factor: int = 0
-    """The sample's value times this factor is the field's value, an integer. 0: the sample's value is the field's."""
+    """Multiplier that converts the sample's value to the field's integer value. 0: no conversion."""
     is_text: bool = False
     """True if the field is a text. Texts are exported as a label with the field's name."""
 

@@ -102,7 +102,7 @@ def converted(field: Field, number: int | float, factor: float) -> int | float:
 
 
 def in_legacy_units(values: Mapping[int, float]) -> dict[int, float]:
-    """Adds values in older units, by id of the older field. Computes them from the values in base units."""
+    """Returns the values by field id. If a value is present only in a base unit, adds it in the older unit."""
     completed = dict(values)
     for number, value in values.items():
         legacy = fields()[number].legacy

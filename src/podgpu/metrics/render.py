@@ -183,9 +183,9 @@ def _devices(state: NodeState, policy: Policy) -> Iterator[Row]:
 def render_gpu_manager(state: NodeState, policy: Policy) -> list[Family]:
     """Renders all containers that hold, use or requested a device. Omits HPC jobs, because they have no pod."""
     used: dict[WorkloadKey, dict[int, list[tuple[Number, Number]]]] = defaultdict(lambda: defaultdict(list))
-    """Container -> index of the card -> fraction of the card and bytes, of each device on the card."""
+    """By container and card index: busy fraction of the card and bytes used, for each device on the card."""
     held: dict[WorkloadKey, list[tuple[Number, Number]]] = defaultdict(list)
-    """Container -> fraction of the card and bytes, of each device that is allocated to it."""
+    """By container: fraction of the card and bytes of memory, for each device that the container holds."""
     requests = {request.key: request for request in state.vcuda if request.pod}
     for gpu, device in all_devices(state):
         fraction = fraction_of_gpu(gpu.model, device.profile) if isinstance(device, MigInstance) else 1.0

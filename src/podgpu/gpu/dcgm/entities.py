@@ -268,7 +268,7 @@ class Watch:
     _interval: float
     _clock: Callable[[], float]
     _seen: dict[tuple[Entity, int], tuple[int, float]]
-    """Last timestamp by entity and field id, and when it changed. A new connection keeps these values."""
+    """By entity and field id: last timestamp, and when the timestamp changed. Kept if the connection is reopened."""
     groups: list[s.Handle] = field(default_factory=list)
     """Handles of DCGM's groups of entities."""
     field_groups: list[s.Handle] = field(default_factory=list)

@@ -137,7 +137,7 @@ class DcgmTelemetry:
             if group.fields is fields:
                 return group
         group = FieldGroup(tuple(fields), self._settings.interval)
-        if not self._is_scheduled:  # otherwise, the call began before the groups changed, and they are kept
+        if not self._is_scheduled:  # if scheduled, the groups have just changed and are kept
             self._groups = (group,)
         return group
 

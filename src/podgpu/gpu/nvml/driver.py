@@ -172,7 +172,7 @@ class CallGuard(Generic[Key]):
 
 
 def handle_address(handle: Any) -> int | None:
-    """Returns the pointer in a handle. It identifies the GPU, but pynvml creates several handles for the same GPU."""
+    """Returns the pointer in a handle. Used to compare handles, because pynvml creates several for the same GPU."""
     return ctypes.cast(handle, ctypes.c_void_p).value
 
 
@@ -192,7 +192,7 @@ class DeviceHandle:
 
     device: Device
     handle: Any = field(compare=False, hash=False)
-    """For a MIG instance, the handle of one of its MIG devices. NVML returns the instance's memory for each of them."""
+    """For a MIG instance, the handle of any of its MIG devices. NVML then returns the memory of the whole instance."""
 
 
 def open_gpu(driver: NvmlDriver, index: int) -> DeviceHandle:
@@ -225,7 +225,7 @@ def list_instances(driver: NvmlDriver, gpu: DeviceHandle) -> list[DeviceHandle]:
         name = driver.call("nvmlDeviceGetName", mig)
         profile = _PROFILE.search(name)
         device = replace(gpu.device, gi_id=gi_id, profile=profile[1] if profile else name)
-        known = instances.get(gi_id, DeviceHandle(device, mig))  # it may have several compute instances
+        known = instances.get(gi_id, DeviceHandle(device, mig))  # exists if it has several MIG devices
         mig_uuids = (*known.device.mig_uuids, driver.call("nvmlDeviceGetUUID", mig))
         instances[gi_id] = replace(known, device=replace(known.device, mig_uuids=mig_uuids))
     return [instances[gi_id] for gi_id in sorted(instances)]

@@ -43,8 +43,8 @@ class SwitchLogError(Exception):
 # Records
 
 Switch = tuple[bool, int, int, int, int]
-"""True if switched in and False if saved, pid, time, GPU instance (`WHOLE_GPU` without MIG), compute instance.
-A plain tuple is faster than a class, and there are thousands of switches per second."""
+"""Whether the context was switched in (else saved), pid, time, GPU instance (`WHOLE_GPU` without MIG), compute
+instance. A plain tuple is faster than a class, and there are thousands of switches per second."""
 
 
 class RecordDecoder:
@@ -70,7 +70,7 @@ class RecordDecoder:
 
 
 class Period(NamedTuple):
-    """A period in which a process was resident, from `since` to `until` within one window. It may have begun before."""
+    """A period in which a process was resident, clipped to one window (`since` to `until`). It can begin earlier."""
 
     pid: int
     began: int
@@ -197,7 +197,7 @@ switch-in."""
 _WIDTHS = tuple(following - edge for edge, following in pairwise(AGE_EDGES))
 _CLASSES = len(AGE_EDGES)
 _LONG_NS = 2_400_000
-"""A time slice (2.1 ms on an H200) plus the time for saving. In a longer period, no other context had work at first."""
+"""A time slice (2.1 ms on an H200) plus the time for saving. Periods are longer only if no other context had work."""
 MAX_SAVE_NS = 110_000
 """Maximum extra time for saving a preempted context instead of an idle one. 49 to 102 µs were measured on an H200."""
 _MEAN_SAVE_NS = 37_000
@@ -220,7 +220,7 @@ _HALF_LIFE_NS = 60 * 10**9
 BusySample = tuple[int, bool]
 """Time, and True if the engine was busy."""
 _Kind = tuple[int, bool]
-"""Pid, and True for periods longer than a time slice. Most of these periods end with idle time."""
+"""Pid, and True for a period longer than a time slice. Most of these long periods end with idle time."""
 
 
 def _kind(pid: int, age: int) -> _Kind:
@@ -243,7 +243,7 @@ class _AgeSamples:
         self.busy = [count * keep for count in self.busy]
 
     def compute_shares(self, overall: float) -> list[float]:
-        """Returns the busy share of every age class."""
+        """Returns the estimated fraction of busy time in each age class."""
         own = (sum(self.busy) + overall) / (sum(self.seen) + 1.0)
         priors = [max(own, _YOUNG_SHARE)] + [own] * (_CLASSES - 1)
         weights = [count + _PRIOR_WEIGHT for count in self.seen]
@@ -258,9 +258,9 @@ class _Ages:
     """Computes the resident time per age class, for one `_Kind` in one window."""
 
     ended: list[int] = field(default_factory=lambda: [0] * _CLASSES)
-    """By age class: number of periods that ended in the class, minus periods that began the window in it."""
+    """By age class: number of periods that ended in the class, minus those that were in it when the window began."""
     past_edge: list[int] = field(default_factory=lambda: [0] * _CLASSES)
-    """By age class: sum of the times that the periods in `ended` spent in the class, with the same sign."""
+    """By age class: total time that these periods spent in the class. Negative for subtracted periods."""
 
     def add(self, age: int, periods: int = 1) -> None:
         age_class = _age_class(age)
@@ -268,8 +268,7 @@ class _Ages:
         self.past_edge[age_class] += periods * (age - AGE_EDGES[age_class])
 
     def compute_resident(self) -> list[int]:
-        """Returns the resident nanoseconds by age class. A period adds the full width of each class that it passed,
-        and the time until its end to the class in which it ended."""
+        """Returns the total time in nanoseconds that the periods spent in each age class."""
         older = sum(self.ended)
         figures = []
         for width, ended, past_edge in zip((*_WIDTHS, 0), self.ended, self.past_edge, strict=True):

@@ -187,10 +187,10 @@ _INITIAL_USER_NAMESPACE = "0 0 4294967295"
 MEASURED_ARCHITECTURES = {9: ("Hopper (GH100)", SwitchCosts(lead=64_000, slice_work=2_055_000))}
 """Name and measured costs by NVML's architecture number. The busy register is read only on these architectures.
 
-Measured on an H200 with driver 580: in seven traces of 2,800 to 53,000 switches, a residency is 63 to 67 µs longer
-than its work. The busy bit differs from NVML's utilization by at most one percentage point. 4,400 time slices were
-measured with kernels that record when they run. The kernels start 21 to 52 µs after the switch-in and are preempted
-2,100 µs after it. Saving takes 68 µs (one warp per multiprocessor) to 107 µs (all memory of the multiprocessors in
+The costs were measured on an H200 with driver 580. In seven traces of 2,800 to 53,000 switches, a context was resident
+for 63 to 67 µs more than it worked. The busy bit differed from NVML's utilization by at most one percentage point. In
+4,400 time slices, kernels recorded when they ran. They started 21 to 52 µs after the switch-in and were preempted after
+2,100 µs. Saving a context took 68 µs (one warp per multiprocessor) to 107 µs (all memory of the multiprocessors in
 use), and 121 µs for PyTorch.
 """
 
@@ -203,7 +203,7 @@ def open_switch_log(device: Device, driver_version: str) -> SwitchLog:
 
 
 def has_sys_admin(proc: Path = Path("/proc/self")) -> bool:
-    """Returns True if this process has CAP_SYS_ADMIN in the initial user namespace. The driver requires both."""
+    """Returns True if this process has CAP_SYS_ADMIN in the initial user namespace."""
     try:
         status = (proc / "status").read_text()
         uids = (proc / "uid_map").read_text()
@@ -253,7 +253,7 @@ _UNKNOWN_PART = 50
 _HIDDEN_PART = 100
 """At most 1/100 of a window may belong to processes that are hidden or that the driver does not list."""
 _SATURATED_NS = 30 * 10**9
-"""Sampling pauses if contexts were completely busy for this long. It causes half of the cost."""
+"""Sampling, which causes half of the cost, pauses if contexts were completely busy for this long."""
 
 
 class _WindowError(SwitchLogError):
@@ -312,7 +312,7 @@ class BusyTimeSplitter:
             self.close()
 
     def split(self, usage: DeviceUsage, until: float | None) -> DeviceUsage:
-        """Adds the busy time of each process to the usage. Does not change it if the log cannot be used.
+        """Returns the usage with the busy time of each process. If the log cannot be used, these times are missing.
 
         `until`: end of the window, as Unix time.
         """

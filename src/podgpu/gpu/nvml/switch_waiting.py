@@ -31,7 +31,7 @@ _MIN_SLICE_NS = 500_000
 """Shorter periods are ignored when the slice is detected. Their length is often the duration of a kernel."""
 _MIN_CUT_PERIODS = 20
 _MIN_CUT_PART = 4
-"""The mode (most frequent length) must cover at least 1/4 of the time of all consecutive periods of equal length."""
+"""The mode (most frequent length) must account for 1/4 of the total length of consecutive periods of equal length."""
 _A_LITTLE_LONGER = 1.6
 _MAX_LONGER_PART = 10
 """For each ten periods in the mode, at most one period may be slightly longer."""
@@ -39,7 +39,7 @@ _RECENT_PERIODS = 32
 _DETECTION_WINDOWS = 16
 """The slice is detected once in this many windows, because its length rarely changes."""
 _DIVIDED_WAITS = 128
-"""Approximate number of waits in a window that are attributed to the processes that ran meanwhile."""
+"""At most about this many waits per window are attributed to the processes that ran meanwhile."""
 
 
 def detect_slice(residency: Residency, worked: int) -> int | None:
@@ -84,10 +84,10 @@ class WaitEstimator:
         self._detection_windows = detection_windows
         self._until = -1
         self._recent: list[Period] = []
-        """The most recent periods. They follow the last period of each process that has no recent period."""
+        """The most recent periods, preceded by the last period of each other process."""
 
     def is_cut(self, duration: int) -> bool:
-        """Returns True if a period of this length ended with its time slice, so that the process still had work."""
+        """Returns True if a period of this length lasted a whole time slice, so that the process still had work."""
         return abs(duration - self.slice) < self.slice * _CUT_TOLERANCE
 
     def add(self, residency: Residency, busy: Mapping[int, int]) -> ProcessWaits:
@@ -124,12 +124,13 @@ class WaitEstimator:
         lead, resident, slice_ns, longest = residency.costs.lead, residency.resident, self.slice, self.slice * _LONG
         cut_from, cut_to = slice_ns * (1 - _CUT_TOLERANCE), slice_ns * (1 + _CUT_TOLERANCE)
         idle_from = self._find_idle_ends(residency, busy)
-        divide_each = 1 + 2 * ((len(periods) - first_new) // _DIVIDED_WAITS)  # odd, because times are multiples of 32
+        # The divisor is odd, because times are multiples of 32. A power of two would divide all of them.
+        divide_each = 1 + 2 * ((len(periods) - first_new) // _DIVIDED_WAITS)
         sums = {pid: [0, 0, 0] for pid in resident if pid not in _NEVER_WAIT}
         parts: dict[int, dict[int, int]] = {}
         self.intervals = intervals = []
         last: dict[int, int] = {}
-        repeated = -1  # the last period whose process has had a later period
+        repeated = -1  # the last period whose process ran again later
         long = -1  # the last period longer than a slice
         idle = -1  # the last period that ended with idle time
         for position, (pid, began, _, until) in enumerate(periods):

@@ -45,8 +45,8 @@ _ENERGY_FIELD = 156  # in fields.csv
 _MAX_WAIT_SECONDS = 4.5
 """Maximum wait until all GPUs are open. It is shorter than the usual deadline of `inventory`."""
 _QUIET_SECONDS = 0.5
-"""Minimum wait for the next GPU after one was opened. If GPUs are slow to open, the wait is longer: 1.5 times the time
-so far. Without persistence mode, opening a GPU takes one or two seconds."""
+"""Minimum wait for the next GPU after one was opened. The wait is longer if GPUs open slowly. Without persistence mode,
+opening a GPU takes one or two seconds."""
 _BUS_SECONDS = 10.0
 _CLOSE_WAIT = 0.85
 """Maximum wait for calls in progress before the driver is closed. It is longer than a wait for XIDs, and shorter than
@@ -282,7 +282,7 @@ class NvmlTelemetry:
                 ) from e
             if uuid != device.uuid:
                 raise DeviceLost(f"another GPU has replaced {gpu.name} at PCI slot {device.pci_bus_id}")
-            _log.info("%s was found again at %s", gpu.name, device.pci_bus_id)
+            _log.info("%s was reopened at PCI slot %s, because its handle was invalid", gpu.name, device.pci_bus_id)
             self._replaced.append(gpu)
             self._gpus[device.uuid] = NvmlGpu(self._driver, DeviceHandle(device, handle), self._settings, self._xids)
             return self._gpus[device.uuid]
@@ -339,7 +339,7 @@ class NvmlGpu:
         )
 
     def close(self) -> None:
-        """Frees the driver's resources. Call when no other method runs."""
+        """Frees the driver's resources. No other method may run at the same time."""
         self._drop_plans()
         self.usage_reader.close()
 
@@ -363,7 +363,7 @@ class NvmlGpu:
             self._xids_registered = self._xids.register(self.device.uuid, self.handle)
         except Unsupported:
             self._xids_registered = False
-            _log.info("%s reports no XID errors", self.name)
+            _log.info("%s does not support XID events", self.name)
         except SourceError as e:
             _log.debug("XID errors of %s cannot be watched: %s", self.name, e)
 

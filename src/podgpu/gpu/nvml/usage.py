@@ -56,7 +56,7 @@ _SHARED_SECONDS = 1.0  # a reading of the telemetry loop is used if it is not ol
 _EARLY_SECONDS = 0.5  # the counter may be read this much before its interval ends
 _MAX_WATTS = 5000
 _MAX_COUNTER_MJ = 1 << 62  # larger values are NVML's code for "no value"
-_COUNTER_STEP_SECONDS = 1.0  # the counter may be late by this much and then catch up at once
+_COUNTER_STEP_SECONDS = 1.0  # the counter may lag by this much and then catch up in one step
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class UsageReader:
         self._gpm: dict[str, GpmSampler] = {}
         """Samplers of the MIG instances, by device key."""
         self._window_start: tuple[int, float] | None = None
-        """Start of the next window: the driver's timestamp, and the monotonic time at or before it."""
+        """Start of the next window: the driver's timestamp, and a monotonic time that is not later."""
         self.shared_energy: tuple[float, int] | None = None  # time and value of the telemetry loop's last reading
         self._energy_at: tuple[float, int] | None = None
         """Time and value of the last reading of the energy counter."""

@@ -57,7 +57,8 @@ export function choicesOf(name, isPaged) {
 
 // Returns the path of the view with the nodes that the page shows.
 export function pagePath(criteria) {
-  const { view, gpu, cluster } = criteria;
+  const { view, cluster } = criteria;
+  const [gpu] = criteria.gpu.split("/"); // without the MIG instance
   if (view === "cost" || view === "events") return "api/v1/view";
   const given = { gpu };
   if (criteria.pod) [given.ns, given.pod] = criteria.pod.split("/");

@@ -43,7 +43,7 @@ export class Pods {
     });
     const words = wordsOf(criteria.q);
     const isFromServer = picture.paged && by === "namespace"; // then not all GPUs are listed
-    const all = isFromServer ? (picture.namespaces ?? []).map(namespaceRow) : holderRows(ofCluster(devices, criteria.cluster), by);
+    const all = isFromServer ? ofCluster(picture.namespaces ?? [], criteria.cluster).map(namespaceRow) : holderRows(ofCluster(devices, criteria.cluster), by);
     const rows = all.filter(
       (row) => (!criteria.ns || row.namespace === criteria.ns) && words.every((word) => row.text.includes(word)),
     );
