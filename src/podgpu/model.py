@@ -193,7 +193,7 @@ class RunningProcess(Document, frozen=True):
     pid: Amount
     memory_used_bytes: Amount | None = None
     utilization_ratio: Ratio | None = None
-    owner: Workload | None = None  # not set in documents, because the holder contains its processes
+    owner: Workload | None = None  # not set in documents, which list processes by holder
     command: Name = ""  # the program's name without arguments; set only on a node without Kubernetes
 
 
@@ -411,7 +411,7 @@ class Allocation:
     offered: frozenset[str] = frozenset()  # UUIDs of all allocatable GPUs
     source_instance: int = 0  # changes when the source restarts or the connection to it breaks
     sources: tuple[SourceStatus, ...] = ()
-    api_uids: Mapping[str, str] = field(default_factory=dict)  # UID of a static pod on the node -> in the API server
+    api_uids: Mapping[str, str] = field(default_factory=dict)  # static pods: UID on the node -> UID in the API server
     at: float | None = None  # Unix time
 
     def with_api_uid(self, workload: W) -> W:

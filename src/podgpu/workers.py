@@ -216,8 +216,8 @@ class DriverLock:
     def hold(self, gives_way: bool = False) -> Iterator[None]:
         """Prevents `close` from closing the library during the enclosed calls. Raises DriverGone if it is closed.
 
-        With `gives_way`, first waits until pending `close` calls are done. A caller that calls the library all the time
-        must set it, because `close` would otherwise time out.
+        With `gives_way`, first waits until pending `close` calls are done. Callers that use the library all the time
+        must set `gives_way`. Otherwise, `close` would time out.
         """
         with self._idle:
             if gives_way:

@@ -179,7 +179,7 @@ class Agent:
 
     def _publish(self) -> None:
         if self._stopping:
-            return  # after `stop`, all calls fail, which must not be published
+            return  # after `stop`, all calls fail, and these failures must not be published
         with self._publishing:
             self._health.add_xids(self._telemetry.error_events())
             self.published = self._make_published()

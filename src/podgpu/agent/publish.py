@@ -315,7 +315,7 @@ class ChangeLog:
             name = f"{source.name} ({source.device})" if source.device else source.name
             if source.up and self._faults.recover(key):
                 _log.info("%s: answers again", name)
-            # Compares mistakes in the counter file by message, so that another mistake is logged, too.
+            # Compares mistakes in the counter file by message, so that a different mistake is logged, too.
             is_mistake = source.name == COUNTERS and source.error == "malformed"
             fault = source.message if is_mistake else _SAME_FAULT.get(source.error, source.error)
             if not source.up and self._faults.fail(key, fault):

@@ -25,7 +25,7 @@ _Read = Callable[[Sequence[Field]], GpuReading]
 class TelemetryResult:
     devices: tuple[Device, ...] = ()  # all devices of the node, including GPUs that disappeared
     selected: tuple[Device, ...] = ()  # devices selected by -d
-    readings: Mapping[str, GpuReading] = field(default_factory=dict)  # by UUID or OTHERS, without failed readings
+    readings: Mapping[str, GpuReading] = field(default_factory=dict)  # by UUID or OTHERS; omits failed readings
     sources: tuple[SourceStatus, ...] = ()  # the first source is the list of GPUs
     gpus_expected: int | None = None  # number of GPUs on the PCI bus
     gpus_visible: int = 0

@@ -56,8 +56,8 @@ class DraClaims:
     reader: ClaimReader | None = None
     _pools: frozenset[str] = frozenset()
     _offered: dict[DeviceName, SliceDevice] = field(default_factory=dict)
-    """Known devices by name. Slices disappear while the driver is stopped, so devices of removed pools and held devices
-    are kept."""
+    """Known devices by name. Devices of removed pools, and held devices, are kept, because slices disappear while the
+    driver is stopped."""
 
     def held(self, response: Any, devices: Sequence[Device]) -> Allocation:
         prepared = PreparedClaims() if self.checkpoint is None else self.checkpoint.read()
@@ -192,7 +192,7 @@ async def _find_version(client: ApiClient) -> str:
             return version
     raise SourceError(
         "not_found",
-        f"the API server has no supported version of {_GROUP}: DRA needs Kubernetes 1.31, and must be enabled"
+        f"the API server has no supported version of {_GROUP}: DRA needs Kubernetes 1.31 or later, and must be enabled"
         " explicitly before 1.34; podgpu retries",
     )
 
@@ -358,7 +358,7 @@ class DriverCheckpoint:
                 self._last = PreparedClaims()  # the file is not mounted, or the node uses another DRA driver
             elif error.reason != self._logged:
                 self._logged = error.reason
-                _log.warning("checkpoint of the DRA driver: %s; the last content is used", error)
+                _log.warning("cannot read the DRA driver's checkpoint: %s; using its last valid content", error)
         return self._last
 
 

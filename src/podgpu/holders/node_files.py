@@ -219,7 +219,7 @@ class ProcessHolders(AllocationSource):
 
 
 def _read_share(path: str) -> float | None:
-    """Returns the fraction of a GPU in a process's environment, which KAI Scheduler sets, or None.
+    """Returns the GPU share that KAI Scheduler sets in a process's environment. None if it is not set or not readable.
 
     Reading the environment of another process requires CAP_SYS_PTRACE.
     """

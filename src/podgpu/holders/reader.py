@@ -46,7 +46,7 @@ DEADLINE = 5.0  # seconds per reading; the late answer of a slower source is use
 LAST_RESORT = frozenset({"processes"})
 """Sources that report usage, not allocations. They are used only for devices without any other holder."""
 LAGGING = {"checkpoint": "kubelet"}
-"""Source that is often outdated -> more current source. While the second answers, the first only adds details."""
+"""Maps a source that may be outdated to a more current source. If both answer, the former only adds details."""
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def make_counter(name: str, kind: str, help_text: str) -> CounterSpec:
         near = nearest_names(name[:100])
         advice = f"did you mean {near[0]}?" if near else "use a DCGM_FI_*, DCGM_EXP_* or 1.x name that DCGM knows"
         raise UsageError(f"unknown field {name[:80]!a}: {advice}")
-    if kind not in _TYPES and not name.startswith("DCGM_EXP_"):  # dcgm-exporter ignores their type
+    if kind not in _TYPES and not name.startswith("DCGM_EXP_"):  # dcgm-exporter ignores the type of these rows
         raise UsageError(f"{name} has the unknown type {kind[:80]!a}: use {', '.join(_TYPES[:-1])} or {_TYPES[-1]}")
     if field.type in ("blob", "time"):
         raise UsageError(f"{name} cannot be exported: its values are neither numbers nor text; remove the row")

@@ -161,7 +161,7 @@ def _entity_labels(entity: EntityState, policy: Policy) -> Labels:
 
 
 def _attributed_values(device: Values, usage: HolderUsage | None) -> dict[str, Value]:
-    """Returns the device's values, but the holder's own values for the fields in `ATTRIBUTED`.
+    """Returns the holder's own values for the fields in `ATTRIBUTED`, and the device's values for all other fields.
 
     Unknown values are omitted. dcgm-exporter instead repeats the device's values for every holder.
     """

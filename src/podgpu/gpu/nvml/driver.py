@@ -225,7 +225,7 @@ def list_instances(driver: NvmlDriver, gpu: DeviceHandle) -> list[DeviceHandle]:
         name = driver.call("nvmlDeviceGetName", mig)
         profile = _PROFILE.search(name)
         device = replace(gpu.device, gi_id=gi_id, profile=profile[1] if profile else name)
-        known = instances.get(gi_id, DeviceHandle(device, mig))  # known if it has several MIG devices
+        known = instances.get(gi_id, DeviceHandle(device, mig))  # exists if it has several MIG devices
         mig_uuids = (*known.device.mig_uuids, driver.call("nvmlDeviceGetUUID", mig))
         instances[gi_id] = replace(known, device=replace(known.device, mig_uuids=mig_uuids))
     return [instances[gi_id] for gi_id in sorted(instances)]

@@ -43,8 +43,8 @@ class SwitchLogError(Exception):
 # Records
 
 Switch = tuple[bool, int, int, int, int]
-"""True if switched in and False if saved, pid, time, GPU instance (`WHOLE_GPU` without MIG), compute instance.
-A plain tuple is faster than a class, and there are thousands of switches per second."""
+"""Whether the context was switched in (else saved), pid, time, GPU instance (`WHOLE_GPU` without MIG), compute
+instance. A plain tuple is faster than a class, and there are thousands of switches per second."""
 
 
 class RecordDecoder:

@@ -31,7 +31,7 @@ _MIN_SLICE_NS = 500_000
 """Shorter periods are ignored when the slice is detected. Their length is often the duration of a kernel."""
 _MIN_CUT_PERIODS = 20
 _MIN_CUT_PART = 4
-"""The mode (most frequent length) must cover at least 1/4 of the time of all consecutive periods of equal length."""
+"""The mode (most frequent length) must account for 1/4 of the total length of consecutive periods of equal length."""
 _A_LITTLE_LONGER = 1.6
 _MAX_LONGER_PART = 10
 """For each ten periods in the mode, at most one period may be slightly longer."""
@@ -124,7 +124,8 @@ class WaitEstimator:
         lead, resident, slice_ns, longest = residency.costs.lead, residency.resident, self.slice, self.slice * _LONG
         cut_from, cut_to = slice_ns * (1 - _CUT_TOLERANCE), slice_ns * (1 + _CUT_TOLERANCE)
         idle_from = self._find_idle_ends(residency, busy)
-        divide_each = 1 + 2 * ((len(periods) - first_new) // _DIVIDED_WAITS)  # odd, because times are multiples of 32
+        # The divisor is odd, because times are multiples of 32. A power of two would divide all of them.
+        divide_each = 1 + 2 * ((len(periods) - first_new) // _DIVIDED_WAITS)
         sums = {pid: [0, 0, 0] for pid in resident if pid not in _NEVER_WAIT}
         parts: dict[int, dict[int, int]] = {}
         self.intervals = intervals = []

@@ -282,7 +282,7 @@ class NvmlTelemetry:
                 ) from e
             if uuid != device.uuid:
                 raise DeviceLost(f"another GPU has replaced {gpu.name} at PCI slot {device.pci_bus_id}")
-            _log.info("%s was found again at %s", gpu.name, device.pci_bus_id)
+            _log.info("%s was reopened at PCI slot %s, because its handle was invalid", gpu.name, device.pci_bus_id)
             self._replaced.append(gpu)
             self._gpus[device.uuid] = NvmlGpu(self._driver, DeviceHandle(device, handle), self._settings, self._xids)
             return self._gpus[device.uuid]
@@ -363,7 +363,7 @@ class NvmlGpu:
             self._xids_registered = self._xids.register(self.device.uuid, self.handle)
         except Unsupported:
             self._xids_registered = False
-            _log.info("%s reports no XID errors", self.name)
+            _log.info("%s does not support XID events", self.name)
         except SourceError as e:
             _log.debug("XID errors of %s cannot be watched: %s", self.name, e)
 
