@@ -214,5 +214,5 @@ def cluster_recorder(cluster: Cluster, directory: str = "") -> HistoryRecorder:
     gap = max(LONGEST_GAP, cluster.settings.stale_after)
     read_round = RoundReader(read_state, gap, cluster.clock.wall)
     recorder = HistoryRecorder(read_round, cluster.clock, directory)
-    cluster.notes_beside = lambda: (*recorder.warnings(), *_describe_limit(cluster.published.state))
+    cluster.other_warnings = lambda: (*recorder.warnings(), *_describe_limit(cluster.published.state))
     return recorder

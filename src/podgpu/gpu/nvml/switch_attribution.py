@@ -260,7 +260,7 @@ class _Ages:
     ended: list[int] = field(default_factory=lambda: [0] * _CLASSES)
     """By age class: number of periods that ended in the class, minus those that were in it when the window began."""
     past_edge: list[int] = field(default_factory=lambda: [0] * _CLASSES)
-    """By age class: total time that these periods spent in the class. Negative for subtracted periods."""
+    """By age class: total time that the periods in `ended` spent in the class. Negative for subtracted periods."""
 
     def add(self, age: int, periods: int = 1) -> None:
         age_class = _age_class(age)

@@ -245,7 +245,7 @@ class SwitchLogFactory:
 
 
 _LINGER_SECONDS = 60.0
-"""How long the log stays open when the GPU is no longer shared. It is often shared again soon."""
+"""How long the log stays open when the GPU is no longer shared. Most GPUs are soon shared again."""
 _RETRY_SECONDS = 60.0
 _UNKNOWN_PART = 50
 """At most 1/50 of a window may be missing in the log. Contexts count as completely busy if they were idle for at most
