@@ -175,7 +175,7 @@ def _idle_alarms(parts: Iterable[HeldPart], at: float, after: float | None) -> I
 
 
 def _idle_seconds(part: HeldPart, seconds: float, at: float) -> float:
-    """Returns the idle seconds within the last `seconds` before the Unix time `at`, from `HeldPart.idle_since`."""
+    """Returns how long the part was idle in the `seconds` before `at` (Unix time)."""
     if part.use != "idle":
         return 0.0
     return seconds if part.idle_since is None else max(0.0, min(seconds, at - part.idle_since))
