@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import csv
 from collections.abc import Iterator
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from podgpu.cluster.loop import Cluster
 from podgpu.cluster.prices import Price, Prices
 from podgpu.cluster.ranges import RecordedUsage
 from podgpu.cluster.record import cluster_recorder
+from podgpu.http_client import HttpClient
 from podgpu.model import WorkloadOwner
 from podgpu.web.cluster_app import cluster_application
 from tests.cluster.states import gpu, holder, lost, node
@@ -51,16 +53,25 @@ def test_markdown(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["report", "--url", url, "--range", "24h", "--by", "label:team"]) == 0
     out = capsys.readouterr().out
     assert "# GPU report, " in out
-    assert "| 1.60 | 0.20 | 0.40 | – | 25% | – | 160.00 | 40.00 |" in out, "the total includes unallocated GPUs"
-    assert "| nlp | 0.40 | 0.20 | 0.00 | – | 50% | – | 40.00 | 0.00 |" in out
-    assert "| a\\|b<script> | 0.40 |" in out
-    assert "| unallocated | 0.80 |" in out
+    assert "| 1.60 | 0.80 | 0.20 | 0.40 | – | 25% | – | 160.00 | 40.00 |" in out, "the total includes unallocated GPUs"
+    assert "| nlp | 0.40 | 0.40 | 0.20 | 0.00 | – | 50% | – | 40.00 | 0.00 |" in out
+    assert "| a\\|b<script> | 0.40 | 0.40 |" in out
+    assert "| unallocated | 0.80 | 0.00 |" in out
     owners = out[out.index("## Most idle owners") :]
-    assert "| ml/Deployment/notebook | 0.40 | 0.00 | 0.40 | – | 0% | – | 40.00 | 40.00 |" in owners
+    assert "| ml/Deployment/notebook | 0.40 | 0.40 | 0.00 | 0.40 | – | 0% | – | 40.00 | 40.00 |" in owners
     assert "ml/busy" not in owners
-    assert "| GPU-hours | busy | idle | waiting | use of what it holds |" in out
+    assert "| GPU-hours | allocated | busy | idle | waiting | use of what it holds |" in out
     assert "GPU-3" in out[out.index("## Broken GPUs now") :]
     assert "- there is no record before" in out
+    assert "# GPU report, 1970-01-12T13:45:00Z to 1970-01-12T14:12:35Z" in out, "the title has the time of the data"
+
+
+def test_this_month(monkeypatch: pytest.MonkeyPatch) -> None:
+    queries: list[dict[str, str]] = []
+    monkeypatch.setattr(HttpClient, "get_blocking", lambda _, path, query: queries.append(query) or b"")
+    assert run(["report", "--range", "month", "--format", "csv"]) == 0
+    start, now = datetime.fromtimestamp(float(queries[0]["from"])), datetime.now()
+    assert start == datetime(now.year, now.month, 1), "the first of the month, in local time as on the page"
 
 
 def test_html_and_csv(url: str, capsys: pytest.CaptureFixture[str]) -> None:
