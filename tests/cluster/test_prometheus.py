@@ -112,14 +112,16 @@ def test_a_round(double: PrometheusDouble, rounds: Rounds) -> None:
 
 def test_more_gpus_than_the_page_shows(double: PrometheusDouble) -> None:
     made = Rounds(double, ViewSettings(max_gpus=3))
-    for kind, value in {"gpu_seconds": 4, "allocated": 2, "idle": 0.5, "energy": 700}.items():
-        double.put("podgpu:usage:increase5m", value, kind=kind, namespace="ml", modelName="H200")
+    kinds = {"ml": {"gpu_seconds": 4, "allocated": 2, "idle": 0.5, "energy": 700}, "x": {"allocated": 1, "idle": 1.2}}
+    for name, kind, value in ((name, *pair) for name, values in kinds.items() for pair in values.items()):
+        double.put("podgpu:usage:increase5m", value, kind=kind, namespace=name, modelName="H200")
     reading = made.run(15)
     made.close()
     view = make_view(build_cluster_state(reading, None, SETTINGS, made.clock.monotonic(), double.now))
-    totals, [namespace] = view.totals, view.namespaces
+    totals, [namespace, unshared] = view.totals, view.namespaces
+    assert (unshared.used_gpus, unshared.idle_gpus) == (0, 1), "never more idle than allocated"
     assert (namespace.namespace, namespace.allocated_gpus, namespace.idle_gpus) == ("ml", 2, 0.5)
-    assert (totals.gpus, totals.allocated, totals.used, totals.idle, totals.power_watts) == (4, 2, 1.5, 0.5, 700)
+    assert (totals.gpus, totals.allocated, totals.used, totals.idle, totals.power_watts) == (4, 3, 1.5, 1.5, 700)
     assert (reading.nodes, reading.outcomes[0].error) == ((), "")
     assert len(reading.notes) == 1
 

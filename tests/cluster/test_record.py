@@ -66,7 +66,7 @@ def test_the_page_says_that_sqlite_is_made_for_fewer_gpus() -> None:
         cluster.published = PublishedState(state_of(node("n1", *(gpu(number) for number in range(gpus)))))
         return cluster
 
-    assert cluster_of(8000).notes_beside() == ()
-    (note,) = cluster_of(8001).notes_beside()
+    assert cluster_of(8000).other_warnings() == ()
+    (note,) = cluster_of(8001).other_warnings()
     assert "8,001 GPUs" in note
     assert "--prometheus" in note

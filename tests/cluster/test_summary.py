@@ -32,7 +32,7 @@ def summarize(
         hot = [("thermal", "slowed by heat")] if step < 8 else [("xid", "XID 48")] if step == 20 else []
         holder = HolderSample(POD, "main", amounts)
         samples = [
-            GpuSample(f"GPU-{i}", "", "node-1", i, Figures(use, memory * GIB, 300.0, 50.0), [holder], hot)
+            GpuSample(f"GPU-{i}", "", "node-1", i, Figures(use, memory * GIB / (i + 1), 300.0, 50.0), [holder], hot)
             for i in range(gpus)
         ]
         store.append(HistoryRound(START + 15 * step, samples))
@@ -61,7 +61,7 @@ def test_an_ended_pod_has_its_duration_use_waiting_throttling_and_errors() -> No
         (0.1, 30, 1, "NVIDIA H100 80GB HBM3", "A MIG instance 3g (40 GiB) or 40 % of a GPU would be enough"),
         (0.2, 12, 1, "NVIDIA L40S", "20 % of a GPU would be enough"),
         (0.3, 30, 4, "NVIDIA H100 80GB HBM3", "2 of its 4 GPUs would be enough"),
-        (0.3, 50, 4, "NVIDIA H100 80GB HBM3", "3 of its 4 GPUs would be enough"),
+        (0.3, 80, 4, "NVIDIA H100 80GB HBM3", "3 of its 4 GPUs would be enough"),
         (0.8, 60, 4, "NVIDIA H100 80GB HBM3", ""),
         (0.0, 0, 1, "NVIDIA H100 80GB HBM3", "Nothing ran on its GPU, so it can be released."),
         (0.0, 9, 4, "NVIDIA H100 80GB HBM3", "Nothing ran on its 4 GPUs, so they can be released."),

@@ -40,7 +40,7 @@ class Settings:
     allocation_interval: float = 5.0
     usage_interval: float = 1.0
     collections: tuple[Collection, ...] = ()  # groups of fields with their own interval
-    counters_may_come: bool = False  # True if a ConfigMap may later add the fields of `collections`
+    skip_empty: bool = False  # skip collections without fields, because a ConfigMap may add their fields later
     selection: Selection = field(default_factory=Selection)
     policy: Policy = field(default_factory=Policy)
 
@@ -72,7 +72,7 @@ class Agent:
         self.settings = settings or Settings()
         self.clock = clock or Clock()
         self.fatal: StartError | None = None
-        self.notes_beside: Callable[[], Sequence[str]] = tuple  # returns warnings of other components for the page
+        self.other_warnings: Callable[[], Sequence[str]] = tuple  # returns warnings of other components for the page
         selection, deadline = self.settings.selection, self.settings.deadline
         self._telemetry = telemetry
         self._pod_labels = pod_labels
@@ -176,7 +176,7 @@ class Agent:
     def _make_schedule(self, counters: Sequence[CounterSpec]) -> Schedule:
         """Returns the schedule for these counters. Raises UsageError if a collection matches none of them."""
         settings = self.settings
-        return Schedule(group_fields(counters, settings.interval, settings.collections, settings.counters_may_come))
+        return Schedule(group_fields(counters, settings.interval, settings.collections, settings.skip_empty))
 
     def _publish(self) -> None:
         if self._stopping:

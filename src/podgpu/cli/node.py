@@ -65,7 +65,7 @@ def build_exporter_agent(
         interval=options["collect_interval"],
         allocation_interval=options["allocation_interval"],
         collections=options["config"].collections,
-        counters_may_come=configmap != "none",
+        skip_empty=configmap != "none",
         selection=selection,
         policy=Policy(
             counters=counters,

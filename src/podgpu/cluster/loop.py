@@ -101,7 +101,7 @@ class Cluster:
         self.settings = settings
         self.clock = clock or Clock()
         self.fatal: StartError | None = None
-        self.notes_beside: Callable[[], Sequence[str]] = tuple  # returns warnings of other components
+        self.other_warnings: Callable[[], Sequence[str]] = tuple  # returns warnings of other components
         self.published = PublishedState(ClusterState(settings, self.clock.wall()))
         self._make_collector = make_collector
         self._prices = prices
@@ -130,7 +130,7 @@ class Cluster:
     def _publish(self, reading: ClusterReading) -> None:
         now, wall = self.clock.monotonic(), self.clock.wall()
         prices, notes = self._prices()
-        notes = (*notes, *self.notes_beside())
+        notes = (*notes, *self.other_warnings())
         removed = frozenset(self._removed_gpus)
         state = build_cluster_state(
             reading, self._previous, self.settings, now, wall, prices=prices, removed=removed, notes=notes

@@ -372,7 +372,7 @@ class PrometheusCollector:
             broken=round(totals.get("broken_seconds", 0.0)),
             power_watts=round(totals.get("energy", 0.0) + totals.get("unattributed_energy", 0.0), 1) or None,
             held=[
-                (key[0] if has_clusters else "", *key[1:], held, found["idle"].get(key, 0.0))
+                (key[0] if has_clusters else "", *key[1:], held, min(held, found["idle"].get(key, 0.0)))
                 for key, held in sorted(found["allocated"].items())
             ],
             has_rule=has_rule,

@@ -175,7 +175,7 @@ def _idle_alarms(parts: Iterable[HeldPart], at: float, after: float | None) -> I
 
 
 def _idle_seconds(part: HeldPart, seconds: float, at: float) -> float:
-    """Returns the idle seconds within the last `seconds` before the Unix time `at`, from `HeldPart.idle_since`."""
+    """Returns how long the part was idle in the `seconds` before `at` (Unix time)."""
     if part.use != "idle":
         return 0.0
     return seconds if part.idle_since is None else max(0.0, min(seconds, at - part.idle_since))
@@ -214,5 +214,5 @@ def cluster_recorder(cluster: Cluster, directory: str = "") -> HistoryRecorder:
     gap = max(LONGEST_GAP, cluster.settings.stale_after)
     read_round = RoundReader(read_state, gap, cluster.clock.wall)
     recorder = HistoryRecorder(read_round, cluster.clock, directory)
-    cluster.notes_beside = lambda: (*recorder.warnings(), *_describe_limit(cluster.published.state))
+    cluster.other_warnings = lambda: (*recorder.warnings(), *_describe_limit(cluster.published.state))
     return recorder

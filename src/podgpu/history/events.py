@@ -18,7 +18,8 @@ IDLE = "idle"
 MOST_EVENTS = 1000
 _MAX_SPANS = 20_000
 _NODE_WIDE = ("node_gone", "driver_away")
-# A span is a period in which a GPU had a holder or a condition. Also selects earlier spans, for `_find_runs`.
+# A span is a period in which a GPU had a holder or a condition. Selects the spans of all pods that started or ended
+# since `:start`. Their older spans are included, because `_find_runs` needs the beginning of each run.
 _SPANS = f"""
 SELECT started, ended, name, message, uuid, instance, gpu.node, gpu_index, ifnull(account.id, 0),
     ifnull(namespace, ''), ifnull(pod, ''),

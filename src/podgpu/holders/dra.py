@@ -216,7 +216,7 @@ def _parse_slice_device(body: KubeObject) -> SliceDevice:
 
 
 def _strip_domains(members: KubeObject | None) -> dict[str, Any]:
-    """Removes the driver's domain from names of attributes and capacities, where it is optional."""
+    """Removes the driver's domain from attribute and capacity names, because only some drivers write it."""
     return {name.removeprefix(f"{NVIDIA_DRIVER}/"): value for name, value in (members or {}).items()}
 
 

@@ -94,8 +94,8 @@ class AllocationCache:
     def update(self, answer: Allocation | None, now: float, complete: Complete, is_alive: IsAlive) -> Allocation | None:
         """Returns the current allocation, or None if the source has not answered for too long.
 
-        `answer`: None if the source did not answer. If the source has not restarted, holders that it no longer lists
-        are removed at once.
+        `answer`: None if the source did not answer. Holders that the source no longer lists are removed at once, or
+        kept for a while if the source has restarted.
         """
         if answer is not None:
             listed = _group_by_holder(answer, now, complete)

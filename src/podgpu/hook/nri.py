@@ -120,7 +120,7 @@ class Session:
                 self._handle(message)
         except TimeoutError as error:
             raise SourceError(
-                "no_answer", f"the runtime did not answer the registration for {_REGISTRATION_SECONDS:.0f} s"
+                "no_answer", f"the runtime did not answer the registration within {_REGISTRATION_SECONDS:.0f} s"
             ) from error
         except OSError as error:
             raise SourceError("connection_lost", f"the connection to the runtime broke ({error.strerror})") from error

@@ -55,7 +55,7 @@ PodName = tuple[str, str]  # namespace, name
 def rules_for(keep_fields: frozenset[str] | None) -> dict[str, FamilySpec | Meaning]:
     """Returns the rule for each known metric: `FamilySpec` for podgpu's metrics, `Meaning` for DCGM fields.
 
-    `keep_fields`: DCGM fields to store in addition to those that podgpu needs. None: all fields.
+    `keep_fields`: DCGM fields to store, besides those that podgpu needs. If None, all fields are stored.
     """
     needed = {*KEY_FIELDS, *_CONDITION_FIELDS, XID_NAME, *(keep_fields or ())}
     rules: dict[str, FamilySpec | Meaning] = {name: spec for name, spec in families_in("exporter").items() if spec.part}
@@ -96,7 +96,8 @@ class _DeviceBuilder:
     def resolve_values(self, is_podgpu: bool) -> dict[str, float]:
         """Returns one value per field. On a shared device, a field may have one series per holder.
 
-        dcgm-exporter repeats the device's value for each holder. A field whose repeated values differ is omitted.
+        podgpu's series are added up or, for values of the whole device, the maximum is taken. dcgm-exporter repeats the
+        device's value for each holder. If these values are not all equal, the field is omitted.
         """
         values: dict[str, float] = {}
         for name, by_holder in self.values.items():

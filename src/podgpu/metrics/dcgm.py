@@ -78,7 +78,7 @@ def render_dcgm(state: NodeState, policy: Policy) -> list[Family]:
         for holder in holders:
             values = {**repeated, **_attributed_values(device.fields, holder.usage)}
             if is_shared:
-                values = _divided_activity(values, device.fields, holder.usage)
+                values = _holder_activity(values, device.fields, holder.usage)
             labels = _held_labels(names, texts, holder, state, policy)
             _add_values(families, labels, values)
             _add_events(families, labels, device, policy)
@@ -170,7 +170,7 @@ def _attributed_values(device: Values, usage: HolderUsage | None) -> dict[str, V
     return values | {name: value for name, value in own.items() if name in device and value is not None}
 
 
-def _divided_activity(values: Values, device: Values, usage: HolderUsage | None) -> dict[str, Value]:
+def _holder_activity(values: Values, device: Values, usage: HolderUsage | None) -> dict[str, Value]:
     """Removes the activity fields of a shared device. Two fields remain, because OpenCost needs them.
 
     GR_ENGINE_ACTIVE gets the holder's own value. DEC_UTIL, by which OpenCost finds the device, is kept if it is 0.

@@ -203,7 +203,7 @@ def nearest_names(name: str) -> list[str]:
 
 @cache
 def detail_helps() -> Mapping[int, str]:
-    """Returns help texts by field id, in display order, of the fields that a GPU's page adds (details.csv)."""
+    """Returns the help texts in details.csv by field id. A GPU's page shows these fields in the same order."""
     return {int(row["id"]): row["help"] for row in table_rows("details.csv")}
 
 

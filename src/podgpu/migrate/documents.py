@@ -198,7 +198,7 @@ def migrate_rules(text: str, origin: str) -> RewriteResult:
     """Rewrites the expressions and templates of a rule file. Raises UsageError if it is not YAML or has no rules."""
     scalars = _find_scalars(text, origin)
     if not any(scalar.use == "expr" for scalar in scalars):
-        raise UsageError(f"{origin}: has no rules, which are entries with expr and alert or record")
+        raise UsageError(f"{origin}: has no rules. A rule needs expr, and either alert or record")
     recorded: frozenset[str] | None = None  # metrics that rules of this file record from the exporter's series
     next_recorded: frozenset[str] = frozenset()
     while next_recorded != recorded:  # repeated, because rules may read the metrics of other rules

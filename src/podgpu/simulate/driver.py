@@ -254,7 +254,7 @@ class SimulatedNvml:
         return self._find_handle(gpu if instance else None, instance)
 
     def _create_instances(self, gpu: SimulatedGpu, profiles: Sequence[MigProfile]) -> None:
-        """Creates MIG instances with the ids of the real driver: whole GPU 0, halves from 1, quarters from 3."""
+        """Creates MIG instances. As in the real driver, a whole GPU has the id 0, halves begin at 1, quarters at 3."""
         layout = next(self._layouts)
         instances: dict[int, SimulatedInstance] = {}
         for index, profile in enumerate(profiles):

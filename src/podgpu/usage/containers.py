@@ -195,7 +195,7 @@ class ProcessOwners:
             )
 
     def _correct(self, pid: int, lookup: ContainerLookup) -> ContainerLookup:
-        """Returns the previous owner of a process that has just ended, or that is still in the same container."""
+        """Returns the last known owner if the process has just ended or is in the same container, else `lookup`."""
         before = self._last.workloads.get(pid)
         same = before is not None and before.container_id == lookup.workload.container_id != ""
         return ContainerLookup("found", before) if before is not None and (same or lookup.outcome == "gone") else lookup

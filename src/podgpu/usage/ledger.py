@@ -245,10 +245,10 @@ class DeviceSample:
         return divide_exactly(_SHARE_UNITS, {**weights, None: max(0, _SHARE_UNITS - sum(weights.values()))})
 
     def _sum_by_owner(self, amounts: Sequence[tuple[Owner, int | None]]) -> tuple[dict[Workload, int], int]:
-        """Returns the sum of each workload, and the sum of all remaining amounts. Omits workloads with an unknown sum.
+        """Adds up the amounts of each workload. Returns these sums, and the sum of all other amounts.
 
-        A sum is unknown if one of its amounts is not reported. While a process has an unknown owner, the sum of a
-        holder without processes is also unknown, because this holder may be the owner.
+        Omits a workload if one of its amounts is not reported. Also omits holders without processes if a process has an
+        unknown owner, because the process may belong to one of them.
         """
         workloads = {owner for owner, _ in amounts if isinstance(owner, Workload)}
         if not any(owner == "unknown" and amount != 0 for owner, amount in amounts):
@@ -374,9 +374,9 @@ class Ledger:
         }
 
     def list_devices(self) -> dict[str, DeviceTotals]:
-        """Returns the usage by device key. In MIG mode, a GPU has the energy, its instances have all else.
+        """Returns the usage by device key. In MIG mode, the GPU's entry has only its energy.
 
-        Unattributed values are None until processes are visible.
+        Unattributed busy time and energy are None until the device's processes have been visible.
         """
         return {
             key: usage

@@ -145,7 +145,7 @@ def describe_problems(agent: Agent) -> list[str]:
     has_answer = any(source.up is not None for source in state.sources)
     if has_answer and not lines and not state.gpus_visible and state.gpus_expected:
         lines.append(f"the PCI bus shows {state.gpus_expected} GPUs, but the driver shows none: run `podgpu doctor`")
-    return [*lines, *agent.notes_beside()]
+    return [*lines, *agent.other_warnings()]
 
 
 # The page: the state, history and waste of this node
@@ -187,5 +187,5 @@ def node_recorder(agent: Agent, directory: str = "", prices: ReadPrices = no_pri
         return build_state(agent, prices) if agent.is_fresh(agent.published) else None
 
     recorder = HistoryRecorder(RoundReader(read_state, LONGEST_GAP, agent.clock.wall), agent.clock, directory)
-    agent.notes_beside = recorder.warnings
+    agent.other_warnings = recorder.warnings
     return recorder

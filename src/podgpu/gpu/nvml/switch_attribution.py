@@ -260,7 +260,7 @@ class _Ages:
     ended: list[int] = field(default_factory=lambda: [0] * _CLASSES)
     """By age class: number of periods that ended in the class, minus those that were in it when the window began."""
     past_edge: list[int] = field(default_factory=lambda: [0] * _CLASSES)
-    """By age class: total time that these periods spent in the class. Negative for subtracted periods."""
+    """By age class: total time that the periods in `ended` spent in the class. Negative for subtracted periods."""
 
     def add(self, age: int, periods: int = 1) -> None:
         age_class = _age_class(age)
@@ -280,9 +280,10 @@ class _Ages:
 class BusyShareModel:
     """Estimates the busy time of each process from samples that show whether the engine is busy.
 
-    A context is busy when it is switched in, and idle later. So the model learns how the busy share of each process
-    depends on the time since the switch-in (the age). Periods longer than a time slice are learnt separately. If a
-    period contains several samples, they are used instead. Finally, the estimates are fitted to the device's busy time.
+    A process is usually busy just after its context is switched in, and often idle later. So the model learns how the
+    busy share of each process depends on the time since the switch-in (the age), separately for periods longer than a
+    time slice. In long periods, samples replace the learnt shares. Finally, the estimates are fitted to the device's
+    busy time.
     """
 
     def __init__(self) -> None:

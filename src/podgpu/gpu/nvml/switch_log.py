@@ -169,7 +169,7 @@ class ContextSwitchLog:
     def _make_buffer(self) -> tuple[int, mmap.mmap, mmap.mmap]:
         header, ring = self._make_memory(_HEADER_BYTES), self._make_memory(_RECORDS * RECORD.size)
         # The parameters are two output addresses, size and number of records, variable data (none), notification
-        # (none), subdevice and two memory handles. For safety, a subdevice is always set, and a notification never.
+        # (none), subdevice and two memory handles. Other values for subdevice or notification are unsafe.
         parameters = struct.pack(
             "<QQIIQIIQIIIIII", 0, 0, RECORD.size, _RECORDS, 0, 0, 0, 0, 0, self._subdevice, 0, header, ring, 0
         )

@@ -245,7 +245,7 @@ class SwitchLogFactory:
 
 
 _LINGER_SECONDS = 60.0
-"""How long the log stays open when the GPU is no longer shared. It is often shared again soon."""
+"""How long the log stays open when the GPU is no longer shared. Most GPUs are soon shared again."""
 _RETRY_SECONDS = 60.0
 _UNKNOWN_PART = 50
 """At most 1/50 of a window may be missing in the log. Contexts count as completely busy if they were idle for at most
@@ -304,8 +304,8 @@ class BusyTimeSplitter:
                 except SwitchLogError as e:
                     self._fall_back(e)
                 else:
-                    how = f"without busy samples: {listener.unsampled}" if listener.unsampled else "with busy samples"
-                    _log.info("%s: containers share it, so its context switches are read, %s", self._name, how)
+                    how = f"; busy samples are not available: {listener.unsampled}" if listener.unsampled else ""
+                    _log.info("%s is shared by several containers: reading its context switches%s", self._name, how)
         else:
             self.status = SwitchStatus()
         if self._listener is not None and now - self._shared_at > _LINGER_SECONDS:

@@ -71,8 +71,8 @@ class WaitEstimator:
 
     - A process that is preempted at the end of its time slice waits until it is resident again.
     - A process that yields earlier has no work. New work waits for at most one period of each other process.
-    - A process without work yields at once if another process waits. So no process waits during a period that ends with
-      idle time, or during a period longer than a slice, except in its last slice.
+    - A process without work yields at once if another process waits. So if a period ends with idle time, no other
+      process waited. If a period is longer than a slice, others can have waited only during the period's last slice.
     """
 
     def __init__(self, detection_windows: int = _DETECTION_WINDOWS) -> None:

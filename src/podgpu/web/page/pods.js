@@ -107,9 +107,8 @@ class HolderRow {
     this.pods.add(holder.name);
     this.gpus += holder.amount;
     if (holder.use === "idle") this.idleGpus += holder.amount;
-    const ratio = device.old ? undefined : ownUtilization(device, holder);
-    this.busy.add(ratio, holder.amount);
-    this.used.add(ownMemory(device, holder));
+    if (!device.old) this.busy.add(ownUtilization(device, holder), holder.amount);
+    if (!device.old) this.used.add(ownMemory(device, holder));
     this.waited.add(holder.waited);
     const [longest] = holder.waitsFor;
     if (longest && !(this.waitsFor?.ratio > longest.ratio)) this.waitsFor = longest;
