@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import re
+import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -17,7 +20,6 @@ from podgpu.cluster.loop import Cluster
 from podgpu.cluster.prices import Price, Prices
 from podgpu.cluster.ranges import RecordedUsage
 from podgpu.cluster.record import cluster_recorder
-from podgpu.http_client import HttpClient
 from podgpu.model import WorkloadOwner
 from podgpu.web.cluster_app import cluster_application
 from tests.cluster.states import gpu, holder, lost, node
@@ -66,12 +68,23 @@ def test_markdown(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "# GPU report, 1970-01-12T13:45:00Z to 1970-01-12T14:12:35Z" in out, "the title has the time of the data"
 
 
-def test_this_month(monkeypatch: pytest.MonkeyPatch) -> None:
-    queries: list[dict[str, str]] = []
-    monkeypatch.setattr(HttpClient, "get_blocking", lambda _, path, query: queries.append(query) or b"")
-    assert run(["report", "--range", "month", "--format", "csv"]) == 0
-    start, now = datetime.fromtimestamp(float(queries[0]["from"])), datetime.now()
-    assert start == datetime(now.year, now.month, 1), "the first of the month, in local time as on the page"
+def test_this_month() -> None:
+    """The month begins in local time, as on the page."""
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+
+        def answer() -> str:
+            connection, _ = server.accept()
+            with connection:
+                request = connection.recv(65_536).decode()
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+            return request
+
+        request = pool.submit(answer)
+        url = f"127.0.0.1:{server.getsockname()[1]}"
+        assert run(["report", "--url", url, "--range", "month", "--format", "csv"]) == 0
+    found, now = re.search(r"[?&]from=([\d.]+)", request.result()), datetime.now()
+    assert found is not None
+    assert datetime.fromtimestamp(float(found[1])) == datetime(now.year, now.month, 1)
 
 
 def test_html_and_csv(url: str, capsys: pytest.CaptureFixture[str]) -> None:
