@@ -81,6 +81,23 @@ def test_a_pod_that_shares_its_gpu_already_gets_no_hint() -> None:
     assert (shared.hint, shared.mean_use, shared.peak_use) == ("", 0.04, 0.04)
 
 
+def test_the_peak_of_a_running_pod_never_falls() -> None:
+    """After three hours at 50 %, an unfinished step of 5 minutes begins with 100 % and then drops to 0 %."""
+    store = HistoryStore()
+    peaks = []
+    for step in range(4 * 180 + 20):
+        use = 0.5 if step < 4 * 180 else 1.0 if step < 4 * 180 + 4 else 0.0
+        sample = GpuSample("GPU-0", figures=Figures(use, GIB), holders=[HolderSample(POD, "main", Amounts(15.0))])
+        store.append(HistoryRound(START + 15 * step, [sample]))
+        if step == 0 or step >= 4 * 180 - 1:
+            with store.reader() as db:
+                summary = read_summary(db, "ml", "job-0", START + 15 * step + 1, make_state(1, "NVIDIA L40S"))
+            assert summary is not None
+            peaks.append(summary.peak_use)
+    store.close()
+    assert set(peaks) == {0.5}
+
+
 def test_the_duration_is_the_time_when_the_pod_held_a_gpu() -> None:
     """A pod name of a StatefulSet runs for 1 h, pauses for 4 h, and runs for 30 min."""
     store = HistoryStore()

@@ -124,6 +124,7 @@ class RangeAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     prices: str = ""
     source: str = ""  # with Prometheus: name of the recording rule, or `counters`
     simulated: bool = False
+    recorded_from: float | None = None  # start of the oldest record, if it is later than `from`
     methods: list[str] = []  # how the use of the GPUs was measured
     labels: list[str] = []  # names of the pod labels in the range
     notes: list[str] = []  # messages about missing data
@@ -226,7 +227,8 @@ def group_now(state: ClusterState, usage: Sequence[UsageSum], query: RangeQuery)
     """Maps each row to its current values. A pod that has ended has 0 GPUs."""
     clusters = {one.cluster for one in usage}
     cluster = clusters.pop() if len(clusters) == 1 else ""  # with a single cluster, `part.cluster` is empty
-    known = {(one.cluster, one.account[:5]): one for one in usage}
+    known = {("", one.account[:5]): one for one in usage}  # if only the range has several clusters, not the last round
+    known |= {(one.cluster, one.account[:5]): one for one in usage}
     groups: dict[RowName, list[HeldPart]] = {name_row(one, query): [] for one in usage if one.account != UNALLOCATED}
     parts = [(part, node.state.pod_labels) for node in state.nodes for part in node.held]
     for part, pod_labels in parts:
@@ -443,12 +445,15 @@ class RecordedUsage:
 def read_range_answer(db: Connection, query: RangeQuery, now: float, state: ClusterState) -> RangeAnswer:
     start, end, sums = read_range(db, *query.bounds(now))
     since = read_usage_start(db)
-    notes = []
+    notes, recorded_from = [], None
     if since is None or start + COARSE < since:
-        notes.append(f"there is no record before {utc_text(now if since is None else since)}")
+        recorded_from = now if since is None else float(since)
+        notes.append(f"there is no record before {utc_text(recorded_from)}")
     notes.extend(describe_unpriced(state.nodes, state.prices))
     now_by_row = None if query.end is not None else group_now(state, sums, query)
-    return make_range(query, (start, min(end, now)), sums, state.prices, notes, state.simulated, now_by_row)
+    answer = make_range(query, (start, min(end, now)), sums, state.prices, notes, state.simulated, now_by_row)
+    answer.recorded_from = recorded_from
+    return answer
 
 
 def read_summary(db: Connection, namespace: str, pod: str, now: float, state: ClusterState) -> JobSummary | None:
@@ -483,9 +488,14 @@ def read_summary(db: Connection, namespace: str, pod: str, now: float, state: Cl
 
 
 def _add_history(summary: JobSummary, history: PodHistory, end: float, state: ClusterState) -> None:
-    series = [device.series for device in history.devices]
-    use = [_known(one["utilization_ratio"]) for one in series]
-    memory = [_known(one["memory_used_bytes"]) for one in series]
+    # The mean of an unfinished step still changes, so it counts only if a device has no other.
+    finished = None if summary.to is not None else int((end - history.from_) // history.step_seconds)
+
+    def read(name: str) -> list[list[float]]:
+        columns = [device.series[name] for device in history.devices]
+        return [_known(column[:finished]) or _known(column) for column in columns]
+
+    use, memory = read("utilization_ratio"), read("memory_used_bytes")
     summary.gpus = len(history.devices)
     summary.nodes = tuple(sorted({device.node for device in history.devices}))
     known = [value for values in use for value in values]

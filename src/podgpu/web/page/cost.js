@@ -26,7 +26,7 @@ const HINTS = {
   used_hours: "Hours weighted by utilisation: 2 hours at 50 % are 1 busy hour. The other allocated hours are idle, unknown, or the unused share of hours in use.",
   idle_hours: "Allocated hours without any use",
   unknown_hours: "Allocated hours for which the use is unknown",
-  mean_use: "Busy hours divided by the allocated hours for which the use is known. On a shared GPU, only the share of the pod is counted.",
+  mean_use: "Busy hours divided by the allocated hours for which the use is known. On a shared GPU, only the share of the pod is counted, so a pod that uses more than its share is above 100 %.",
   waited_hours: "Hours in which it waited for another holder of a shared GPU",
   wasted: "Cost of the idle hours",
 };
@@ -215,8 +215,7 @@ function sumOf(rows) {
   return { ...totals, mean_use: mean, unallocated_cost: sum("cost", rows.filter((row) => row.unallocated)) };
 }
 
-function aboutText({ source, from, to, notes = [] }, scope) {
-  const since = Date.parse(notes.join().match(/no record before (\S+Z)/)?.[1]) / 1000;
+function aboutText({ source, from, to, recorded_from: since }, scope) {
   return [
     scope,
     span(since > from && since < to ? since : from, to),
@@ -269,6 +268,10 @@ function linkOf(row, by) {
   return by === "namespace" && ns ? writeHash({ cluster, ns }) : undefined;
 }
 
+function useText(ratio) {
+  return ratio >= 1.005 ? `${percent(ratio)} of its share` : percent(ratio);
+}
+
 function columnsOf(by, title, rows, currency) {
   const number = (name, title, write, isWarm) => ({ name, title, hint: HINTS[name], value: (row) => row[name], write, isWarm });
   const ofHeld = (column) => ({ ...column, value: (row) => (row.unallocated ? undefined : row[column.name]) });
@@ -278,7 +281,7 @@ function columnsOf(by, title, rows, currency) {
     { name: by, title, value: (row) => nameOf(row, by), link: (row) => linkOf(row, by) },
     price("cost", "Cost"),
     price("wasted", "Wasted", isSome),
-    number("mean_use", "Use of what it holds", percent, (ratio) => ratio < LOW_USE),
+    number("mean_use", "Use of what it holds", useText, (ratio) => ratio < LOW_USE),
     ofHeld(number("allocated_hours", "Allocated", amount)),
     ofHeld(number("used_hours", "Busy (weighted)", amount)),
     ofHeld(number("idle_hours", "Idle", amount, isSome)),

@@ -54,7 +54,7 @@ function factsOf(data, whole) {
     fact("GPU-hours", amount(data.gpu_hours)),
     known(`Mean use of the ${whole}`, data.mean_use, percent),
     known(`Peak use of the ${whole}${data.step_seconds ? `, ${duration(data.step_seconds)} mean` : ""}`, data.peak_use, percent),
-    known("Peak memory", data.peak_memory_bytes, memory),
+    known(`Peak memory${data.gpus > 1 ? " of one GPU" : ""}`, data.peak_memory_bytes, memory),
     known("Idle", data.idle_hours || undefined, (hours) => `${amount(hours)}\u00a0GPU-hours`),
     known("Energy", data.energy_kwh, (energy) => `${amount(energy)}\u00a0kWh`),
     known("Cost", data.cost, (cost) => money(cost, data.currency)),
