@@ -91,7 +91,7 @@ def test_a_lost_gpu_stays_with_its_holder_and_what_to_do(tab: Tab, url: str, sho
 def test_broken_is_counted_and_filters_by_a_click(tab: Tab, page: str) -> None:
     visited(tab, page)
     assert tab.texts(".total-broken") == ["9 Broken 4 not answering"]
-    assert tab.texts(".total-unknown .total-more") == ["3 not answering"], "their state is unknown, not free"
+    assert tab.texts(".total-unheld .total-more") == ["3 not answering"], "their holders are unknown"
     tab.click(".total-broken")
     tab.wait_for(f"{TILES} === 5", "five, and the node of the other four as one row")
     assert "serving/asr-0" in tab.text(".node.is-gone")
@@ -114,7 +114,12 @@ def test_commands_that_help_can_be_copied(tab: Tab, page: str) -> None:
     assert "systemctl reboot" in tab.texts(".commands code")
     assert tab.texts(".troubles code") == ["podgpu forget"], "the code has no backticks"
     visited(tab, page, "#view=nodes")
-    assert "Not known" in tab.texts(".nodes-table thead button"), "allocated = used + idle + not known"
+    titles = tab.texts(".nodes-table thead th")
+    row = dict(zip(titles, tab.texts(".nodes-table tbody tr:last-child > *"), strict=True))
+    number = {name: float(row[name]) for name in titles if row[name].replace(".", "").isdecimal()}
+    assert number["Allocated"] == number["Used"] + number["Idle"] + number["Use unknown"]
+    assert number["GPUs"] == number["Allocated"] + number["Free"] + number["Holder unknown"]
+    assert (row["Utilisation"], row["Memory"]) == ("\u2013", "\u2013"), "the node is gone"
     visited(tab, page, "#view=nodes&node=gpu-b-02")
     assert tab.texts(".node-view .commands code")[0] == "kubectl describe node gpu-b-02"
     assert tab.evaluate(TILES) == 0, "GPUs of a gone node have no values"

@@ -73,7 +73,7 @@ def test_money_and_owners_are_there_from_the_start(tab: Tab, demo: Demo) -> None
     link = tab.evaluate("document.querySelector('.table-head a[download]').href")
     tab.evaluate("location.hash = '#view=nodes&node=workstation-1'")
     tab.wait_for("document.querySelectorAll('main tbody tr').length === 3", "who is on the node without Kubernetes")
-    assert tab.texts("main tbody th") == ["user ada", "job 4711 (ben)", "user cleo"]
+    assert tab.texts("main tbody th") == ["user ada", "job 4711", "user cleo"]
     assert "Users and jobs" in tab.texts("main h2, main h3")
     csv = demo.page.ask(link.removeprefix(demo.page.address.url)).text
     assert "jupyter-ada" in csv

@@ -75,6 +75,7 @@ def test_events_are_filtered_and_lead_to_their_gpu_and_pod(tab: Tab, page: str) 
     tab.wait_for("document.querySelectorAll('.events li').length === 1", "filtered")
     tab.click(".events li a")
     tab.wait_for("document.querySelectorAll('.gpu section .marks time').length === 2", "the GPU's own events")
+    assert tab.evaluate("location.hash").endswith("&range=6h"), "a range that contains the event"
 
 
 def test_the_summary_of_a_pod_says_what_would_be_enough(tab: Tab, page: str) -> None:
@@ -82,7 +83,7 @@ def test_the_summary_of_a_pod_says_what_would_be_enough(tab: Tab, page: str) -> 
     tab.wait_for("document.querySelector('.summary')?.checkVisibility()", "its summary")
     told = " ".join(tab.text(".summary").split())
     assert "GPU-hours 2.0 Mean use of the GPU 7 % Peak use of the GPU 31 % Peak memory 5.0 GiB" in told
-    assert "Waited 1 min Errors 1 A MIG instance 1g (10 GiB) or 10 % of a GPU would be enough" in told
+    assert "Hardly used: 7 % of its GPU on average A MIG instance 1g (10 GiB) or 10 % of a GPU would be enough" in told
 
 
 def test_a_pod_that_ended_opens_on_its_whole_run(tab: Tab, url: str, shown: Showing) -> None:

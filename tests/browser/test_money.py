@@ -95,6 +95,7 @@ def test_cost_of_a_chosen_time_and_who_hardly_uses_what_it_holds(tab: Tab, page:
     about = "document.querySelector('.cost .about')?.innerText.replace(/\\s+/g, ' ')"
     visited(tab, page, "#view=cost&by=pod")
     tab.wait_for(f"{about}.includes('(24 h)')", "the range")
+    tab.click(".under-used summary")
     assert tab.texts(".under-used li") == ["vision held 48.0 GPU-hours at 4 %, $115.20 not used"]
     assert tab.count(".bounds") == 0
     tab.click(".cost nav[aria-label=Range] a:last-child")

@@ -72,16 +72,17 @@ def test_what_nobody_measured_is_neither_used_nor_free(tab: Tab, url: str, shown
         "Allocated": "1",
         "Used": "0",
         "Idle": "0",
-        "Not known": "3",
+        "Use unknown": "1",
         "Free": "1",
+        "Holder unknown": "2",
         "Broken": "0",
         "Power": "\u2013",
     }
-    assert tab.texts(".total-unknown .total-more") == ["2 holder unknown"], "busy without a known holder"
+    assert tab.texts(".total-unheld .total-more") == ["2 busy"], "busy without a known holder"
     assert tab.texts(".tile-ratio") == ["\u2013", "\u2013", "\u2013", "50 %"]
     told = tab.texts("main .row")
     assert told[1:] == ["Free", "Holder unknown", "Holder unknown"]
-    for state, number in (("unknown", 3), ("free", 1)):
+    for state, number in (("unknown", 1), ("unheld", 2), ("free", 1)):
         tab.choose("state", state)
         tab.wait_for(f"document.querySelectorAll('.tile[data-key]').length === {number}", state)
     for notes in ([], ["podgpu cannot read usage: see its log"]):

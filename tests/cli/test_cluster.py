@@ -138,6 +138,7 @@ def _url(process: subprocess.Popen[str], name: str) -> str:
     """Returns host and port of the URL in the line of the demo's output that begins with the name."""
     assert process.stdout is not None
     for line in process.stdout:
+        assert "WARNING" not in line, "the demo starts without noise"
         if line.strip().startswith(name) and (found := re.search(r"http://(\S+?)/\s", line)):
             return found[1]
     raise AssertionError("the demo ended without a word about it")

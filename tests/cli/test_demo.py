@@ -64,8 +64,10 @@ class Demo:
         self.cluster = Cluster(lambda: self._backend, CLUSTER, prices, clock)
         self._recorder = cluster_recorder(self.cluster)
         if past:
-            own = {node.name: exporter.recorder for node, exporter in zip(self.nodes, self.exporters, strict=True)}
-            write_past(self.nodes, {"": self._recorder, **own}, prices()[0], self.time.wall())
+            for _ in range(2):
+                self.time.advance(STEP)
+                self._read_exporters()
+            write_past(self.nodes, self.exporters, self._recorder, prices()[0], self.time.wall())
         usage = RecordedUsage(self._recorder, lambda: self.cluster.published.state)
         app: Any = lambda cluster: cluster_application(cluster, history=self._recorder, usage=usage)  # noqa: E731
         self.page: Client = opened.enter_context(running(self.cluster, app=app))  # type: ignore[arg-type]
@@ -88,13 +90,17 @@ class Demo:
             self._next[1].do()
             self.done.append(self._next[1])
             self._next = next(self._due, None)
+        self._read_exporters()
+        for exporter in self.exporters:
+            exporter.recorder.record()
+        self._loop.run_until_complete(self.cluster.round(self._backend))
+        self._recorder.record()
+
+    def _read_exporters(self) -> None:
         for exporter in self.exporters:
             exporter.agent.read_telemetry()
             exporter.agent.read_allocation()
             exporter.agent.read_usage()
-            exporter.recorder.record()
-        self._loop.run_until_complete(self.cluster.round(self._backend))
-        self._recorder.record()
 
     def ask(self, path: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.page.ask(path).body)
@@ -250,7 +256,17 @@ def test_the_demo_has_a_past_from_its_first_second() -> None:
         job = demo.ask("/api/v1/summary/research/finetune-4")
         assert job["hint"].startswith("1 of its 2 GPUs would be enough")
         (ended,) = [event for event in told if event["kind"] == "ended" and event["pod"] == "finetune-4"]
-        assert job["duration_seconds"] == ended["seconds"], "its node did not answer for 12 min of it"
+        assert job["duration_seconds"] == ended["seconds"]
+        assert job["gpu_hours"] == pytest.approx(2 * job["duration_seconds"] / 3600, rel=0.01)
+        idle = demo.ask("/api/v1/summary/notebooks/jupyter-ada-0")
+        (held,) = gpus(demo.ask("/api/v1/view"))["node-1", 5]["holders"]
+        live_hours = (demo.time.wall() - held["idle_since"]) / 3600
+        assert live_hours == pytest.approx(idle["idle_hours"], rel=0.01), "idle for as long as the history says"
+        assert [event["kind"] for event in told].count("idle") == 2, "one alarm for each idle notebook, never closed"
+        embed, ocr = (demo.ask(f"/api/v1/summary/batch/{name}-0") for name in ("embed", "ocr"))
+        assert embed["energy_kwh"] / ocr["energy_kwh"] == pytest.approx(
+            embed["used_hours"] / ocr["used_hours"], rel=0.1
+        )
         shared = demo.ask("/api/v1/summary/batch/embed-0")
         assert shared["mean_use"] <= shared["peak_use"]
         assert shared["wait_seconds"] > 0

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import re
+import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -51,16 +55,36 @@ def test_markdown(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["report", "--url", url, "--range", "24h", "--by", "label:team"]) == 0
     out = capsys.readouterr().out
     assert "# GPU report, " in out
-    assert "| 1.60 | 0.20 | 0.40 | – | 25% | – | 160.00 | 40.00 |" in out, "the total includes unallocated GPUs"
-    assert "| nlp | 0.40 | 0.20 | 0.00 | – | 50% | – | 40.00 | 0.00 |" in out
-    assert "| a\\|b<script> | 0.40 |" in out
-    assert "| unallocated | 0.80 |" in out
+    assert "| 1.60 | 0.80 | 0.20 | 0.40 | – | 25% | – | 160.00 | 40.00 |" in out, "the total includes unallocated GPUs"
+    assert "| nlp | 0.40 | 0.40 | 0.20 | 0.00 | – | 50% | – | 40.00 | 0.00 |" in out
+    assert "| a\\|b<script> | 0.40 | 0.40 |" in out
+    assert "| unallocated | 0.80 | 0.00 |" in out
     owners = out[out.index("## Most idle owners") :]
-    assert "| ml/Deployment/notebook | 0.40 | 0.00 | 0.40 | – | 0% | – | 40.00 | 40.00 |" in owners
+    assert "| ml/Deployment/notebook | 0.40 | 0.40 | 0.00 | 0.40 | – | 0% | – | 40.00 | 40.00 |" in owners
     assert "ml/busy" not in owners
-    assert "| GPU-hours | busy | idle | waiting | use of what it holds |" in out
+    assert "| GPU-hours | allocated | busy | idle | waiting | use of what it holds |" in out
     assert "GPU-3" in out[out.index("## Broken GPUs now") :]
     assert "- there is no record before" in out
+    assert "# GPU report, 1970-01-12T13:45:00Z to 1970-01-12T14:12:35Z" in out, "the title has the time of the data"
+
+
+def test_this_month() -> None:
+    """The month begins in local time, as on the page."""
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+
+        def answer() -> str:
+            connection, _ = server.accept()
+            with connection:
+                request = connection.recv(65_536).decode()
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+            return request
+
+        request = pool.submit(answer)
+        url = f"127.0.0.1:{server.getsockname()[1]}"
+        assert run(["report", "--url", url, "--range", "month", "--format", "csv"]) == 0
+    found, now = re.search(r"[?&]from=([\d.]+)", request.result()), datetime.now()
+    assert found is not None
+    assert datetime.fromtimestamp(float(found[1])) == datetime(now.year, now.month, 1)
 
 
 def test_html_and_csv(url: str, capsys: pytest.CaptureFixture[str]) -> None:

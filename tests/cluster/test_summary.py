@@ -32,7 +32,7 @@ def summarize(
         hot = [("thermal", "slowed by heat")] if step < 8 else [("xid", "XID 48")] if step == 20 else []
         holder = HolderSample(POD, "main", amounts)
         samples = [
-            GpuSample(f"GPU-{i}", "", "node-1", i, Figures(use, memory * GIB, 300.0, 50.0), [holder], hot)
+            GpuSample(f"GPU-{i}", "", "node-1", i, Figures(use, memory * GIB / (i + 1), 300.0, 50.0), [holder], hot)
             for i in range(gpus)
         ]
         store.append(HistoryRound(START + 15 * step, samples))
@@ -61,7 +61,7 @@ def test_an_ended_pod_has_its_duration_use_waiting_throttling_and_errors() -> No
         (0.1, 30, 1, "NVIDIA H100 80GB HBM3", "A MIG instance 3g (40 GiB) or 40 % of a GPU would be enough"),
         (0.2, 12, 1, "NVIDIA L40S", "20 % of a GPU would be enough"),
         (0.3, 30, 4, "NVIDIA H100 80GB HBM3", "2 of its 4 GPUs would be enough"),
-        (0.3, 50, 4, "NVIDIA H100 80GB HBM3", "3 of its 4 GPUs would be enough"),
+        (0.3, 80, 4, "NVIDIA H100 80GB HBM3", "3 of its 4 GPUs would be enough"),
         (0.8, 60, 4, "NVIDIA H100 80GB HBM3", ""),
         (0.0, 0, 1, "NVIDIA H100 80GB HBM3", "Nothing ran on its GPU, so it can be released."),
         (0.0, 9, 4, "NVIDIA H100 80GB HBM3", "Nothing ran on its 4 GPUs, so they can be released."),
@@ -79,6 +79,23 @@ def test_a_smaller_part_that_fits_is_named_with_its_assumption(
 def test_a_pod_that_shares_its_gpu_already_gets_no_hint() -> None:
     shared = summarize(0.04, 4, part=0.25)
     assert (shared.hint, shared.mean_use, shared.peak_use) == ("", 0.04, 0.04)
+
+
+def test_the_peak_of_a_running_pod_never_falls() -> None:
+    """After three hours at 50 %, an unfinished step of 5 minutes begins with 100 % and then drops to 0 %."""
+    store = HistoryStore()
+    peaks = []
+    for step in range(4 * 180 + 20):
+        use = 0.5 if step < 4 * 180 else 1.0 if step < 4 * 180 + 4 else 0.0
+        sample = GpuSample("GPU-0", figures=Figures(use, GIB), holders=[HolderSample(POD, "main", Amounts(15.0))])
+        store.append(HistoryRound(START + 15 * step, [sample]))
+        if step == 0 or step >= 4 * 180 - 1:
+            with store.reader() as db:
+                summary = read_summary(db, "ml", "job-0", START + 15 * step + 1, make_state(1, "NVIDIA L40S"))
+            assert summary is not None
+            peaks.append(summary.peak_use)
+    store.close()
+    assert set(peaks) == {0.5}
 
 
 def test_the_duration_is_the_time_when_the_pod_held_a_gpu() -> None:

@@ -143,7 +143,8 @@ TOTALS = Totals(
 
 def test_totals() -> None:
     line = as_text(render_totals(TOTALS, "EUR", 200))
-    assert line == "3/4 allocated  1.5 used  1 idle  1 unknown  0.5 free  1 broken  110 W  1.60 EUR/h, 0.80 wasted"
+    assert line.startswith("3/4 allocated  1.5 used  1 idle  0.5 use unknown  0.5 free  0.5 holder unknown  1 broken")
+    assert line.endswith("1 broken  110 W  1.60 EUR/h, 0.80 wasted")
     free = Totals(gpus=1, allocated=0.0, used=0.0, idle=0.0, unknown=0.0, free=1.0, broken=0)
     line = as_text(render_totals(free, "", 200))
     assert line == "0/1 allocated  0 used  0 idle  1 free  0 broken  – W"

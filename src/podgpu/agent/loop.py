@@ -66,6 +66,7 @@ class Agent:
         pod_labels: Callable[[], PodLabels] = dict,
         read_counters: ReadCounters | None = None,
         containers: ContainerFinder | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         """`containers`: finds the containers of processes. If None, usage is not read."""
         self.settings = settings or Settings()
@@ -89,7 +90,7 @@ class Agent:
         self._usage_collector = None
         if containers is not None:
             owners = ProcessOwners(containers, self._allocations.complete, self._allocations.read_identities)
-            ledger = Ledger(unallocated_after=_UNALLOCATED_READINGS * self.settings.allocation_interval)
+            ledger = ledger or Ledger(unallocated_after=_UNALLOCATED_READINGS * self.settings.allocation_interval)
             self._usage_collector = UsageCollector(telemetry, owners, ledger, workers, errors, deadline, self.clock)
         self._health = HealthWatch(self.clock, policy.xid_window_ms / 1000, policy.clock_window_ms / 1000)
         self._telemetry_result = TelemetryResult()

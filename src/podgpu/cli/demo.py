@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import math
 import os
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -33,6 +34,7 @@ from podgpu.cluster.prices import Prices, ReadPrices, read_prices
 from podgpu.cluster.ranges import RecordedUsage
 from podgpu.cluster.record import cluster_recorder
 from podgpu.cluster.scrape import ScrapeCollector
+from podgpu.history.events import IDLE
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.history.store import (
     COARSE,
@@ -55,6 +57,7 @@ from podgpu.model import WorkloadOwner
 from podgpu.simulate.gpu import SimulatedGpu
 from podgpu.simulate.node import DemoNode, Tenant
 from podgpu.usage.containers import ContainerFinder
+from podgpu.usage.ledger import Ledger
 from podgpu.web.app import Address, Listener, Service, run
 from podgpu.web.cluster_app import cluster_application
 from podgpu.web.exporter_app import application, build_state, node_recorder
@@ -97,6 +100,8 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
     a node goes down. After two minutes everything works again. --calm turns this off.
     """
     configure_logging("text", debug=False)
+    log = logging.getLogger("podgpu")
+    log.setLevel(logging.ERROR)  # simulated GPUs without some values would fill the screen before the addresses
     # The other nodes use the ports after the cluster view's, so that Prometheus can scrape them.
     others = [Address(address.host, address.port and address.port + 2 + number) for number in range(len(OTHER_GPUS))]
     read = read_prices(prices)
@@ -116,8 +121,7 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
             lambda: ScrapeCollector(lambda: targets, CLUSTER, read_owners=lambda: find_owners(nodes)), CLUSTER, read
         )
         recorder = cluster_recorder(cluster)
-        own = {node.name: exporter.recorder for node, exporter in zip(nodes, exporters, strict=True)}
-        write_past(nodes, {"": recorder, **own}, read()[0], time.time())
+        write_past(nodes, exporters, recorder, read()[0], time.time())
         usage = RecordedUsage(recorder, lambda: cluster.published.state)
         app = cluster_application(cluster, history=recorder, usage=usage)
         listeners = [
@@ -132,6 +136,7 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
         def on_listening(bound: Sequence[Address]) -> None:
             targets.extend(f"http://{where.host or _LOOPBACK}:{where.port}/metrics" for where in bound[:-1])
             _print_overview(nodes, bound, script)
+            log.setLevel(logging.NOTSET)
             threading.Thread(target=perform, args=(script, stopping), name="demo", daemon=True).start()
 
         run([*services, cluster, recorder], listeners, on_listening)
@@ -211,12 +216,14 @@ class DemoExporter(NamedTuple):
     """The exporter of one simulated node."""
 
     agent: Agent
+    ledger: Ledger
     recorder: HistoryRecorder
     application: web.Application
 
 
 def make_exporter(node: DemoNode, prices: ReadPrices) -> DemoExporter:
     names = IdentityReader(str(node.root / "pods"), str(node.root / "containers"))
+    ledger = Ledger()
     agent = Agent(
         read_simulated(node.driver, {"usage_from": "exact"}, node.clock),
         HolderSources([] if node.is_plain else [KubeletAllocation(node.kubelet.socket)], names.read),
@@ -227,6 +234,7 @@ def make_exporter(node: DemoNode, prices: ReadPrices) -> DemoExporter:
         ),
         node.clock,
         containers=ContainerFinder(str(node.root / "proc"), finds_users=node.is_plain),
+        ledger=ledger,
         pod_labels=lambda: {(t.namespace, t.pod): (("team", team_of(t.namespace)),) for t in node.tenants if t.pod},
     )
     recorder = node_recorder(agent, prices=prices)
@@ -242,7 +250,7 @@ def make_exporter(node: DemoNode, prices: ReadPrices) -> DemoExporter:
         return await handler(request)
 
     app.middlewares.insert(0, close_while_down)
-    return DemoExporter(agent, recorder, app)
+    return DemoExporter(agent, ledger, recorder, app)
 
 
 # Owners and teams. In a real cluster, these are read from the API server.
@@ -267,19 +275,28 @@ def _owner_of(pod: str) -> WorkloadOwner | None:
 # Simulated history of the day before the demo
 
 _JOB_HOURS = 4.0
-_PAUSE_HOURS = 0.2
+_PAUSE_HOURS = 0.5
 _NIGHT = 0.6  # load of services at night, relative to the day
+_IDLE_ALARM = 23.0  # hours ago
 _FAULTS = (  # node, GPU (None: all), from and to (hours ago), condition, message
-    ("node-3", None, 8.0, 7.8, "node_gone", "its node does not answer"),
+    ("node-3", None, 6.35, 6.15, "node_gone", "its node does not answer"),  # between two jobs
     ("node-1", 6, 5.0, 4.6, "xid", "it reported XID 48 (double-bit ECC error)"),
     ("node-2", 3, 11.0, 10.3, "lost", "the driver no longer lists it: it fell off the bus or was removed"),
     ("node-2", 0, 1.2, 0.9, "thermal", "thermal throttling for most of the last minute"),
-    ("node-1", 5, 19.0, 2.0, "idle", "notebooks/jupyter-ada-0/notebook holds it and does not use it"),
 )
 
 
-def write_past(nodes: Sequence[DemoNode], recorders: Mapping[str, HistoryRecorder], prices: Prices, now: float) -> None:
-    """Writes the history of the last day, its last hour in fine steps. `recorders`: by node, or "" for the cluster."""
+def write_past(
+    nodes: Sequence[DemoNode],
+    exporters: Sequence[DemoExporter],
+    cluster: HistoryRecorder,
+    prices: Prices,
+    now: float,
+) -> None:
+    """Writes the history of the last day, its last hour in fine steps. Call it after the first two readings."""
+    recorders = {"": cluster} | {node.name: each.recorder for node, each in zip(nodes, exporters, strict=True)}
+    for exporter in exporters:
+        exporter.ledger.assume_idle(DAY)
     runs = {node.name: list(_list_runs(node)) for node in nodes}
     start, fine = (int(now - length) // COARSE * COARSE for length in (DAY, HOUR))
     # Samples with the time `at` are stored in the interval that begins at `at`, so they contain the usage after `at`.
@@ -337,6 +354,9 @@ class _PastDevice(NamedTuple):
             for node, gpu, begin, end, name, text in _FAULTS
             if node == self.node and gpu in (None, self.gpu.number) and end < ago <= begin
         ]
+        idle = [f"{one.namespace}/{one.pod}/{one.container}" for one in self.tenants if not one.duty]
+        if ago <= _IDLE_ALARM:
+            conditions += [(IDLE, f"{name} holds it and does not use it") for name in idle]
         gone = any(name == "node_gone" for name, _ in conditions)
         is_blind = gone or any(name == "lost" for name, _ in conditions)
         size = self.size
@@ -350,6 +370,7 @@ class _PastDevice(NamedTuple):
         holders = []
         for tenant in () if gone else self.tenants:
             load, part = loads[tenant], seconds / len(self.tenants)
+            busy = sum(loads[other] for other in self.tenants)
             amounts = Amounts(
                 allocated_seconds=part * size,
                 idle_seconds=0.0 if tenant.duty else part * size,
@@ -357,7 +378,7 @@ class _PastDevice(NamedTuple):
                 idle_cost=0.0 if tenant.duty else price * part / HOUR,
                 measured_seconds=0.0 if is_blind else part * size,
                 **dict.fromkeys(("busy_seconds", "busy_min_seconds", "busy_max_seconds"), load * seconds * size),
-                energy_joules=watts * part * size,
+                energy_joules=watts * size * (seconds * load / busy if busy else part),
                 waited_seconds=load * (use - load) * seconds * size,
             )
             own = Figures(load, float(tenant.memory)) if len(self.tenants) > 1 else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 
 import msgspec
 
@@ -18,7 +19,11 @@ from podgpu.http_client import HttpClient
 _TIMEOUT = 90.0  # longer than a query to Prometheus
 _TOP_OWNERS = 10
 _UNKNOWN = "–"
-_COLUMNS = ("GPU-hours", "busy", "idle", "waiting", "use of what it holds", "energy, kWh", "cost", "wasted")
+_MORE_THAN_ALL = 1.005  # use from which a pod is shown to use more than its share of a shared GPU
+_COLUMNS = (
+    *("GPU-hours", "allocated", "busy", "idle", "waiting", "use of what it holds"),
+    *("energy, kWh", "cost", "wasted"),
+)
 
 
 _Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]
@@ -27,7 +32,7 @@ _Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]
 
 @make_command(
     "report",
-    ("podgpu report --url localhost:9401 --range 30d --by label:team", "the cost of each team in the last 30 days"),
+    ("podgpu report --url localhost:9401 --range month --by label:team", "the cost of each team in this month"),
     ("podgpu report --range 7d --by namespace --format html > report.html", "an HTML page to share"),
 )
 def command(url: str, range: str, by: str, format: str) -> int:
@@ -36,6 +41,9 @@ def command(url: str, range: str, by: str, format: str) -> int:
     Reads the API of `podgpu cluster`, or of an exporter with --history-dir.
     """
     query = {"range": range, "by": by}
+    if range == "month":
+        month = datetime.now().astimezone().replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        query = {"from": str(month.timestamp()), "by": by}
     try:
         parse_range_query(query)
     except UsageError as error:
@@ -48,7 +56,8 @@ def command(url: str, range: str, by: str, format: str) -> int:
     view = decode_view(client.get_blocking("api/v1/view"))
     broken = [alert.text for alert in view.alerts if alert.severity == "broken"]
     tables = list(_make_tables(answer, owners, broken))
-    title = f"GPU report, {utc_text(answer.from_)} to {utc_text(answer.to)}"
+    start = answer.from_ if answer.recorded_from is None else answer.recorded_from
+    title = f"GPU report, {utc_text(start)} to {utc_text(answer.to)}"
     if answer.simulated:
         title += " (SIMULATED GPUs)"
     print_out((_write_html if format == "html" else _write_markdown)(title, answer.notes, tables))
@@ -75,10 +84,11 @@ def _make_tables(answer: RangeAnswer, owners: RangeAnswer, broken: Sequence[str]
 
 
 def _cells(figures: RangeFigures) -> tuple[str, ...]:
-    hours = (figures.gpu_hours, figures.used_hours, figures.idle_hours, figures.waited_hours)
+    use = figures.mean_use
     return (
-        *map(_number, hours),
-        _UNKNOWN if figures.mean_use is None else f"{figures.mean_use:.0%}",
+        *map(_number, (figures.gpu_hours, figures.allocated_hours)),
+        *map(_number, (figures.used_hours, figures.idle_hours, figures.waited_hours)),
+        _UNKNOWN if use is None else f"{use:.0%} of its share" if use >= _MORE_THAN_ALL else f"{use:.0%}",
         *map(_number, (figures.energy_kwh, figures.cost, figures.wasted)),
     )
 

@@ -124,6 +124,7 @@ class RangeAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     prices: str = ""
     source: str = ""  # with Prometheus: name of the recording rule, or `counters`
     simulated: bool = False
+    recorded_from: float | None = None  # start of the oldest record, if it is later than `from`
     methods: list[str] = []  # how the use of the GPUs was measured
     labels: list[str] = []  # names of the pod labels in the range
     notes: list[str] = []  # messages about missing data
@@ -331,7 +332,8 @@ def describe_row(row: RangeRow) -> str:
     if row.unallocated:
         return "/".join(filter(None, (row.cluster, "unallocated")))
     owner = f"{row.owner.kind}/{row.owner.name}" if row.owner and not row.pod else ""
-    names = (row.cluster, row.namespace, owner, row.pod, row.job, row.uid or row.container_id, row.label)
+    job = f"job {row.job}" if row.job and not row.job.startswith("user ") else row.job
+    names = (row.cluster, row.namespace, owner, row.pod, job, row.uid or row.container_id, row.label)
     return "/".join(filter(None, names)) or "(none)"
 
 
@@ -442,12 +444,15 @@ class RecordedUsage:
 def read_range_answer(db: Connection, query: RangeQuery, now: float, state: ClusterState) -> RangeAnswer:
     start, end, sums = read_range(db, *query.bounds(now))
     since = read_usage_start(db)
-    notes = []
+    notes, recorded_from = [], None
     if since is None or start + COARSE < since:
-        notes.append(f"there is no record before {utc_text(now if since is None else since)}")
+        recorded_from = now if since is None else float(since)
+        notes.append(f"there is no record before {utc_text(recorded_from)}")
     notes.extend(describe_unpriced(state.nodes, state.prices))
     now_by_row = None if query.end is not None else group_now(state, sums, query)
-    return make_range(query, (start, min(end, now)), sums, state.prices, notes, state.simulated, now_by_row)
+    answer = make_range(query, (start, min(end, now)), sums, state.prices, notes, state.simulated, now_by_row)
+    answer.recorded_from = recorded_from
+    return answer
 
 
 def read_summary(db: Connection, namespace: str, pod: str, now: float, state: ClusterState) -> JobSummary | None:
@@ -482,9 +487,14 @@ def read_summary(db: Connection, namespace: str, pod: str, now: float, state: Cl
 
 
 def _add_history(summary: JobSummary, history: PodHistory, end: float, state: ClusterState) -> None:
-    series = [device.series for device in history.devices]
-    use = [_known(one["utilization_ratio"]) for one in series]
-    memory = [value for one in series for value in _known(one["memory_used_bytes"])]
+    # The mean of an unfinished step still changes, so it counts only if a device has no other.
+    finished = None if summary.to is not None else int((end - history.from_) // history.step_seconds)
+
+    def read(name: str) -> list[list[float]]:
+        columns = [device.series[name] for device in history.devices]
+        return [_known(column[:finished]) or _known(column) for column in columns]
+
+    use, memory = read("utilization_ratio"), read("memory_used_bytes")
     summary.gpus = len(history.devices)
     summary.nodes = tuple(sorted({device.node for device in history.devices}))
     known = [value for values in use for value in values]
@@ -492,7 +502,7 @@ def _add_history(summary: JobSummary, history: PodHistory, end: float, state: Cl
     # Here, use is relative to the whole GPU or MIG instance. In /api/v1/range, it is relative to the pod's share.
     summary.mean_use = round(sum(known) / len(known), 4) if known else summary.mean_use
     summary.p95_use = max((_p95(values) for values in use if values), default=None)
-    summary.peak_memory_bytes = max(memory, default=None)
+    summary.peak_memory_bytes = peak = max((value for values in memory for value in values), default=None)
     summary.step_seconds = history.step_seconds
     summary.throttled_seconds = sum(
         _overlap(mark, history, end) for mark in history.marks if mark.condition in _THROTTLING
@@ -502,7 +512,8 @@ def _add_history(summary: JobSummary, history: PodHistory, end: float, state: Cl
     if summary.duration_seconds >= _SHORTEST and held_whole:
         gpus = {gpu.uuid: gpu for node in state.nodes for gpu in node.gpus}
         p95 = [_p95(values) for values in use if values]
-        summary.hint = _hint(summary, p95, [gpus[d.uuid] for d in history.devices if d.uuid in gpus])
+        peaks = [max(values, default=peak or 0.0) for values in memory]
+        summary.hint = _hint(summary, p95, peaks, [gpus[d.uuid] for d in history.devices if d.uuid in gpus])
 
 
 def _known(values: Iterable[float | None]) -> list[float]:
@@ -520,7 +531,7 @@ def _overlap(mark: Mark, history: PodHistory, end: float) -> float:
     return sum(max(0.0, min(until, span.to or end) - max(mark.at, span.from_)) for span in spans)
 
 
-def _hint(summary: JobSummary, p95: list[float], gpus: list[DeviceState]) -> str:
+def _hint(summary: JobSummary, p95: list[float], peaks: list[float], gpus: list[DeviceState]) -> str:
     """Suggests fewer or smaller GPUs, enough for the peak memory and 95th percentile of use. "" if there are none."""
     peak, total = summary.peak_memory_bytes, min((gpu.memory_total_bytes or 0 for gpu in gpus), default=0)
     if not p95 or peak is None or not total:
@@ -530,7 +541,7 @@ def _hint(summary: JobSummary, p95: list[float], gpus: list[DeviceState]) -> str
     usual = f"below {max(1, round(max(p95) * 100))} % for 95 % of the time, at most {peak / _GIB:.1f} GiB of memory"
     proviso = "if its use stays as before: " + usual
     if len(p95) > 1:
-        needed = max(1, math.ceil(sum(p95)), math.ceil(peak * len(p95) / total))
+        needed = max(1, math.ceil(sum(p95)), math.ceil(sum(peaks) / total))
         return f"{needed} of its {len(p95)} GPUs would be enough, {proviso} on each." if needed < len(p95) else ""
     share = max(p95[0], peak / total)
     if share > _MAX_SHARE:

@@ -338,12 +338,14 @@ def _job(holder: Workload, fetched: FetchedDetails, width: int) -> Iterator[Span
     for job in fetched.jobs:
         if (job.namespace, job.pod) != pod:
             continue
+        of_one = " of one GPU" if job.gpus > 1 else ""
+        memory = format_gib(None if job.peak_memory_bytes is None else int(job.peak_memory_bytes))
         facts = [
             f"ran for {format_duration(job.duration_seconds)}",
             f"{job.gpu_hours:.2f} GPU-hours",
             f"mean {format_percent(job.mean_use)}",
             f"peak {format_percent(job.peak_use)}",
-            f"peak memory {format_gib(None if job.peak_memory_bytes is None else int(job.peak_memory_bytes))} GiB",
+            f"peak memory{of_one} {memory} GiB",
             "" if job.energy_kwh is None else f"{job.energy_kwh:.2f} kWh",
             "" if job.cost is None else format_money(job.cost, job.currency),
             f"waited {format_duration(job.wait_seconds)}" if job.wait_seconds else "",

@@ -284,23 +284,30 @@ def format_condition(condition: ConditionView, age: float | None) -> str:
 
 # Totals
 
-_OPTIONAL_TOTALS = ("free", "used", "allocated", "unknown")  # removed in this order if the terminal is too narrow
+_OPTIONAL_TOTALS = (
+    "free",
+    "used",
+    "allocated",
+    "unheld",
+    "unknown",
+)  # removed in this order if the terminal is too narrow
 _GAP = "  "
 
 
 def render_totals(totals: Totals, currency: str, width: int) -> Spans:
-    unknown = totals.unknown + totals.unheld_unknown
     parts = {
         "allocated": (f"{_format_gpus(totals.allocated)}/{totals.gpus} allocated", ""),
         "used": (f"{_format_gpus(totals.used)} used", ""),
         "idle": (f"{_format_gpus(totals.idle)} idle", "warn" if totals.idle else ""),
-        "unknown": (f"{_format_gpus(unknown)} unknown", ""),
+        "unknown": (f"{_format_gpus(totals.unknown)} use unknown", ""),
         "free": (f"{_format_gpus(totals.free)} free", ""),
+        "unheld": (f"{_format_gpus(totals.unheld_unknown)} holder unknown", ""),
         "broken": (f"{totals.broken} broken", "bad" if totals.broken else ""),
         "watts": (_format_watts(totals.power_watts), ""),
     }
-    if not unknown:
-        del parts["unknown"]
+    for name, gpus in (("unknown", totals.unknown), ("unheld", totals.unheld_unknown)):
+        if not gpus:
+            del parts[name]
     if totals.cost_per_hour is not None:
         wasted = f", {totals.wasted_per_hour:.2f} wasted" if totals.wasted_per_hour else ""
         parts["cost"] = (f"{format_money(totals.cost_per_hour, currency)}/h{wasted}", "warn" if wasted else "")

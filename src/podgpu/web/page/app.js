@@ -271,7 +271,7 @@ class Page {
     const totals = totalsOf(found, this.priced);
     const { currency } = this.feed.picture;
     const texts = [`${count(found.length)} of ${plural(this.devices.length, "GPU")}`];
-    for (const [name, text] of [["allocated", "allocated"], ["used", "used"], ["idle", "idle"], ["unknown", "not known"], ["free", "free"], ["broken", "broken"]]) {
+    for (const [name, text] of [["allocated", "allocated"], ["used", "used"], ["idle", "idle"], ["unknown", "use unknown"], ["free", "free"], ["unheld", "holder unknown"], ["broken", "broken"]]) {
       if (totals[name]) texts.push(`${parts(totals[name])} ${text}`);
     }
     if (totals.mean !== undefined) texts.push(`mean of used ${percent(totals.mean)}`);

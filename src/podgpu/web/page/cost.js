@@ -3,6 +3,7 @@
 import { copyButton } from "./actions.js";
 import { noneText, Question } from "./ask.js";
 import { podHash, wordsOf, writeHash } from "./criteria.js";
+import { jobText } from "./devices.js";
 import { fact, h, place, plain, setAttribute, setText } from "./dom.js";
 import { amount, localTimes, moment, money, percent, plural, span, totalMoney } from "./format.js";
 import { groupsFor } from "./pods.js";
@@ -25,7 +26,7 @@ const HINTS = {
   used_hours: "Hours weighted by utilisation: 2 hours at 50 % are 1 busy hour. The other allocated hours are idle, unknown, or the unused share of hours in use.",
   idle_hours: "Allocated hours without any use",
   unknown_hours: "Allocated hours for which the use is unknown",
-  mean_use: "Busy hours divided by the allocated hours for which the use is known. On a shared GPU, only the share of the pod is counted.",
+  mean_use: "Busy hours divided by the allocated hours for which the use is known. On a shared GPU, only the share of the pod is counted, so a pod that uses more than its share is above 100 %.",
   waited_hours: "Hours in which it waited for another holder of a shared GPU",
   wasted: "Cost of the idle hours",
 };
@@ -51,7 +52,7 @@ export class Cost {
     this.underUsed = new UnderUsed();
     const ranges = h("nav", { class: "tabs", "aria-label": "Range" }, ...this.ranges);
     const head = h("div", { class: "table-head" }, ranges, this.bounds, this.ways, this.labelField, this.about, this.copy, this.csv);
-    this.element = h("div", { class: "cost" }, head, this.sums, this.message, this.table.element, this.underUsed.element, this.notes);
+    this.element = h("div", { class: "cost" }, head, this.sums, this.message, this.underUsed.element, this.table.element, this.notes);
     this.label.addEventListener("change", () => {
       const name = this.label.value.trim();
       location.hash = writeHash({ ...this.here, by: name ? `label:${name}` : "" });
@@ -108,7 +109,7 @@ export class Cost {
     const limit = isCluster && data && !data.source ? [LIMIT] : [];
     setText(this.notes, [...(data?.notes ?? []).map(localTimes), ...limit].join(" \u00b7 "));
     const title = groups[by] ?? plain(by.slice("label:".length));
-    if (!isEmpty) this.table.show(rows, columnsOf(by, title, rows, data.currency), order || "cost", nameOf);
+    if (!isEmpty) this.table.show(rows, columnsOf(by, title, rows, data.currency), order || "cost", (row) => nameOf(row, by));
     this.underUsed.show(isEmpty ? [] : rows, by, data);
   }
 
@@ -145,9 +146,9 @@ export class Cost {
 // Lists pods that held GPUs and hardly used them, the most expensive first.
 class UnderUsed {
   constructor() {
-    this.about = h("p", { class: "about" });
+    this.about = h("summary");
     this.list = h("ul", { class: "marks" });
-    this.element = h("section", { class: "under-used" }, h("h2", {}, "Under-used (includes idle)"), this.about, this.list);
+    this.element = h("details", { class: "under-used" }, this.about, this.list);
   }
 
   show(rows, by, data) {
@@ -161,7 +162,7 @@ class UnderUsed {
     const cost = low.reduce((sum, row) => sum + (row.cost ?? 0) * (1 - row.mean_use), 0);
     const price = cost ? ` (${totalMoney(cost, data.currency)})` : "";
     const who = `${plural(low.length, by === "owner" ? "owner" : low[0].pod ? "pod" : "holder")} used less than ${percent(LOW_USE)} of the allocated time`;
-    setText(this.about, `${who}: ${amount(hours)} GPU-hours${price} were not used, idle time included.`);
+    setText(this.about, `Under-used: ${who}. ${amount(hours)} GPU-hours${price} were not used, idle time included.`);
     place(this.list, low.slice(0, MOST_UNDER_USED).map((row) => {
       const name = h("a", { href: linkOf(row, by) }, h("bdi", {}, plain(nameOf(row))));
       const cost = row.cost === undefined ? "" : `, ${money(row.cost * (1 - row.mean_use), data.currency)} not used`;
@@ -214,8 +215,7 @@ function sumOf(rows) {
   return { ...totals, mean_use: mean, unallocated_cost: sum("cost", rows.filter((row) => row.unallocated)) };
 }
 
-function aboutText({ source, from, to, notes = [] }, scope) {
-  const since = Date.parse(notes.join().match(/no record before (\S+Z)/)?.[1]) / 1000;
+function aboutText({ source, from, to, recorded_from: since }, scope) {
   return [
     scope,
     span(since > from && since < to ? since : from, to),
@@ -249,14 +249,16 @@ function ownerText(row) {
 // A pod without an owner, or a holder that is not a pod, is its own group.
 function podText(row) {
   if (row.pod) return row.pod;
-  if (row.job) return row.job.startsWith("user ") ? row.job : `job ${row.job}`;
+  if (row.job) return jobText(row.job);
   if (row.container_id) return `container ${row.container_id.slice(0, 12)}`;
   return row.uid ? `pod ${row.uid}` : undefined;
 }
 
-function nameOf(row) {
+function nameOf(row, by) {
   if (row.unallocated) return [row.cluster, "unallocated"].filter(Boolean).join("/");
-  return [row.cluster, row.namespace, podText(row) ?? ownerText(row), row.label].filter(Boolean).join("/") || "without this label";
+  const group = by === "namespace" ? "(no namespace)" : "(without this label)";
+  const name = [row.namespace, podText(row) ?? ownerText(row), row.label].filter(Boolean).join("/");
+  return [row.cluster, name || group].filter(Boolean).join("/");
 }
 
 function linkOf(row, by) {
@@ -266,16 +268,20 @@ function linkOf(row, by) {
   return by === "namespace" && ns ? writeHash({ cluster, ns }) : undefined;
 }
 
+function useText(ratio) {
+  return ratio >= 1.005 ? `${percent(ratio)} of its share` : percent(ratio);
+}
+
 function columnsOf(by, title, rows, currency) {
   const number = (name, title, write, isWarm) => ({ name, title, hint: HINTS[name], value: (row) => row[name], write, isWarm });
   const ofHeld = (column) => ({ ...column, value: (row) => (row.unallocated ? undefined : row[column.name]) });
   const price = (name, title, isWarm) => number(name, title, (value) => money(value, currency), isWarm);
   const isSome = (value) => value >= 0.005; // less is shown as 0.00
   const columns = [
-    { name: by, title, value: nameOf, link: (row) => linkOf(row, by) },
+    { name: by, title, value: (row) => nameOf(row, by), link: (row) => linkOf(row, by) },
     price("cost", "Cost"),
     price("wasted", "Wasted", isSome),
-    number("mean_use", "Use of what it holds", percent, (ratio) => ratio < LOW_USE),
+    number("mean_use", "Use of what it holds", useText, (ratio) => ratio < LOW_USE),
     ofHeld(number("allocated_hours", "Allocated", amount)),
     ofHeld(number("used_hours", "Busy (weighted)", amount)),
     ofHeld(number("idle_hours", "Idle", amount, isSome)),

@@ -7,8 +7,9 @@ export const STATES = [
   ["held", "Allocated"],
   ["used", "Used"],
   ["idle", "Idle"],
-  ["unknown", "Not known"],
+  ["unknown", "Use unknown"],
   ["free", "Free"],
+  ["unheld", "Holder unknown"],
   ["broken", "Broken"],
   ["old", "Old"],
 ];
@@ -26,11 +27,12 @@ export const SHOWS = [
   ["map", "Map"],
 ];
 export const RANGES = ["1h", "6h", "24h", "7d", "30d"];
+const RANGE_HOURS = [1, 6, 24, 168, 720];
 export const NAMES = ["q", "cluster", "ns", "node", "model", "state", "sort", "show"];
 const FILTERS = ["q", "cluster", "ns", "node", "model", "state"];
 const OTHERS = ["view", "pod", "gpu", "by", "order", "range", "from", "to", "cost", "page"];
 const PAGE_SIZE = 20; // nodes per page, if the server does not list all nodes
-const UNPAGED = { state: ["unknown", "old"], sort: ["wasted"] }; // choices that Prometheus cannot compute
+const UNPAGED = { state: ["unknown", "unheld", "old"], sort: ["wasted"] }; // choices that Prometheus cannot compute
 
 const EARLIER = { namespaces: { view: "pods", by: "namespace" }, waste: { view: "cost", order: "wasted" } }; // views of version 0.2
 
@@ -80,16 +82,21 @@ export function neighbours(criteria, found) {
   return [link(page - 1), link(page + 1)];
 }
 
-export function podHash(namespace, pod, cluster) {
-  return writeHash({ pod: `${namespace}/${pod}`, cluster });
+export function podHash(namespace, pod, cluster, range) {
+  return writeHash({ pod: `${namespace}/${pod}`, cluster, range });
 }
 
-export function gpuHash(uuid) {
-  return writeHash({ gpu: uuid });
+export function gpuHash(uuid, range) {
+  return writeHash({ gpu: uuid, range });
 }
 
-export function nodeHash(name) {
-  return writeHash({ view: "nodes", node: name });
+export function nodeHash(name, range) {
+  return writeHash({ view: "nodes", node: name, range });
+}
+
+// Returns the shortest range that contains a time some seconds ago, and that still contains it for a while.
+export function rangeFor(seconds) {
+  return RANGES.find((_, i) => seconds < 0.9 * RANGE_HOURS[i] * 3600) ?? RANGES.at(-1);
 }
 
 // Returns a text that identifies the current view, without its filters.

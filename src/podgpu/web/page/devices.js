@@ -67,7 +67,8 @@ function deviceOf(gpu, node, picture, now) {
   device.mayWork = !device.held && (device.utilization > 0 || mayWork(device));
   const isFree = device.amounts.free > 0;
   device.free = isFree && !device.mayWork && !device.gone;
-  device.unknown = device.amounts.unknown > 0 || (isFree && !device.free);
+  device.unheld = isFree && !device.free;
+  device.unknown = device.amounts.unknown > 0;
   device.wasted = wastedOf(holders);
   device.colour = colourOf(device);
   return device;
@@ -102,6 +103,7 @@ function holdersOf(of, part) {
     pod: holder.pod ?? "",
     container: holder.container ?? "",
     name: nameOf(holder),
+    user: holder.user ?? "",
     owner: holder.owner?.name ? `${holder.owner.kind ?? ""}/${holder.owner.name}` : "",
     share: holder.share_ratio,
     utilization: holder.utilization_ratio,
@@ -152,7 +154,7 @@ function lastHoldersOf(gpu) {
 }
 
 function nameOf(holder) {
-  if (holder.job) return holder.user ? `job ${holder.job} (${holder.user})` : `job ${holder.job}`;
+  if (holder.job) return `job ${holder.job}`;
   if (holder.pod) return [holder.namespace, holder.pod].filter(Boolean).join("/");
   const id = holder.container_id?.slice(0, 12);
   if (holder.uid) return id && !holder.container ? `pod ${holder.uid}/${id}` : `pod ${holder.uid}`;
@@ -160,9 +162,15 @@ function nameOf(holder) {
   return holder.user ? `user ${holder.user}` : "unknown holder";
 }
 
-// Returns the names of a holder's programs, on a node without Kubernetes.
+// Returns the name of a recorded job. The record of a user without a job is "user NAME".
+export function jobText(job) {
+  return !job || job.startsWith("user ") ? job : `job ${job}`;
+}
+
+// Returns the user of a job, and the names of a holder's programs, on a node without Kubernetes.
 export function commandsOf(holder) {
-  return [...new Set(holder.running.map((process) => process.command))].filter(Boolean).join(", ");
+  const user = holder.name.startsWith("job ") ? holder.user : "";
+  return [...new Set([user, ...holder.running.map((process) => process.command)])].filter(Boolean).join(", ");
 }
 
 // Returns since when all holders are idle; undefined if unknown.

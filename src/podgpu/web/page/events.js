@@ -2,7 +2,7 @@
 
 import { noneText, Question } from "./ask.js";
 import { conditionTitle, severityOf } from "./conditions.js";
-import { gpuHash, nodeHash, podHash, wordsOf, writeHash } from "./criteria.js";
+import { gpuHash, nodeHash, podHash, rangeFor, RANGES as ALL_RANGES, wordsOf, writeHash } from "./criteria.js";
 import { h, place, plain, setAttribute, setText } from "./dom.js";
 import { duration, moment, plural } from "./format.js";
 
@@ -88,19 +88,20 @@ class EventRows {
   // With `now`, headings say how long ago the events were.
   show(events, now) {
     const ages = events.map((event) => (now === undefined ? "" : ageText(now - event.at)));
-    const shown = JSON.stringify([events, ages]);
+    const ranges = events.map((event) => (now === undefined ? "" : rangeFor(now - event.at)));
+    const shown = JSON.stringify([events, ages, ranges]);
     if (this.shown === shown) return;
     this.shown = shown;
     place(this.element, [...new Set(ages)].flatMap((age) => {
-      const rows = events.filter((_, i) => ages[i] === age).map((event) => this.row(event));
+      const rows = events.flatMap((event, i) => (ages[i] === age ? [this.row(event, ranges[i])] : []));
       return [age && h("h2", {}, age), h("ul", { class: "marks" }, ...rows)].filter(Boolean);
     }));
   }
 
-  row(event) {
+  row(event, range) {
     const when = h("time", { class: "mark-when", datetime: new Date(event.at * 1000).toISOString?.() }, moment(event.at));
     const badge = h("span", { class: `badge badge-${badgeOf(event)}` }, TITLES[event.kind] ?? conditionTitle(event.kind));
-    const links = this.isFull ? linksOf(event) : [];
+    const links = this.isFull ? linksOf(event, range) : [];
     return h("li", {}, when, badge, h("span", { class: "mark-says" }, textOf(event)), ...links);
   }
 }
@@ -139,11 +140,13 @@ function isMatch(event, words, namespace) {
   return (!namespace || event.namespace === namespace) && words.every((word) => text.includes(word));
 }
 
-function linksOf({ uuid, namespace, pod, node }) {
+// The pages open with a range that contains the event. The shortest range is their default.
+function linksOf({ uuid, namespace, pod, node }, shortest) {
+  const range = shortest === ALL_RANGES[0] ? "" : shortest;
   const link = (href, text) => h("a", { href }, text);
   return [
-    uuid && link(gpuHash(uuid), "GPU"),
-    pod && link(podHash(namespace ?? "", pod), "Pod"),
-    node && link(nodeHash(node), "Node"),
+    uuid && link(gpuHash(uuid, range), "GPU"),
+    pod && link(podHash(namespace ?? "", pod, "", range), "Pod"),
+    node && link(nodeHash(node, range), "Node"),
   ].filter(Boolean);
 }

@@ -140,7 +140,8 @@ export class GpuView {
     this.events.show(`gpu=${encodeURIComponent(uuid)}`, range);
     const part = instance ? `&instance=${encodeURIComponent(instance)}` : "";
     const { state, data, message } = this.past.want(`api/v1/history/gpus/${encodeURIComponent(uuid)}?range=${range}${part}`, EVERY_SECONDS);
-    if (state === "ready") this.timeline.show(data, [{ name: device?.name ?? "GPU", series: data.series }], device?.memoryTotal);
+    const whole = instance ? device?.parts.find((part) => String(part.id) === instance) : device;
+    if (state === "ready") this.timeline.show(data, [{ name: device?.name ?? "GPU", series: data.series }], whole?.memoryTotal);
     else this.timeline.showNone(noneText(state, message, NO_HISTORY));
   }
 

@@ -2,7 +2,7 @@
 
 import { Commands, copyButton, ForgetButton, nodeCommands } from "./actions.js";
 import { goneText } from "./conditions.js";
-import { nodeHash, wordsOf } from "./criteria.js";
+import { nodeHash, RANGES, wordsOf } from "./criteria.js";
 import { coded, fact, h, place, plain, setText } from "./dom.js";
 import { OwnEvents } from "./events.js";
 import { duration, localTimes, memoryOf, money, parts, percent, perHour, plural, watts } from "./format.js";
@@ -46,7 +46,7 @@ function rowsOf(picture, devices, priced) {
 function memoryTotals(devices) {
   const [used, all] = [new Sum(), new Sum()];
   for (const device of devices) {
-    used.add(device.memoryUsed);
+    if (!device.gone) used.add(device.memoryUsed);
     all.add(device.memoryTotal);
   }
   return { memoryUsed: used.known ? used.total : undefined, memoryTotal: all.known ? all.total : undefined };
@@ -63,7 +63,7 @@ function columnsOf(rows, currency) {
   const number = (name, title, write, isWarm) => ({ name, title, value: (row) => row[name], write, isWarm });
   const isSome = (value) => value > 0;
   const hourly = (price) => money(price, currency);
-  const memoryRatio = (row) => (row.memoryTotal ? row.memoryUsed / row.memoryTotal : undefined);
+  const memoryRatio = ({ memoryUsed, memoryTotal }) => (memoryTotal && memoryUsed !== undefined ? memoryUsed / memoryTotal : undefined);
   const columns = [
     { name: "name", title: "Node", value: (row) => row.name, link: (row) => nodeHash(row.name) },
     { name: "state", title: "State", value: (row) => row.state },
@@ -72,8 +72,9 @@ function columnsOf(rows, currency) {
     number("allocated", "Allocated", parts),
     number("used", "Used", parts),
     number("idle", "Idle", parts, isSome),
-    rows.some((row) => row.unknown) && number("unknown", "Not known", parts),
+    rows.some((row) => row.unknown) && number("unknown", "Use unknown", parts),
     number("free", "Free", parts),
+    rows.some((row) => row.unheld) && number("unheld", "Holder unknown", parts),
     number("broken", "Broken", parts, isSome),
     { name: "mean", title: "Utilisation", value: (row) => row.mean, write: percent },
     { name: "memory", title: "Memory", value: memoryRatio, write: percent },
@@ -92,7 +93,8 @@ export class NodeView {
     this.name = h("bdi");
     this.badge = h("span", { class: "badge" });
     this.models = h("bdi", { class: "title-more" });
-    const title = h("h2", { class: "pod-title" }, this.name, this.models, this.badge);
+    this.plain = h("span", { class: "title-more" }, "no Kubernetes");
+    const title = h("h2", { class: "pod-title" }, this.name, this.models, this.plain, this.badge);
     this.facts = h("dl", { class: "facts" });
     this.notes = h("ul", { class: "node-notes" });
     this.commands = new Commands();
@@ -119,6 +121,7 @@ export class NodeView {
     this.target = { uuids: own.map((device) => device.uuid), node: "the host of podgpu cluster" };
     setText(this.name, plain(name));
     setText(this.models, plain([...new Set(own.map((device) => device.model))].join(", ")));
+    this.plain.hidden = isKube || !own.some((device) => device.holders.some((holder) => holder.user));
     showText(this.badge, !node ? "not present" : node.gone ? goneText(node) : node.old || totals.broken ? stateText(node, totals) : "");
     this.badge.className = `badge badge-${node?.gone || totals.broken ? "broken" : "old"}`;
     const notes = node?.notes ?? [];
@@ -135,7 +138,7 @@ export class NodeView {
     this.pods.hidden = !rows.length;
     const columns = holderColumns("pod", rows, this.context, isKube).filter((column) => column.name !== "node");
     if (rows.length) this.table.show(rows, columns, criteria.order || "gpus", (row) => row.key);
-    this.events.show(`node=${encodeURIComponent(name)}`, "24h");
+    this.events.show(`node=${encodeURIComponent(name)}`, RANGES.indexOf(criteria.range) > RANGES.indexOf("24h") ? criteria.range : "24h");
   }
 }
 
@@ -153,8 +156,9 @@ function factsOf(totals, memory, currency) {
     fact("Allocated", parts(totals.allocated)),
     fact("Used", parts(totals.used)),
     totals.idle > 0 && fact("Idle", parts(totals.idle)),
-    totals.unknown > 0 && fact("Not known", parts(totals.unknown)),
+    totals.unknown > 0 && fact("Use unknown", parts(totals.unknown)),
     fact("Free", parts(totals.free)),
+    totals.unheld > 0 && fact("Holder unknown", parts(totals.unheld)),
     totals.mean !== undefined && fact("Mean of used", percent(totals.mean)),
     fact("Memory", memoryOf(memory.memoryUsed, memory.memoryTotal)),
     fact("Power", watts(totals.power)),

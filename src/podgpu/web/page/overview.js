@@ -27,15 +27,15 @@ export class Overview {
     this.held = total("held", "Allocated");
     this.used = total("used", "Used");
     this.idle = total("idle", "Idle");
-    this.unknown = total("unknown", "Not known");
+    this.unknown = total("unknown", "Use unknown");
+    this.unheld = total("unheld", "Holder unknown");
     this.free = total("free", "Free");
     this.broken = total("broken", "Broken");
-    this.buttons = [this.all, this.held, this.used, this.idle, this.unknown, this.free, this.broken];
+    this.buttons = [this.all, this.held, this.used, this.idle, this.unknown, this.free, this.unheld, this.broken];
     this.power = new Plain("Power", "power");
     this.cost = new Plain("Cost/h", "cost", "#view=cost&range=month");
     this.wasted = new Plain("Wasted/h", "wasted", "#view=cost&by=pod&order=wasted");
     this.hint = byId("prices-hint");
-    place(byId("totals"), [...this.buttons, this.power, this.cost, this.wasted].map((figure) => figure.element));
     this.spread = COLOURS.map(([colour]) => h("span", { class: `is-${colour}` }));
     place(byId("spread"), this.spread);
     this.legend = COLOURS.map(([colour, text]) => new Entry(colour, text));
@@ -71,11 +71,13 @@ export class Overview {
     this.used.show(totals.used, totals.mean === undefined || !totals.used ? "" : `mean ${percent(totals.mean)}`);
     this.idle.show(totals.idle, shareText(totals.idle, totals.allocated));
     const some = (number, text) => (number ? `${parts(number)} ${text}` : "");
-    const notHeld = [some(totals.freeBusy, "holder unknown"), some(totals.freeGone, "not answering")].filter(Boolean).join(", ");
-    this.unknown.show(totals.unknown, notHeld || shareText(totals.unknown, totals.allocated));
+    this.unknown.show(totals.unknown, shareText(totals.unknown, totals.allocated));
+    this.unheld.show(totals.unheld, [some(totals.freeBusy, "busy"), some(totals.freeGone, "not answering")].filter(Boolean).join(", "));
     this.free.show(totals.free, some(totals.freeBroken, "broken"));
     this.broken.show(totals.broken, some(totals.gone, "not answering") || shareText(totals.broken, totals.gpus));
     this.power.show(watts(totals.power), "");
+    const shown = this.buttons.filter((total) => total !== this.unheld || totals.unheld > 0);
+    place(byId("totals"), [...shown, this.power, this.cost, this.wasted].map((figure) => figure.element));
   }
 
   showMoney(picture, totals) {

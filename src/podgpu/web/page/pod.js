@@ -101,9 +101,10 @@ function splitPath(path) {
 // `isAll`: true if there is no summary. A summary already shows energy and busy time since the pod's start.
 function factsOf(held, isOwn, context, isAll) {
   const own = held.flatMap((device) => device.holders.filter(isOwn).map((holder) => [device, holder]));
+  const current = own.filter(([device]) => !device.gone);
   const busy = new Mean();
-  for (const [device, holder] of own) busy.add(ownUtilization(device, holder), holder.amount);
-  const used = sum(own, ([device, holder]) => ownMemory(device, holder));
+  for (const [device, holder] of current) busy.add(ownUtilization(device, holder), holder.amount);
+  const used = sum(current, ([device, holder]) => ownMemory(device, holder));
   const since = own.map(([, holder]) => holder.idleSince);
   const idle = since.length && since.every((at) => at !== undefined) ? Math.max(...since) : undefined;
   const power = sum(held, (device) => onlyHolder(device)?.power);

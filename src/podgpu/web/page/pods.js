@@ -107,9 +107,8 @@ class HolderRow {
     this.pods.add(holder.name);
     this.gpus += holder.amount;
     if (holder.use === "idle") this.idleGpus += holder.amount;
-    const ratio = device.old ? undefined : ownUtilization(device, holder);
-    this.busy.add(ratio, holder.amount);
-    this.used.add(ownMemory(device, holder));
+    if (!device.old) this.busy.add(ownUtilization(device, holder), holder.amount);
+    if (!device.old) this.used.add(ownMemory(device, holder));
     this.waited.add(holder.waited);
     const [longest] = holder.waitsFor;
     if (longest && !(this.waitsFor?.ratio > longest.ratio)) this.waitsFor = longest;
@@ -162,9 +161,9 @@ export function holderColumns(by, rows, { now, prices }, isKube) {
     { name: "memory", title: "Memory", value: (row) => total(row.used), write: memory },
     { name: "idle", title: "Idle GPUs", value: (row) => row.idleGpus, write: parts, isWarm: isSome },
     { name: "idle_for", title: "Idle for", value: idleFor, write: duration, isWarm: isSome },
-    { name: "waiting", title: "Waiting", isLong: true, value: (row) => mean(row.waited), write: (ratio, row) => waitText(ratio, row.waited.known === 1 ? row.waitsFor : undefined) },
     { name: "cost", title: "Cost/h", value: (row) => total(row.cost), write: hourly },
     { name: "wasted", title: "Wasted/h", value: (row) => total(row.wasted), write: hourly, isWarm: isSome },
+    { name: "waiting", title: "Waiting", isLong: true, value: (row) => mean(row.waited), write: (ratio, row) => waitText(ratio, row.waited.known === 1 ? row.waitsFor : undefined) },
   ];
   const unused = { pod: ["pods"], owner: ["owner"], namespace: ["owner", "namespace", "idle_for"] }[by];
   return columns.filter(({ name, value }, i) => {

@@ -45,8 +45,8 @@ export function freeText(isFree) {
 }
 
 export function holderText(device) {
-  if (device.absent || device.old) return "No holder";
-  return freeText(!device.mayWork);
+  if (device.absent || (device.old && !device.gone)) return "No holder";
+  return freeText(!device.unheld);
 }
 
 // Rows are reused after updates, so that a focused link keeps the focus.

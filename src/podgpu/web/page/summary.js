@@ -5,21 +5,21 @@ import { fact, h, place, plain, setAttribute, setText } from "./dom.js";
 import { amount, count, duration, memory, money, moment, percent } from "./format.js";
 
 const EVERY_SECONDS = 30;
-// Least mean use, verdict and colour of its badge.
+// Least mean use, verdict and its colour.
 const VERDICTS = [
-  [0.6, "well used", "good"],
-  [0.2, "partly used", "old"],
-  [0, "hardly used", "warning"],
+  [0.6, "Well used", "good"],
+  [0.2, "Partly used", "old"],
+  [0, "Hardly used", "warning"],
 ];
 
 export class Summary {
   constructor(onAnswer) {
     this.question = new Question(onAnswer);
     this.title = h("span");
-    this.verdict = h("span", {});
+    this.verdict = h("p");
     this.facts = h("dl", { class: "facts" });
     this.hint = h("p", { class: "hint-box" });
-    this.element = h("section", { class: "summary" }, h("h2", {}, this.title, " ", this.verdict), this.facts, this.hint);
+    this.element = h("section", { class: "summary" }, h("h2", {}, this.title), this.verdict, this.hint, this.facts);
   }
 
   forget() {
@@ -38,9 +38,10 @@ export class Summary {
     place(this.facts, factsOf(data, whole));
     const [, verdict, colour] = VERDICTS.find(([least]) => data.mean_use >= least) ?? [];
     this.verdict.hidden = !verdict;
-    this.verdict.className = `badge badge-${colour}`;
-    setText(this.verdict, verdict ?? "");
-    setAttribute(this.verdict, "title", `Mean use of the ${whole}: ${percent(data.mean_use)}. From 60 % it is well used, below 20 % hardly.`);
+    this.verdict.className = `verdict verdict-${colour}`;
+    const all = data.gpus > 1 ? `its ${count(data.gpus)} ${whole.replace(/(GPU|instance)\b/g, "$1s")}` : `its ${whole}`;
+    setText(this.verdict, verdict ? `${verdict}: ${percent(data.mean_use)} of ${all} on average` : "");
+    setAttribute(this.verdict, "title", "From 60 % it is well used, below 20 % hardly.");
     this.hint.hidden = !data.hint;
     setText(this.hint, plain(data.hint ?? ""));
   }
@@ -53,7 +54,7 @@ function factsOf(data, whole) {
     fact("GPU-hours", amount(data.gpu_hours)),
     known(`Mean use of the ${whole}`, data.mean_use, percent),
     known(`Peak use of the ${whole}${data.step_seconds ? `, ${duration(data.step_seconds)} mean` : ""}`, data.peak_use, percent),
-    known("Peak memory", data.peak_memory_bytes, memory),
+    known(`Peak memory${data.gpus > 1 ? " of one GPU" : ""}`, data.peak_memory_bytes, memory),
     known("Idle", data.idle_hours || undefined, (hours) => `${amount(hours)}\u00a0GPU-hours`),
     known("Energy", data.energy_kwh, (energy) => `${amount(energy)}\u00a0kWh`),
     known("Cost", data.cost, (cost) => money(cost, data.currency)),

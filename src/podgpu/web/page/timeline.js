@@ -4,6 +4,7 @@
 import { Chart } from "./chart.js";
 import { severityOf } from "./conditions.js";
 import { podHash, RANGES, writeHash } from "./criteria.js";
+import { jobText } from "./devices.js";
 import { h, place, plain, setAttribute, setText } from "./dom.js";
 import { celsius, clock, duration, memory, moment, percent, watts } from "./format.js";
 
@@ -194,7 +195,7 @@ function markOf(mark, answer) {
 function lanesOf(holders) {
   const lanes = new Map();
   for (const { namespace = "", pod = "", job = "", container = "", from, to } of holders) {
-    const name = [namespace, pod || job, container].filter(Boolean).join("/");
+    const name = [namespace, pod || jobText(job), container].filter(Boolean).join("/");
     const lane = lanes.get(name) ?? { namespace, pod, name, times: [], tint: (lanes.size % TINTS) + 1 };
     lane.times.push([from, to]);
     lanes.set(name, lane);

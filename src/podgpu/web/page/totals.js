@@ -46,11 +46,12 @@ export function totalsOf(devices, priced) {
 // Returns the totals that the server computed, if it did not list all GPUs.
 export function totalsOfServer({ totals }) {
   const { power_watts: power, cost_per_hour: cost, wasted_per_hour: wasted, ...gpus } = totals;
-  return { ...gpus, unknown: gpus.unknown + (gpus.unheld_unknown ?? 0), power, cost, wasted, colours: {} };
+  return { ...gpus, unheld: gpus.unheld_unknown ?? 0, power, cost, wasted, colours: {} };
 }
 
 // Rounds the totals to hundredths of a GPU. Rounds the largest remainders up, so that the parts add up to the total. A GPU
-// without a holder is free, unless it seems to be in use (freeBusy) or its node does not respond (freeGone): then unknown.
+// without a holder is free, unless it seems to be in use (freeBusy) or its node does not respond (freeGone): then its holder
+// is unknown (unheld). GPUs = allocated + free + unheld; allocated = used + idle + unknown.
 function written(totals) {
   const parts = USES.map((use) => totals[use] * 100);
   const whole = parts.map((part) => Math.floor(part + 1e-7));
@@ -59,9 +60,9 @@ function written(totals) {
   const missing = allocated - whole.reduce((sum, part) => sum + part, 0);
   rests.slice(0, Math.max(0, missing)).forEach((i) => (whole[i] += 1));
   const uses = Object.fromEntries(USES.map((use, i) => [use, whole[i] / 100]));
-  const notKnown = Math.round((totals.freeBusy + totals.freeGone) * 100);
-  const free = Math.max(0, totals.gpus * 100 - notKnown - allocated);
-  return { ...uses, unknown: uses.unknown + notKnown / 100, allocated: allocated / 100, free: free / 100 };
+  const unheld = Math.round((totals.freeBusy + totals.freeGone) * 100);
+  const free = Math.max(0, totals.gpus * 100 - unheld - allocated);
+  return { ...uses, unheld: unheld / 100, allocated: allocated / 100, free: free / 100 };
 }
 
 export class Sum {
