@@ -75,5 +75,14 @@ def test_money_and_owners_are_there_from_the_start(tab: Tab, demo: Demo) -> None
     tab.wait_for("document.querySelectorAll('main tbody tr').length === 3", "who is on the node without Kubernetes")
     assert tab.texts("main tbody th") == ["user ada", "job 4711", "user cleo"]
     assert "Users and jobs" in tab.texts("main h2, main h3")
+    assert "no Kubernetes" in tab.text("main .pod-title")
+    tab.evaluate("location.hash = '#view=cost&by=namespace'")
+    tab.wait_for("document.querySelector('.cost table')?.innerText.includes('(no namespace)')", "users and jobs")
+    tab.evaluate("location.hash = '#view=cost&by=pod'")
+    tab.wait_for("document.querySelector('.cost table')?.innerText.includes('job 4711')", "the name of a job")
+    mig = next(g for n in demo.ask("/api/v1/view")["nodes"] for g in n["gpus"] if g.get("instances"))
+    tab.evaluate(f"location.hash = '#gpu={mig['uuid']}/{mig['instances'][0]['id']}'")
+    size = f"{mig['instances'][0]['memory_total_bytes'] / 1024**3:.1f}"
+    tab.wait_for(f"document.querySelector('.plot')?.innerText.includes('{size}')", "the memory of the instance")
     csv = demo.page.ask(link.removeprefix(demo.page.address.url)).text
     assert "jupyter-ada" in csv

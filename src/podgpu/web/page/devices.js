@@ -104,7 +104,7 @@ function holdersOf(of, part) {
     container: holder.container ?? "",
     name: nameOf(holder),
     user: holder.user ?? "",
-    owner: holder.owner?.name ? `${holder.owner.kind ?? ""}/${holder.owner.name}` : "",
+    owner: ownerOf(holder),
     share: holder.share_ratio,
     utilization: holder.utilization_ratio,
     memory: holder.memory_used_bytes,
@@ -151,6 +151,12 @@ function lastHoldersOf(gpu) {
     container: holder.container ?? "",
     name: nameOf(holder),
   }));
+}
+
+// A job without Kubernetes has its user as its owner.
+function ownerOf({ owner, job, user }) {
+  if (owner?.name) return `${owner.kind ?? ""}/${owner.name}`;
+  return job && user ? `user ${user}` : "";
 }
 
 function nameOf(holder) {
