@@ -21,7 +21,7 @@ MANIFESTS = ROOT / "deploy" / "manifests"
 NAMESPACE = "podgpu"
 COUNTERS_1_X = "/etc/dcgm-exporter/1.x-compatibility-metrics.csv"
 OPERATOR = "monitoring.coreos.com/v1"
-"""API version of the Prometheus operator. `auto` is enabled if the cluster has it."""
+"""API version of the Prometheus operator. If the cluster has it, the value `auto` means enabled."""
 
 _SOURCE = re.compile(r"^# Source: podgpu/templates/(.+)\n", re.MULTILINE)
 _HELMS_OWN = re.compile(r"^ +(?:app\.kubernetes\.io/managed-by: Helm|helm\.sh/chart: .*)\n", re.MULTILINE)
@@ -119,7 +119,7 @@ def rendered(manifest: Manifest) -> str:
     )
     if manifest.values:
         head += f"# Values: {', '.join(manifest.values)}\n"
-    body = re.sub(r" +$", "", "".join(parts), flags=re.MULTILINE)  # blanks in otherwise empty lines
+    body = re.sub(r" +$", "", "".join(parts), flags=re.MULTILINE)  # removes trailing blanks
     return head + (_NAMESPACE if manifest.namespace else "") + _HELMS_OWN.sub("", body)
 
 

@@ -1,7 +1,7 @@
-"""Writes what podgpu defines into the chart and other files: `python -m deploy.tables`.
+"""Copies constants of podgpu into the chart and other files: `python -m deploy.tables`.
 
-These are the version, the project's URL and image, the names of the allocation sources (schema of the values, alert
-about a broken mapping), the XIDs that mean a broken GPU (XID alerts), and the chart's README with its values.
+The constants are the version, the project's URL, the image, the names of the allocation sources, and the XIDs that mean
+a broken GPU. Sources are used in the schema of the values and in an alert. Also writes the chart's README.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ kubectl port-forward service/podgpu-demo 9401
 
 
 def pattern(sources: Mapping[str, SourceType] = SOURCES) -> str:
-    """Returns a regular expression for the values of `--allocation`. The empty value means that the chart chooses."""
+    """Returns a regular expression for the values of `--allocation`. The chart replaces an empty value."""
     any_of = "|".join(_spelling(name, source) for name, source in sources.items())
     return f"^(auto|({any_of})(,({any_of}))*)?$"
 
@@ -70,7 +70,7 @@ def _spelling(name: str, source: SourceType) -> str:
 
 
 def fresh() -> Iterator[tuple[Path, str]]:
-    """Returns each file with its current content."""
+    """Yields each generated file with the content that it should have."""
     for path in NAMED_FILES:
         yield path, _write_names(path)
     yield CHART / "README.md", render_readme()
@@ -88,7 +88,7 @@ def _write_names(path: Path) -> str:
 
 
 def render_readme() -> str:
-    """Returns the chart's README: how to install it, and a table of its values with the comments of values.yaml."""
+    """Returns the chart's README: installation, and a table of the values and comments in values.yaml."""
     rows = "".join(f"| `{key}` | {default} | {about} |\n" for key, default, about in read_values())
     return README.format(project=PROJECT_URL, registry=REGISTRY, version=__version__, rows=rows)
 

@@ -1,1 +1,1 @@
-"""The documentation, and `python -m docs.generate`, which keeps its tables true."""
+"""The documentation and the scripts that generate its tables and screenshots."""

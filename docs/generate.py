@@ -24,13 +24,13 @@ ROOT = Path(__file__).resolve().parent.parent
 _BLOCK = re.compile(r"(<!-- generated:(?P<name>[\w-]+) -->\n)(?P<body>.*?)(<!-- /generated:(?P=name) -->)", re.DOTALL)
 _MARK = re.compile(r"<!-- /?generated:[\w-]+ -->")
 _DETAILS = {"xid": "79", "nvlink": "2/18", "driver_away": "driver_not_loaded", "unreadable": "hung"}
-"""Example details of conditions."""
+"""Condition -> example of its detail."""
 
 _LABEL_GROUPS = {
     "device": ("gpu", "UUID", "pci_bus_id", "device", "modelName", "GPU_I_PROFILE", "GPU_I_ID", "Hostname"),
     "container": ("container", "namespace", "pod"),
 }
-"""Labels that many metrics have in common."""
+"""Name of a group -> labels that many metrics have in common."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,7 +76,7 @@ def _metrics(group: str, note: str = "") -> Iterator[tuple[str, ...]]:
 
 
 def _labels(labels: Sequence[str]) -> str:
-    """Lists labels. Groups that docs/metrics.md defines are replaced by their names."""
+    """Lists labels. Replaces the labels of a group by the name that docs/metrics.md defines."""
     text = ", ".join(map(code, labels))
     for name, group in _LABEL_GROUPS.items():
         text = text.replace(", ".join(map(code, group)), f"*{name}*")

@@ -1,4 +1,4 @@
-"""Generated tables of options: per command, and the flags of dcgm-exporter that differ."""
+"""Generates the tables of options: those of each command, and dcgm-exporter's flags that differ."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def exporter_options() -> Iterator[str]:
 
 
 def other_commands() -> Iterator[str]:
-    """Lists the options of each command. An option that a listed command also has is named without its row."""
+    """Lists the options of every command except exporter. Options that an earlier table describes are only named."""
     exporter = set(map(_option_row, _options("exporter")))
     cluster = {tuple(cell.replace("_CLUSTER_", "_AUTOSCALE_") for cell in _option_row(o)) for o in _options("cluster")}
     for name in COMMANDS:

@@ -1,8 +1,8 @@
-"""Draws the pictures of docs/images in a real Chromium: `python -m docs.screenshots [FOLDER]`.
+"""Takes the screenshots in docs/images with a real Chromium: `python -m docs.screenshots [FOLDER]`.
 
-What `podgpu top` and the page show of the demo, and the page with made-up figures: on desktop and phone, light and
-dark, for a node of eight GPUs, a cluster of three nodes, one in which things are broken, and one of 8,000 GPUs. Without
-FOLDER only those that the documentation shows are written, to docs/images. Look at each before you commit it.
+Some screenshots show `podgpu top` and the page of the demo. The others show the page with generated data in every
+combination of scene, view, screen size and theme. With FOLDER, writes all of them there. Without FOLDER, writes only
+those in the documentation to docs/images. Check each screenshot before you commit it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tests.browser.records import troubled, troubled_showing
 
 IMAGES = Path(__file__).parent / "images"
 FONT = "Liberation Sans"
-"""Near to what most systems have; Debian's own choice is much wider."""
+"""About as wide as the default font of most systems. Debian's default font is much wider."""
 ILL = "GPU-gpu-a-01-0005-4c5e-9d3f-000000000000"
-"""The UUID of one with an XID."""
+"""UUID of a GPU with an XID."""
 DESKTOP, PHONE = (1440, 900), (360, 780)
 MOST_HEIGHT = 1500
 SHOWN = {"large-desktop-light": "page-8000.png"}
-"""Those in the documentation, and their names there."""
+"""Screenshot -> file name in docs/images, for those in the documentation."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class Scene:
     name: str
     make: Callable[[int], View]
     seconds: float
-    """How long it runs before it is looked at, so that there are lines to see."""
+    """Seconds before the first screenshot, so that the sparklines have data."""
     views: tuple[tuple[str, str], ...] = (("", ""),)
-    """Name and what stands after # for other views of it."""
+    """Suffix of the file name, and fragment of the URL."""
     served: Callable[[], Showing] | None = None
-    """With history, waste and all that is known of a GPU; None: nothing but its pictures."""
+    """Creates a server with history, waste and GPU details. If None, only the view is served."""
 
 
 SCENES = (
@@ -105,7 +105,7 @@ def _draw_top(tab: Tab, path: Path) -> None:
 
 DEMO_PORT = 9401
 DEMO_SECONDS = 40
-"""Then all faults of the demo are present."""
+"""After this time all faults of the demo are present."""
 DEMO_VIEWS = (
     ("page-light", "", "light"),
     ("page-dark", "#state=broken", "dark"),
@@ -138,7 +138,7 @@ def _draw_demo(tab: Tab, folder: Path) -> None:
 
 
 def _looks(tab: Tab, scene: Scene) -> Iterator[str]:
-    """Every look of a scene in turn; what is in the tab is what the name says."""
+    """Shows a scene in each view, size and theme. Yields the name of the screenshot."""
     shown = scene.served() if scene.served else Showing(scene.make(0))
     with shown.served() as client:
         tab.look(*DESKTOP)
@@ -154,7 +154,7 @@ def _looks(tab: Tab, scene: Scene) -> Iterator[str]:
 
 
 def _let_run(tab: Tab, scene: Scene, shown: Showing) -> None:
-    """A new picture for every question, as a running server has."""
+    """Serves a new view after each request, like a running server."""
     asked, turn, end = shown.asked, 0, time.monotonic() + scene.seconds
     while time.monotonic() < end:
         tab.evaluate("new Promise(done => setTimeout(done, 100))")

@@ -1,4 +1,4 @@
-"""What `podgpu top --cluster` shows of the demo, as coloured HTML for `docs.screenshots`: from a real terminal."""
+"""Runs `podgpu top --cluster` with the demo in a pseudo-terminal and converts its screen to HTML."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from rich.text import Text
 SIZE = (112, 34)
 """Columns and rows."""
 _BROKEN_SECONDS = 345.0
-"""So long the demo runs before it is looked at: an XID, a lost GPU and a node that is gone for the third time, and
-lines that have a past."""
+"""How long the demo runs first. Then there are an XID, a lost GPU and a lost node, and the sparklines have data."""
 _LOOK_SECONDS = 6.0
 _PLACED = re.compile(r"\x1b\[(\d*);?(\d*)H")
 _ERASING = re.compile(r"\x1b\[\??[0-9;]*[hlJK]")
@@ -36,7 +35,7 @@ _STYLE = (
 
 
 def top_html() -> str:
-    """The live screen while things are broken."""
+    """Returns the live screen as an HTML page, at a time when the demo has faults."""
     with _demo() as url:
         time.sleep(_BROKEN_SECONDS)
         screen = _live("top", "--cluster", url)
@@ -80,7 +79,7 @@ def _wait_until_ready(url: str) -> None:
 
 
 def _live(*arguments: str) -> str:
-    """What stands on the screen after a while: the last whole frame, with its colours."""
+    """Runs a command for some seconds. Returns the last complete frame, with its colours."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", SIZE[1], SIZE[0], 0, 0))
     environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"}

@@ -1,6 +1,6 @@
-"""`make release`: builds the release of the committed sources in dist/. Two runs give the same bytes.
+"""`make release`: builds the release of the committed sources in dist/. The build is reproducible.
 
-It needs Python 3.11 with pip, git and helm, and downloads Debian packages and wheels with pinned checksums.
+Needs Python 3.11 with pip, git and helm. Downloads Debian packages and wheels with pinned checksums.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class Release:
             self._report(deb)
 
     def write_sbom(self, variant: str, architectures: list[str]) -> None:
-        """Writes the components of an image in CycloneDX 1.5."""
+        """Writes the software bill of materials of an image, in CycloneDX 1.5."""
         files = ["requirements.txt"] + (["requirements-autoscale.txt"] if variant else [])
         wheels = [match for f in files for match in _LOCKED_WHEEL.findall((HERE / f).read_text(encoding="utf-8"))]
         components = [_component(f"pkg:pypi/{name}@{version}", name, version) for name, version in sorted(wheels)]

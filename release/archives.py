@@ -16,7 +16,7 @@ OCI = "application/vnd.oci.image"
 
 
 def tar_folder(folder: Path, time: int, prefix: str = "") -> bytes:
-    """Archives a folder: sorted, owned by root, and every file with the same time."""
+    """Returns a tar archive of a folder. Entries are sorted, owned by root, and have the same time."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for path in sorted(folder.rglob("*")):
@@ -33,7 +33,7 @@ def tar_folder(folder: Path, time: int, prefix: str = "") -> bytes:
 
 
 def normalize_tar_gz(data: bytes, time: int) -> bytes:
-    """Rewrites a .tar.gz of another tool with sorted members and fixed times."""
+    """Rewrites a .tar.gz that another tool wrote, with sorted entries and a fixed time."""
     buffer = io.BytesIO()
     with (
         tarfile.open(fileobj=io.BytesIO(data)) as source,
@@ -56,7 +56,7 @@ def compress(data: bytes) -> bytes:
 
 
 def read_dockerfile(path: Path) -> dict[str, Any]:
-    """Returns the image configuration in the last stage of the Dockerfile, so that it is written in one place."""
+    """Reads the image configuration from the last stage of the Dockerfile, to avoid a second copy."""
     text = path.read_text(encoding="utf-8").replace("\\\n", " ")
     config: dict[str, Any] = {"Env": [], "Labels": {}, "ExposedPorts": {}}
     for line in text[text.rindex("\nFROM ") :].splitlines():
@@ -75,7 +75,7 @@ def read_dockerfile(path: Path) -> dict[str, Any]:
 
 
 class OciLayout:
-    """An OCI image layout with one image for several architectures, as a tar archive that `skopeo` and `ctr` read."""
+    """Builds a multi-architecture image as an OCI layout in a tar archive, which `skopeo` and `ctr` can read."""
 
     def __init__(self, config: Mapping[str, Any], time: str) -> None:
         self._config, self._time = dict(config), time
@@ -104,7 +104,7 @@ class OciLayout:
         return int(layer["size"])
 
     def write(self, path: Path, name: str, time: int) -> str:
-        """Writes the archive and returns the digest of the image. kind and `ctr` read the name."""
+        """Writes the archive and returns the image's digest. kind and `ctr` import the image under `name`."""
         index = {"schemaVersion": 2, "mediaType": f"{OCI}.index.v1+json", "manifests": self._manifests}
         described = self._add_json(index, f"{OCI}.index.v1+json")
         names = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name.rpartition(":")[2]}
@@ -143,7 +143,7 @@ def _tar_files(files: Iterable[tuple[str, bytes]], time: int) -> bytes:
 
 
 def write_deb(path: Path, folder: Path, control: Mapping[str, str], scripts: Mapping[str, str], time: int) -> None:
-    """Writes a Debian package with the files in a folder. Files below /etc are configuration files."""
+    """Writes a Debian package with the files in a folder. Marks files below /etc as configuration files."""
     files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
     sums = "".join(f"{hashlib.md5(file.read_bytes()).hexdigest()}  {file.relative_to(folder)}\n" for file in files)
     settings = [f"/{file.relative_to(folder)}\n" for file in files if file.relative_to(folder).parts[0] == "etc"]

@@ -1,6 +1,6 @@
-"""`python -m release.lock`: writes the exact Debian packages and wheels of the images to debian.lock and *.txt.
+"""`python -m release.lock`: pins the Debian packages and wheels of the images in debian.lock and *.txt.
 
-Run it on Debian to update what the images contain, and commit the result. It needs `dpkg` to compare versions.
+Run it on Debian to update the packages, and commit the result. It needs `dpkg` to compare versions.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _is_newer(package: dict[str, str], other: dict[str, str]) -> bool:
 
 
 def lock_wheels() -> tuple[str, str]:
-    """Returns the requirements of every image, and those of the autoscale image only."""
+    """Returns the requirements of all images, and the additional ones of the autoscale image."""
     project = tomllib.loads((HERE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted = [*project["dependencies"], *project["optional-dependencies"]["autoscale"]]
     hashes: dict[tuple[str, str], set[str]] = {}

@@ -1,8 +1,8 @@
 """`python3 -m release.rootfs ARCH FOLDER [--variant autoscale]`: writes the root file system of an image.
 
-The Dockerfile and `make release` use this script, so both give the same files. It needs Python 3.11 with pip, and no
-root privileges. The Debian packages and wheels are pinned with their checksums (see lock.py). The image has Python and
-its libraries, but no shell and no package manager.
+The Dockerfile and `make release` use this script, so both produce the same files. It needs Python 3.11 with pip, but no
+root privileges. Debian packages and wheels are pinned with checksums (see lock.py). The image contains Python and its
+libraries, but no shell and no package manager.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
 VARIANTS = ("", "autoscale")
 PYTHON_VERSION = "3.11"
 MIRROR = os.environ.get("DEBIAN_MIRROR", "http://deb.debian.org")
-# The mirror removes a package when a newer version is out. This archive keeps every version.
+# Fallback: the mirror removes old versions of packages, but this archive keeps them.
 SNAPSHOT = "https://snapshot.debian.org/archive/{archive}/20261101T000000Z/{path}"
 SITE_PACKAGES = Path("usr/lib/python3/dist-packages")
 COMMAND = """\
@@ -79,7 +79,7 @@ def build_wheel(source: Path, folder: Path) -> Path:
 
 
 def install_wheels(wheel: Path, architecture: str, variant: str, folder: Path) -> None:
-    """Installs podgpu and its dependencies into a folder, with .pyc files that do not depend on the time."""
+    """Installs podgpu and its dependencies into a folder, with reproducible .pyc files."""
     requirements = [HERE / "requirements.txt"] + ([HERE / "requirements-autoscale.txt"] if variant else [])
     pip = [
         sys.executable,
@@ -98,9 +98,9 @@ def install_wheels(wheel: Path, architecture: str, variant: str, folder: Path) -
         subprocess.run([*pip, *packages], check=True)
         shutil.rmtree(folder / "bin", ignore_errors=True)  # pip warns if it already exists
     for record in folder.glob("*.dist-info/direct_url.json"):
-        record.unlink()  # contains the path of the wheel
+        record.unlink()  # contains the local path of the wheel
     for record in folder.glob("*.dist-info/RECORD"):
-        # Checksums of the removed files depend on the path of the wheel and of this interpreter.
+        # The removed files have checksums here that depend on local paths.
         lines = record.read_text(encoding="utf-8").splitlines(keepends=True)
         kept = (line for line in lines if not re.match(r"(\.\./)*bin/|[^/]+/direct_url\.json,", line))
         record.write_text("".join(kept), encoding="utf-8")
@@ -108,7 +108,7 @@ def install_wheels(wheel: Path, architecture: str, variant: str, folder: Path) -
 
 
 def compile_python(folder: Path, installed_at: Path) -> None:
-    """Without .pyc files, each process compiles the code and needs 10 MiB more."""
+    """Writes .pyc files. Without them each process compiles the code and needs 10 MiB more."""
     mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
     compileall.compile_dir(
         folder, quiet=2, invalidation_mode=mode, stripdir=str(folder), prependdir=str(installed_at), workers=1
@@ -116,7 +116,7 @@ def compile_python(folder: Path, installed_at: Path) -> None:
 
 
 def extract_deb(data: bytes, folder: Path) -> None:
-    """Extracts the files of a Debian package. /bin and /lib are links to /usr/bin and /usr/lib."""
+    """Extracts a Debian package. Directories such as /bin are links, so files go to /usr/bin."""
     offset = len(b"!<arch>\n")
     while offset < len(data):
         name, size = data[offset : offset + 16].decode().strip(" /"), int(data[offset + 48 : offset + 58])
@@ -165,7 +165,7 @@ def check_python() -> None:
 
 
 def build_debian(architecture: str, root: Path) -> None:
-    """Writes the part of the root file system that does not depend on podgpu: Python and its libraries."""
+    """Writes Python and its libraries into the root file system."""
     for name in ("usr/bin", "usr/sbin", "usr/lib", "usr/lib64", "etc", "tmp", "run", "proc", "sys", "dev"):
         (root / name).mkdir(parents=True, exist_ok=True)
     for name in ("bin", "sbin", "lib", "lib64"):
@@ -184,7 +184,7 @@ def add_podgpu(wheel: Path, architecture: str, variant: str, root: Path) -> None
     command = root / "usr/bin/podgpu"
     command.write_text(COMMAND.format(path=""), encoding="utf-8")
     command.chmod(0o755)
-    # NVIDIA's paths, so that -f and DCGM_EXPORTER_COLLECTORS of a dcgm-exporter work.
+    # dcgm-exporter's paths, so that its values of -f and DCGM_EXPORTER_COLLECTORS still work.
     shutil.copytree(root / SITE_PACKAGES / "podgpu/metrics/counters", root / "etc/dcgm-exporter", dirs_exist_ok=True)
 
 

@@ -6,7 +6,7 @@ from deploy.dashboards.parts import Json, Query, Row, choice, dashboard, graph, 
 
 _CHOSEN = 'modelName=~"$model",Hostname=~"$node"'
 _ALL = f"count by (UUID) (DCGM_FI_DEV_GPU_TEMP{{{_CHOSEN}}})"
-"""One element per GPU. All models report a temperature, also in MIG mode. A GPU in two scrape jobs is counted once."""
+"""One series per GPU, also if two jobs scrape it. All models report the temperature, also in MIG mode."""
 _UTIL = f"max by (UUID) (DCGM_FI_DEV_GPU_UTIL{{{_CHOSEN}}})"
 _BUSY = f"sum by (UUID) (rate(podgpu_device_busy_seconds_total{{{_CHOSEN}}}[$__rate_interval]))"
 _HELD = "on (UUID) podgpu_allocation_info"
@@ -17,10 +17,10 @@ _NOT_KNOWN = f"count({_ALL} and {_HELD} unless on (UUID) {_BUSY}) or vector(0)"
 _FREE = f"count({_ALL} unless {_HELD}) or vector(0)"
 _UNWELL = f'podgpu_device_health{{{_CHOSEN},UUID!=""}} == 1'
 _GONE = 'podgpu_device_health{node=~"$node",condition="node_gone"} == 1'
-"""Nodes whose exporter has disappeared. Only podgpu cluster reports them, because the exporter's series have ended."""
+"""Nodes whose exporter is gone. The exporter's series have ended, so only `podgpu cluster` reports these nodes."""
 _BROKEN = f"(count(max by (UUID) ({_UNWELL})) or vector(0)) + (count({_GONE}) or vector(0))"
 _MOST = largest("sum by (namespace, pod) (podgpu_allocation_share_ratio)", 100)
-"""Limits every column of the table to the same pods. Otherwise other pods would have rows with empty cells."""
+"""Restricts every column of the table to the same pods. Otherwise the table would have rows with empty cells."""
 _NODE_PAGE = "/d/podgpu-node?${datasource:queryparam}&var-node=${__data.fields.Node}&${__url_time_range}"
 _POD_PAGE = (
     "/d/podgpu-pod?${datasource:queryparam}&var-namespace=${__data.fields.Namespace}&var-pod=${__data.fields.Pod}"

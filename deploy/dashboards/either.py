@@ -1,8 +1,8 @@
-"""Extends queries for dcgm-exporter 4.8's names with 4.9's names, so that panels work with every exporter.
+"""Makes the queries of panels work with the metric names of dcgm-exporter 4.8 and of 4.9.
 
-Panels use 4.8's names and units, and the label `Hostname`. Each series becomes `old or new`, with the new one converted
-to the old unit. If a query uses the node, series with `hostname` are relabelled to `Hostname`. If an exporter has both
-names, the other labels are the same, and `or` returns one of them.
+Panels use 4.8's names and units, and the label `Hostname`. Each metric name becomes `old or new`, and the new metric is
+converted to the old unit. Queries that use the node also rename the label `hostname` to `Hostname`. If an exporter has
+both metrics, their other labels are equal. Then `or` returns only the old one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def either(expr: str) -> str:
 
 
 def choice_query(series: str, label: str) -> tuple[str, str]:
-    """Returns the query of a variable, and the regular expression that extracts its values. Empty if not needed."""
+    """Returns the query of a variable and the regular expression that extracts its values, or "" if none is needed."""
     asked = either(series if label != "Hostname" else f"{series} Hostname").removesuffix(" Hostname")
     if asked == series:
         return f"label_values({series}, {label})", ""

@@ -1,4 +1,4 @@
-"""Dashboard of one node: health and holders of its GPUs, and the state of its exporter."""
+"""Dashboard of one node: the health and the holders of its GPUs, and the state of its exporter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds panels, variables and dashboards as Grafana JSON. Queries are extended by `either`."""
+"""Builds panels, variables and dashboards as Grafana JSON. `either` adds the names of dcgm-exporter 4.9 to queries."""
 
 from __future__ import annotations
 
@@ -58,16 +58,16 @@ def table(title: str, queries: Sequence[Query], columns: Mapping[str, str], abou
 
 
 LINES = 20
-"""Maximum number of lines in a graph. More cannot be distinguished, and slow down the browser in large clusters."""
+"""Maximum number of lines in a graph. More lines are hard to distinguish and slow down the browser."""
 
 
 def largest(expr: str, count: int = LINES) -> str:
-    """Selects the highest values, because large clusters have thousands of nodes, pods and namespaces."""
+    """Returns a query for the series with the highest values. Large clusters have thousands of series."""
     return f"topk({count}, {expr})"
 
 
 def largest_and_rest(expr: str, legend: str) -> list[tuple[str, str]]:
-    """Like `largest`, for stacked graphs. Adds the sum of all other series, so that the total is correct."""
+    """Like `largest`, but adds the sum of all other series, so that the total of a stacked graph is correct."""
     return [(largest(expr), legend), (f"clamp_min(sum({expr}) - sum({largest(expr)}), 0)", "all others")]
 
 
@@ -86,7 +86,7 @@ def datasource() -> Json:
 
 
 def choice(name: str, label: str, series: str, of: str, *, many: bool = True) -> Json:
-    """Makes a variable with the values of a label. With `many`, several or all values can be selected."""
+    """Returns a dashboard variable with the values of a label. `many` allows selecting several or all values."""
     query, pattern = choice_query(series, of)
     return {
         "name": name,
@@ -143,7 +143,7 @@ def dashboard(uid: str, title: str, about: str, variables: Sequence[Json], rows:
 
 
 def _siblings() -> Json:
-    """Links to the other dashboards, found by their tag. Keeps the time range and the variables."""
+    """Returns links to all dashboards with podgpu's tag. They keep the time range and the variables."""
     return {
         "type": "dashboards",
         "title": "podgpu",
@@ -171,7 +171,7 @@ def _alerts() -> Json:
 
 
 def _laid_out(rows: Sequence[Row]) -> Iterable[Json]:
-    """Places panels from left to right and wraps lines. Panels of a collapsed row are nested in it."""
+    """Places panels from left to right and wraps lines. The panels of a collapsed row are nested in the row."""
     y, ids = 0, iter(range(1, 1000))
     for row in rows:
         head = {
@@ -284,7 +284,7 @@ def _columns(panel: Panel) -> Iterable[Json]:
 def _one_table(panel: Panel) -> list[Json]:
     """Merges the queries into one table with a row per label set, and renames the columns."""
     values = {f"Value #{letter}": query.legend for query, letter in zip(panel.queries, "ABCDEFGH", strict=False)}
-    if len(panel.queries) == 1:  # some versions of Grafana name the column of a single query Value
+    if len(panel.queries) == 1:  # with a single query, some versions of Grafana name the column Value
         values["Value"] = panel.queries[0].legend
     names = {**panel.columns, **values}
     order = {name: place for place, name in enumerate(names)}

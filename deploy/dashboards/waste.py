@@ -27,7 +27,7 @@ _POD_PAGE = (
 
 
 def _total(what: str) -> str:
-    """Returns the increase in the time range. Counters per namespace also include containers that have ended."""
+    """Returns a query for the increase in the time range. Counters per namespace include containers that have ended."""
     return f"sum(increase(podgpu_namespace_gpu_{what}_total{{{_PAYER}}}[$__range]))"
 
 

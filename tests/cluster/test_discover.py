@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -157,6 +158,14 @@ def test_labels_of_nodes(server: SimulatedApiServer, config: ApiConfig) -> None:
         server.start()
         eventually(lambda: labels.notes())
         assert labels.read()["n2"] == {}
+    finally:
+        labels.close()
+    server.stop()
+    started = time.monotonic()
+    labels = ApiMap(config, NODES_PATH, parse_node_labels, "labels of nodes", HURRY)
+    try:
+        assert labels.read() == {}
+        assert time.monotonic() - started < 8, "the first round does not wait for a server that failed"
     finally:
         labels.close()
 

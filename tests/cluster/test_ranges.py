@@ -23,6 +23,7 @@ from podgpu.cluster.ranges import (
     describe_row,
     encode_range_csv,
     escape_cell,
+    group_now,
     parse_range_query,
     utc_text,
 )
@@ -30,7 +31,9 @@ from podgpu.cluster.record import RoundReader
 from podgpu.cluster.state import ClusterState
 from podgpu.cluster.view import make_view
 from podgpu.errors import UsageError
+from podgpu.history.answers import UsageSum
 from podgpu.history.recorder import HistoryRecorder
+from podgpu.history.store import Amounts, UsageAccount
 from podgpu.model import DeviceTotals, WorkloadOwner
 from tests.cluster.states import H100, WALL, World, gpu, holder, lost, mig, node, state_of
 
@@ -242,6 +245,12 @@ def test_idle_time_is_not_counted_as_unknown_too() -> None:
     cluster.round(gpu(0, used("a", 36.0, busy=0.0), busy=0.0), seconds=36.0)
     totals = cluster.range().totals
     assert (totals.allocated_hours, totals.idle_hours, totals.unknown_hours) == (0.01, 0.01, 0.0)
+
+
+def test_current_gpus_if_another_cluster_is_only_in_the_past() -> None:
+    usage = [UsageSum(UsageAccount("ml", pod), "", Amounts(9.0), name) for pod, name in (("a", "east"), ("b", "west"))]
+    now = group_now(state_of(node("n1", gpu(0, holder("a")))), usage, RangeQuery("namespace", 3600))
+    assert {dict(name)["cluster"]: row["gpus"] for name, row in now.items()} == {"east": 1, "west": 0}
 
 
 def test_csv_has_the_columns_of_focus() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from podgpu.cluster.collect import ClusterReading, FleetCounts, TargetOutcome, ViewSettings
 from podgpu.cluster.state import ClusterState, build_cluster_state
 from podgpu.metrics.parse import parse_text
-from podgpu.model import Condition, DeviceState, Holder, HolderUsage, SourceStatus
+from podgpu.model import Condition, DeviceState, Holder, HolderUsage, SourceStatus, XidCount
 from tests.cluster.states import WALL, World, duplicates, gpu, holder, lost, mig, node, state_of, text_of, uuids, value
 
 # Two exporters of one node
@@ -138,7 +138,7 @@ def test_notes_and_alerts_name_what_fails() -> None:
     failed = TargetOutcome("http://n1:9400/metrics", 5.0, "timeout", "no answer within 5 s")
     unknown = TargetOutcome("http://n9:9400/metrics", 0.1, "refused", "connection refused")
     sources = (SourceStatus("kubelet", up=False), SourceStatus("gpu0", up=False))
-    broken = gpu(0, conditions=(Condition("xid", 5.0, "79"),))
+    broken = gpu(0, conditions=(Condition("xid", 5.0, "79"),), xids=(XidCount(79, 2, 5.0),))
     state = state_of(node("n1", broken, sources=sources), outcomes=(failed, unknown), notes=("partial data",))
     assert state.nodes[0].notes == ("http://n1:9400/metrics: no answer within 5 s",)
     assert state.notes == ("partial data", "http://n9:9400/metrics: connection refused")
@@ -147,6 +147,7 @@ def test_notes_and_alerts_name_what_fails() -> None:
         ("warning", ""),
         ("warning", ""),
     ]
+    assert "2 times: the error came back" in state.alerts[0].text
     assert "podgpu cannot read kubelet:" in state.alerts[1].text, "the failure of gpu0 is a condition already"
     many = state_of(outcomes=tuple(TargetOutcome(f"http://n{n}", 1.0, "refused", "refused") for n in range(1000)))
     assert (len(many.notes), many.notes[-1]) == (13, "and 988 more")

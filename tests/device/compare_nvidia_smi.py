@@ -1,9 +1,9 @@
-"""Compares podgpu's values with nvidia-smi's on a real GPU under load. Takes half a minute and needs PyTorch:
+"""Compares podgpu's values with nvidia-smi's on a real GPU under load. Needs PyTorch and takes half a minute:
 
     python tests/device/compare_nvidia_smi.py
 
-Prints one row per value: the mean of podgpu, and of nvidia-smi before and after. Exits 1 if a value of podgpu is not
-between the two values of nvidia-smi in all rounds but one.
+Reads podgpu between two readings of nvidia-smi, several times. Prints the three means of each value. Exits 1 if a value
+of podgpu is outside the two values of nvidia-smi more than once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ while True:
         torch.cuda.synchronize()
     time.sleep(0.05)
 """
-# metric -> nvidia-smi's column, and the tolerance for changes between two readings
+# metric -> column of nvidia-smi, and tolerance for changes between two readings
 COLUMNS = {
     "DCGM_FI_DEV_SM_CLOCK": ("clocks.sm", 200),
     "DCGM_FI_DEV_MEM_CLOCK": ("clocks.mem", 1),

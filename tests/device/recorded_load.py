@@ -2,13 +2,13 @@
 
     python recorded_load.py BUSY_MS PERIOD_MS LOG GO [random] [fp32] [cool] [deep]
 
-First it measures the duration of one matrix product and of one burst, while no other load does. It waits for the file
-GO, and then computes the same number of products in each period. Twice a second it writes `monotonic_time
-seconds_of_work seconds_of_waiting` to LOG. The waiting time is the duration of a burst minus its duration alone.
+First measures the duration of one matrix product and of one burst, while no other load runs. Waits for the file GO.
+Then computes the same number of products in each period. Twice a second writes `monotonic_time seconds_of_work
+seconds_of_waiting` to LOG. The waiting time is the duration of a burst minus the duration measured first.
 
-`random` makes the pauses exponentially distributed. At the power limit a product takes longer than measured, and the
-recorded time is too low. `fp32` stays below the power limit; `cool` multiplies zeros, which takes half the power.
-`deep` synchronizes after each burst, not after 64 products, so that the GPU always has queued work.
+`random` makes the pauses exponentially distributed. At the power limit products take longer than measured, so the
+recorded time is too low. `fp32` stays below the power limit. `cool` multiplies zeros and needs half the power. `deep`
+synchronizes after each burst instead of after 64 products, so that the GPU always has queued work.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 
 busy, period = float(sys.argv[1]) / 1e3, float(sys.argv[2]) / 1e3
 log, go = Path(sys.argv[3]).open("w", buffering=1), Path(sys.argv[4])  # noqa: SIM115 - open until the load is killed
-launches = 1 << 30 if "deep" in sys.argv else 64  # before a synchronization
+launches = 1 << 30 if "deep" in sys.argv else 64  # products per synchronization
 kind = torch.float32 if "fp32" in sys.argv else torch.bfloat16
 
 
@@ -64,7 +64,7 @@ done, waited, began, written_at = 0, 0.0, 0.0, time.monotonic()
 
 
 def write_log(number: int) -> None:
-    """Writes the log if half a second has passed. `number`: products of the current burst."""
+    """Writes the log every half second. `number`: products computed in the current burst."""
     global written_at
     now = time.monotonic()
     if now - written_at >= 0.5:

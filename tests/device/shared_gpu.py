@@ -1,7 +1,7 @@
-"""A shared GPU for the scripts in this folder: containers with loads, exporters, and values from their metrics.
+"""Runs loads and exporters on a shared GPU, and reads their metrics. The scripts in this folder use it.
 
-The containers need no container runtime: each is a process in a cgroup with the name that the kubelet and containerd
-would give it, and files with its name in /var/log. Needs root, cgroup v2 and PyTorch.
+Each load is a process in a cgroup with the usual name of a container. The usual files in /var/log also exist. Needs
+root, cgroup v2 and PyTorch, but no container runtime.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PAIR = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _LOAD = Path(__file__).with_name("recorded_load.py")
 
 Burst = tuple[float, float]
-"""Milliseconds of work, and milliseconds from one start to the next."""
+"""Milliseconds of work, and the period in milliseconds."""
 
 
 @dataclass
@@ -89,7 +89,7 @@ class Tenant:
 
 
 class SharedGpu:
-    """The first GPU of the machine. `wrong` has the checks that failed."""
+    """The first GPU of the machine. `wrong` lists the failed checks."""
 
     def __init__(self, folder: Path) -> None:
         folder.chmod(0o777)
@@ -110,7 +110,7 @@ class SharedGpu:
 
     @contextmanager
     def loads(self, bursts: Sequence[Burst], *options: str, user: int | None = None) -> Iterator[list[Tenant]]:
-        """Runs one load per burst. `user` is the user id of the last one."""
+        """Runs one load per burst. `user` is the user id of the last load."""
         go = self.folder / f"go-{time.monotonic_ns()}"
         tenants = []
         for number, (busy, period) in enumerate(bursts):

@@ -2,10 +2,10 @@
 
     python tests/device/usage_methods.py [OUTPUT_DIRECTORY [WORD…]]
 
-With WORDs, runs only the scenarios and checks that have one of them in their name: `saturate`, `random`, `mps` …
+With WORDs such as `saturate`, `random` or `mps`, runs only scenarios and checks whose names contain one of them.
 
-Needs root, one Hopper GPU, cgroup v2, PyTorch and nvidia-cuda-mps-control. Exits 1 if `exact` is more than 2 points
-off, if energy is more than 1 % off the device's counter, or if another check fails.
+Needs root, one Hopper GPU, cgroup v2, PyTorch and nvidia-cuda-mps-control. Exits 1 if a check fails. The error of
+`exact` may be 2 points, and the error of energy 1 % of the device's counter.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def joules(text: str) -> float:
 
 
 def energy_now(bench: SharedGpu) -> tuple[float, float]:
-    """Waits for the next energy reading, which comes every five seconds. Returns podgpu's sum and the counter."""
+    """Waits for podgpu's next energy reading. Returns its sum and the driver's counter in joules."""
     before = joules(exposition("exact"))
     wait_for(lambda: joules(exposition("exact")) != before, 10, "a reading of energy")
     return joules(exposition("exact")), float(pynvml.nvmlDeviceGetTotalEnergyConsumption(bench.gpu)) / 1000
@@ -73,7 +73,7 @@ def energy_now(bench: SharedGpu) -> tuple[float, float]:
 def busy_percent(
     tenants: Sequence[Tenant], seconds: float, methods: Sequence[str] = ("exact",)
 ) -> tuple[dict[str, list[float]], list[float]]:
-    """Returns the busy time of each tenant in %, as each method measured it and as the loads recorded it."""
+    """Returns the busy time of each tenant in %: by each method, and as recorded by the loads."""
     before, began = {method: exposition(method) for method in methods}, time.monotonic()
     time.sleep(seconds)
     after, ended = {method: exposition(method) for method in methods}, time.monotonic()
@@ -154,7 +154,7 @@ def check_unprivileged(bench: SharedGpu) -> None:
 def check_fast_switches(bench: SharedGpu) -> None:
     with bench.loads([(0.05, 0.05)] * 6) as tenants, bench.exporters(tenants, METHODS):
         time.sleep(6)
-        rate = bench.record_switches(60)[1] / 2  # a save and a switch-in each
+        rate = bench.record_switches(60)[1] / 2  # a switch has two records: save and switch-in
         lost = {method: errors_of(exposition(method)) for method in METHODS}
     bench.check(f"{rate:.0f} switches per second (at least 5,000)", rate >= 5000)
     bench.check(f"… none lost, {lost}", not any(lost.values()))

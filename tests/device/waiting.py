@@ -2,12 +2,11 @@
 
     python tests/device/waiting.py [OUTPUT_DIRECTORY [WORD…]]
 
-With WORDs such as `deep`, `never` or `short`, runs only the scenarios that have one of them in their name. Results are
-printed after each scenario. Its context-switch log is written to OUTPUT_DIRECTORY, for unit tests.
+With WORDs such as `deep`, `never` or `short`, runs only scenarios whose names contain one of them. Prints results after
+each scenario, and writes the context-switch log to OUTPUT_DIRECTORY, for unit tests.
 
-Needs root, one Hopper GPU, cgroup v2 and PyTorch. Exits 1 if the mean error exceeds 3 points or the largest 6, if the
-bounds contain the truth in fewer than nine of ten loads, or if a container waits and works for more than 100 % of the
-time.
+Needs root, one Hopper GPU, cgroup v2 and PyTorch. Exits 1 if a check fails. The mean error may be 3 points, the largest
+6. In nine of ten rows the recorded time must be within the bounds. Waiting and busy time may add up to 101 %.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def read_new(method: str) -> tuple[str, float]:
 
 
 def compare(bench: SharedGpu, name: str, bursts: list[Burst], record: Path) -> list[dict[str, Any]]:
-    """Returns a row for each load and method, in % of the time."""
+    """Returns a row for each load and method, with times in % of the elapsed time."""
     options = [word for word in ("random", "cool", "deep") if word in name]
     with bench.loads(bursts, *options) as tenants, bench.exporters(tenants, METHODS) as pids:
         for method in METHODS:
@@ -105,7 +104,7 @@ def main() -> int:
     inside = sum(row["least"] <= row["truth"] <= row["most"] for row in rows)
     bench.check(f"the bounds contain the truth in {inside} of {len(rows)} rows", inside >= 0.9 * len(rows))
     largest = max(row["estimate"] + row["busy"] for row in rows)
-    bench.check(f"waiting and busy time are at most {largest:.1f} %", largest <= 101)  # scrapes are not readings
+    bench.check(f"waiting and busy time are at most {largest:.1f} %", largest <= 101)  # 1 % tolerance
     return bench.report()
 
 

@@ -2,11 +2,11 @@
 
     python tests/device/watching.py [OUTPUT_DIRECTORY [RUN…]]
 
-A RUN is a name in `RUNS`, such as `fast`. Runs are done in this order, so `fast fast fast` measures three times.
-Results are printed and written after each run.
+A RUN is a name in `RUNS`, such as `fast`. A name may be repeated: `fast fast fast` measures three times. Results are
+printed and written after each run.
 
-Needs root, one NVIDIA GPU, cgroup v2 and PyTorch. CPU time is that of all threads of the exporter; the scraper and the
-kubelet are other processes. Exits 1 if a limit is exceeded.
+Needs root, one NVIDIA GPU, cgroup v2 and PyTorch. CPU time includes all threads of the exporter, but not the
+scraper and the kubelet. Exits 1 if a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class Row(NamedTuple):
     name: str
     value: float
     unit: str
-    limit: float  # 0 if there is none
+    limit: float  # 0 if there is no limit
 
 
 class Scraper:
-    """A keep-alive connection with little overhead, because it runs on the same machine."""
+    """Scrapes over a keep-alive connection. Has little overhead, because it shares the CPUs with the exporter."""
 
     def __init__(self) -> None:
         self._socket = socket.create_connection(("127.0.0.1", PORT), timeout=10)

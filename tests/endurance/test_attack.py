@@ -1,4 +1,4 @@
-"""`make attack`, shortened."""
+"""Runs a short version of `make attack`."""
 
 from __future__ import annotations
 

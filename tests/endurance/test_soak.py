@@ -1,4 +1,4 @@
-"""`make soak`, shortened to twenty simulated minutes; and the judge finds wrong metrics."""
+"""Tests `make soak`, shortened to twenty simulated minutes, and its judge with wrong metrics."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def world(folder: Path) -> Iterator[World]:
 
 
 def pod_on(world: World) -> dict[str, str]:
-    """Labels of a device that has been held for a while."""
+    """Starts a pod, and returns the labels of its device after five minutes."""
     world.start_pod()
     world.clock.advance(300.0)
     (held,) = world.truth.held

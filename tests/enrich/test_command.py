@@ -1,4 +1,4 @@
-"""`podgpu enrich` as a command, with a kubelet on a real socket."""
+"""Tests the command `podgpu enrich` with a simulated kubelet on a real socket."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SEED = (FIXTURES / "seeds" / "000-sample.prom").read_text(encoding="utf-8")
 NODE_EXPORTER = shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
 UUIDS = sorted(set(re.findall(r"GPU-[-0-9a-f]+", SEED)))
 BARE = re.sub(r'container_name="[^"]*",|pod_name="[^"]*",|pod_namespace="[^"]*",', "", SEED)
-"""The text of dcgm-exporter 1.x without pod labels."""
+"""Metrics of dcgm-exporter 1.x without pod labels."""
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def enrich(exposition: object, out: object, socket: str, *more: str) -> Ran:
 
 
 def series(text: str) -> Counter[str]:
-    """Sorts the labels of each line, as node_exporter does."""
+    """Counts the lines of a metrics text. Sorts the labels, as node_exporter does."""
     return Counter(
         re.sub(r"\{(.*)\}", lambda m: "{" + ",".join(sorted(m[1].split(","))) + "}", line)
         for line in text.splitlines()
@@ -77,7 +77,7 @@ def test_seed_000(exposition: Path, out: Path, socket: str) -> None:
 
 def test_without_a_kubelet_values_are_written_without_pod_labels(exposition: Path, out: Path, folder: Path) -> None:
     ran = enrich(exposition, out, str(folder / "nothing.sock"), "--once")
-    assert ran.code == 1, "a timer unit notices the failure"
+    assert ran.code == 1, "must fail, so that systemd reports the failure of a timer unit"
     assert "written without pod labels" in ran.err
     assert series(out.read_text()) == series(BARE)
     assert "kubelet: " in ran.err

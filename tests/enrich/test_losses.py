@@ -1,4 +1,4 @@
-"""Faults around `podgpu enrich`: a full disk, a wall clock that jumps, a file that changes while it is read."""
+"""Tests faults of `podgpu enrich`: a full disk, a jump of the wall clock, a file that changes while it is read."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def enriching(exposition: Path, out: Path, *more: str) -> Iterator[subprocess.Po
 
 
 def fill(process: subprocess.Popen[str], disk: Path) -> None:
-    """Fills the disk while enrich is stopped between two writes. A hard link keeps the space of the old file used."""
+    """Fills the disk while enrich is stopped. A hard link prevents that replacing the old file frees space."""
     while True:
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
@@ -88,7 +88,7 @@ def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
 
 
 class StaleFile:
-    """An enricher with its own clocks. Reads the given text once, then fails."""
+    """An enricher with fake clocks. Reads each of the given texts once, then fails."""
 
     def __init__(self, out: Path, *texts: bytes) -> None:
         self.now, self.wall = 100.0, WALL
@@ -103,7 +103,7 @@ class StaleFile:
         raise SourceError("unreachable", "no exposition")
 
     def turn(self, seconds: float = 0.0) -> bool:
-        """Returns whether the file still has the values."""
+        """Runs the enricher once. Returns whether the file still has the values."""
         self.now += seconds
         self.wall += seconds
         with suppress(SourceError):
@@ -126,7 +126,7 @@ def test_the_wall_clock_jumps(jump: float, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("written", "is_kept"), [(DAY, True), (-10.0, True), (-70.0, False)])
 def test_a_file_of_an_earlier_run(written: float, is_kept: bool, tmp_path: Path) -> None:
-    """A file from the future is treated as if it were written at the start."""
+    """A file with a time in the future counts as written when enrich started."""
     out = tmp_path / "gpu.prom"
     out.write_bytes(EXPOSITION)
     os.utime(out, (0, WALL + written))

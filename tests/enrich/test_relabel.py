@@ -1,4 +1,4 @@
-"""Recorded texts and samples of the seeds with labels of holders. The results are in goldens/."""
+"""Adds the labels of holders to recorded texts and compares the results with goldens/."""
 
 from __future__ import annotations
 

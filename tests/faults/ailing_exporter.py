@@ -1,4 +1,4 @@
-"""`podgpu exporter` on a simulated driver in which one GPU hangs at its first call, and another when it is read.
+"""Runs `podgpu exporter` on a simulated driver. One GPU hangs at its first call, another when it is read.
 
 `python -m tests.faults.ailing_exporter exporter --telemetry simulated ...` takes the options of the exporter.
 """

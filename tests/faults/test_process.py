@@ -1,4 +1,4 @@
-"""Faults of the whole process: little memory, a full disk, a freeze, SIGTERM during a turn."""
+"""Tests faults of the whole process: little memory, a full disk, a freeze, SIGTERM during a reading."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from tests.simulated_kubelet import FaultyKubelet
 ENERGY = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
 NODE = "gpu-1"
 AILING = (sys.executable, "-m", "tests.faults.ailing_exporter")
-"""The exporter with two GPUs that hang."""
+"""Arguments that start the exporter with two GPUs that hang."""
 SIMULATED = ("exporter", "--telemetry", "simulated", "-c", "1s", *NO_LOGS)
 LARGEST, PODS = "16xH100/7x1g.10gb", 250
 needs_dev_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
 
 
 def memory_limit(component: str) -> float:
-    """Memory limit of the chart in MiB."""
+    """Returns the memory limit in the chart, in MiB."""
     values = yaml.safe_load((ROOT / "deploy" / "helm" / "podgpu" / "values.yaml").read_text(encoding="utf-8"))
     text = values[component]["resources"]["limits"]["memory"]
     return float(text[:-2]) * {"Mi": 1.0, "Gi": 1024.0}[text[-2:]]
 
 
 def pods_of_largest_node() -> list[SimulatedPod]:
-    """One pod per MIG instance, and pods without a GPU."""
+    """Returns one pod per MIG instance, and pods without a GPU."""
     uuids = [i.uuid for gpu in FaultyNvml(LARGEST, node=NODE).gpus for i in gpu.instances]
     held = [
         SimulatedPod("research", f"job-{n}", {"main": {"nvidia.com/mig-1g.10gb": [u]}}) for n, u in enumerate(uuids)
@@ -48,7 +48,7 @@ def pods_of_largest_node() -> list[SimulatedPod]:
 
 @contextmanager
 def largest_node(folder: Path) -> Iterator[Process]:
-    """16 GPUs, 112 MIG instances, 250 pods; every instance is in the metrics."""
+    """Runs the exporter with 16 GPUs, 112 MIG instances and 250 pods. Waits until every instance is in the metrics."""
     kubelet = str(folder / "kubelet.sock")
     arguments = ("-k", "--allocation", "kubelet", "--pod-resources-kubelet-socket", kubelet, "-f", "dcp")
     arguments = (*EXPORTER, "--telemetry", f"simulated:{LARGEST}", *arguments)

@@ -61,7 +61,7 @@ class NvmlBench:
         return self.usages()[0]
 
     def start(self) -> None:
-        """Takes the first reading, whose window begins before the test."""
+        """Takes the first reading and discards it, because it covers time before the test."""
         self.after(1)
 
     @property
@@ -74,5 +74,5 @@ class NvmlBench:
 
 
 def of_gpu(reading: GpuReading) -> dict[int, Value]:
-    """The values of the GPU without those of its instances."""
+    """Returns the values of the GPU without those of its MIG instances."""
     return dict(next(iter(reading.values.values())))

@@ -1,4 +1,4 @@
-"""Metrics text of a dcgm-exporter as telemetry: devices, values and faults."""
+"""Tests telemetry from the metrics of a dcgm-exporter: devices, values and faults."""
 
 from __future__ import annotations
 

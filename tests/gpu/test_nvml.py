@@ -1,4 +1,4 @@
-"""NvmlTelemetry on the simulated driver: inventory, readings and driver reloads."""
+"""Tests NvmlTelemetry on the simulated driver: inventory, readings and driver reloads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def the(name: str) -> int:
 
 
 def test_a_slow_driver(bench: NvmlBench) -> None:
-    """Without persistence mode the first calls take long. `--once` must still have all GPUs."""
+    """Without persistence mode the first calls are slow. `--once` must still report all GPUs."""
     hangs = [bench.faults.hang("nvmlDeviceGetUUID", gpu) for gpu in (0, 1)]
     for seconds, hang in zip((0.3, 0.6), hangs, strict=True):
         threading.Timer(seconds, hang.release).start()
@@ -46,7 +46,7 @@ def test_unsupported_fields_are_not_read_again(bench: NvmlBench) -> None:
     bench.pass_time()
     assert (next(iter(answer.values)).key, energy) in bench.read().unsupported
     assert bench.driver.calls["nvmlDeviceGetTotalEnergyConsumption"] == asked
-    assert energy in of_gpu(bench.read(1)), "the other GPU is not affected"
+    assert energy in of_gpu(bench.read(1)), "the other GPU supports the field"
 
 
 def test_a_failing_call_affects_only_its_fields(bench: NvmlBench) -> None:
@@ -56,7 +56,7 @@ def test_a_failing_call_affects_only_its_fields(bench: NvmlBench) -> None:
     assert the("DCGM_FI_DEV_GPU_TEMP") in of_gpu(answer)
     assert answer.errors == ("unknown",)
     bench.faults.clear("nvmlDeviceGetPowerUsage", gpu=0)
-    assert the("DCGM_FI_DEV_POWER_USAGE") in of_gpu(bench.read()), "read again after an error"
+    assert the("DCGM_FI_DEV_POWER_USAGE") in of_gpu(bench.read()), "a field must be read again after an error"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Number of GPUs in sysfs."""
+"""Tests the number of GPUs in sysfs."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def add_device(sysfs: Path, kind: tuple[str, str], driver: str = "") -> None:
 def test_gpus_are_counted_by_vendor_and_class(tmp_path: Path, devices: list[tuple[str, str]], count: int) -> None:
     for kind in devices:
         add_device(tmp_path, kind)
-    (tmp_path / "bus/pci/devices/0000:ff:00.0").mkdir(parents=True)  # removed while it is read
+    (tmp_path / "bus/pci/devices/0000:ff:00.0").mkdir(parents=True)  # a device whose files were removed
     assert count_pci_gpus(str(tmp_path)) == count
 
 
 def test_a_gpu_of_a_virtual_machine_is_not_counted(tmp_path: Path) -> None:
     for driver in ("nvidia", "vfio-pci", ""):
         add_device(tmp_path, GPU, driver)
-    assert count_pci_gpus(str(tmp_path)) == 2, "the one without a driver may be lost"
+    assert count_pci_gpus(str(tmp_path)) == 2, "a GPU without a driver counts, because it may be lost"

@@ -1,4 +1,4 @@
-"""Process lists of NVML: each process once per device, MIG, and lists that fail."""
+"""Tests the process lists of NVML: duplicates, MIG and failing calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Bench(NvmlBench):
 
 
 class Wrapped:
-    """A simulated driver whose functions a subclass may replace."""
+    """A simulated driver. Subclasses replace some of its functions."""
 
     def __init__(self, driver: FaultyNvml) -> None:
         self.driver = driver
@@ -64,7 +64,7 @@ def test_a_process_in_two_lists_is_listed_once(compute: int | None, graphics: in
 
 
 def test_mps_clients_are_recognised_in_both_lists() -> None:
-    """On an H200 (driver 580) the server is only in the first list, and clients are in both."""
+    """On an H200 with driver 580, the MPS server is only in the first list, and clients are in both lists."""
     bench = Bench()
     bench.faults.answer(COMPUTE, [entry(9, 1), entry(41, 2)])
     bench.faults.answer(MPS, [entry(41, 2)])
@@ -81,7 +81,7 @@ def test_without_any_list_processes_are_unsupported() -> None:
 
 
 class Growing(Wrapped):
-    """The first three calls fail, because more processes start between NVML's two calls."""
+    """The first three calls fail, as if processes started between NVML's count and its list."""
 
     times = 3
 
@@ -99,7 +99,7 @@ def test_a_list_that_grows_while_it_is_read_is_read_again() -> None:
 
 
 class OnlyParts(Wrapped):
-    """Simulates a caller without privileges: the list of a GPU in MIG mode is refused or empty."""
+    """Simulates missing privileges: the list of a GPU in MIG mode is refused or empty."""
 
     def __init__(self, refuses: bool, driver: FaultyNvml) -> None:
         super().__init__(driver)

@@ -1,4 +1,4 @@
-"""Usage of simulated GPUs: busy time, energy and MIG."""
+"""Tests the usage of simulated GPUs: busy time, energy and MIG."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_busy_time_of_a_minute(seed: int, loads: dict[int, float]) -> None:
     assert sum(of_processes.values()) == pytest.approx(busy, rel=0.02)
 
 
-# GPUs that support only the newer call (some Blackwell parts)
+# GPUs that support only the newer call, such as some Blackwell models
 
 
 @on("1xH100", "1xB200", "1xA100")
@@ -76,7 +76,7 @@ def test_the_newer_call_is_used_if_the_old_one_is_refused(bench: NvmlBench) -> N
     bench.start()
     for _ in range(3):
         assert bench.after(1).process_busy_ns == {41: SECOND // 2, 42: SECOND // 5}
-    assert bench.driver.calls[PROCESSES] == 1, "a refused call is not repeated"
+    assert bench.driver.calls[PROCESSES] == 1, "a refused call must not be repeated"
     assert not bench.lacks, "the newer call works"
     assert not bench.answer.errors
 
@@ -105,7 +105,7 @@ def test_busy_time_without_samples(bench: NvmlBench) -> None:
 def test_energy_adds_up_to_the_difference_of_the_counter(bench: NvmlBench) -> None:
     moments, gpu = random.Random(2), bench.driver.gpus[0]
     bench.place(41, 0.7, sway=0.9, sway_period=5)
-    assert bench.after(1).energy_mj == 0, "nothing to compare with"
+    assert bench.after(1).energy_mj == 0, "the first reading has no previous counter"
     before, total = gpu.energy_mj, 0
     for turn in range(50):
         if turn % 10 == 3:
@@ -124,7 +124,7 @@ def test_busy_time_of_an_instance_is_from_gpm(bench: NvmlBench) -> None:
     first, second = (i.gi_id for i in bench.driver.gpus[0].instances)
     bench.place(41, 0.6, gi_id=first, memory=3 * GIB)
     bench.place(42, 0.25, gi_id=second, memory=2 * GIB)
-    assert [usage.busy_ns for usage in bench.usages()] == [None, None, None], "one sample is not enough"
+    assert [usage.busy_ns for usage in bench.usages()] == [None, None, None], "busy time needs two samples"
     moments, begin = random.Random(3), bench.now
     window, busy = {first: 0, second: 0}, {first: 0, second: 0}
     while bench.now < begin + 60:
@@ -137,7 +137,7 @@ def test_busy_time_of_an_instance_is_from_gpm(bench: NvmlBench) -> None:
             assert part.device.gi_id is not None
             assert part.busy_ns is not None
             assert part.process_busy_ns is None
-            assert part.energy_mj is None, "the counter is that of the GPU"
+            assert part.energy_mj is None, "only the whole GPU has an energy counter"
             window[part.device.gi_id] += part.window_ns
             busy[part.device.gi_id] += part.busy_ns
     assert window[first] == pytest.approx((bench.now - begin) * SECOND, abs=0.1 * SECOND)

@@ -21,7 +21,7 @@ from podgpu.kube.reflector import Informer, ReflectorSettings
 
 K = TypeVar("K")
 V = TypeVar("V")
-_SYNC_SECONDS = 10.0
+_SYNC_CHECKS = 100  # every 0.1 s; without an error, the first values are awaited for 10 s
 _PAGE_SIZE = 500  # as in kubectl; a page has about 500 KB of metadata
 _NAMESPACE = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
@@ -143,7 +143,9 @@ class ApiMap(Generic[K, V]):
         if self._objects is None:
             more: dict[str, Any] = {"settings": self.settings, "metadata_only": True, "page_size": _PAGE_SIZE}
             self._objects = Informer(self.config, self.path, {}, self.parse, **more)
-            self._objects.wait_synced(_SYNC_SECONDS)  # otherwise the first round would not have the values
+            for _ in range(_SYNC_CHECKS):  # otherwise the first round would not have the values
+                if self._objects.wait_synced(0.1) or self._objects.error:
+                    break
         return dict(self._objects.items())
 
     def notes(self) -> Sequence[str]:

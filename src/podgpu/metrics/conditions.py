@@ -26,6 +26,13 @@ _ACTIONS: Mapping[str, str] = {
     " nvidia-bug-report.sh",
 }
 """Action in xids.csv -> advice. The most drastic action comes first."""
+_ACTIONS_AGAIN: Mapping[str, str] = {
+    "reboot": "the error came back: drain the node; replace the GPU if the node was rebooted since the first error,"
+    " otherwise reboot it",
+    "reset": "the error came back: drain the node; replace the GPU if it was reset since the first error, otherwise"
+    " reset it",
+}
+"""Action in xids.csv -> advice if the same XID occurred more than once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +51,12 @@ def conditions() -> Mapping[str, ConditionSpec]:
 
 
 @lru_cache(maxsize=1024)
-def words_for(condition: str, detail: str = "") -> tuple[str, str]:
-    """Returns two texts: a description of the problem, and advice."""
+def words_for(condition: str, detail: str = "", repeated_xids: tuple[tuple[int, int], ...] = ()) -> tuple[str, str]:
+    """Returns two texts: the problem, and advice. `repeated_xids`: XIDs and how often they occurred."""
     spec = conditions()[condition]
     if condition == XID:
-        return spec.says.format(detail=_describe_xids(detail)), _xid_action(detail)
+        times = dict(repeated_xids)
+        return spec.says.format(detail=_describe_xids(detail, times)), _xid_action(detail, times)
     if condition == NVLINK:
         return spec.says.format(detail=detail.replace("/", " of its ") or "some of its"), spec.do
     if condition == UNALLOCATED:
@@ -96,13 +104,16 @@ def _xids_in(detail: str) -> list[int]:
     return [int(xid) for xid in detail.split(",") if xid.isdecimal()]
 
 
-def _describe_xids(detail: str) -> str:
-    return ", ".join(f"XID {xid} ({xid_spec(xid).text})" for xid in _xids_in(detail)) or "an XID"
+def _describe_xids(detail: str, times: Mapping[int, int]) -> str:
+    texts = ((f"XID {xid} ({xid_spec(xid).text})", times.get(xid)) for xid in _xids_in(detail))
+    return ", ".join(f"{text} {number} times" if number else text for text, number in texts) or "an XID"
 
 
-def _xid_action(detail: str) -> str:
+def _xid_action(detail: str, times: Mapping[int, int]) -> str:
     actions = {xid_spec(xid).action for xid in _xids_in(detail)}
-    return next((do for action, do in _ACTIONS.items() if action in actions), _ACTIONS["inspect"])
+    again = {xid_spec(xid).action for xid in _xids_in(detail) if xid in times}
+    advice = {action: _ACTIONS_AGAIN.get(action, do) if action in again else do for action, do in _ACTIONS.items()}
+    return next((do for action, do in advice.items() if action in actions), _ACTIONS["inspect"])
 
 
 # Health codes

@@ -1,4 +1,4 @@
-"""A new fake libdcgm, and telemetry on it with two GPUs."""
+"""Fixtures: a new fake libdcgm, and telemetry that reads it, with two GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fake libdcgm in C: compiled once, configured by tests, and read through podgpu's ctypes code."""
+"""A fake libdcgm in C, which is compiled once. Tests configure it, and podgpu's ctypes code reads it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def compiled() -> str:
 
 
 class Double:
-    """`call("gpu", ...)` calls the C function `fake_gpu`."""
+    """Configures the fake library. `call("gpu", ...)` calls the C function `fake_gpu`."""
 
     def __init__(self) -> None:
         self.path = compiled()
@@ -90,7 +90,7 @@ class Double:
 
 
 def _convert(argument: object) -> object:
-    """64-bit integers are also correct for narrower parameters."""
+    """Converts an argument for ctypes. The C functions may have narrower integer parameters."""
     match argument:
         case str():
             return argument.encode()
@@ -104,7 +104,7 @@ def uuid_of(index: int) -> str:
 
 
 class Bench:
-    """The fake library, telemetry on it, and a clock that tests advance."""
+    """The fake library, telemetry that reads it, and a clock that tests advance."""
 
     def __init__(self, double: Double, driver: Telemetry | None = None, **settings: object) -> None:
         self.double = double

@@ -1,4 +1,4 @@
-"""`podgpu exporter` and `podgpu doctor` with DCGM."""
+"""Tests `podgpu exporter` and `podgpu doctor` with DCGM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections: embedded or remote, versions that do not match, engines that restart."""
+"""Tests connections to DCGM: embedded or remote, incompatible versions, and engines that restart."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def refusal(bench: Bench) -> SourceError:
 
 
 def test_stale_values_are_not_repeated_after_a_reconnect(bench: Bench) -> None:
-    """The engine lost its driver and returns old values from its cache."""
+    """The engine has lost the driver, so it returns old values from its cache."""
     bench.read(*PLAIN)
     bench.double.call("disconnect")
     refusal(bench)

@@ -1,6 +1,6 @@
-"""Golden text with DCGM: a GPU, a GPU in MIG mode, switches, links and CPUs.
+"""Compares the metrics text with a golden file: a GPU, a GPU in MIG mode, switches, links and CPUs.
 
-`pytest tests/gpu/dcgm --rewrite-golden` rewrites it. Read the diff before you commit it.
+`pytest tests/gpu/dcgm --rewrite-golden` rewrites the file. Read the diff before you commit it.
 """
 
 from __future__ import annotations

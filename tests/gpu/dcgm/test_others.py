@@ -1,4 +1,4 @@
-"""Health, NVLink peers, and the other devices: NVSwitches, NVLinks and Grace CPUs (`-s` and `-p`)."""
+"""Tests health, NVLink peers, and the devices of `-s` and `-p`: NVSwitches, NVLinks and Grace CPUs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PCIE, MEM, ALL = 0x1, 0x10, 0xFFFFFFFF
 
 
 def judged(bench: Bench, name: str, index: int = 0) -> tuple[Detail, ...]:
-    """Reads twice, because health is read in the second turn."""
+    """Returns the details of a condition. Reads twice, because the first reading has no health."""
     bench.read(*PLAIN, name)
     return bench.read(*PLAIN, name, index=index).details
 
@@ -51,7 +51,7 @@ def test_peers_over_nvlink(bench: Bench) -> None:
 
 @pytest.fixture
 def fabric(double: Double) -> Double:
-    """One GPU with links 0 and 2 up, two switches with links, two CPUs with two cores each."""
+    """Adds a GPU with links 0 and 2 up, two switches with links, and two CPUs with two cores each."""
     double.gpu(0)
     double.speak(0)
     for link, state in ((0, 3), (1, 2), (2, 3)):

@@ -1,4 +1,4 @@
-"""DcgmTelemetry through the real ctypes code: watched fields, values, MIG, XIDs and computed fields."""
+"""Tests DcgmTelemetry and its ctypes code: watched fields, values, MIG, XIDs and computed fields."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_changed_mig_layout(mig: Bench) -> None:
 
 
 def test_xids_of_gpus_and_instances_are_reported_once(mig: Bench) -> None:
-    """DCGM reports an XID for the GPU, the instance or the compute instance, as the driver does."""
+    """DCGM may report an XID for the GPU, the MIG instance or the compute instance."""
     mig.double.call("xid", GPU, 0, mig.double.now - 5_000_000, 31)
     mig.read(*PLAIN)
     assert mig.telemetry.error_events() == []

@@ -1,4 +1,4 @@
-"""Sizes and version words of the ctypes structures."""
+"""Tests the sizes and version words of the ctypes structures."""
 
 from __future__ import annotations
 

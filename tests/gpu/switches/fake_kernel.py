@@ -1,4 +1,4 @@
-"""A fake kernel driver, written from the documented facts. Checks and records every byte of the ioctls."""
+"""A fake kernel driver that checks and records every byte of the ioctls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RING = 32768
 
 @dataclass
 class FakeKernel(KernelCalls):
-    """One GPU at 0000:06:00.0, device /dev/nvidia3. `refuse`: control or class -> status with which it fails."""
+    """One GPU at 0000:06:00.0, device /dev/nvidia3. `refuse`: control or class -> status of its failure."""
 
     refuse: dict[int, int] = field(default_factory=dict)
     missing: frozenset[str] = frozenset()
@@ -68,7 +68,7 @@ class FakeKernel(KernelCalls):
         {0x29: self._free, 0x2A: self._control, 0x2B: self._alloc, 0x4E: self._map}[number](buffer)
 
     def write(self, records: list[bytes], get: int = 0, dropped: int = 0) -> None:
-        """Writes records into the ring from `get` on, like the driver."""
+        """Writes records into the ring buffer, like the driver. The first is at index `get`."""
         header, ring = self._memories()
         for place, record in enumerate(records):
             at = (get + place) % RING * 32
@@ -88,7 +88,7 @@ class FakeKernel(KernelCalls):
             handle = 0xC1D00001
         wanted = {0x41: 0, 0x80: 56, 0x2080: 4, 0x90CE: 128, 0x90CD: 72}[kind]
         parameters = ctypes.string_at(where, wanted + 256) if wanted else b""
-        assert not any(parameters[wanted:]), "bytes that the kernel may read past the end must be zero"
+        assert not any(parameters[wanted:]), "the kernel may read past the end, so the bytes there must be zero"
         self.allocated[handle] = (parent, kind, parameters[:wanted])
         struct.pack_into("<I", buffer, 8, handle)
         struct.pack_into("<I", buffer, 28, self.refuse.get(kind, 0))
@@ -135,7 +135,7 @@ class FakeKernel(KernelCalls):
         client, device, memory, _, offset, length, _, _, flags, fd = struct.unpack("<IIIIQQQIIi4x", buffer)
         assert client == device
         assert offset == 0
-        assert flags == 1, "read only"
+        assert flags == 1, "the mapping must be read-only"
         assert self.opened[fd] == "/dev/nvidiactl"
         assert length == struct.unpack_from("<Q", self.allocated[memory][2], 64)[0]
         self._mapping[fd] = memory

@@ -1,4 +1,4 @@
-"""Residency from records of context switches, and busy time from residency."""
+"""Tests residency, computed from context-switch records, and busy time, computed from residency."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IN, OUT = 6, 7
 
 
 def chunk(*switches: tuple[int, int, int], first: int = 0, instance: int = 255) -> bytes:
-    """Each switch is (tag, pid, time)."""
+    """Encodes context switches (tag, pid, time) as records of the log."""
     return b"".join(
         RECORD.pack(2, 0, 0, tag, 0, (first + n) % 65536, pid, pid, 0, instance, instance, at)
         for n, (tag, pid, at) in enumerate(switches)
@@ -52,7 +52,7 @@ def test_a_stay_continues_in_the_next_window() -> None:
     first, second = windows([(IN, 1, 2 * MS), (OUT, 1, 15 * MS)], [10 * MS, 20 * MS])
     assert (first.resident, first.unknown, first.switching) == ({1: 8 * MS}, 2 * MS, 0)
     assert second.resident == {1: 5 * MS}
-    assert second.unknown == 5 * MS  # a millisecond after a save without a switch-in, no context is resident
+    assert second.unknown == 5 * MS  # nothing is resident between the save and the end
 
 
 def test_the_time_between_contexts_and_the_lead_are_switching() -> None:
@@ -118,7 +118,7 @@ def test_any_bytes_are_read_or_rejected(data: bytes) -> None:
 
 
 def residency(*periods: tuple[int, int, int]) -> Residency:
-    """Each period is (pid, since, until) in milliseconds."""
+    """Builds a residency from periods (pid, since, until) in milliseconds."""
     made = [Period(pid, since * MS, since * MS, until * MS) for pid, since, until in periods]
     return Residency(0, periods[-1][2] * MS, made)
 
@@ -141,7 +141,7 @@ def test_without_samples_every_stay_is_busy_from_its_beginning() -> None:
 def test_saving_a_preempted_context_is_not_busy_time(
     estimate: Callable[[Residency, int], dict[int, int]], age: int, saving: int
 ) -> None:
-    """On an H200 a kernel is preempted 2.1 ms after the switch-in. The time to save it depends on the kernel."""
+    """An H200 preempts a kernel 2.1 ms after the switch-in. The time to save a context depends on the kernel."""
     periods = [Period(1 + n % 2, *(2 * [n * age]), (n + 1) * age) for n in range(100)]
     window = Residency(0, 100 * age, periods, costs=SwitchCosts(slice_work=2_055_000))
     assert sum(estimate(window, 100 * age).values()) == pytest.approx(100 * (age - saving), rel=0.001)

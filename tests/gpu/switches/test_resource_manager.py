@@ -1,4 +1,4 @@
-"""The ioctls of the context-switch log, byte by byte."""
+"""Tests every byte of the ioctls for the context-switch log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long processes waited for the GPU and for which process, from the context-switch log."""
+"""Tests the waiting times of processes that share a GPU, estimated from the context-switch log."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ A, B, C = 1, 2, 3
 
 
 def follow(*periods: tuple[int, float], busy: float = 1.0) -> ProcessWaits:
-    """Takes one window of consecutive periods: pid, milliseconds. `busy`: busy part of each."""
+    """Estimates the waits in a window of consecutive periods (pid, milliseconds). `busy`: busy fraction of each."""
     at, made = 0, []
     for pid, length in periods:
         made.append(Period(pid, at, at, at + int(length * MS)))
@@ -102,7 +102,7 @@ def test_the_estimate_is_near_the_truth(loads: Sequence[tuple[float, ...]], slic
 def run(
     loads: Sequence[tuple[float, ...]], seconds: int = 20, slice_ns: int = 2_100_000
 ) -> tuple[WaitEstimator, tuple[dict[int, float], dict[int, list[float]]]]:
-    """Runs loads (milliseconds of work, period, delay). Returns truth and estimates in percent of the time, by pid."""
+    """Simulates loads (work, period and delay in ms). Returns true and estimated waits in % of the time, by pid."""
     engine, estimator = Engine(slice_ns=slice_ns), WaitEstimator()
     timeline = Timeline(0, SwitchCosts(LEAD))
     for pid, (work, period, *late) in enumerate(loads, 1):
@@ -136,7 +136,7 @@ def check(residency: Residency, waits: ProcessWaits) -> None:
         assert ns >= 0
         rows[waiter] += ns
     for pid, (estimate, _, _) in waits.processes.items():
-        assert estimate - len(waits.pairs) <= rows[pid] <= estimate  # rounding
+        assert estimate - len(waits.pairs) <= rows[pid] <= estimate  # each pair is rounded down
     assert 0 <= waits.pressure_ns <= residency.window
 
 
@@ -177,7 +177,7 @@ def test_a_missing_window_is_not_counted_as_waiting() -> None:
 def test_the_estimate_agrees_with_loads_that_recorded_their_waiting(
     name: str, busy: float, waited: dict[int, float]
 ) -> None:
-    """20 s of an H200 (tests/device/waiting.py) with random pauses. `waited`: % of the time, by pid."""
+    """Logs of 20 s on an H200 with random pauses, from tests/device/waiting.py. `waited`: pid -> % of the time."""
     path = Path(__file__).with_name("recorded") / f"{name}.bin.gz"
     records = list(RecordDecoder().decode(gzip.decompress(path.read_bytes())))
     first, last = records[0][2], records[-1][2]
