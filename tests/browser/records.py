@@ -158,9 +158,9 @@ def cost(query: Mapping[str, str]) -> dict[str, Any]:
     rows[1] |= {"mean_use": 0.04, "used_hours": 0.08 * hours}
     totals = figures(12, 2) | {"allocated_hours": 8 * hours, "unallocated_cost": 4 * hours * PRICE}
     told = {"from": end - 3600 * hours, "to": end, "by": by, "currency": "USD", "labels": ["app", "team"]}
-    first = end - 3600 * min(hours, 48)
-    notes = [f"no record before {utc_text(first)}"]
-    return told | {"notes": notes, "recorded_from": first, "totals": totals, "rows": rows}
+    since = end - 3600 * min(hours, 48)
+    notes = [f"no record before {utc_text(since)}"]
+    return told | {"recorded_from": since, "notes": notes, "totals": totals, "rows": rows}
 
 
 def events(query: Mapping[str, str]) -> dict[str, Any]:

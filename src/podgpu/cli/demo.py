@@ -350,9 +350,9 @@ class _PastDevice(NamedTuple):
             for node, gpu, begin, end, name, text in _FAULTS
             if node == self.node and gpu in (None, self.gpu.number) and end < ago <= begin
         ]
-        idle = [f"{one.namespace}/{one.pod}/{one.container}" for one in self.tenants if not one.duty]
-        if ago <= _IDLE_ALARM:
-            conditions += [(IDLE, f"{name} holds it and does not use it") for name in idle]
+        for one in self.tenants:
+            if not one.duty and ago <= _IDLE_ALARM:
+                conditions.append((IDLE, f"{one.namespace}/{one.pod}/{one.container} holds it and does not use it"))
         gone = any(name == "node_gone" for name, _ in conditions)
         is_blind = gone or any(name == "lost" for name, _ in conditions)
         size = self.size
