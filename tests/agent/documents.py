@@ -1,4 +1,4 @@
-"""Documents made from readings, and questions to them."""
+"""Builds node documents from readings, and reads values from them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def make_state(
     usage: Mapping[str, Iterable[tuple[Workload, HolderUsage]]] | None = None,
     **more: Any,
 ) -> NodeState:
-    """A document of the node `h`, which has one device."""
+    """Returns the document of node `h`, which has one device."""
     readings = {device.uuid: GpuReading({device: values})}
     holders = {key: {entry[0].key: entry for entry in those} for key, those in (usage or {}).items()}
     return build_node_state(
@@ -33,5 +33,5 @@ def make_state(
 
 
 def errors_of(state: NodeState) -> dict[tuple[str, str], int]:
-    """Failures since the start, by source and reason."""
+    """Returns the number of failures since the start, by source and reason."""
     return {(source.name, reason): count for source in state.sources for reason, count in source.errors.items()}

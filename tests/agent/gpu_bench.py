@@ -1,4 +1,4 @@
-"""Simulated GPUs that are scraped over real HTTP after every turn, with checks of every scrape."""
+"""Simulated GPUs that are scraped over real HTTP after every turn. Every scrape is checked."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _SERIES = re.compile(r"^(\w+)\{(.*)\} (\S+)", re.MULTILINE)
 
 
 class PodPerGpu:
-    """A source: pod `p0` holds GPU 0, and so on."""
+    """A source in which pod `p0` holds GPU 0, `p1` holds GPU 1, and so on."""
 
     name = "kubelet"
 
     def __init__(self) -> None:
         self.crowds: dict[int, int] = {}
-        """GPU -> number of holders, if not one."""
+        """Number of holders by GPU. The default is 1."""
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
         held = [d for d in devices if not d.is_instance]
@@ -62,7 +62,7 @@ NAMES = Identities(current=frozenset(holder(number) for number in range(8)))
 
 
 class GpuBench(SimulatedNode):
-    """Half busy H100s, one pod on each. Deadlines are real, two seconds (-c 2000)."""
+    """H100s that are busy half of the time, with one pod on each. Deadlines are two seconds of real time (-c 2000)."""
 
     def __init__(self, folder: Path, gpus: str) -> None:
         proc = FaultyProc(folder / "proc")
@@ -82,13 +82,13 @@ class GpuBench(SimulatedNode):
         self._holders.crowds[gpu] = holders
 
     def leap(self, seconds: float) -> None:
-        """The wall clock is set, and the driver's timestamps, which follow it."""
+        """Moves the wall clock and the driver's timestamps."""
         self.leapt += seconds
         for gpu in self.driver.gpus:
             gpu.epoch += seconds
 
     def turn(self, *well: int, seconds: float = 1.0) -> str:  # type: ignore[override]
-        """All three cadences and a scrape. Checks that no counter fell and that the figures of `well` are right."""
+        """Runs the three loops once and scrapes. Checks all counters, and the values of the GPUs in `well`."""
         super().turn(seconds)
         self.scrape()
         self._check_counters()
@@ -97,7 +97,7 @@ class GpuBench(SimulatedNode):
         return self.scraped
 
     def turns(self, seconds: int, *well: int) -> None:
-        """Takes a turn every 5 s."""
+        """Runs a turn every 5 s for this time."""
         for _ in range(seconds // 5):
             self.turn(*well, seconds=5.0)
 
@@ -109,14 +109,14 @@ class GpuBench(SimulatedNode):
         wanted = (f'UUID="{self.uuid(gpu)}"', *labels)
         lines = _families(self.scraped).get(name, ())
         found = [float(value) for pairs, value in lines if all(label in pairs for label in wanted)]
-        assert len(found) <= 1, f"{name} of GPU {gpu} is there {len(found)} times"
+        assert len(found) <= 1, f"{name} of GPU {gpu} has {len(found)} series"
         return found[0] if found else None
 
     def shown(self, gpu: int) -> bool:
         return self.value("DCGM_FI_DEV_GPU_TEMP", gpu) is not None
 
     def energy_error(self, gpu: int) -> float:
-        """Joules by which podgpu's sum differs from what the driver itself counted since the first call of this."""
+        """Returns podgpu's energy minus the driver's energy in joules, both since the first call of this method."""
         told = self.value("podgpu_device_energy_joules_total", gpu)
         assert told is not None
         counted = self.driver.gpu(gpu).energy_mj
@@ -129,10 +129,10 @@ class GpuBench(SimulatedNode):
         assert self.value("DCGM_FI_DEV_GPU_TEMP", number) == round(gpu.celsius)
         assert self.value("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", number) == gpu.energy_mj
         assert self.value("DCGM_FI_PROF_GR_ENGINE_ACTIVE", number) is not None
-        assert -6_000 < self.energy_error(number) < 0.002, "podgpu reads the driver's counter every 5 s"
+        assert -6_000 < self.energy_error(number) < 0.002, "podgpu's energy lags by at most 5 s"
 
     def _check_counters(self) -> None:
-        """Nor does one begin again below where it stood when it was last there."""
+        """Checks that no counter is below its highest value in earlier scrapes, even if it was absent in between."""
         for family, lines in _families(self.scraped).items():
             for pairs, value in lines if family.endswith("_total") else ():
                 series = f"{family}{{{pairs}}}"
@@ -140,9 +140,9 @@ class GpuBench(SimulatedNode):
                 self._highest[series] = float(value)
 
 
-@lru_cache(maxsize=2)  # a dozen figures are looked up in each exposition
+@lru_cache(maxsize=2)  # one exposition is searched about a dozen times
 def _families(exposition: str) -> dict[str, list[tuple[str, str]]]:
-    """Name -> the labels and the value of each of its series."""
+    """Returns the labels and the value of each series, by metric name."""
     found: dict[str, list[tuple[str, str]]] = {}
     for family, pairs, value in _SERIES.findall(exposition):
         found.setdefault(family, []).append((pairs, value))
@@ -153,7 +153,7 @@ def _families(exposition: str) -> dict[str, list[tuple[str, str]]]:
 def bench_of(
     folder: Path, gpus: str, *well: int, before: Callable[[FaultyNvml], object] = lambda faults: None
 ) -> Iterator[GpuBench]:
-    """A bench after two readings, when rates are available. Checks that no thread and no file is left behind.
+    """Yields a bench after two readings, when rates are available. Checks that no thread and no open file is left.
 
     `before` injects faults before the start.
     """

@@ -1,4 +1,4 @@
-"""An agent over simulated GPUs. Time passes only when a test advances it."""
+"""An agent on simulated GPUs. Time passes only when a test advances it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.simulated import FaultyNvml, FaultyProc
 
 
 class Holders:
-    """A source whose assignments and error are set by a test."""
+    """A source whose assignments and error are set by the test."""
 
     name = "kubelet"
 

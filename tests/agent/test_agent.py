@@ -1,4 +1,4 @@
-"""The agent's turns over a simulated driver and a source of holders, with injected time."""
+"""The agent's turns with a simulated driver, a simulated source of holders and a simulated clock."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def node() -> Iterator[Node]:
 
 
 def test_memory_does_not_grow_with_the_number_of_ended_pods() -> None:
-    """100 pods share a GPU for one turn, then 100 others."""
+    """100 pods share a GPU for one turn, then 100 other pods."""
     node = Node("1xH100", SETTINGS)
     uuid = node.uuid(0)
     used = []
@@ -73,12 +73,12 @@ def test_xids_are_counted_from_zero_per_gpu(node: Node) -> None:
     exposition = node.turn()
     assert 'podgpu_device_xid_errors_total{gpu="0"' in exposition
     assert 'err_code="0"' in exposition
-    assert "DCGM_EXP_XID_ERRORS_TOTAL{" not in exposition, "it has no series before the first XID"
+    assert "DCGM_EXP_XID_ERRORS_TOTAL{" not in exposition, "there is no series before the first XID"
     assert 'DCGM_EXP_XID_ERRORS_COUNT{gpu="0"' in exposition
     for xid in (79, 79, 31):
         node.driver.faults.raise_xid(0, xid)
     seen = ""
-    while 'xid="31"' not in seen:  # events come through a thread
+    while 'xid="31"' not in seen:  # events are read in a thread
         seen = node.turn(0.0)
     key = f'UUID="{node.driver.gpus[0].uuid}"'
     lines = [line for line in seen.splitlines() if key in line]
@@ -90,8 +90,8 @@ def test_xids_are_counted_from_zero_per_gpu(node: Node) -> None:
     gone = node.exposition
     totals = [x for x in gone.splitlines() if x.startswith("DCGM_EXP_XID_ERRORS_TOTAL")]
     assert [line.partition("xid=")[2] for line in totals] == ['"31"} 1', '"79"} 2']
-    assert 'xid="79"} 2' in gone, "the counter stays"
-    assert 'window_size_in_ms="300000",xid="79"' not in gone, "the window moved on"
+    assert 'xid="79"} 2' in gone, "the counter keeps its value"
+    assert 'window_size_in_ms="300000",xid="79"' not in gone, "the XID is older than the window"
 
 
 def test_clock_events_are_samples_within_the_window(node: Node) -> None:
@@ -101,7 +101,7 @@ def test_clock_events_are_samples_within_the_window(node: Node) -> None:
 
 
 def test_clock_events_that_begin_are_counted_for_good(node: Node) -> None:
-    """What was there at the first look did not begin; a reason that goes and comes back is counted again."""
+    """Each start of a reason is counted. Reasons that are active at the first reading are not."""
     reasons = "nvmlDeviceGetCurrentClocksEventReasons"
     node.turn()
     for mask in (0x1 | 0x4, 0x4, 0x0, 0x4 | 0x20):
@@ -119,7 +119,7 @@ def test_release_of_the_driver_for_a_time(node: Node) -> None:
     assert "GPU_TEMP" not in node.exposition
     assert 'podgpu_exporter_source_up{source="nvml"} 0' in node.exposition
     assert "GPU_TEMP" not in node.turn(29.0)
-    assert exporter_app.is_live(node.agent)[0], "the loop turns"
+    assert exporter_app.is_live(node.agent)[0], "the loop is alive"
     assert "GPU_TEMP" in node.turn(2.0)
 
 
@@ -133,7 +133,7 @@ def test_the_loops_run_and_end(node: Node) -> None:
     read = threading.Event()
     node.holders.assignments = lambda devices: (read.set(), Allocation())[1] if devices else Allocation()  # type: ignore[method-assign]
     node.agent.start(on_fatal=lambda: None)
-    assert read.wait(30), "the allocation loop is woken as soon as devices are known"
+    assert read.wait(30), "the allocation loop runs as soon as devices are known"
 
 
 def test_a_bug_in_a_loop_ends_the_process_instead_of_leaving_old_figures(node: Node) -> None:

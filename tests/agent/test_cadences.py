@@ -1,4 +1,4 @@
-"""Three loops that begin, publish and end at once, for real: whatever one brings, another may be reading."""
+"""Three real loops that start, publish and stop concurrently. Each may publish while another one reads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CODES = [code for code in range(1, 200) if code not in (pynvml.NVML_ERROR_LIB_R
 
 
 class FailingHolders:
-    """Fails for another reason each time, so that each failure is a new counter."""
+    """Fails with a new reason each time, so that each failure creates a new counter."""
 
     name = "holders"
 
@@ -44,7 +44,7 @@ class FailingHolders:
 @contextmanager
 def running_agent(proc: Path, holders: FailingHolders) -> Iterator[tuple[Agent, FaultyNvml]]:
     often = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)  # threads give way after every few instructions: what may meet does meet
+    sys.setswitchinterval(1e-6)  # switches threads after a few instructions, to provoke race conditions
     driver = FaultyNvml("4xH100")
     FaultyProc(proc)
     agent = Agent(

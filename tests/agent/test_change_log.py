@@ -1,4 +1,4 @@
-"""What the agent logs: once per change, with the reason and what to do."""
+"""The agent logs each change once, with the reason and the advice."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ def test_a_fault_that_comes_and_goes_is_two_lines_a_minute(log: Log, caplog: pyt
     log.report(*(source for _ in range(90) for source in (failing("deadline"), well())))
     assert len(caplog.messages) == 2 * 3
     log.report(*(failing("deadline") for _ in range(61)))
-    assert caplog.messages[-1].startswith(f"gpu1 ({GPU_A}): deadline"), "a lasting fault is logged in the end"
+    assert caplog.messages[-1].startswith(f"gpu1 ({GPU_A}): deadline"), "a lasting fault is logged"
 
 
 def test_only_the_same_gpu_answers_again(log: Log, caplog: pytest.LogCaptureFixture) -> None:
-    """Another GPU has its index now."""
+    """A different GPU with the same index does not count as the recovery of the lost one."""
     log.report(failing("gpu_lost"), well(GPU_B))
     assert len(caplog.messages) == 1
     log.report(failing("gpu_lost", GPU_B), well(GPU_B))

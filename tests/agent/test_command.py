@@ -1,4 +1,4 @@
-"""Allocation sources of the command: invalid options, a kubelet that fails, changes while it runs."""
+"""Allocation sources of the command: invalid options, a failing kubelet, changes at run time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HELD = {"namespace": "ns", "name": "train", "containers": {"main": {"nvidia.com/
 
 @pytest.fixture(autouse=True)
 def _no_variables() -> Iterator[None]:
-    """And the log as it was: the command sets it up for a process of its own."""
+    """Removes the environment variables and restores the logging configuration, which the command changes."""
     handlers, level = list(logging.root.handlers), logging.root.level
     with only_these_variables({}):
         yield
@@ -38,7 +38,7 @@ def _no_variables() -> Iterator[None]:
 
 
 def complaint(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line said to somebody who called it wrongly."""
+    """Returns the only line of the error message for wrong arguments."""
     assert run(arguments) == 2
     output = capsys.readouterr()
     assert output.out == ""
@@ -105,12 +105,12 @@ def errors(agent: Agent, source: str) -> Mapping[str, int]:
     return {reason: int(count) for reason, count in found}
 
 
-# The kubelet and podlist.json are ill; the others' series stay
+# The kubelet and podlist.json fail. Series of the other sources stay.
 
 
 @contextmanager
 def two_sources(folder: Path, podlist: str, interval: str = "1s") -> Iterator[Node]:
-    """GPU 0 is known to the kubelet, GPU 1 to podlist.json."""
+    """The kubelet lists the holder of GPU 0, podlist.json that of GPU 1."""
     arguments = ["-k", "-f", "none", "--usage-from=none", "-c", interval]
     files = {"podlist.json": podlist}
     uuids = [UUID, UUID.replace("00000000", "00000001")]
@@ -158,15 +158,15 @@ def test_an_ill_kubelet_keeps_the_last_mapping_and_the_others(
         assert len([message for message in caplog.messages if message.startswith("kubelet: ")]) == 1
         node.clock.advance(60.0)
         node.agent.read_allocation()
-        assert BY_KUBELET not in exposition(node.agent), "after a minute the mapping is a guess"
+        assert BY_KUBELET not in exposition(node.agent), "the mapping expires after a minute"
         assert BY_PODLIST in exposition(node.agent)
 
 
-# Changes are taken up while it runs
+# Changes at run time
 
 
 def test_sighup_takes_up_counters_podlist_and_jobs_without_an_empty_exposition(folder: Path) -> None:
-    """The allocation interval is so long that only the signal can have done it."""
+    """The allocation interval is so long that only the signal can cause the change."""
     counters, podlist, jobs = folder / "counters.csv", folder / "podlist.json", folder / "jobs"
     temperature = "DCGM_FI_DEV_GPU_TEMP, gauge, t\n"
     counters.write_text(temperature)
@@ -190,10 +190,10 @@ def test_sighup_takes_up_counters_podlist_and_jobs_without_an_empty_exposition(f
             return all(word in seen[-1] for word in words)
 
         wait_until(taken_up, "the changes are in the metrics")
-        assert all("DCGM_FI_DEV_GPU_TEMP{" in text for text in seen), "no exposition in between was empty"
+        assert all("DCGM_FI_DEV_GPU_TEMP{" in text for text in seen), "no exposition was empty"
         counters.write_text("DCGM_FI_DEV_GPU_TEMPERATUR, gauge, t\n")
         process.send_signal(signal.SIGHUP)
         bad = 'source_errors_total{source="counters",reason="malformed"} 1'
         wait_until(lambda: bad in client.ask("/metrics").text, "the bad file is counted")
-        assert "DCGM_FI_DEV_SM_CLOCK{" in client.ask("/metrics").text, "the last good set stands"
+        assert "DCGM_FI_DEV_SM_CLOCK{" in client.ask("/metrics").text, "the last valid counter file is used"
         exporter.stop()

@@ -1,4 +1,4 @@
-"""Counters that change while podgpu runs, and fields with their own interval."""
+"""Counters that change at run time, and fields with their own interval."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Bench(SimulatedNode):
         super().__init__(gpus, settings, sources=(), read_counters=feed)
 
     def run(self, seconds: int) -> Counter[str]:
-        """Runs second by second, as the loop does. Returns the driver calls."""
+        """Runs the agent second by second, like its loop. Returns the driver calls."""
         before = Counter(self.driver.calls)
         for _ in range(seconds):
             self.time += 1.0
@@ -55,7 +55,7 @@ class Bench(SimulatedNode):
         return self.driver.calls - before
 
     def value(self, family: str) -> float | None:
-        """Of the first series of a family, or of one that begins so."""
+        """Returns the value of the first series that begins with this name or name and labels."""
         start = family if "{" in family else f"{family}{{"
         lines = [line for line in self.exposition.splitlines() if line.startswith(start)]
         return float(lines[0].rpartition(" ")[2]) if lines else None
@@ -64,12 +64,12 @@ class Bench(SimulatedNode):
 @pytest.fixture
 def bench() -> Bench:
     bench = Bench(QUICK)
-    bench.run(2)  # both readings that rates need
+    bench.run(2)  # rates need two readings
     return bench
 
 
 def test_a_field_every_2_s_beside_others_every_30_s_costs_only_that(bench: Bench) -> None:
-    calls = bench.run(58)  # once a minute all that is known of a GPU is read, for who looks at it
+    calls = bench.run(58)  # once a minute, all fields of a GPU are read
     assert calls[POWER] == 29
     assert (calls[TEMP], calls[CLOCK], calls[GPM]) == (1, 1, 1)
     plain = Bench()
@@ -77,17 +77,17 @@ def test_a_field_every_2_s_beside_others_every_30_s_costs_only_that(bench: Bench
     before = plain.run(58)
     assert {name for name in calls if calls[name] > before[name]} <= {
         POWER,
-        "nvmlDeviceGetUUID",  # that it is still the same GPU, before anything is asked of it
+        "nvmlDeviceGetUUID",  # checks before each reading that it is still the same GPU
         "nvmlDeviceGetMigMode",
         "nvmlDeviceGetPciInfo",
         "nvmlDeviceGetCount",
-        "nvmlEventSetWait_v2",  # the watch for XIDs, in a thread of its own
+        "nvmlEventSetWait_v2",  # the XID watch runs in its own thread
     }
     assert calls[FIELD_VALUES] == before[FIELD_VALUES] == 1
 
 
 def test_what_is_only_podgpus_own_and_dear_is_read_every_5_s() -> None:
-    """A gauge of the file that the driver tells in the same way, the memory's temperature, is read every second."""
+    """Fields of the counter file are read every second, for example the memory temperature."""
     quick = Bench(interval=1.0)
     quick.run(2)
     assert quick.run(50)[FIELD_VALUES] == 50 + 10
@@ -97,11 +97,11 @@ def test_what_is_only_podgpus_own_and_dear_is_read_every_5_s() -> None:
     assert before is not None
     asked_for.driver.faults.answer(pynvml.NVML_FI_DEV_PERF_POLICY_POWER, 10**12)
     asked_for.run(1)
-    assert asked_for.value("DCGM_FI_DEV_POWER_VIOLATION") != before, "what a counter file has is as quick as it says"
+    assert asked_for.value("DCGM_FI_DEV_POWER_VIOLATION") != before, "the file's fields are read every second"
 
 
 def test_a_mean_is_over_its_own_interval() -> None:
-    """Profiling ratios are means since the field was last read: a quick neighbour does not shorten them."""
+    """Profiling ratios are means since the field was last read. Fields with a shorter interval do not shorten them."""
     quick = Collection("quick", 2.0, ("DCGM_FI_PROF_GR_ENGINE_ACTIVE",), place="c.yaml:1:1")
     bench = Bench(quick, text=f"{CSV}DCGM_FI_PROF_SM_ACTIVE,gauge,s\n")
     load = SimulatedLoad(0, 4000, duty=1.0)
@@ -120,7 +120,7 @@ def test_a_mean_is_over_its_own_interval() -> None:
     "A GPU fails for one turn, while some of its fields are read far more seldom than others",
     "Nothing it said before is told again; all its fields are read as soon as it answers, whatever their interval",
 )
-@pytest.mark.parametrize("seconds_before", [10, 28])  # in the middle of the slow interval, and when that is over
+@pytest.mark.parametrize("seconds_before", [10, 28])  # during the slow interval, and at its end
 def test_a_gpu_that_failed_once_is_read_whole_as_soon_as_it_answers(seconds_before: int) -> None:
     bench = Bench(QUICK, gpus="2xH100")
     bench.run(3)
@@ -131,7 +131,7 @@ def test_a_gpu_that_failed_once_is_read_whole_as_soon_as_it_answers(seconds_befo
     assert bench.value('DCGM_FI_DEV_GPU_TEMP{gpu="0"') is None
     bench.driver.faults.recover(0)
     calls = bench.run(2)
-    assert calls[TEMP] == 1  # the other GPU's is not due
+    assert calls[TEMP] == 1  # the field of the other GPU is not due
     assert bench.value('DCGM_FI_DEV_GPU_TEMP{gpu="0"') == 77
     assert bench.value('DCGM_FI_DEV_SM_CLOCK{gpu="0"') is not None
     assert bench.run(2)[TEMP] == 0
@@ -144,7 +144,7 @@ def test_a_gpu_that_failed_once_is_read_whole_as_soon_as_it_answers(seconds_befo
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
-        (b"DCGM_FI_DEV_GPU_TEMP,gauge,t\n", "malformed"),  # leaves the collection empty
+        (b"DCGM_FI_DEV_GPU_TEMP,gauge,t\n", "malformed"),  # the collection becomes empty
         (b"NOT_A_FIELD,gauge,x\n", "malformed"),
         (b"", "malformed"),
         (b"\x00\xff", "malformed"),

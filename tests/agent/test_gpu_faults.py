@@ -1,4 +1,4 @@
-"""What one GPU, or the driver, does wrong, for as long as it likes; what the others' scrapes look like; how it ends."""
+"""Faults of one GPU or of the driver: effects on the scrapes of the other GPUs, and recovery."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_hung_gpu_never_takes_the_others_with_it(tmp_path: Path, caplog: pytes
         assert bench.driver.calls["nvmlInit"] == 1
         assert "gpu1: hung: " in bench.client.ask("/health").text
         said = lines_about(caplog, "gpu1", bench.uuid(1))
-        assert len(said) == 1, "once, not in every turn"
+        assert len(said) == 1, "logged once, not in every turn"
         bench.faults.release_all()
         wait_until(lambda: bench.turn(0, 2) and bench.shown(1), "the GPU is back")
         assert lines_about(caplog, "answers again") == [f"gpu1 ({bench.uuid(1)}): answers again"]
@@ -114,10 +114,10 @@ def test_a_gpu_that_was_lost_when_the_driver_was_loaded(tmp_path: Path) -> None:
         assert not bench.shown(1)
         bench.faults.recover(1)
         bench.turns(2 * MINUTE)
-        assert bench.shown(1), "the bus showed three all the time, so nothing changed there"
+        assert bench.shown(1), "the GPU returns although the number of GPUs on the bus did not change"
         begun = bench.driver.calls["nvmlInit"]
         bench.turns(2 * MINUTE)
-        assert bench.driver.calls["nvmlInit"] == begun, "all are there: it is left alone"
+        assert bench.driver.calls["nvmlInit"] == begun, "the driver is not opened again when all GPUs are present"
 
 
 @pytest.mark.fault(
@@ -130,12 +130,12 @@ def test_a_lost_gpu_beside_a_hung_one(tmp_path: Path) -> None:
         bench.faults.hang("nvmlDeviceGetFieldValues", 2)
         bench.turns(2 * MINUTE, 0, 3)
         assert not any(reason == "released" for _, reason in errors_of(bench.agent.published.state))
-        bench.expected = 5  # a GPU was plugged in: the driver should be taken up anew, and cannot be
+        bench.expected = 5  # a GPU was added, but the driver cannot be opened again during the hang
         bench.turns(2 * MINUTE, 0, 3)
         bench.faults.release_all()
         bench.faults.recover(1)
         wait_until(lambda: bench.turn() and bench.shown(1) and bench.shown(2), "both are back")
-        # The driver is still opened again now and then, and rates need two readings.
+        # The driver is still opened again from time to time, and rates need two readings.
         wait_until(lambda: bench.turn() and bench.value("DCGM_FI_PROF_GR_ENGINE_ACTIVE", 0) is not None, "rates, too")
 
 
@@ -223,7 +223,7 @@ def test_the_wall_clock_jumps(tmp_path: Path, leap: float) -> None:
                 bench.turn(0, 1)
                 assert bench.value(*in_window) == 1
         bench.turn(0, 1, seconds=5 * MINUTE)
-        assert bench.value(*in_window) is None, "five minutes are five minutes"
+        assert bench.value(*in_window) is None, "the XID is older than the five-minute window"
 
 
 @pytest.mark.fault(
@@ -277,7 +277,7 @@ def test_a_gpu_that_goes_and_comes_back(tmp_path: Path, caplog: pytest.LogCaptur
         bench.expected = 2
         wait_until(lambda: bench.turn() and bench.driver.calls["nvmlInit"] == 2, "the bus was looked at")
         bench.run(10)
-        assert bench.agent.published.state.devices[1].uuid == bench.uuid(2), "GPU 2 has number 1 now"
+        assert bench.agent.published.state.devices[1].uuid == bench.uuid(2), "GPU 2 has index 1 now"
         assert not lines_about(caplog, "answers again")
         bench.turn(0, 2)
         bench.faults.recover(1)

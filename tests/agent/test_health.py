@@ -1,4 +1,4 @@
-"""Conditions of broken GPUs over real HTTP: the metric, the JSON and /health agree."""
+"""Conditions of broken GPUs over real HTTP. The metric, the JSON and /health agree."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def gpu(bench: GpuBench, number: int) -> dict[str, Any]:
 
 
 def broken(bench: GpuBench, number: int) -> list[str]:
-    """Conditions in the JSON. Checks that the metric and /health agree."""
+    """Returns the conditions in the JSON. Checks that the metric and /health agree."""
     of = gpu(bench, number)
     found = [c["condition"] for c in of.get("conditions", ())]
     for name in conditions():
         value = bench.value("podgpu_device_health", number, f'condition="{name}"')
-        assert (value == 1) == (name in found), f"{name}: the metric says {value}, the JSON {found}"
+        assert (value == 1) == (name in found), f"{name}: {value} in the metric, {found} in the JSON"
     health = bench.client.ask("/health").text.splitlines()
     told = [a["text"] for a in view(bench)["alerts"] if a.get("uuid") == bench.uuid(number)]
     assert [text for text in told if text not in health] == []
@@ -66,7 +66,7 @@ def test_a_gpu_that_is_well(bench: GpuBench) -> None:
     assert broken(bench, 0) == []
     assert "conditions" not in gpu(bench, 0)
     assert view(bench)["alerts"] == []
-    assert not known(bench, 0, "thermal"), "it was not watched for a minute yet"
+    assert not known(bench, 0, "thermal"), "throttling is known after a minute"
     bench.turn(0, 1, 2, 3, seconds=61.0)
     for condition in conditions():
         assert known(bench, 0, condition) == (condition not in ("node_gone", "unallocated_use")), condition
@@ -86,12 +86,12 @@ def test_a_lost_gpu_stays_until_it_is_back(bench: GpuBench) -> None:
     bench.faults.lose(1, enumerated=False)
     bench.expected = 3
     bench.turns(150)
-    assert bench.driver.calls["nvmlInit"] > 1, "the driver does not list it any more"
+    assert bench.driver.calls["nvmlInit"] > 1, "the driver was opened again, so it no longer lists the GPU"
     found = gpu(bench, 1)
     assert broken(bench, 1) == ["lost"]
     assert (found["index"], found["model"], found["absent"]) == (1, "NVIDIA H100 80GB HBM3", True)
     assert found["conditions"][0]["since"] == pytest.approx(lost_at, abs=1.0)
-    assert [h["pod"] for h in found["holders"]] == ["p1"], "the kubelet still says so"
+    assert [h["pod"] for h in found["holders"]] == ["p1"], "the kubelet still lists the holder"
     assert "utilization_ratio" not in found
     assert "utilization_ratio" not in found["holders"][0]
     assert 'namespace="ns",pod="p1"' in bench.scraped
@@ -125,7 +125,7 @@ def test_the_last_holder_of_a_lost_gpu_and_forgetting_it(bench: GpuBench, capsys
     last = bench.value("podgpu_device_last_holder_info", 1, 'pod="p1"')
     assert last == 1
     path = f"/-/forget?gpu={bench.uuid(1)}"
-    assert bench.client.ask(path, "POST").status == 403, "it has to be meant"
+    assert bench.client.ask(path, "POST").status == 403, "the request needs the confirmation header"
     command = ["forget", bench.uuid(1), "--url", bench.client.address.url]
     assert (run(command), capsys.readouterr().out) == (0, f"removed {bench.uuid(1)}\n")
     assert [g["index"] for g in view(bench)["nodes"][0]["gpus"]] == [0, 1, 2]
@@ -165,7 +165,7 @@ def test_a_gpu_that_hangs_is_unreadable(bench: GpuBench) -> None:
     assert broken(bench, 2) == ["unreadable"]
     (condition,) = gpu(bench, 2)["conditions"]
     assert condition["says"] == "it does not answer the driver (hung)"
-    assert not known(bench, 2, "ecc"), "nobody knows"
+    assert not known(bench, 2, "ecc"), "the condition is unknown"
     assert broken(bench, 0) == []
 
 
@@ -184,7 +184,7 @@ def test_memory_that_fails(bench: GpuBench, function: str, answer: object, condi
     assert broken(bench, 0) == []
     bench.faults.unsupported(function, 1)
     bench.turn(0, 1, 2, 3)
-    assert not known(bench, 1, condition), "a GPU that cannot tell is not said to be well"
+    assert not known(bench, 1, condition), "the condition is unknown if the GPU does not support it"
     bench.faults.clear(function, 1)
 
 
@@ -199,7 +199,7 @@ def test_nvlinks_that_are_down(bench: GpuBench) -> None:
 
 @pytest.mark.parametrize(("field", "condition"), [(270, "thermal"), (271, "power_brake")])
 def test_throttled_for_a_while(bench: GpuBench, field: int, condition: str) -> None:
-    """For half of a minute at least: a moment is nothing."""
+    """A GPU is throttled if clocks are reduced for at least half of a minute."""
     held = 0
     for second in range(0, 60, 10):
         held += 2 * 10**9
@@ -216,7 +216,7 @@ def test_throttled_for_a_while(bench: GpuBench, field: int, condition: str) -> N
         held += 3 * 10**9
         bench.faults.answer(field, held, 1)
         bench.turn(seconds=10.0)
-    assert broken(bench, 1) == [condition], "it does not flap"
+    assert broken(bench, 1) == [condition], "the condition does not flap"
     assert gpu(bench, 1)["conditions"][0]["since"] == since
     for _ in range(8):
         bench.turn(seconds=10.0)
@@ -261,7 +261,7 @@ def test_an_xid_that_needs_action_stays_until_the_gpu_is_reset(bench: GpuBench) 
     bench.turn(seconds=XID_SECONDS - 60.0)
     assert broken(bench, 1) == ["xid"]
     bench.turn(seconds=120.0)
-    assert broken(bench, 1) == [], "after a day"
+    assert broken(bench, 1) == [], "the condition ends after a day"
 
 
 def test_an_operator_forgets_an_xid(bench: GpuBench) -> None:
@@ -271,10 +271,10 @@ def test_an_operator_forgets_an_xid(bench: GpuBench) -> None:
     assert (answer.status, answer.text) == (200, f"removed the XIDs of {bench.uuid(1)}\n")
     assert "conditions" not in gpu(bench, 1)
     raise_xid(bench, 1, 95)
-    assert broken(bench, 1) == ["xid"], "another is another"
+    assert broken(bench, 1) == ["xid"], "a new XID sets the condition again"
 
 
-# Forgotten by an operator
+# Removed by an operator
 
 
 def forget(bench: GpuBench, number: int) -> int:
@@ -333,14 +333,14 @@ def test_a_forgotten_gpu_leaves_the_document_although_it_had_xids(bench: GpuBenc
     bench.faults.recover(1)
     bench.expected = 4
     bench.turns(150)
-    assert bench.value("podgpu_xid_errors_total", 1, 'xid="79"') == 1, "a GPU that is back keeps its counters"
+    assert bench.value("podgpu_xid_errors_total", 1, 'xid="79"') == 1, "a GPU that returns keeps its counters"
 
 
-# Lost before the start
+# GPUs that were lost before the start
 
 
 class Restarted(SimulatedNode):
-    """Three GPUs on the bus, of which the driver lists two: the second was lost before this exporter started."""
+    """Three GPUs are on the bus, but the driver lists two. The second one was lost before this exporter started."""
 
     def __init__(self, folder: Path) -> None:
         self.kubelet = FaultyKubelet(str(folder / "k.sock"))
@@ -394,11 +394,11 @@ def test_the_kubelet_gives_away_a_gpu_that_the_driver_does_not_list(restarted: R
     assert answer.status == 200
     restarted.expected = 2
     restarted.time += 60.0
-    assert lost_in(restarted.turns(8)) == [], "the kubelet goes on giving it away, and the operator has spoken"
+    assert lost_in(restarted.turns(8)) == [], "the removed GPU stays removed although the kubelet still allocates it"
 
 
 def test_an_id_that_names_no_gpu_is_no_lost_gpu(restarted: Restarted) -> None:
-    """Where the bus shows no more GPUs than the driver lists, it is of a GPU that was replaced long ago."""
+    """If the driver lists every GPU on the bus, the unknown UUID belongs to a GPU that was replaced."""
     restarted.expected = 2
     restarted.kubelet.allocatable = {GPU: [restarted.uuids[0], restarted.uuids[2]]}
     restarted.kubelet.pods = (SimulatedPod("ns", "train", {"main": {GPU: [restarted.uuids[1]]}}),)
@@ -410,7 +410,7 @@ def test_an_id_that_names_no_gpu_is_no_lost_gpu(restarted: Restarted) -> None:
 
 
 def test_a_gpu_that_is_slow_to_say_its_name_is_not_lost(restarted: Restarted) -> None:
-    """The kubelet gives it away; the driver lists it, and has not named it yet."""
+    """The kubelet allocates the GPU and the driver lists it, but its UUID is not yet known."""
     restarted.faults.recover(1)
     hang = restarted.faults.hang("nvmlDeviceGetUUID", 1)
     restarted.kubelet.allocatable = {GPU: restarted.uuids}
@@ -424,11 +424,11 @@ def test_a_gpu_that_is_slow_to_say_its_name_is_not_lost(restarted: Restarted) ->
     assert [h["pod"] for h in restarted.turns(1)["nodes"][0]["gpus"][1]["holders"]] == ["train"]
 
 
-# A GPU's own view
+# The view of one GPU
 
 
 def calls_but_waiting(bench: GpuBench) -> dict[str, int]:
-    """XIDs are waited for in a thread of their own, in real time."""
+    """Returns the driver calls without those of the XID watch, which runs in a thread in real time."""
     return {name: calls for name, calls in bench.driver.calls.items() if not name.startswith("nvmlEventSetWait")}
 
 
@@ -439,7 +439,7 @@ def test_everything_that_is_known_of_a_gpu(bench: GpuBench) -> None:
     bench.turn()
     calls = calls_but_waiting(bench)
     answer = bench.client.ask(f"/api/v1/gpus/{bench.uuid(1)}")
-    assert calls_but_waiting(bench) == calls, "no request asks the driver"
+    assert calls_but_waiting(bench) == calls, "no request calls the driver"
     found = json.loads(answer.body)
     assert (answer.status, found["api"], found["node"]) == (200, "podgpu/v1", "h")
     assert found["gpu"] == gpu(bench, 1)
@@ -457,5 +457,5 @@ def test_everything_that_is_known_of_a_gpu(bench: GpuBench) -> None:
     assert sources["nvml"]
     assert sources["gpu1"]
     assert sources["kubelet"]
-    assert "gpu2" not in sources, "that is another's trouble"
+    assert "gpu2" not in sources, "sources of other GPUs are left out"
     assert found["method"] == "samples"

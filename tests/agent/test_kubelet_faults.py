@@ -1,4 +1,4 @@
-"""An ill kubelet and files that change under the reader, each from beginning to end: real gRPC, files and threads."""
+"""A failing kubelet and files that change while they are read, with real gRPC, files and threads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def answers(node: Node) -> bool:
 
 @contextmanager
 def held(folder: Path) -> Iterator[Node]:
-    """GPU 0 is held by a pod, as the kubelet says."""
+    """Yields a node on which the kubelet reports a pod on GPU 0."""
     arguments = ["-k", "--allocation", "kubelet", "-c", "1000"]
     with node_of(Description("two GPUs", "2xH100", arguments, uuids=GPUS, pods=[HELD]), folder) as node:
         node.take_turns()
@@ -43,7 +43,7 @@ def held(folder: Path) -> Iterator[Node]:
 
 
 def check_devices(node: Node) -> None:
-    """Whatever the kubelet does, the figures of both GPUs are there, those of the first with its pod."""
+    """Checks that both GPUs have values, and that only those of GPU 0 have the pod label."""
     node.clock.advance(1.0)
     node.agent.read_telemetry()
     lines = [line for line in exposition(node).splitlines() if line.startswith("DCGM_FI_DEV_GPU_TEMP{")]
@@ -51,7 +51,7 @@ def check_devices(node: Node) -> None:
 
 
 def survive(node: Node, ends: Callable[[], object], turns: int = 3) -> None:
-    """No holder is lost during the fault, and none after its end."""
+    """Checks that the holder stays during the fault and after its end."""
     node.agent.read_allocation()
     for _ in range(turns):
         node.clock.advance(5.0)
@@ -74,12 +74,12 @@ def test_a_kubelet_that_hangs(folder: Path, caplog: pytest.LogCaptureFixture) ->
         node.kubelet.hang()
         node.kubelet.calls.clear()
         survive(node, node.kubelet.resume)
-        assert node.kubelet.calls.count("/v1.PodResourcesLister/List") <= 2, "while it hangs it is asked once"
+        assert node.kubelet.calls.count("/v1.PodResourcesLister/List") <= 2, "no second call is made during the hang"
         said = [message for message in caplog.messages if message.startswith("kubelet: ")]
         assert len([message for message in said if "answers again" not in message]) == 1
 
 
-# Files that change under the reader
+# Files that change while they are read
 
 
 def podlist(pod: str) -> str:

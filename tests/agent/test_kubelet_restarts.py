@@ -1,4 +1,4 @@
-"""Who holds what while the kubelet restarts, is away, or forgets: real gRPC, real files, the whole agent."""
+"""Holders while the kubelet restarts, is absent, or lists no pods: real gRPC and files, and the whole agent."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ TURN = 5.0
 
 
 class Kubelet:
-    """A node whose two GPUs are held, and what becomes of its kubelet."""
+    """Controls the kubelet of a node whose two GPUs are held."""
 
     def __init__(self, node: Node, folder: Path) -> None:
         self.node, self.folder = node, folder
 
     def restarts(self, knows: tuple[SimulatedPod, ...] = ()) -> None:
-        """As a real one does: no pod and no error, until it has heard of its pods from the API server."""
+        """Restarts the kubelet. Like a real one, it then lists no pods and reports no error."""
         self.node.kubelet.pods = knows
         self.node.kubelet.restart()
 
     def turn(self, seconds: float = TURN) -> list[str]:
-        """Who holds a GPU in the metrics now."""
+        """Runs a turn and returns the pods that hold a GPU in the metrics."""
         self.node.clock.advance(seconds)
         self.node.agent.read_allocation()
         self.node.agent.read_usage()
@@ -96,7 +96,7 @@ def test_holders_stay_while_their_containers_are_plainly_there(folder: Path, cap
         kubelet.restarts()
         for turn in range(1, 121):
             assert kubelet.turn() == ["serve", "train"]
-            assert kubelet.allocated("train") == pytest.approx(before + turn * TURN), "it began anew"
+            assert kubelet.allocated("train") == pytest.approx(before + turn * TURN), "the counter was reset"
             assert 'podgpu_exporter_source_up{source="kubelet"} 1' in kubelet.exposition
         kubelet.node.kubelet.pods = PODS
         assert kubelet.turn() == ["serve", "train"]
@@ -112,7 +112,7 @@ def test_ended_holders_do_not_return_while_the_kubelet_does_not_answer(folder: P
     with held(folder) as kubelet:
         kubelet.node.kubelet.refusal = RATE_LIMITED
         assert kubelet.turn() == ["serve", "train"]
-        (folder / "log" / "pods" / "ns_other_2f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a12").mkdir()  # a pod without GPU
+        (folder / "log" / "pods" / "ns_other_2f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a12").mkdir()  # a pod without a GPU
         for pod in UIDS:
             kubelet.remove_logs(pod)
         assert [kubelet.turn() for _ in range(3)] == [[], [], []]
@@ -205,8 +205,8 @@ def test_the_number_of_slices_stands_while_the_gpu_is_held(folder: Path, left: i
         for _ in range(5):
             assert shares_after(61.0) == {"train": 0.25, "serve": 0.25}
         kubelet.pods = SLICES[:1]
-        assert shares_after(61.0) == {"train": 0.25}, "a sole holder of a slice has a slice"
-        assert kubelet.calls.count("/v1.PodResourcesLister/GetAllocatableResources") == 7, "it is counted every minute"
+        assert shares_after(61.0) == {"train": 0.25}, "the only holder still has the share of one slice"
+        assert kubelet.calls.count("/v1.PodResourcesLister/GetAllocatableResources") == 7, "counted once a minute"
     isolation.close()
 
 

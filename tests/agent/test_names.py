@@ -49,7 +49,7 @@ def uids(text: str) -> set[str]:
 
 @pytest.mark.parametrize("asked", [False, True], ids=["without the API server", "with the API server"])
 def test_a_static_pod_is_shown_by_the_uid_people_know(folder: Path, asked: bool) -> None:
-    """Logs and cgroups are named by the kubelet's own; what its processes do is the pod's all the same."""
+    """Logs and cgroups contain the kubelet's internal uid. Usage is still attributed to the pod."""
     arguments = ["--kubernetes-enable-pod-labels", "--kubeconfig", "{folder}/kubeconfig"] if asked else []
     static = description(
         *arguments,
@@ -87,7 +87,7 @@ def test_unreadable_log_names(folder: Path, caplog: pytest.LogCaptureFixture) ->
             assert 'podgpu_exporter_source_up{source="identities"} 0' in exposition(node)
             errors = f'podgpu_exporter_source_errors_total{{source="identities",reason="unreadable"}} {turn}'
             assert errors in exposition(node)
-        assert 'pod="train"' in exposition(node), "the rest is exported"
+        assert 'pod="train"' in exposition(node), "the other series are exported"
         assert str(pods) in exporter_app.is_live(node.agent)[1]
         assert len([message for message in caplog.messages if message.startswith("identities: ")]) == 1
         pods.unlink()

@@ -66,4 +66,4 @@ def test_a_pod_label_never_collides_with_a_built_in(labels: dict[str, str]) -> N
     assert b'namespace="ns",pod="p",pod_uid="u"' in encode(families)
     (temperature,) = next(f.samples for f in families if f.name == "DCGM_FI_DEV_GPU_TEMP")
     values = [value for _, value in temperature.labels.pairs]
-    assert all(value in values for value in dict(LabelFilter().select([record])["ns", "p"]).values()), "none is lost"
+    assert all(value in values for value in dict(LabelFilter().select([record])["ns", "p"]).values()), "no value lost"

@@ -1,4 +1,4 @@
-"""Containers on shared GPUs, from the simulated driver and a simulated /proc to the exposition."""
+"""Containers on shared GPUs, from the simulated driver and /proc to the exposition."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMES = Identities(current=frozenset(Workload("ns", name, "main", UIDS[name], ID
 
 
 class Node(SimulatedNode):
-    """One H100 in three time slices: two pods use it, one holds it and is idle."""
+    """One H100 with three time slices. Two pods use it, and a third one is idle."""
 
     def __init__(self, root: Path, spec: str = "1xH100") -> None:
         self.proc = FaultyProc(root / "proc")
@@ -74,7 +74,7 @@ def test_usage_that_was_read_before_a_release_is_not_published_after_it(node: No
     shared(node)
     assert node.value("podgpu_container_gpu_processes", "train") == 1
     node.read_names = release_meanwhile
-    unknown = container_cgroup(UIDS["idle"].replace("2f", "9f"), "f" * 64)  # the turn reads the names again for it
+    unknown = container_cgroup(UIDS["idle"].replace("2f", "9f"), "f" * 64)  # makes the turn read the names again
     node.proc.add(43, unknown)
     node.driver.place(SimulatedLoad(0, 43, duty=0.1, memory=GIB))
     node.agent.read_usage()
@@ -88,7 +88,7 @@ def test_usage_that_was_read_before_a_release_is_not_published_after_it(node: No
 def test_energy_after_a_gap_is_not_attributed_to_a_container_that_ended_in_it(node: Node) -> None:
     node.give("train")
     node.work("train", 41, 0.5, GIB)
-    node.run(8)  # the energy counter is read every 5 s, so the last seconds are not attributed yet
+    node.run(8)  # energy is read every 5 s, so the last seconds are not attributed yet
     node.faults.lose(0)
     node.turn()
     node.driver.remove(41)
@@ -125,7 +125,7 @@ UNALLOCATED = "podgpu_container_gpu_unallocated_use_since_timestamp_seconds"
 
 
 def unallocated_use(node: Node) -> list[str]:
-    """Details of the condition. Checks that the metrics agree."""
+    """Returns the details of the condition. Checks that the metrics agree."""
     conditions = [c for c in node.agent.published.state.devices[0].conditions if c.name == "unallocated_use"]
     assert (f"{UNALLOCATED}{{" in node.exposition) == bool(conditions)
     assert ('condition="unallocated_use"} 1' in node.exposition) == bool(conditions)
@@ -148,10 +148,10 @@ def test_a_container_that_uses_a_gpu_it_was_not_given_is_reported_after_a_minute
     view = make_view(build_state(node.agent))
     (alert,) = view.alerts
     assert (alert.severity, "ns/train/main uses it without an allocation" in alert.text) == ("warning", True)
-    assert view.totals.broken == 0, "the GPU itself is well"
+    assert view.totals.broken == 0, "the GPU is not broken"
     node.give("serve", "train")
     node.turn()
-    assert unallocated_use(node) == [], "it has an allocation now"
+    assert unallocated_use(node) == [], "the process belongs to a holder now"
 
 
 def test_a_container_on_a_gpu_of_nobody_is_reported_although_its_processes_name_it_as_holder(node: Node) -> None:

@@ -1,6 +1,6 @@
-"""What goes wrong around usage costs the figures it touches, is counted and explained, and changes nothing else.
+"""Bad input of the usage source affects only the values that depend on it, and is counted and explained.
 
-Two nodes with the same GPUs, pods and history, one of them spoilt: whatever differs between their expositions is named.
+Each test compares two nodes with the same GPUs, pods and history. One of them gets bad input.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNATTRIBUTED = frozenset({"unattributed_busy_seconds_total", "unattributed_energ
 
 
 class Pair:
-    """`train` (pid 41) and `idle` share GPU 0, `serve` (pid 42) and a process of the host (99) are on GPU 1."""
+    """Two nodes. `train` (pid 41) and `idle` share GPU 0. `serve` (pid 42) and a host process (99) use GPU 1."""
 
     def __init__(self, root: Path) -> None:
         self.sound, self.spoilt = (_node(root / name) for name in ("sound", "spoilt"))
@@ -38,7 +38,7 @@ class Pair:
             self.spoilt.turn(seconds)
 
     def differences(self) -> dict[str, set[str]]:
-        """Who (a pod, `gpu0`, `gpu1`, or a namespace) -> figures that differ, or that only one of the texts has."""
+        """Returns the metrics that differ or exist on one node only, by pod, `gpu0`, `gpu1` or namespace."""
         sound, spoilt = _series(self.sound.exposition), _series(self.spoilt.exposition)
         found: dict[str, set[str]] = {}
         for who, figure in {key for key in sound.keys() | spoilt.keys() if sound.get(key) != spoilt.get(key)}:
@@ -46,7 +46,7 @@ class Pair:
         return found
 
     def errors(self) -> dict[str, int]:
-        """What the spoilt node counts and the sound one does not."""
+        """Returns the usage errors of the spoilt node. Checks that the other node has none."""
         counted = errors_of(self.spoilt.agent.published.state)
         assert errors_of(self.sound.agent.published.state) == {}
         return {reason: count for (source, reason), count in counted.items() if source == "usage"}
@@ -73,7 +73,7 @@ _LINE = re.compile(r"podgpu_(container_gpu|device|namespace_gpu)_(\w+)\{(.*)\} (
 
 
 def _series(exposition: str) -> dict[tuple[str, str], str]:
-    """(who, figure) -> value of every series about use; everything else in the metrics under its own line."""
+    """Returns the value of each usage series by (owner, metric). Other lines have their name and labels as owner."""
     found: dict[tuple[str, str], str] = {}
     for line in exposition.splitlines():
         match = _LINE.fullmatch(line)
@@ -90,7 +90,7 @@ def _series(exposition: str) -> dict[tuple[str, str], str]:
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    """Not tmp_path: some tests read as somebody else, who may not enter that."""
+    """Does not use tmp_path, because some tests read as another user, for whom tmp_path is closed."""
     root = Path(tempfile.mkdtemp(prefix="podgpu-usage-"))
     root.chmod(0o755)
     pair = Pair(root)
@@ -109,15 +109,15 @@ def up(node: Node) -> bool:
 def test_no_permission_for_a_containers_proc(pair: Pair) -> None:
     pair.spoilt.proc.forbid(42)
     with without_privilege():
-        pair.turn(40)  # what is known of a process is believed for half a minute
-    assert pair.spoilt.value("podgpu_container_gpu_utilization_ratio", "serve") is None, "not 0: nobody can tell"
+        pair.turn(40)  # data about a process is cached for half a minute
+    assert pair.spoilt.value("podgpu_container_gpu_utilization_ratio", "serve") is None, "utilisation is unknown, not 0"
     assert pair.differences() == {
         "serve": GAUGES | BY_USE - {"idle_seconds_total"},
         "gpu1": UNATTRIBUTED | {"unattributed_memory_bytes"},
         "ns": NAMESPACE,
     }
     assert pair.errors().keys() == {"not_permitted"}
-    assert up(pair.spoilt), "others can be seen"
+    assert up(pair.spoilt), "the source is up while other processes are readable"
 
 
 def test_no_permission_for_any_is_said_by_the_source(pair: Pair) -> None:
@@ -133,13 +133,13 @@ def test_no_permission_for_any_is_said_by_the_source(pair: Pair) -> None:
 
 
 def test_a_utilisation_that_is_no_value(pair: Pair) -> None:
-    """Of one process it costs that process's part, of the device the device's."""
+    """A bad value of a process or device removes only the values of that process or device."""
     ((pid, _, _),) = pair.spoilt.driver.gpus[0].process_means(0)
     nonsense = type("Entry", (), {"pid": pid, "timeStamp": 1 << 62, "smUtil": NO_VALUE})
     pair.spoilt.driver.faults.answer("nvmlDeviceGetProcessUtilization", [nonsense()], 0)
     pair.turn(2)
     assert pair.errors() == {"bad_value": 2}
     assert pair.differences().keys() <= {"train", "idle", "gpu0", "ns"}
-    assert pair.spoilt.value("podgpu_container_gpu_utilization_ratio", "train") is None, "not 0: it may have run"
+    assert pair.spoilt.value("podgpu_container_gpu_utilization_ratio", "train") is None, "utilisation is unknown, not 0"
     assert pair.differences()["train"] == BY_USE
     assert pair.differences()["gpu0"] == UNATTRIBUTED

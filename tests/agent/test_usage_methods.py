@@ -1,4 +1,4 @@
-"""Three ways to tell who keeps a shared GPU busy, side by side, against what the loads really did."""
+"""Compares three methods to attribute the busy time of a shared GPU with the true times of the loads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.simulated import FaultyProc, cgroup_text, container_cgroup
 SECONDS = 30
 FIRST_PID = 100
 Burst = tuple[float, float, float]
-"""Milliseconds of work, of the period, and by which it comes late."""
+"""Work, period and delay of the first burst, in milliseconds."""
 SCENARIOS: dict[str, list[Burst]] = {
     "40/10/10 of 100": [(40, 100, 0), (10, 100, 5), (10, 100, 60)],
     "five of 5/100": [(5, 100, 0), (5, 100, 7), (5, 100, 14), (5, 100, 50), (5, 100, 80)],
@@ -47,7 +47,7 @@ NAMES = Identities(
 
 
 class Node(SimulatedNode):
-    """One shared GPU whose loads come in bursts, one container each."""
+    """One shared GPU whose loads run in bursts, with one container each."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Node(SimulatedNode):
             make_listener=self.listen,
         )
         telemetry = {"switch_logs": None if usage_from == "samples" else switch_logs}
-        settings = Settings(interval=5.0)  # the deadline of a turn, for slow machines
+        settings = Settings(interval=5.0)  # deadline of a turn, long enough for slow machines
         super().__init__(spec, settings, proc=self.proc, telemetry=telemetry, identities=lambda: NAMES)
         self.gpu = self.driver.gpus[0]
         for number, burst in enumerate(loads):
@@ -90,7 +90,7 @@ class Node(SimulatedNode):
         self.holders.now.append(Assignment(key, Workload("ns", f"p{number}", "main"), "kubelet", str(number), 0.2))
 
     def turn(self, seconds: float = 1.0) -> str:
-        """One second. The listener is stepped at random moments in it."""
+        """Runs the agent for this time, and the listeners at random moments within it."""
         end = self.time + seconds
         while (step := self.random.uniform(0.025, 0.075)) < end - self.time:
             self.time += step
@@ -103,7 +103,7 @@ class Node(SimulatedNode):
         return {f"p{pid - FIRST_PID}": ns / 1e9 for e in self.gpu.engines.values() for pid, ns in e.worked.items()}
 
     def series(self, name: str) -> dict[str, float]:
-        """By pod, or by method."""
+        """Returns the values of a metric by pod, or by method."""
         found = re.findall(rf'^{name}{{.*?(?:pod|method)="(\w+)".*}} (\S+)$', self.exposition, re.MULTILINE)
         return {key: float(value) for key, value in found}
 
@@ -143,8 +143,8 @@ def adds_up(node: Node) -> None:
 
 
 def gains(node: Node, seconds: int) -> dict[str, tuple[float, float]]:
-    """By pod, what it really worked in that time and what podgpu says, in percent of it."""
-    node.run(5)  # until it listens
+    """Returns the true and the reported busy time of each pod, in percent of this time."""
+    node.run(5)  # until the listener runs
     worked, told = node.truth, node.series(BUSY)
     node.run(seconds)
     return {
@@ -171,7 +171,7 @@ def test_switches_alone_bound_the_truth_and_lie_within_the_bounds(make: MakeNode
     after = node.truth, node.series(least), node.series(most), node.series(BUSY)
     for pod in node.truth:
         truth, low, high, told = (b[pod] - a[pod] for a, b in zip(before, after, strict=True))
-        assert low - 0.3 <= truth <= high + 0.3, pod  # what was begun before, and NVML's whole percents
+        assert low - 0.3 <= truth <= high + 0.3, pod  # bursts may overlap the start, and NVML reports whole percents
         assert low - 1e-6 <= told <= high + 1e-6, pod
     assert node.series("podgpu_device_usage_method") == {"switches": 1}
 
@@ -187,12 +187,12 @@ def test_waiting_is_near_the_truth(make: MakeNode, scenario: str, usage_from: Us
     for _ in range(SECONDS):
         last = node.series(WAIT)
         node.turn()
-        assert all(node.series(WAIT)[pod] >= last[pod] for pod in last), "counters never fall"
+        assert all(node.series(WAIT)[pod] >= last[pod] for pod in last), "a counter decreased"
     for pod, seconds in node.series(WAIT).items():
         pid = FIRST_PID + int(pod[1:])
         waited = (engine.waited[pid] - truth.get(pid, 0)) / 1e9
         assert 100 * (seconds - before[pod]) / SECONDS == pytest.approx(100 * waited / SECONDS, abs=4.0), pod
-    assert node.driver.calls["nvmlDeviceGetProcessUtilization"] == calls, "not needed beside the context-switch log"
+    assert node.driver.calls["nvmlDeviceGetProcessUtilization"] == calls, "samples are not read with the log"
     assert 0 <= node.total("podgpu_device_gpu_pressure_ratio") <= 1
     (gpu,) = node.agent.published.state.devices
     assert gpu.holders[0].usage is not None
@@ -207,7 +207,7 @@ def test_in_every_turn_the_parts_are_the_whole(make: MakeNode, usage_from: Usage
         node.turn()
         adds_up(node)
         now = node.series(BUSY)
-        assert all(now[pod] >= last[pod] for pod in last), "counters never fall"
+        assert all(now[pod] >= last[pod] for pod in last), "a counter decreased"
         last = now
 
 
@@ -243,7 +243,7 @@ def test_a_kill_in_the_middle_costs_nobody_anything(make: MakeNode) -> None:
 
 
 class Broken:
-    """A log that begins to misbehave when it is told to."""
+    """A context-switch log that fails as soon as a test sets `fault`."""
 
     def __init__(self, log: SwitchLog) -> None:
         self._log = log
@@ -289,11 +289,11 @@ def test_any_doubt_falls_back_to_samples_says_why_and_comes_back(make: MakeNode,
         adds_up(node)
     assert node.series("podgpu_device_usage_method") == {"exact": 1}
     assert all(node.series(BUSY)[pod] >= before[pod] for pod in before)
-    assert len(logs) == 2, "a broken log is not asked every second"
+    assert len(logs) == 2, "a failed log is not opened every second"
 
 
 class Slow(Broken):
-    """A log whose clock is behind: of every second there are nine tenths in it."""
+    """A log whose clock is slow: it advances by 0.9 s per second."""
 
     def __init__(self, log: SwitchLog) -> None:
         super().__init__(log)
@@ -302,7 +302,7 @@ class Slow(Broken):
 
 
 class Renaming(Broken):
-    """A log in which a process has another pid: 0 where it is another user's and CAP_SYS_ADMIN is missing."""
+    """A log that replaces a pid. Without CAP_SYS_ADMIN, the driver writes pid 0 for processes of other users."""
 
     def __init__(self, pid: int, other: int, log: SwitchLog) -> None:
         super().__init__(log)

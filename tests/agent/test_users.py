@@ -1,4 +1,4 @@
-"""A node without Kubernetes: users and Slurm jobs, from the simulated driver and /proc to the view, top and metrics."""
+"""A node without Kubernetes: users and Slurm jobs, from the simulated driver and /proc to view, top and metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.agent.simulated_node import SimulatedNode
 from tests.simulated import FaultyProc, cgroup_text
 
 GIB = 1024**3
-NOBODY, NAMELESS = 65534, 4_000_000_000  # users of every Linux system, and of none
+NOBODY, NAMELESS = 65534, 4_000_000_000  # a user that every Linux system has, and one without a name
 SLURM = "SLURM_JOB_ID=4711\0SLURM_JOB_USER=alice\0TOKEN=secret\0"
 
 
@@ -51,7 +51,7 @@ class PlainNode(SimulatedNode):
 
     @property
     def table(self) -> list[str]:
-        """The holder column of `podgpu top`."""
+        """Returns the holder column of `podgpu top`."""
         return [f"{'  ' * depth}{line.label}" for depth, line in flatten(make_lines(self.view, self.wall()))]
 
 
@@ -84,12 +84,12 @@ def test_processes_are_grouped_by_user(node: PlainNode) -> None:
         (41, "python3", GIB),
         (43, "nvcc", GIB),
     ]
-    assert "podgpu_container_" not in metrics, "a user has no series"
+    assert "podgpu_container_" not in metrics, "users have no container series"
     for what in ("busy_seconds_total", "energy_joules_total", "memory_used_bytes"):
         whole = node.value(f"podgpu_device_{what}")
         assert whole > 0
         assert node.value("podgpu_device_unattributed_" + what.replace("memory_used", "memory")) == whole
-    assert b"secret" not in msgspec.json.encode(view), "arguments and variables are not shown"
+    assert b"secret" not in msgspec.json.encode(view), "arguments and variables are not exported"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_job_of_the_scheduler_files_has_the_figures_of_its_processes(node: Pla
     node.work(42, 0)
     node.turn()
     node.turn()
-    assert node.table == ["job 4711 (alice)", "  pid 41 python3"], "the device is held, so others are no holders"
+    assert node.table == ["job 4711 (alice)", "  pid 41 python3"], "only the job is shown as holder"
     (holder,) = node.view.nodes[0].gpus[0].holders
     assert (holder.processes, holder.part) == (1, 1)
 
@@ -152,7 +152,7 @@ def test_a_pid_that_another_user_gets_and_an_idle_process(node: PlainNode) -> No
     node.proc.remove(41)
     node.proc.run(41, NOBODY, "")
     node.turn()
-    assert node.table == ["user nobody", "  pid 41 python3"], "without arguments: the name in /proc/41/stat"
+    assert node.table == ["user nobody", "  pid 41 python3"], "without arguments, the name comes from /proc/41/stat"
     node.driver.remove(41)
     node.turn()
     node.turn()

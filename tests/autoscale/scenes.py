@@ -1,4 +1,4 @@
-"""Rounds of a made-up cluster, stored as `podgpu autoscale` stores them, with time moved by hand."""
+"""Rounds of a simulated cluster, stored as by `podgpu autoscale`, with a simulated clock."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pod(
     started: float = -3600.0,
     asks: bool = True,
 ) -> PodSeen:
-    """`started`: seconds after BEGIN."""
+    """Returns a pod that started this many seconds after BEGIN."""
     kind, _, owner_name = owner.partition("/")
     pairs = tuple(sorted((key, value) for key, _, value in (text.partition("=") for text in labels.split(",") if text)))
     return PodSeen(namespace, name, node, BEGIN + started, (kind, owner_name) if owner else None, asks, pairs)
@@ -95,7 +95,7 @@ def busy(name: str, ratio: float, index: int, **more: Any) -> DeviceState:
 
 @dataclass
 class Stage:
-    """A cluster. `turn` makes a round in which each exporter reports the given devices."""
+    """A simulated cluster. `turn` runs a round in which each exporter reports the given devices."""
 
     pods: list[PodSeen] = field(default_factory=list)
     trouble: str = ""
@@ -117,7 +117,7 @@ class Stage:
         return RunningPods({} if self.trouble else {one.key: one for one in self.pods}, self.trouble)
 
     def turn(self, *, exporter_id: str = "", usage_at: float | None = None, **nodes: tuple[DeviceState, ...]) -> None:
-        """One round, an interval after the last. A node that is not named does not answer."""
+        """Runs one round, an interval after the last. Nodes that are not given do not answer."""
         self.now += self.settings.interval
         for name, devices in nodes.items():
             if self.counts:
@@ -148,7 +148,7 @@ class Stage:
             self.turn(**nodes)
 
     def snapshot(self, later: float = 6.0) -> MetricsSnapshot:
-        """The snapshot `later` seconds after the last round."""
+        """Returns the snapshot `later` seconds after the last round."""
         self.now += later
         try:
             return self.store.snapshot()
@@ -162,7 +162,7 @@ INFERENCE = PodSelector("serving", owner=("Deployment", "inference"))
 def figure(
     stage: Stage, metric: str = "gpu_utilization", selector: PodSelector = INFERENCE, **aggregation: object
 ) -> float:
-    """The value of the last round, unless a window is given."""
+    """Returns the value of the last round, or of the window if one is given."""
     request = MetricRequest(find_metric(metric), selector, **{"window": INTERVAL, **aggregation})  # type: ignore[arg-type]
     return compute_value(stage.snapshot(), request).value
 

@@ -1,4 +1,4 @@
-"""The value of a workload, a pod, a node; when there is none; and when a workload is idle."""
+"""Values of workloads, pods and nodes, missing values, and the idle state of workloads."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def active(stage: Stage, idle_for: float) -> bool:
     return is_active(stage.snapshot(), MetricRequest(UTILIZATION, INFERENCE, idle_for=idle_for))
 
 
-# Over pods and over time
+# Aggregation over pods and time
 
 
 def three_pods() -> Stage:
-    """One more has no GPU, and one has just started."""
+    """Three pods with a GPU, one without, and one that has just started."""
     stage = Stage([pod("a"), pod("b"), pod("c"), pod("frontend", asks=False), pod("new", started=10.0)])
     stage.turn(n1=(busy("a", 0.2, 0), busy("b", 0.4, 1), busy("c", 0.9, 2)))
     return stage
@@ -56,7 +56,7 @@ def test_the_window_is_over_each_pods_rounds() -> None:
 
 
 def test_less_than_half_of_a_window_is_no_value() -> None:
-    """After a restart two replicas would answer differently, and one sample is not a mean."""
+    """After a restart, two replicas would return different values, and one sample is not a mean."""
     stage, window = Stage([pod("a")]), 10 * INTERVAL
     stage.turns(4, n1=(busy("a", 0.2, 0),))
     assert refused(stage, window=window).status == 503
@@ -74,11 +74,11 @@ def test_a_new_pod_of_the_same_name_has_none_of_the_previous_ones_rounds() -> No
     assert figure(stage, selector=selector, window=120.0) == pytest.approx(20)
 
 
-# Of one pod
+# Values of one pod
 
 SM = "DCGM_FI_PROF_SM_ACTIVE"
 REPLICA = replace(holder("a"), usage=None, replica="1")
-"""The second time slice of the same container. podgpu's document has the usage only once."""
+"""The second time slice of the same container. A podgpu exporter reports the usage only once."""
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ REPLICA = replace(holder("a"), usage=None, replica="1")
         ("gpu_sm_activity", (gpu(0, holder("a"), values={SM: 0.3}), gpu(1, holder("a"), values={SM: 0.5})), 40),
         ("gpu_sm_activity", (gpu(0, holder("a"), holder("b"), values={SM: 0.3}),), None),
         ("gpu_busy", (busy("a", 0.5, 0),), None),
-        ("gpu_wait", (busy("a", 0.5, 0),), 0.001),  # an active workload never has 0
+        ("gpu_wait", (busy("a", 0.5, 0),), 0.001),  # an active workload never has the value 0
         ("gpu_wait", (gpu(0, holder("a", utilization=0.1), holder("b", utilization=0.6)),), None),
     ],
 )
@@ -134,7 +134,7 @@ def test_a_counter_that_was_reset_or_jumps_has_no_rate(seconds: tuple[float, ...
 
 
 def document(stage: Stage, seconds: float, *, at: float, busy_seconds: float = 50.0) -> None:
-    """A round with podgpu's own document, whose counters are of `at`."""
+    """Adds a round from a podgpu exporter whose counters were read at `at`."""
     idle = holder("a", utilization=0.0, busy_seconds=busy_seconds, idle_seconds=seconds, idle_since=at - seconds)
     stage.turn(n1=(gpu(0, idle, utilization=0.0),), exporter_id="e1", usage_at=at)
 
@@ -284,7 +284,7 @@ def test_no_metric_is_zero_if_idleness_is_not_proven(metric: str) -> None:
 
 
 def test_utilisation_of_zero_does_not_prove_idleness() -> None:
-    """A dcgm-exporter has samples of 0 only. Anything may have run between them."""
+    """dcgm-exporter reports only samples. The GPU may have been busy between two samples of 0."""
     stage = Stage([pod("a")], counts=False)
     stage.turns(40, n1=(busy("a", 0.0, 0),))
     assert active(stage, 60.0)
@@ -353,7 +353,7 @@ def test_a_workload_is_idle_if_all_its_pods_are() -> None:
 
 @pytest.mark.parametrize("requests_gpu", [True, False])
 def test_a_workload_with_a_pod_on_a_stale_node_is_not_idle(requests_gpu: bool) -> None:
-    """Without a request that podgpu knows, the pod counts because it held a GPU before."""
+    """podgpu does not know a GPU request of the pod. The pod counts because it held a GPU before."""
     stage = Stage([pod("a"), pod("b", node="n2", asks=requests_gpu)])
     idle = busy("a", 0.0, 0)
     stage.turns(10, n1=(idle,), n2=(busy("b", 0.9, 1),))
@@ -385,8 +385,8 @@ def test_clients_of_mps_have_no_value_and_the_reason_is_said() -> None:
         refusal = refused(stage, metric)
         assert refusal.status == 503
         assert f"{metric} of a, b is not known under MPS" in str(refusal)
-    assert figure(stage, "gpu_memory_utilization") == pytest.approx(10), "memory is known"
-    assert active(stage, 15.0), "a client that may work is not scaled to zero"
+    assert figure(stage, "gpu_memory_utilization") == pytest.approx(10), "memory has a value"
+    assert active(stage, 15.0), "a workload that may be busy is not scaled to zero"
 
 
 # Stored rounds

@@ -1,4 +1,4 @@
-"""podgpu's own certificate, and the caBundle of its APIServices."""
+"""The certificate that podgpu creates, and the caBundle of its APIServices."""
 
 from __future__ import annotations
 
@@ -83,13 +83,13 @@ _APISERVICES = "/apis/apiregistration.k8s.io/v1/apiservices/{name}"
 
 @dataclass
 class ApiDouble:
-    """Its attributes may be changed while it runs."""
+    """A simulated API server. Its attributes may be changed while it runs."""
 
     services: dict[str, dict[str, Any]] = field(default_factory=dict)
     """APIServices by name."""
     patches: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     changes_after_get: bool = False
-    """An APIService is changed by somebody else after each GET."""
+    """Another client changes the APIService after each GET."""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[ApiClient]:
@@ -117,7 +117,7 @@ class ApiDouble:
         return answer
 
     async def _patch(self, request: web.Request) -> web.Response:
-        """A merge patch; one of an older version is refused."""
+        """Applies a merge patch. Rejects a patch of an older version."""
         name = request.match_info["name"]
         assert request.content_type == "application/merge-patch+json"
         patch, found = json.loads(await request.read()), self.services[name]
@@ -141,7 +141,7 @@ class Replica:
         self.certificate = issue(HOST, name)[0]
 
     def update(self, times: int = 1) -> bool:
-        """Returns whether it is ready after this number of updates."""
+        """Returns True if the updater is ready after this number of updates."""
 
         async def run() -> bool:
             async with self.api.running() as client:

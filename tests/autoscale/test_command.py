@@ -1,4 +1,4 @@
-"""`podgpu autoscale`: its options, and the whole process between an exporter, an API server and KEDA."""
+"""`podgpu autoscale`: its options, and the process with an exporter, an API server and KEDA."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def written_kubeconfig(folder: Path, url: str) -> str:
 
 @contextmanager
 def exporter(folder: Path, node: str = "n1", percent: int = 60) -> Iterator[ThreadingHTTPServer]:
-    """Reports one GPU, held by the pod `a`."""
+    """Serves one GPU that is held by the pod `a`."""
     labels = f'gpu="0",UUID="GPU-{node}",Hostname="{node}",namespace="serving",pod="a",container="main"'
     folder.mkdir(exist_ok=True)
     (folder / "metrics").write_text(
@@ -130,9 +130,9 @@ def test_the_whole_process_answers_and_has_a_reason_when_the_exporter_is_gone(
 
 
 def get_pod_values(api: str, certificates: Certificates) -> dict[str, str]:
-    """The values that the HPA would get through the API server, or none before there is one."""
+    """Returns the values that the HPA would get through the API server. Empty until there are values."""
     context = certificates.client("client")
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # podgpu's own certificate
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # podgpu created the certificate
     selector = "metricLabelSelector=window%3D1s"
     url = f"{api}/apis/custom.metrics.k8s.io/v1beta2/namespaces/serving/pods/*/gpu_utilization?{selector}"
     try:

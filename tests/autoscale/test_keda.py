@@ -1,4 +1,4 @@
-"""KEDA's protocol over real gRPC, without and with certificates."""
+"""KEDA's protocol over real gRPC, with and without certificates."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ async def test_keda_is_answered_beside_silent_connections(certificates: Certific
 
 
 async def test_streams_and_headers_of_a_connection_are_limited(certificates: Certificates, tmp_path: Path) -> None:
-    """A small compressed header can become large: 100 streams of 20 connections cost 900 MB."""
+    """A small compressed header can become large: 20 connections with 100 streams each needed 900 MB."""
     own_tls = make_tls(certificates, tmp_path)
     tls = certificates.client("client")
     tls.set_alpn_protocols(["h2"])

@@ -1,4 +1,4 @@
-"""Answers of the custom metrics API over real HTTPS, to the API server's front proxy and to others."""
+"""Responses of the custom metrics API over real HTTPS, to the API server's front proxy and to other clients."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ V2 = f"{CUSTOM}/v1beta2"
 
 
 def get(stage: Stage, *paths: str, method: str = "GET") -> list[tuple[int, Any]]:
-    """Requests without TLS and without a check of the caller."""
+    """Sends a request without TLS. The caller is not checked."""
 
     async def run() -> list[tuple[int, Any]]:
         app = MetricsApi(stage.store, *issue("api.test", "test")[1:], FrontProxy).application()
@@ -45,7 +45,7 @@ def get(stage: Stage, *paths: str, method: str = "GET") -> list[tuple[int, Any]]
 
 
 def cluster() -> Stage:
-    """serving/a and b on n1 and n2 (half and fully busy), web without a GPU, other/x on n2."""
+    """serving/a and b run on n1 and n2 (half and fully busy). serving/web has no GPU. other/x runs on n2."""
     stage = Stage(
         [pod("a"), pod("b", node="n2"), pod("web", asks=False), pod("x", namespace="other", owner="", node="n2")]
     )
@@ -94,7 +94,7 @@ def test_both_versions_with_the_metrics_selector() -> None:
 
 
 REFERENCE = json.loads((Path(__file__).parents[1] / "data/custom-metrics-apiserver.json").read_text())
-"""Path -> answer of an adapter of custom-metrics-apiserver 1.35, with made-up values; one item a list."""
+"""Responses of custom-metrics-apiserver 1.35 by path, with invented values and one item per list."""
 
 
 @pytest.mark.parametrize("path", REFERENCE)
@@ -191,7 +191,7 @@ def configmap(certificates: Certificates, ca: str = "ca", names: str = '["client
 
 @dataclass
 class Site:
-    """The metrics API with TLS. `ca` is the front proxy's CA, and `client` is its name."""
+    """The metrics API with TLS. `ca` is the CA of the front proxy, and `client` is the proxy's name."""
 
     certificates: Certificates
     folder: Path

@@ -1,6 +1,6 @@
-"""A real Chromium without a window, driven over its DevTools protocol with aiohttp's websocket client.
+"""Controls a headless Chromium over the DevTools protocol, with aiohttp's websocket client.
 
-The event loop turns only while something is asked of the browser, so there is no thread and nothing to lock.
+The event loop runs only during a call, so no thread and no lock is needed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _OPTIONS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"),
     *("--no-first-run", "--no-default-browser-check", "--disable-background-networking", "--disable-extensions"),
     *("--disable-component-update", "--disable-sync", "--mute-audio", "--remote-debugging-port=0"),
-    # A process for every page it has seen, one in reserve and two services of their own are a quarter of its work.
+    # One renderer process and no separate service processes: this saves a quarter of the CPU time.
     *("--renderer-process-limit=1", "--in-process-gpu", "--enable-features=NetworkServiceInProcess2"),
     "--disable-features=BackForwardCache,IsolateOrigins,site-per-process,SpareRendererForSitePerProcess",
 )
@@ -38,7 +38,7 @@ _SERVER_ENDED = re.compile(
     r"net::ERR_(CONNECTION_\w+|EMPTY_RESPONSE|INCOMPLETE_CHUNKED_ENCODING|CONTENT_LENGTH_MISMATCH)"
 )
 DRAWN = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))"
-"""A promise of JavaScript: all that was changed until now has been drawn."""
+"""JavaScript promise that resolves when all changes so far are drawn."""
 _KEYS = {
     "Escape": 27,
     "Tab": 9,
@@ -53,17 +53,17 @@ _KEYS = {
 
 
 def chromium() -> str | None:
-    """The shell is the same engine without a window to draw: a page costs it two thirds."""
+    """Returns the path of a Chromium. Prefers the headless shell, which needs two thirds of the CPU time per page."""
     return shutil.which("chromium-headless-shell") or shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 class BrowserError(AssertionError):
-    """What the page threw, or what did not come true in time."""
+    """The page threw an exception, or a condition was not met in time."""
 
 
 @dataclass
 class Tab:
-    """One page. What went wrong in it is kept, for the test to look at."""
+    """One page. Its errors are stored in `errors`."""
 
     loop: asyncio.AbstractEventLoop
     socket: aiohttp.ClientWebSocketResponse
@@ -81,7 +81,7 @@ class Tab:
         self.wait_for("document.readyState === 'complete'", "the page is loaded")
 
     def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression; promises are waited for."""
+        """Returns the value of a JavaScript expression. Waits for promises."""
         answer = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         if "exceptionDetails" in answer:
             raise BrowserError(f"{expression}: {_thrown(answer['exceptionDetails'])}")
@@ -90,8 +90,8 @@ class Tab:
     def wait_for(self, expression: str, what: str = "", patience: float = PATIENCE) -> Any:
         deadline = time.monotonic() + patience
         while True:
-            with suppress(BrowserError):  # not there yet
-                if (value := self.evaluate(expression)) or value == {}:  # an element arrives as an empty object
+            with suppress(BrowserError):  # the element does not exist yet
+                if (value := self.evaluate(expression)) or value == {}:  # an element is returned as an empty object
                     return value
             if time.monotonic() > deadline:
                 seen = f"errors: {self.errors}\n{self.text()[:1500]}"
@@ -99,14 +99,14 @@ class Tab:
             self._run(asyncio.sleep(0.05))
 
     def look_again(self) -> None:
-        """As when somebody comes back to the page: it asks at once, not after its pause of two seconds."""
+        """Simulates a return to the tab, so that the page updates immediately and not after two seconds."""
         self.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
 
     def text(self, selector: str = "body") -> str:
         return str(self.evaluate(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''"))
 
     def texts(self, selector: str) -> list[str]:
-        """Of what is not laid out yet because it is off the screen, `innerText` is empty."""
+        """Uses `textContent` for elements that are off the screen, whose `innerText` is empty."""
         found: list[str] = self.evaluate(
             f"[...document.querySelectorAll({json.dumps(selector)})].filter(e => e.checkVisibility())"
             ".map(e => (e.innerText || e.textContent).replace(/\\s+/g, ' ').trim())"
@@ -117,7 +117,7 @@ class Tab:
         return len(self.texts(selector))
 
     def click(self, selector: str) -> None:
-        """With the mouse, where the element is once it is drawn: what comes onto the screen is laid out only then."""
+        """Clicks with the mouse, after a scroll and a frame, because elements off the screen have no layout."""
         at = self.evaluate(
             f"(async found => {{found.scrollIntoView({{block: 'center'}}); await {DRAWN};"
             "const r = found.getBoundingClientRect();"
@@ -128,7 +128,7 @@ class Tab:
             self.call("Input.dispatchMouseEvent", type=kind, x=at[0], y=at[1], button="left", clickCount=1)
 
     def press(self, *keys: str) -> None:
-        """Named keys, and any others as the characters they are."""
+        """Presses named keys, such as `Escape`, or types single characters."""
         for key in keys:
             code = {"windowsVirtualKeyCode": _KEYS[key]} if key in _KEYS else {"text": key}
             if key == "Enter":
@@ -140,14 +140,14 @@ class Tab:
         self.press(*text)
 
     def choose(self, name: str, value: str) -> None:
-        """In a select of the filter row."""
+        """Selects a value in the filter row."""
         self.evaluate(
             f"(() => {{const s = document.querySelector('select[name={name}]'); s.value = {json.dumps(value)};"
             "s.dispatchEvent(new Event('input', {bubbles: true}))})()"
         )
 
     def look(self, width: int = 1440, height: int = 900, theme: str = "light", scale: float = 1) -> None:
-        """The window's size, and which colours the system wants."""
+        """Sets the window size and the system's colour scheme."""
         mobile = width < 500
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=mobile
@@ -158,7 +158,7 @@ class Tab:
     def screenshot(self, path: Path) -> None:
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
-    # -- below ---------------------------------------------------------------------------------------------------
+    # -- private --------------------------------------------------------------------------------------------------
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self.loop.run_until_complete(asyncio.wait_for(work, PATIENCE))
@@ -191,9 +191,9 @@ class Tab:
         elif method == "Log.entryAdded" and event["entry"]["level"] == "error":
             entry = event["entry"]
             if "404" in entry["text"] and _RECORDS.search(entry.get("url", "")):
-                return  # a server that keeps none, or no longer knows the GPU: the page says so
+                return  # expected without history, or for an unknown GPU; the page shows it
             if _SERVER_ENDED.search(entry["text"]):
-                return  # a test's server ends before its page is left; a page that lost its server says so
+                return  # expected when a test's server stops before its page is closed
             self.errors.append(f"{entry['source']}: {entry['text']} {entry.get('url', '')}".strip())
         elif method == "Runtime.consoleAPICalled" and event["type"] in ("error", "warning"):
             self.errors.append(f"console: {event['args']}")
@@ -207,7 +207,7 @@ def _thrown(details: dict[str, Any]) -> str:
 
 @contextmanager
 def browser(font: str = "") -> Iterator[Tab]:
-    """A tab of a fresh Chromium with a profile of its own. `font`: what it takes for the system's own."""
+    """Yields a tab of a new Chromium with its own profile. `font` replaces the system font."""
     command = chromium()
     if command is None:
         raise RuntimeError(MISSING)
@@ -258,7 +258,7 @@ async def _attach(loop: asyncio.AbstractEventLoop, session: aiohttp.ClientSessio
 
 
 def _port(profile: Path, process: subprocess.Popen[bytes]) -> int:
-    """Chromium writes it into its profile once it listens."""
+    """Returns the port that Chromium writes into its profile when it listens."""
     file, deadline = profile / "DevToolsActivePort", time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         if file.exists() and (lines := file.read_text().splitlines()):
@@ -270,7 +270,7 @@ def _port(profile: Path, process: subprocess.Popen[bytes]) -> int:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The whole group: its helpers would go on without it."""
+    """Kills the process group, because the helper processes would continue."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, 9)
     process.wait()
@@ -289,7 +289,7 @@ def _fontconfig(folder: Path, font: str) -> dict[str, str]:
 
 
 def opened(tab: Tab, url: str, hash: str = "", state: str = "live") -> None:
-    """Has the page loaded anew and waits until it says so: the same address with another # would not load it."""
+    """Loads the page and waits for the state. Opens about:blank first, because a new # alone does not reload a page."""
     if tab.evaluate("location.href") != "about:blank":
         tab.open("about:blank")
     tab.open(f"{url}/{hash}")
@@ -297,7 +297,7 @@ def opened(tab: Tab, url: str, hash: str = "", state: str = "live") -> None:
 
 
 def reloaded(tab: Tab) -> None:
-    """The page that is there, at the address that is there. What stood there before does not pass for it."""
+    """Reloads the current page and waits until the new one is live."""
     tab.evaluate("window.before = true, location.reload()")
     tab.wait_for(
         "!window.before && document.querySelector('#status')?.dataset.state === 'live'", "the page is live again"
@@ -305,8 +305,8 @@ def reloaded(tab: Tab) -> None:
 
 
 def visited(tab: Tab, url: str, hash: str = "") -> None:
-    """As `opened`, in a page that other tests may have looked at: it is loaded where it is not there yet. Nothing has
-    the focus, nothing is pointed at, and it is drawn."""
+    """Shows a view of a page that several tests share, and loads the page only if necessary. Moves the focus and the
+    mouse away, and waits until the view is drawn."""
     if tab.evaluate("location.origin") != url:
         opened(tab, url, hash)
     else:
@@ -316,8 +316,8 @@ def visited(tab: Tab, url: str, hash: str = "") -> None:
 
 
 def went(tab: Tab, hash: str) -> None:
-    """Follows a link to another view of the page that is there; to the same, as if it were another: what was chosen is
-    in the address a moment later only. Returns when it is drawn."""
+    """Shows another view of the current page and waits until it is drawn. For the current view it sends the event
+    itself, because an equal hash causes none."""
     heard = "new Promise(done => addEventListener('hashchange', done, {once: true}))"
     follow = "location.hash === to ? dispatchEvent(new HashChangeEvent('hashchange')) : location.hash = to"
     tab.evaluate(f"(async to => {{const heard = {heard}; {follow}; await heard; await {DRAWN}}})({json.dumps(hash)})")

@@ -1,4 +1,4 @@
-"""One Chromium for all tests of the page; each gets it clean, and fails when anything went wrong inside."""
+"""One Chromium for all tests of the page. A test fails if the page had errors."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ def chrome() -> Iterator[Tab]:
 
 @pytest.fixture
 def tab(chrome: Tab, request: pytest.FixtureRequest) -> Iterator[Tab]:
-    """Opens an empty page after each test, unless the test uses the fixture `page`, which the tests of a file share."""
+    """Opens an empty page after each test, unless the test uses `page`, which the tests of a file share."""
     chrome.look()
     yield chrome
     if "page" not in request.fixturenames:
         chrome.open("about:blank")
-    chrome.evaluate("0")  # errors of the page arrive before this answer
+    chrome.evaluate("0")  # all errors of the page arrive before this response
     errors, chrome.errors[:] = chrome.errors[:], []
     assert errors == []
 
 
 @pytest.fixture
 def shown(usual: Showing) -> Showing:
-    """What a file usually shows (its own fixture `usual`), for a test that may change it."""
+    """Returns a copy of the file's fixture `usual` that the test may change."""
     return Showing(replace(usual.picture, taken_at=time.time()), usual.records, usual.more)
 
 
 @pytest.fixture
 def url(shown: Showing) -> Iterator[str]:
-    """Where `shown` is served to one test."""
+    """Serves `shown` to one test. Yields the URL."""
     with shown.served() as client:
         yield client.address.url
 
 
 @pytest.fixture(scope="module")
 def page(usual: Showing, chrome: Tab) -> Iterator[str]:
-    """Where what a file usually shows (its own fixture `usual`) is served to all tests that only look at it: they go
-    there with `visited`. To load a page takes Chromium ten times the work of showing another view of it."""
+    """Serves the file's fixture `usual` to all tests that only read it, for use with `visited`. Loading a page takes
+    Chromium ten times the CPU time of another view."""
     with usual.served() as client:
         yield client.address.url
         chrome.open("about:blank")

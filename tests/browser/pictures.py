@@ -1,4 +1,4 @@
-"""Made-up views of clusters, and a server that shows the latest of them on the page."""
+"""Simulated views of clusters, and a server that shows the current one on the page."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ GIB = 1024**3
 HOUR = 3600.0
 INTERVAL = 1.0
 _DUE_SECONDS = 4.0
-"""The page calls a picture old after eight."""
+"""Less than the 8 s after which the page shows a view as stale."""
 _ON_PURPOSE_SECONDS = 300.0
 
 
 Records = Callable[[str, Mapping[str, str]], Mapping[str, Any] | None]
-"""Path below /api/v1/ and query -> the answer as podgpu's JSON; None: there is no such thing."""
+"""Maps a path below /api/v1/ and a query to the JSON of the response. None means 404."""
 
 
 @dataclass
@@ -54,14 +54,14 @@ class Showing:
 
     picture: View
     records: Records | None = None
-    """History, waste and all that is known of a GPU; None: a server that is too old to have any."""
+    """Responses about history, waste and single GPUs. None simulates an old server without them."""
     more: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     """Changes the JSON before it is served."""
     asked: int = 0
     forgotten: list[str] = field(default_factory=list)
     may_forget: bool = True
     goes_on: bool = True
-    """Renews the time of a picture, so that it does not become old on a slow machine."""
+    """Updates the time of the view, so that it does not become stale on a slow machine."""
     _made: tuple[View, PublishedState] | None = field(default=None, repr=False)
 
     def latest(self) -> PublishedState:
@@ -108,7 +108,7 @@ class Showing:
 
 
 def page_of(picture: View) -> PublishedState:
-    """Fills in what follows from the rest: the use of holders, the mean of MIG instances, and totals."""
+    """Computes the dependent values: the use of holders, the mean of MIG instances, and totals."""
     nodes = [_complete(node) for node in picture.nodes]
     view = replace(picture, nodes=nodes, totals=_totals(nodes, bool(picture.currency)))
     state = build_cluster_state(ClusterReading(), None, ViewSettings(), 0.0, picture.taken_at or 0.0)
@@ -176,7 +176,7 @@ def gpu(
     holders: Iterable[HolderView] = (),
     **figures: Any,
 ) -> GpuView:
-    """`memory` and `total` in GiB."""
+    """`memory` and `total` are in GiB."""
     return GpuView(
         uuid=f"GPU-{node}-{index:04d}-4c5e-9d3f-000000000000",
         index=index,
@@ -237,7 +237,7 @@ def picture(*nodes: NodeView, **members: Any) -> View:
 
 
 def three_nodes(turn: int = 0) -> View:
-    """A small cluster with some of everything. Its figures move with `turn`."""
+    """A small cluster with GPUs in most states. Values change with `turn`."""
     now = time.time()
     return picture(
         node("gpu-a-01", _training_node("gpu-a-01", turn)),
@@ -320,12 +320,12 @@ def _inference_node(node: str, turn: int) -> Iterator[GpuView]:
 
 
 def lived_in_node(turn: int = 0) -> View:
-    """One node of eight GPUs with MIG and shared ones, as the exporter shows its own."""
+    """One node of eight GPUs, some shared and some with MIG, as on the exporter's own page."""
     return replace(picture(node("gpu-a-02", _mixed_node("gpu-a-02", time.time(), turn))), scope="node")
 
 
 def large(nodes: int = 1000, gpus: int = 8, turn: int = 0) -> View:
-    """A thousand nodes of eight: most busy, some idle, some free, two nodes old."""
+    """A thousand nodes of eight GPUs: most are busy, some idle, some free. Two nodes are stale."""
     now, found = time.time(), []
     for number in range(nodes):
         name = f"gpu-{'abcdefgh'[number % 8]}-{number:04d}"

@@ -1,4 +1,4 @@
-"""Made-up records of a picture, as `/api/v1/history`, `/range`, `/events`, `/summary` and `/gpus` answer."""
+"""Simulated responses of `/api/v1/history`, `/range`, `/events`, `/summary` and `/gpus` for a view."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from podgpu.cluster.ranges import utc_text
 from podgpu.cluster.view import ConditionView, DeviceView, GpuView, HolderView, InstanceView, NodeView, View
 from podgpu.model import Workload, WorkloadOwner
 from tests.browser.pictures import GIB, Records, Showing, gpu, held, node, page_of, three_nodes
@@ -40,7 +41,7 @@ def devices_of(picture: View) -> Iterator[Device]:
 
 
 def records_of(picture: View) -> Records:
-    """Everything that the page may ask beside the picture, for the GPUs and pods of this one."""
+    """Returns a function that answers every request of the page except that for the view."""
 
     def answer(path: str, query: Mapping[str, str]) -> Mapping[str, Any] | None:
         kind, *names = path.split("/")
@@ -77,7 +78,7 @@ def _bytes(device: Device, points: int) -> bytes:
 
 
 def _values(device: Device, points: int) -> list[float | None]:
-    """Waves about what it is now, with a hole in them."""
+    """Returns a wave around the current value, with a gap."""
     base, seed = device.slot.utilization_ratio or 0.0, device.gpu.index or 0
     swing = 0.25 if base else 0.0
     waves = (base + swing * math.sin(i / 7 + seed) - swing / 2 for i in range(points))
@@ -138,7 +139,7 @@ def pod_past(picture: View, names: Iterable[str], query: Mapping[str, str]) -> d
 
 
 def cost(query: Mapping[str, str]) -> dict[str, Any]:
-    """Two teams and the GPUs that nobody held; a day costs 24 times as much as an hour."""
+    """Returns the cost of two teams and of unallocated GPUs. A day costs 24 times as much as an hour."""
     by, end = query["by"], float(query.get("to", time.time()))
     hours = {"1h": 1.0, "24h": 24.0, "7d": 168.0, "30d": 720.0}.get(query.get("range", ""), 0.0)
     hours = hours or (end - float(query["from"])) / 3600
@@ -157,11 +158,13 @@ def cost(query: Mapping[str, str]) -> dict[str, Any]:
     rows[1] |= {"mean_use": 0.04, "used_hours": 0.08 * hours}
     totals = figures(12, 2) | {"allocated_hours": 8 * hours, "unallocated_cost": 4 * hours * PRICE}
     told = {"from": end - 3600 * hours, "to": end, "by": by, "currency": "USD", "labels": ["app", "team"]}
-    return told | {"recorded_from": end - 3600 * min(hours, 48), "totals": totals, "rows": rows}
+    since = end - 3600 * min(hours, 48)
+    notes = [f"no record before {utc_text(since)}"]
+    return told | {"recorded_from": since, "notes": notes, "totals": totals, "rows": rows}
 
 
 def events(query: Mapping[str, str]) -> dict[str, Any]:
-    """The GPU that is lost, one that recovered, and a job that started and ended."""
+    """Returns the events of a lost GPU, a recovered GPU, and a job that started and ended."""
     now = time.time()
     lost = {"node": "gpu-a-01", "uuid": "GPU-gpu-a-01-0003-4c5e-9d3f-000000000000"}
     job = {"node": "gpu-a-02", "namespace": "research", "pod": "diffusion-sweep-6"}
@@ -222,7 +225,7 @@ def known(picture: View, uuid: str) -> dict[str, Any] | None:
     }
 
 
-# -- a cluster in which some things are wrong ------------------------------------------------------------------------
+# -- a cluster with faults -------------------------------------------------------------------------------------------
 
 
 def priced(picture: View, currency: str = "USD") -> View:
@@ -239,7 +242,7 @@ def priced(picture: View, currency: str = "USD") -> View:
 
 
 def owned(picture: View) -> View:
-    """Pods of `research` come from jobs, those of `serving` from deployments."""
+    """Gives pods of `research` a Job as owner and pods of `serving` a Deployment."""
     kinds = {"research": "Job", "serving": "Deployment", "notebooks": "Notebook"}
 
     def own(holder: HolderView) -> HolderView:
@@ -266,7 +269,7 @@ LOST_DO = "check dmesg on the node; reset the GPU or reboot the node; if it was 
 
 
 def troubled(turn: int = 0) -> View:
-    """Three nodes and one that is gone; a lost GPU that is held, one that is not, an XID, heat, a remap that waits."""
+    """Three nodes and a gone one. Two GPUs are lost (one held). Others have an XID, heat and a pending remap."""
     now = time.time()
     calm = owned(priced(three_nodes(turn)))
     first, second, third = calm.nodes
@@ -308,7 +311,7 @@ ALERTS = [
 
 
 def with_alerts(view: dict[str, Any]) -> dict[str, Any]:
-    """The JSON of `troubled`: its last node is gone, and the server says what is serious."""
+    """Returns the JSON of `troubled` with alerts. Its last node is gone."""
     nodes = [{**node, "gone": True} if node["name"] == "gpu-b-02" else node for node in view["nodes"]]
     return {**view, "nodes": nodes, "alerts": ALERTS, "prices": "example", "notes": [*view["notes"], *TEXTS]}
 

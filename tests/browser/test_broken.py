@@ -1,4 +1,4 @@
-"""What is broken, as the page says it: in the head, in words, on tiles that stay, on the map, and by a click."""
+"""Broken GPUs on the page: status line, alerts, tiles, map and filters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def usual() -> Showing:
 
 
 def tile(tab: Tab, name: str) -> str:
-    """The text of the first tile whose label begins so."""
+    """Returns the text of the first tile whose label begins with this text."""
     found = f"[...document.querySelectorAll('main .tile')].find(t => t.ariaLabel.startsWith({name!r}))"
     return " ".join(str(tab.evaluate(f"({found})?.innerText ?? ''")).split())
 
@@ -55,13 +55,13 @@ def test_serious_notes_are_open_and_the_others_folded(tab: Tab, url: str) -> Non
     opened(tab, url)
     serious = [t for t, a in zip(TEXTS, ALERTS, strict=True) if a["severity"] == "broken"]
     assert tab.texts(".alert-text") == serious[:2]
-    assert set(tab.texts(".alert-word")) == {"Broken"}, "in words, not in colour alone"
+    assert set(tab.texts(".alert-word")) == {"Broken"}, "the severity is shown in words, not only by colour"
     assert tab.texts("#alerts-more") == ["Show 3 more"]
     tab.click("#alerts-more")
     assert tab.texts(".alert.is-broken .alert-text") == serious
     assert tab.texts(".alert.is-warning .alert-text") == ["gpu-a-01: GPU 6 is throttled"]
     assert not tab.evaluate("document.querySelector('#notes').open")
-    assert tab.text("#notes-summary") == "1 note", "what is open is not folded once more"
+    assert tab.text("#notes-summary") == "1 note", "open alerts are not repeated in the notes"
     tab.click(".alert-link")
     tab.wait_for("document.querySelector('.node-view .pod-title')?.innerText.includes('gpu-b-02')", "the node's view")
     tab.evaluate("history.back()")
@@ -79,19 +79,19 @@ def test_a_lost_gpu_stays_with_its_holder_and_what_to_do(tab: Tab, url: str, sho
     assert "for 1 h 6 min" in held_one
     assert "Drain the node and power-cycle it." in held_one
     assert held_one.endswith("research/ llm-pretrain-gpu-a-01")
-    assert "%" not in held_one, "no figure of what is not there"
+    assert "%" not in held_one, "a lost GPU has no values"
     loose = tile(tab, "GPU 7 of gpu-a-02")
     assert loose.endswith("last held by notebooks/ jupyter-linus")
     shown.picture = troubled(1)
     tab.look_again()
     tab.evaluate("new Promise(done => setTimeout(done, 500))")
-    assert tile(tab, "GPU 3 of gpu-a-01").startswith("GPU 3"), "it stays"
+    assert tile(tab, "GPU 3 of gpu-a-01").startswith("GPU 3"), "the tile stays"
 
 
 def test_broken_is_counted_and_filters_by_a_click(tab: Tab, page: str) -> None:
     visited(tab, page)
     assert tab.texts(".total-broken") == ["9 Broken 4 not answering"]
-    assert tab.texts(".total-unheld .total-more") == ["3 not answering"], "nobody knows whether they are free"
+    assert tab.texts(".total-unheld .total-more") == ["3 not answering"], "their holders are unknown"
     tab.click(".total-broken")
     tab.wait_for(f"{TILES} === 5", "five, and the node of the other four as one row")
     assert "serving/asr-0" in tab.text(".node.is-gone")
@@ -110,9 +110,9 @@ def test_commands_that_help_can_be_copied(tab: Tab, page: str) -> None:
     tab.click(".commands li:nth-child(2) button")
     tab.wait_for("document.querySelector('.commands li:nth-child(2) button').innerText === 'Copied'")
     visited(tab, page, "#gpu=GPU-gpu-a-02-0007-4c5e-9d3f-000000000000")
-    assert tab.texts(".commands code")[0].startswith("kubectl drain gpu-a-02"), "a lost one too"
+    assert tab.texts(".commands code")[0].startswith("kubectl drain gpu-a-02"), "commands are shown for a lost GPU too"
     assert "systemctl reboot" in tab.texts(".commands code")
-    assert tab.texts(".troubles code") == ["podgpu forget"], "without backticks"
+    assert tab.texts(".troubles code") == ["podgpu forget"], "the code has no backticks"
     visited(tab, page, "#view=nodes")
     titles = tab.texts(".nodes-table thead th")
     row = dict(zip(titles, tab.texts(".nodes-table tbody tr:last-child > *"), strict=True))
@@ -122,7 +122,7 @@ def test_commands_that_help_can_be_copied(tab: Tab, page: str) -> None:
     assert (row["Utilisation"], row["Memory"]) == ("\u2013", "\u2013"), "the node is gone"
     visited(tab, page, "#view=nodes&node=gpu-b-02")
     assert tab.texts(".node-view .commands code")[0] == "kubectl describe node gpu-b-02"
-    assert tab.evaluate(TILES) == 0, "its GPUs have no figures"
+    assert tab.evaluate(TILES) == 0, "GPUs of a gone node have no values"
     assert tab.texts(".node-view tbody th") == ["asr-0"]
 
 

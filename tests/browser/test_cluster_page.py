@@ -1,4 +1,4 @@
-"""The page over many nodes in a real browser: filters, sorting, a pod's view, nodes and servers that come and go."""
+"""The page with many nodes in a real browser: filters, sorting, the view of a pod, nodes and servers that disappear."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_pods_by_owner_and_namespace_and_nodes(tab: Tab, page: str) -> None:
     tab.click("#tab-pods")
     tab.wait_for("document.querySelectorAll('.pods tbody tr').length === 14", "a row for each pod")
     assert tab.texts(".pods tbody tr")[0].startswith("llm-pretrain-gpu-a-01 research gpu-a-01 8 ")
-    assert tab.evaluate("document.querySelector('main').getBoundingClientRect().top") < 150, "totals take one line"
+    assert tab.evaluate("document.querySelector('main').getBoundingClientRect().top") < 150, "totals fit on one line"
     tab.press("/")
     tab.type("jupyter")
     tab.wait_for("document.querySelectorAll('.pods tbody tr').length === 2", "filtered")
@@ -142,7 +142,7 @@ def test_a_server_that_goes_away_and_comes_back(tab: Tab, shown: Showing) -> Non
     tab.look_again()
     tab.wait_for(f"{STATE} === 'lost'", "the connection is lost")
     assert tab.text("#status-text").startswith("Connection lost")
-    assert tab.evaluate(TILES) == 20, "the last figures stay"
+    assert tab.evaluate(TILES) == 20, "the last values stay"
     shown.picture = three_nodes(1)
     with shown.served(Address("127.0.0.1", address.port)):
         tab.wait_for(f"{STATE} === 'live'", "it goes on by itself")
@@ -223,7 +223,7 @@ def test_keys_are_shown(tab: Tab, page: str) -> None:
     tab.wait_for("document.querySelector('#help').open")
     tab.press("Escape")
     tab.wait_for("!document.querySelector('#help').open")
-    assert tab.evaluate("location.hash") == "#pod=serving/rerank", "only the help was closed"
+    assert tab.evaluate("location.hash") == "#pod=serving/rerank", "Escape closes only the help"
     tab.click("#help-open")
     tab.wait_for("document.querySelector('#help').open")
     tab.click("#help button")
@@ -242,5 +242,5 @@ def test_light_and_dark(tab: Tab, url: str) -> None:
     tab.click("#theme")
     assert (tab.text("#theme"), tab.evaluate(ground)) == ("Theme: dark", dark)
     opened(tab, url)
-    assert tab.evaluate(ground) == dark, "the choice is remembered"
+    assert tab.evaluate(ground) == dark, "the theme is stored"
     tab.evaluate("localStorage.clear()")

@@ -1,4 +1,4 @@
-"""The faults of `podgpu demo` in a real browser: seen within two rounds, in words, filtered by a click; they stay."""
+"""The faults of `podgpu demo` in a real browser: shown within two rounds, filtered by a click, and kept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def demo() -> Iterator[Demo]:
 
 
 def after(tab: Tab, demo: Demo, at: float) -> str:
-    """What the page says of what is wrong, once the demo has come so far."""
+    """Advances the demo to this time, waits for the page, and returns the texts of its alerts."""
     told = demo.go_to(at)["totals"]
     tab.look_again()
     for name, number in (("broken", told["broken"]), ("held", told["allocated"]), ("idle", told["idle"])):
@@ -35,7 +35,7 @@ def after(tab: Tab, demo: Demo, at: float) -> str:
 )
 def test_each_fault_is_seen_within_two_rounds_and_stays(tab: Tab, demo: Demo) -> None:
     tab.open(demo.page.address.url)
-    assert after(tab, demo, 14.0) == "", "nothing is wrong yet"
+    assert after(tab, demo, 14.0) == "", "no fault yet"
     assert tab.evaluate("document.querySelector('#status').dataset.health") == ""
     assert "XID 48" in after(tab, demo, 14.0 + 2 * STEP)
     assert tab.text("#status-text").startswith("1 broken.")
@@ -53,7 +53,7 @@ def test_each_fault_is_seen_within_two_rounds_and_stays(tab: Tab, demo: Demo) ->
     lost = tab.evaluate("document.querySelector('.tile.has-broken[data-key*=\"node-2\"]').innerText")
     assert "To do" not in lost or "see dmesg on the node" in lost
     after(tab, demo, 80.0)
-    assert tab.texts("main .badge")[:2] == badges[:2], "they stay, for as long as nobody mends them"
+    assert tab.texts("main .badge")[:2] == badges[:2], "faults stay until they are repaired"
     after(tab, demo, 130.0)
     tab.wait_for("document.querySelector('main').innerText.includes('No GPU is broken')", "all is well again")
     assert tab.evaluate("document.querySelector('#status').dataset.health") == ""
@@ -67,7 +67,7 @@ def test_money_and_owners_are_there_from_the_start(tab: Tab, demo: Demo) -> None
     assert said["Cost/h"] == f"${told['cost_per_hour']:.2f}"
     assert said["Wasted/h"] == f"${told['wasted_per_hour']:.2f}"
     assert tab.texts("#simulated") == ["Simulated"]
-    tab.evaluate("location.hash = '#view=waste&by=owner'")  # the address of version 0.2
+    tab.evaluate("location.hash = '#view=waste&by=owner'")  # the URL of version 0.2
     most = "document.querySelector('.cost tbody th')?.innerText"
     tab.wait_for(f"{most} === 'notebooks/Notebook/jupyter-ada'", "who wastes most")
     link = tab.evaluate("document.querySelector('.table-head a[download]').href")

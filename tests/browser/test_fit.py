@@ -1,4 +1,4 @@
-"""No label or number is cut off: measured on desktop and phone, in three fonts, with few GPUs and with thousands."""
+"""No label or number is cut off: on desktop and phone, in three fonts, with few GPUs and with thousands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was before the page was opened: full lines, a GPU's and a pod's own view with a time axis; a page left open."""
+"""History on the page: sparklines, and the views of a GPU and of a pod with a time axis."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.browser.records import troubled, troubled_showing
 ILL = "GPU-gpu-a-01-0005-4c5e-9d3f-000000000000"
 CUT = "GPU-gpu-a-02-0004-4c5e-9d3f-000000000000"
 CHARTS = "[...document.querySelectorAll('.chart-value')].filter(v => v.checkVisibility() && v.textContent).length"
-"""With something to show: they are there, empty, before the history is."""
+"""Number of charts with a value. Charts are empty until the history is loaded."""
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +52,10 @@ def test_a_gpu_has_a_view_of_its_own(tab: Tab, page: str) -> None:
     assert "Drain the node and reset the GPU." in tab.text(".gpu > .troubles")
     assert tab.texts(".chart-name") == ["Utilisation", "Memory used", "Power", "Temperature"]
     assert tab.texts(".lane-name") == ["batch/nightly-0/main", "research/llm-pretrain-gpu-a-01/trainer"]
-    assert tab.texts(".gpu .row-memory") == ["71.0 GiB"], "of a sole holder too"
+    assert tab.texts(".gpu .row-memory") == ["71.0 GiB"], "also for the only holder"
     tab.wait_for("document.querySelector('.groups').innerText.includes('XID 79')", "the error, not a number of errors")
     assert len(tab.texts(".axis span")) >= 5
-    assert tab.evaluate("document.querySelectorAll('.chart .mark').length") == 8, "both in every chart"
+    assert tab.evaluate("document.querySelectorAll('.chart .mark').length") == 8, "each chart has both marks"
     tab.evaluate("history.back()")
     tab.wait_for("document.querySelectorAll('main .tile[data-key]').length === 8", "back to the node")
 

@@ -1,4 +1,4 @@
-"""Eight thousand GPUs in a real browser: a map of which only what is seen is drawn, by mouse and by keyboard."""
+"""8,000 GPUs in a real browser: the map draws only the visible part. Used by mouse and keyboard."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_pages_of_a_cluster_with_too_many_gpus(tab: Tab) -> None:
         tab.wait_for(f"{requests}.includes('view?ns=far&sort=idle&page=3')", "a filter")
         assert tab.evaluate("document.getElementById('pager-next').hidden")
         went(tab, "#view=pods&by=namespace")
-        assert "80,000" in tab.text("main"), "the namespaces of the server"
+        assert "80,000" in tab.text("main"), "the server's namespaces are shown"
         went(tab, "#view=pods&by=namespace&cluster=east")
         tab.wait_for("!document.getElementById('main').innerText.includes('10,000')", "those of one cluster")
         assert "70,000" in tab.text("main")

@@ -1,4 +1,4 @@
-"""What GPUs cost and who wastes them: in the head, on tiles, in a pod's view, by namespace, as a table to take away."""
+"""Cost and waste on the page: totals, tiles, the view of a pod, namespaces, and the table for export."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def totals(tab: Tab) -> dict[str, str]:
     return dict(zip(tab.texts(".total-name"), tab.texts(".total-value"), strict=True))
 
 
-# -- the head, tiles, a pod, namespaces ------------------------------------------------------------------------------
+# -- totals, tiles, a pod, namespaces --------------------------------------------------------------------------------
 
 
 def test_without_prices_a_hint_says_how_to_set_them(tab: Tab, url: str, shown: Showing) -> None:
@@ -53,7 +53,7 @@ def test_cost_on_tiles_only_when_asked(tab: Tab, page: str) -> None:
     reloaded(tab)
     tab.wait_for("document.querySelectorAll('main .row-cost:not([hidden])').length === 3", "after a reload too")
     visited(tab, page, "#state=idle&cost=1")
-    assert tab.count("main .row-cost.wasted") == 2, "what idles costs too"
+    assert tab.count("main .row-cost.wasted") == 2, "idle GPUs have a cost too"
 
 
 def test_cost_of_a_range_by_namespace_and_label(tab: Tab, page: str) -> None:
@@ -61,7 +61,7 @@ def test_cost_of_a_range_by_namespace_and_label(tab: Tab, page: str) -> None:
     tab.click("#tab-cost")
     tab.wait_for("document.querySelectorAll('.cost tbody tr').length === 3", "rows")
     assert tab.texts(".cost tbody th") == ["nlp", "unallocated", "vision"]
-    assert tab.text(".cost thead th") == "team", "unless something else is chosen"
+    assert tab.text(".cost thead th") == "team", "team is the default"
     sums = dict(zip(tab.texts(".cost .sums dt"), tab.texts(".cost .sums dd"), strict=True))
     assert (sums["Cost"], sums["Wasted (idle)"], sums["Unallocated"]) == ("$720.00", "$120.00", "$240.00")
     assert (sums["Allocated"], sums["Busy (weighted)"], sums["Idle"]) == ("192.0 h", "72.0 h", "48.0 h")
@@ -85,7 +85,7 @@ def test_cost_of_a_range_by_namespace_and_label(tab: Tab, page: str) -> None:
     tab.wait_for("document.querySelector('.cost thead th')?.innerText === 'stage'", "by a label that is typed")
     notes = tab.text(".cost > .message:last-child")
     assert notes.startswith("No record before")
-    assert "Z " not in notes, "in local time"
+    assert "Z " not in notes, "times are local"
     assert notes.endswith(
         "Stored in SQLite, for up to 8,000 GPUs and 90 days. For more, run podgpu cluster with --prometheus."
     )
@@ -114,7 +114,7 @@ def test_cost_of_a_chosen_time_and_who_hardly_uses_what_it_holds(tab: Tab, page:
     visited(tab, page)
     tab.click(".total-cost")
     tab.wait_for(f"{about}.includes(' 1 00:00 to') || {about}.includes('records since')", "this month")
-    assert tab.texts(".cost nav a[aria-current]") == ["This month", "Label team"], "from the first screen"
+    assert tab.texts(".cost nav a[aria-current]") == ["This month", "Label team"], "the first view's selection is kept"
     visited(tab, page, "#view=cost&by=namespace&ns=vision")
     tab.wait_for(f"{about}.startsWith('Filtered rows')", "the sums of the row that is shown")
     assert tab.texts(".cost .sums dd")[2:5] == ["4 %", "48.0 h", "1.9 h"]

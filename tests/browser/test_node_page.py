@@ -1,4 +1,4 @@
-"""The exporter's own page in a real browser, over a simulated node."""
+"""The exporter's page in a real browser, for a simulated node."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STATE = "document.querySelector('#status').dataset.state"
 
 @pytest.fixture(scope="module")
 def agent() -> Iterator[Agent]:
-    """As `podgpu demo` has it: whole, shared, idle and free GPUs, and one in MIG mode."""
+    """An agent with the node of `podgpu demo`: whole, shared, idle and free GPUs, and one in MIG mode."""
     folder = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))
     driver = FaultyNvml("8xH100,1xH100/7x1g.10gb")
     on_node = tenants(driver)
@@ -42,7 +42,7 @@ def agent() -> Iterator[Agent]:
         agent = Agent(
             NvmlTelemetry(driver, "simulated", count_expected=lambda: 9, sees_processes=True),
             HolderSources([KubeletAllocation(str(folder / "kubelet.sock"))], names.read),
-            Settings(interval=30.0, policy=policy),  # nobody turns it: a picture must last until it was looked at
+            Settings(interval=30.0, policy=policy),  # no loop runs, so values must stay current during a test
             containers=ContainerFinder(str(folder / "proc")),
         )
         agent.warm_up()
@@ -61,7 +61,7 @@ def served(agent: Agent, chrome: Tab) -> Iterator[str]:
 
 @pytest.fixture
 def page(agent: Agent, served: str) -> str:
-    """With figures of just now, however long the machine needed for the tests before."""
+    """Updates the values first, because earlier tests may have taken long."""
     agent.read_telemetry()
     return served
 
@@ -73,10 +73,10 @@ def test_every_gpu_is_a_tile_with_its_holders(tab: Tab, page: str) -> None:
     assert tab.texts("#simulated") == ["SIMULATED"] or tab.texts("#simulated") == ["Simulated"]
     first, *_ = tiles = tab.texts(".tile[data-key]")
     assert first.startswith("GPU 0 H100")
-    assert first.endswith("research/ llm-train-0"), "the container only if its pod has several"
+    assert first.endswith("research/ llm-train-0"), "the container is shown only if the pod has several"
     assert tab.texts(".total-value")[0] == "9"
     rows = "[...document.querySelectorAll('.tile[data-key]')].map(t => t.querySelectorAll('.row').length)"
-    assert tab.evaluate(rows) == [1, 1, 1, 1, 2, 1, 1, 1, 7], "shared GPUs and MIG instances are parts of the tile"
+    assert tab.evaluate(rows) == [1, 1, 1, 1, 2, 1, 1, 1, 7], "shared GPUs and MIG instances are rows of the tile"
     fills = "[...document.querySelectorAll('.tile[data-key]')].map(t => t.querySelectorAll('.segment').length)"
     assert tab.evaluate(fills)[-1] == 7
     *_, mig = tiles
@@ -121,4 +121,4 @@ def test_figures_that_are_missing_or_too_old(tab: Tab, folder: Path) -> None:
         node.clock.advance(1000.0)
         tab.look_again()
         tab.wait_for("document.querySelectorAll('.tile[data-key]').length === 0", "no tiles")
-        assert "too old" in tab.text("#alerts-list"), "open, not folded"
+        assert "too old" in tab.text("#alerts-list"), "the alert is open"

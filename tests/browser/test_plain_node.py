@@ -14,7 +14,7 @@ from tests.web.server import running
 
 
 class CurrentNode(PlainNode):
-    """The page compares the age of the figures with the browser's clock."""
+    """The node's current time, because the page compares the age of values with the browser's clock."""
 
     def __init__(self, root: Path, spec: str) -> None:
         self.began = time.time() - 1000.0
@@ -48,9 +48,9 @@ def test_users_jobs_and_programs_are_shown(tab: Tab, node: PlainNode) -> None:
             "job 4711 nobody, python3",
             "Free",
         ]
-        assert tab.texts(".total-value")[:2] == ["4", "3"], "GPUs, and those in use"
+        assert tab.texts(".total-value")[:2] == ["4", "3"], "all GPUs, and those in use"
         assert tab.texts("#tab-pods") == ["Users"]
-        assert tab.count("select[name=ns]") == 0, "there are no namespaces"
+        assert tab.count("select[name=ns]") == 0, "there is no namespace filter"
         visited(tab, client.address.url, "#view=pods")
         tab.wait_for("document.querySelectorAll('.pods tbody tr').length === 3", "two users and a job")
         assert tab.texts(".pods .tabs a") == ["Users and jobs"]

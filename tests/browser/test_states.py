@@ -1,4 +1,4 @@
-"""What the page says when figures are old, missing or not known, and how it writes and cuts what it shows."""
+"""Stale, missing and unknown values on the page, and how values and long names are written."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_what_nobody_measured_is_neither_used_nor_free(tab: Tab, url: str, shown
         "Broken": "0",
         "Power": "\u2013",
     }
-    assert tab.texts(".total-unheld .total-more") == ["2 busy"], "something works there"
+    assert tab.texts(".total-unheld .total-more") == ["2 busy"], "busy without a known holder"
     assert tab.texts(".tile-ratio") == ["\u2013", "\u2013", "\u2013", "50 %"]
     told = tab.texts("main .row")
     assert told[1:] == ["Free", "Holder unknown", "Holder unknown"]
@@ -97,7 +97,7 @@ def test_use_is_of_the_gpu_or_instance_and_weighted_by_what_is_held(tab: Tab, ur
     whole = gpu(1, "n1", utilization=1.0, holders=[held("a", "large")])
     shown.picture = picture(node("n1", [gpu(0, "n1", instances=instances), whole]))
     opened(tab, url, "#view=pods&by=namespace")
-    assert "82 %" in tab.text(".pods tbody tr").replace("\u202f", " "), "3/7 of a GPU at 40 %, and one at 100 %"
+    assert "82 %" in tab.text(".pods tbody tr").replace("\u202f", " "), "3/7 of a GPU at 40 %, one at 100 %"
     tab.evaluate("location.hash = '#pod=a/small'")
     tab.wait_for("document.querySelector('.tile-whole')?.innerText === 'of its instance'", "not of the whole GPU")
 
@@ -108,7 +108,7 @@ def test_an_error_of_the_page_is_said_until_the_figures_are_shown(tab: Tab, url:
     shown.picture = three_nodes(1)
     tab.look_again()
     tab.wait_for("document.querySelector('#status').dataset.state === 'failed'", "the page says that it has an error")
-    for _ in range(2):  # also if the server has nothing new
+    for _ in range(2):  # the error stays if the server has no new values
         tab.look_again()
         tab.evaluate("new Promise(done => setTimeout(done, 200))")
         assert tab.text("#status-text").startswith("Page error (")
@@ -135,7 +135,7 @@ def test_times_that_are_no_date_are_not_known(tab: Tab, url: str, shown: Showing
 SHARED = """[...document.querySelectorAll('main .tile[data-key]')].map(tile => [tile, ...tile.querySelectorAll('.row')])
   .filter(([, ...rows]) => rows.length > 1).map(([tile, ...rows]) => [tile.querySelector('.tile-ratio'),
     ...rows.map(row => row.querySelector('.row-figure'))].map(figure => parseInt(figure.innerText) || 0))"""
-"""Of each shared GPU: the whole and the parts that its tile shows, in per cent."""
+"""For each shared GPU, the percentages on its tile: that of the GPU, then those of its holders."""
 
 
 def test_the_holders_of_a_shared_gpu_never_show_more_than_the_gpu(tab: Tab, url: str, shown: Showing) -> None:

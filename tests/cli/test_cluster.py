@@ -1,4 +1,4 @@
-"""`podgpu cluster` and `podgpu demo` as a person starts them: what is refused, and what comes up."""
+"""The commands `podgpu cluster` and `podgpu demo`: rejected options, and a successful start."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def test_prices_need_no_api_server(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
     arguments = ["--scrape", "localhost:1", "--owners", "none", "--prices", "example", "--address", "192.0.2.1:9401"]
     assert run(["cluster", *arguments]) == 1
-    assert "192.0.2.1:9401" in capsys.readouterr().err, "it reaches the address, which is not of this host"
+    assert "192.0.2.1:9401" in capsys.readouterr().err, "the options are valid, but not the address"
 
 
 class Demo(NamedTuple):
-    """Hosts and ports of the URLs that it prints."""
+    """Host and port of the URLs that the demo prints."""
 
     exporter: str
     cluster: str
@@ -71,14 +71,14 @@ class Demo(NamedTuple):
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Demo]:
-    """One for all; in the end it ends as it should."""
+    """Runs one demo for all tests. Checks its exit code."""
     command = [*PODGPU, "demo", "--calm", "-a", "127.0.0.1:0", "--cluster-address", "127.0.0.1:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             cluster = _url(process, "the cluster")  # printed first
             yield Demo(_url(process, "node-1"), cluster)
         finally:
-            process.send_signal(signal.SIGINT)  # not kill: it has folders to remove
+            process.send_signal(signal.SIGINT)  # SIGKILL would leave its folders behind
         assert process.wait(PATIENCE) == 0
 
 
@@ -135,10 +135,10 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _url(process: subprocess.Popen[str], name: str) -> str:
-    """Returns host and port of the URL in the line of the demo's output that begins with the name."""
+    """Returns host and port of the URL on the line that begins with this name."""
     assert process.stdout is not None
     for line in process.stdout:
-        assert "WARNING" not in line, "the demo starts without noise"
+        assert "WARNING" not in line, "the demo starts without warnings"
         if line.strip().startswith(name) and (found := re.search(r"http://(\S+?)/\s", line)):
             return found[1]
     raise AssertionError("the demo ended without a word about it")
@@ -156,7 +156,7 @@ def _wait_for_nodes(client: Client, number: int) -> dict[str, Any]:
 
 
 def _lines(client: Client) -> list[str]:
-    """What does not change while nobody comes or goes. The users of a plain node have no series in Prometheus."""
+    """Returns the series that do not change while the same pods run. The plain node is left out."""
     steady = ("pod_and_gpu_map_info{", "podgpu_node_gpus{", "podgpu_node_allocated_gpus{", "podgpu_node_free_gpus{")
     lines = client.ask("/metrics").text.splitlines()
     return [line for line in lines if line.startswith(steady) and "workstation-1" not in line]

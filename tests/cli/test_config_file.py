@@ -1,4 +1,4 @@
-"""`--config-file` in the real command: precedence, bad files, 4.8.3's and 4.8.4's options."""
+"""`--config-file` in the real command: precedence, bad files, and the options of 4.8.3 and 4.8.4."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_variable_and_flag_go_before_the_file(write: Write) -> None:
     assert families(ran) == {"DCGM_FI_DEV_SM_CLOCK"}
     assert families(execute([*QUICK, "--config-file", path, "-f", csv])) == {"DCGM_FI_DEV_SM_CLOCK"}
     by_none = execute([*QUICK, "--config-file", path, "-m", "none"])
-    assert families(by_none) == {"DCGM_FI_DEV_GPU_TEMP"}, "-m none means the file"
+    assert families(by_none) == {"DCGM_FI_DEV_GPU_TEMP"}, "-m none selects the file"
 
 
 def test_a_counter_file_named_in_it_and_the_message_when_it_is_not_there(write: Write) -> None:

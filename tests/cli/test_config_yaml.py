@@ -1,4 +1,4 @@
-"""Parsing of dcgm-exporter's YAML configuration, and the messages about mistakes in it."""
+"""Parser of dcgm-exporter's YAML configuration, and its error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--dcgm-names` and a user's own counter file, over real HTTP: each row's name and unit, and the host label."""
+"""`--dcgm-names` and a counter file of the user over real HTTP: name and unit of each row, and the host label."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_host_label_follows_unless_it_is_chosen(folder: Path, arguments: lis
 def test_a_copy_of_a_shipped_file_follows_as_the_file_does(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, names: NameSet, short: str
 ) -> None:
-    """As in podgpu's image, where the copies are in /etc/dcgm-exporter."""
+    """podgpu's image has such copies in /etc/dcgm-exporter."""
     file = tmp_path / SHIPPED[short]
     text = files("podgpu.metrics").joinpath("counters", file.name).read_text(encoding="utf-8")
     file.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The story of `podgpu demo`, told by its JSON over real HTTP: its exporters, its cluster, on a clock moved by hand."""
+"""The faults of `podgpu demo` in its JSON over real HTTP, with exporters, a cluster and a simulated clock."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from tests.web.server import Client, running
 
 STEP = 2.0
 LEAP = 2 * STEP
-"""The step while nobody looks: a node that is read so seldom is not old yet."""
+"""A longer step between checks. Nodes do not become stale in this time."""
 
 
 class Demo:
-    """All of it, but for the threads that would turn it."""
+    """The demo's nodes, exporters and cluster, without the threads of the real command."""
 
     def __init__(self, opened: ExitStack, script: bool = True, past: bool = False) -> None:
         self.time = FakeClock()
@@ -78,7 +78,7 @@ class Demo:
         self.go_to(4.0)
 
     def go_to(self, at: float) -> dict[str, Any]:
-        """In steps, the last ones as its threads would; what the cluster's page says then."""
+        """Runs the demo until this time, the last three steps at its real interval. Returns the cluster's view."""
         while self.at < at:
             self.step(LEAP if self.at + LEAP <= at - 3 * STEP else STEP)
         return self.ask("/api/v1/view")
@@ -137,11 +137,11 @@ def test_in_a_cycle_everything_breaks_and_is_mended(demo: Demo) -> None:
     assert {"llm-train-2", "jupyter-ada-0"} <= pods(well)
 
     ill = demo.go_to(28.0)
-    assert "llm-train-2" not in pods(ill), "the job has ended"
+    assert "llm-train-2" not in pods(ill), "the job ended"
     found = gpus(ill)
     assert conditions(found["node-1", 6]) == {"xid"}
     assert conditions(found["node-2", 3]) == {"lost"}
-    assert [h["pod"] for h in found["node-2", 3]["holders"]] == ["chat-1"], "who holds it holds it still"
+    assert [h["pod"] for h in found["node-2", 3]["holders"]] == ["chat-1"], "a lost GPU keeps its holder"
     fields = demo.ask(f"/api/v1/gpus/{found['node-2', 3]['uuid']}")["fields"]
     assert {field["name"] for field in fields if field["value"]} == {"DCGM_FI_DEV_PCI_BUSID", "DCGM_FI_DEV_SERIAL"}
     assert (ill["totals"]["gpus"], ill["totals"]["broken"]) == (22, 2)
@@ -149,14 +149,14 @@ def test_in_a_cycle_everything_breaks_and_is_mended(demo: Demo) -> None:
     dead = demo.go_to(44.0)
     (last,) = [node for node in dead["nodes"] if node["name"] == "node-3"]
     assert last["old"]
-    assert [conditions(gpu) for gpu in last["gpus"]] == [{"node_gone"}] * 4, "they stay"
+    assert [conditions(gpu) for gpu in last["gpus"]] == [{"node_gone"}] * 4, "GPUs of a gone node stay"
     assert (dead["totals"]["gpus"], dead["totals"]["broken"]) == (22, 6)
-    assert dead["totals"]["unknown"] >= 3.0, "who holds a GPU of it holds it still"
+    assert dead["totals"]["unknown"] >= 3.0, "held GPUs of a gone node count as unknown"
 
     mended = demo.go_to(CYCLE_SECONDS - 10.0)
     assert mended["totals"]["broken"] == 0
     assert not any(node.get("old") for node in mended["nodes"])
-    assert "llm-train-3" in pods(mended), "another job has its GPUs"
+    assert "llm-train-3" in pods(mended), "another job got the GPUs"
     assert mended["totals"]["allocated"] == well["totals"]["allocated"]
 
     again = demo.go_to(CYCLE_SECONDS + 28.0)
@@ -183,7 +183,7 @@ def test_calm_nothing_breaks_and_the_idle_notebook_is_the_waste() -> None:
     assert len(shares["chat-0"]) > 2, "the load of a service varies"
     assert shares["jupyter-ada-0"] == {0.0}
     assert min(shares["llm-train-0"]) > 0.7
-    assert {"embed-0", "ocr-0"} <= awaited, "two pods that share a GPU wait for each other"
+    assert {"embed-0", "ocr-0"} <= awaited, "pods on a shared GPU wait for each other"
     assert len({gpu["uuid"] for gpu in gpus(views[0]).values()}) == 22
     first = owners["rows"][0]
     assert (first["owner"], first["gpus"]) == ({"kind": "Notebook", "name": "jupyter-ada"}, 2.0)
@@ -207,10 +207,10 @@ def test_events_and_the_summary_of_a_job_that_ended(demo: Demo) -> None:
     lost = "GPU 3 of node-2: the driver no longer lists it: it fell off the bus or was removed"
     assert ("ended", "research/llm-train-2 ended on GPU 0, 1 of node-3") in told
     assert ("started", "research/llm-train-3 started on GPU 0, 1 of node-3") in told
-    assert [kind for kind, text in told if text == gone] == ["node_gone", "recovered"], "a node is one event"
+    assert [kind for kind, text in told if text == gone] == ["node_gone", "recovered"], "a gone node is one event"
     assert [kind for kind, text in told if text == lost] == ["lost", "recovered"]
     assert {kind for kind, _ in told} >= {"xid", "idle"}
-    assert sum(kind in ("started", "ended") for kind, _ in told) == 2, "pods of a lost node did not end"
+    assert sum(kind in ("started", "ended") for kind, _ in told) == 2, "pods of a gone node did not end"
     own = demo.ask("/api/v1/events?pod=research/llm-train-2")["events"]
     assert [event["kind"] for event in own] == ["ended"]
     of_gpu = demo.ask(f"/api/v1/events?gpu={demo.nodes[1].driver.gpus[3].uuid}")["events"]
@@ -241,13 +241,13 @@ def test_the_demo_has_a_past_from_its_first_second() -> None:
         totals = by_team["totals"]
         assert totals["gpu_hours"] == pytest.approx(22 * 24, rel=0.02)
         most = 22 * (by_team["to"] - by_team["from"]) / 3600
-        assert totals["gpu_hours"] <= most, "no time counts twice"
+        assert totals["gpu_hours"] <= most, "no time is counted twice"
         assert totals["used_hours_min"] == pytest.approx(totals["used_hours"], rel=0.01)
         hour = demo.ask("/api/v1/range?range=1h")
         assert hour["totals"]["gpu_hours"] <= 22 * (hour["to"] - hour["from"]) / 3600
         use = demo.ask(f"/api/v1/history/gpus/{demo.nodes[0].driver.gpus[0].uuid}")["series"]["utilization_ratio"]
         assert len(use) >= 240
-        assert use.count(None) <= 3, "the charts of an hour have no gaps"
+        assert use.count(None) <= 3, "the charts of one hour have no gaps"
         assert by_team["totals"]["wasted"] > 100
         users = {row["job"] for row in demo.ask("/api/v1/range")["rows"] if "job" in row}
         assert users == {"4711", "user ada", "user cleo"}
@@ -261,8 +261,8 @@ def test_the_demo_has_a_past_from_its_first_second() -> None:
         idle = demo.ask("/api/v1/summary/notebooks/jupyter-ada-0")
         (held,) = gpus(demo.ask("/api/v1/view"))["node-1", 5]["holders"]
         live_hours = (demo.time.wall() - held["idle_since"]) / 3600
-        assert live_hours == pytest.approx(idle["idle_hours"], rel=0.01), "idle for as long as the history says"
-        assert [event["kind"] for event in told].count("idle") == 2, "one alarm for each idle notebook, never closed"
+        assert live_hours == pytest.approx(idle["idle_hours"], rel=0.01), "the idle time equals that of the history"
+        assert [event["kind"] for event in told].count("idle") == 2, "one open alert for each idle notebook"
         embed, ocr = (demo.ask(f"/api/v1/summary/batch/{name}-0") for name in ("embed", "ocr"))
         assert embed["energy_kwh"] / ocr["energy_kwh"] == pytest.approx(
             embed["used_hours"] / ocr["used_hours"], rel=0.1
@@ -272,7 +272,7 @@ def test_the_demo_has_a_past_from_its_first_second() -> None:
         assert shared["wait_seconds"] > 0
         lines = demo.ask("/api/v1/history")["devices"].values()
         assert len(lines) == 28, "22 GPUs and 6 MIG instances"
-        assert all(b64decode(line).count(255) <= 2 for line in lines), "sparklines are full"
+        assert all(b64decode(line).count(255) <= 2 for line in lines), "sparklines have almost no gaps"
         on_node = json.loads(demo.clients[2].ask("/api/v1/events").body)["events"]
         assert {event["node"] for event in on_node} == {"node-3"}
 

@@ -1,4 +1,4 @@
-"""`podgpu doctor`: the command, and the examination of failing drivers."""
+"""`podgpu doctor`: the command, and its findings about failing drivers."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def tree(tmp_path: Path) -> Tree:
 
 @pytest.fixture
 def socket() -> Iterator[str]:
-    """Not in tmp_path: pytest's names are too long for a socket path. With an empty checkpoint beside: where there is
-    none, that of the machine the tests run on would count."""
+    """Uses a short folder name, because tmp_path is too long for a socket path. Adds an empty checkpoint, because
+    doctor would otherwise read the host's."""
     folder = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))
     checkpoint = folder / CHECKPOINT
     checkpoint.parent.mkdir()
@@ -113,7 +113,7 @@ Examined = Callable[..., list[Finding]]
 
 @pytest.fixture
 def examined(tree: Tree, clock: FakeClock) -> Iterator[Examined]:
-    """Examines a node with this driver and these arguments. Hanging calls are released after the test."""
+    """Examines a node with this driver and these arguments. Releases hanging calls after the test."""
     drivers: list[FaultyNvml] = []
 
     def examine(
@@ -130,7 +130,7 @@ def examined(tree: Tree, clock: FakeClock) -> Iterator[Examined]:
     yield examine
     for driver in drivers:
         driver.faults.release_all()
-        driver.faults.reload_driver(pynvml.NVML_ERROR_UNINITIALIZED)  # ends the threads that wait for events
+        driver.faults.reload_driver(pynvml.NVML_ERROR_UNINITIALIZED)  # ends the event threads
 
 
 @pytest.fixture
@@ -315,7 +315,7 @@ def test_the_process(tree: Tree, driver: FaultyNvml, examined: Examined) -> None
     assert (first.text[:19], second.level, "does not need" in second.text) == ("running as uid 1000", Level.NOTE, True)
     assert only(findings, "pid namespace").level is Level.NOTE
     assert only(findings, "device files") == ok("device files", "2 files, all can be opened")
-    (tree.dev / "nvidia1").symlink_to("gone")  # root can open every existing file
+    (tree.dev / "nvidia1").symlink_to("gone")  # root can open every file that exists
     shutil.rmtree(tree.proc)
     findings = examined(driver, kubernetes=False)
     assert only(findings, "device files").level is Level.WRONG
@@ -383,7 +383,7 @@ def test_notes_about_the_mapping(
     assert (finding.level, text in finding.text) == (Level.NOTE, True)
 
 
-# The other sources of holders
+# The other allocation sources
 
 
 def test_every_source_of_auto_is_examined(

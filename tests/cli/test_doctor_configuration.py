@@ -1,4 +1,4 @@
-"""`podgpu doctor` checks the configuration of the exporter: options, variables, API server, ConfigMap."""
+"""`podgpu doctor` checks the exporter's configuration: options, variables, API server, ConfigMap."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedApiServer]:
 
 
 class Doctor:
-    """The command on a node whose kubelet, API server and /proc are these."""
+    """Runs the command with this kubelet, API server and /proc."""
 
     def __init__(self, tree: Tree, kubelet: FaultyKubelet, capsys: pytest.CaptureFixture[str]) -> None:
         self._kubelet = kubelet
@@ -58,8 +58,8 @@ class Doctor:
         self._arguments += ["--kubeconfig", str(path)]
 
     def examine(self, *arguments: str, gpus: str = "simulated:2xH100") -> dict[str, list[tuple[str, str, str]]]:
-        """Subject -> level, text and advice of each finding."""
-        if self._kubelet.pods is self._usual:  # its GPUs go by the node's name, which the test may have set since
+        """Returns level, text and advice of each finding, by subject."""
+        if self._kubelet.pods is self._usual:  # UUIDs depend on the node name, which a test may have changed
             self._kubelet.pods = (simulated_pod("train", *uuids("2xH100")),)
         self.code = run([*self._arguments, "--telemetry", gpus, *arguments])
         found: dict[str, list[tuple[str, str, str]]] = {}
@@ -164,7 +164,7 @@ def test_an_unreadable_configmap(
     assert bad[1].startswith("-m ns:counters: ")
     assert words in bad[1]
     assert "service account may list and watch configmaps" in bad[2]
-    assert any("supports all 26" in text for _, text, _ in found["counters"]), "those of -f are judged"
+    assert any("supports all 26" in text for _, text, _ in found["counters"]), "the counters of -f are checked"
     assert ("API server" in wrong(found)) is (refusal is not None)
 
 
@@ -207,13 +207,13 @@ def test_a_wrong_node_name(
 
 
 def test_a_correct_node_name(doctor: Doctor, kubelet: FaultyKubelet, api: SimulatedApiServer) -> None:
-    """A pod that is just being made or ended is not on both lists."""
+    """A pod that is starting or ending may be on only one of the lists."""
     kubelet.pods = tuple(simulated_pod(f"p{n}") for n in range(3))
     api.put("pods", *(api_pod(name) for name in ("p1", "p2", "new")))
     doctor.know(api)
     assert "node name" not in doctor.examine()
     assert doctor.code == 0
-    kubelet.pods = ()  # just restarted
+    kubelet.pods = ()  # the kubelet has just restarted
     found = doctor.examine()
     assert "node name" not in found
     assert "lists no pods, and the API server has 3 pods on this node" in wrong(found)["kubelet"]

@@ -1,4 +1,4 @@
-"""`podgpu doctor` about shared GPUs: how their busy time can be split, and what a better method needs."""
+"""`podgpu doctor` on shared GPUs: available usage methods, and the requirements of better ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole node against an API server that is away, refuses, hangs or talks nonsense: it costs what it was asked for."""
+"""An API server that is absent, refuses, hangs or sends bad data affects only the data that it provides."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _no_variables() -> Iterator[None]:
 
 @contextmanager
 def watched_node(folder: Path) -> Iterator[tuple[Node, SimulatedApiServer]]:
-    """A pod whose labels come from the API server, and whose GPU from the kubelet."""
+    """Yields a node with one pod. Its labels come from the API server, and its GPU from the kubelet."""
     arguments = ["-f", "{folder}/counters.csv", "--usage-from=none", "--kubeconfig", "{folder}/kubeconfig"]
     arguments += ["--allocation", "kubelet,annotations", "--kubernetes-enable-pod-labels"]
     files = {"counters.csv": TEMPERATURE}
@@ -86,7 +86,7 @@ def test_a_source_that_may_list_but_not_watch_is_not_up(folder: Path, caplog: py
 
 @contextmanager
 def dra_node(folder: Path) -> Iterator[tuple[Node, SimulatedApiServer]]:
-    """The scenario nodes/dra with an API server that is not started yet."""
+    """Yields the scenario nodes/dra with an API server that is not started yet."""
     described = read_description(Path(__file__).parents[1] / "nodes" / "dra")
     with node_of(replace(described, api_away=True), folder) as node:
         assert node.api_server is not None
@@ -135,7 +135,7 @@ def test_dra_comes_with_the_upgrade_of_the_api_server(group: tuple[str, ...], fo
 
 
 def test_who_may_not_ask_what_there_is_may_still_read_the_slices(folder: Path) -> None:
-    """Some clusters take system:discovery from everybody."""
+    """Some clusters do not grant system:discovery."""
     with dra_node(folder) as (node, server):
         server.forbidden_paths = frozenset({"/apis/resource.k8s.io"})
         server.start()
@@ -168,7 +168,7 @@ def test_one_malformed_configmap_after_another_is_said_again(folder: Path, caplo
                 node.agent.read_telemetry()
             (said,) = (line for line in caplog.messages if line.startswith("counters: "))
             assert ("gorge" if "gorge" in wrong else "DCGM_FI_NO_SUCH_FIELD") in said
-            assert "DCGM_FI_DEV_GPU_TEMP{" in exposition(node.agent), "the last good ones stay"
+            assert "DCGM_FI_DEV_GPU_TEMP{" in exposition(node.agent), "the last valid counters stay"
             assert 'source_up{source="counters"} 0' in exposition(node.agent)
         server.put("configmaps", counters("DCGM_FI_DEV_SM_CLOCK, gauge, c\n"))
         wait_until(lambda: _has_clock(node), "the mended one is taken up")
@@ -182,7 +182,7 @@ def _has_clock(node: Node) -> bool:
 
 
 def pods_of(*pods: Mapping[str, Any], times: int = 1) -> bytes:
-    """`times`: so often the same ones, each made into JSON once."""
+    """Returns a PodList in which these pods are repeated `times` times."""
     items = ", ".join([json.dumps(pod) for pod in pods] * times)
     return f'{{"kind": "PodList", "metadata": {{"resourceVersion": "900"}}, "items": [{items}]}}'.encode()
 
@@ -199,7 +199,7 @@ HOSTILE: Mapping[str, tuple[Callable[[], bytes], Mapping[str, str], bool]] = {
     "a compressed 200 MiB": (lambda: gzip.compress(b" " * (200 << 20), 1), {"Content-Encoding": "gzip"}, False),
     "nothing": (lambda: b"", {}, False),
 }
-"""What makes the body, its headers, and whether it goes on for ever. Made when it is sent: every worker reads this."""
+"""Body, headers, and whether the body is endless. A function builds the body only when a test needs it."""
 
 
 @pytest.mark.fault(

@@ -1,4 +1,4 @@
-"""Every row of dcgm-exporter's table of options, and the messages about wrong options."""
+"""Every row of dcgm-exporter's option table, and the messages about wrong options."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ rows = pytest.mark.parametrize("row", ROWS, ids=lambda row: row["flag"])
 
 
 def other_value(row: Mapping[str, str]) -> str:
-    """A good value that is not the default."""
+    """Returns a valid value that is not the default."""
     if row["flag"] in OTHER_VALUES:
         return OTHER_VALUES[row["flag"]]
     if row["kind"] == "bool":
@@ -74,12 +74,12 @@ class Ran:
 
     @property
     def warned(self) -> list[str]:
-        """Warnings about options without effect, in text or JSON logs."""
+        """Returns the warnings about options without effect, from text or JSON logs."""
         return [line for line in map(_message, self.err.splitlines()) if " has no effect: " in line]
 
     @property
     def complaint(self) -> str:
-        """The error message, which must be a single line without a traceback."""
+        """Returns the error message. Checks that it is one line without a traceback."""
         (line,) = (line for line in self.err.splitlines() if line.startswith("podgpu: "))
         assert "Traceback" not in self.err
         return line
@@ -91,7 +91,7 @@ def _message(line: str) -> str:
 
 @contextmanager
 def environment(variables: Mapping[str, str], keep: Iterable[str] = ()) -> Iterator[None]:
-    """Sets these variables and removes the exporter's others."""
+    """Sets these variables and removes all other variables of the exporter."""
     with pytest.MonkeyPatch.context() as patch:
         for name in {*VARIABLES, "NODE_NAME"}.difference(keep):
             patch.delenv(name, raising=False)
@@ -101,7 +101,7 @@ def environment(variables: Mapping[str, str], keep: Iterable[str] = ()) -> Itera
 
 
 def execute(arguments: list[str], **variables: str) -> Ran:
-    """`podgpu ...` in this process, with these variables and none of the exporter's others."""
+    """Runs `podgpu ...` in this process, with these variables and no others of the exporter."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
@@ -114,7 +114,7 @@ def execute(arguments: list[str], **variables: str) -> Ran:
 
 
 def parsed(arguments: list[str], **variables: str) -> dict[str, Any]:
-    """What the command would be called with; raises click's error."""
+    """Returns the parsed options. Raises click's error."""
     with environment(variables):
         return command.make_context("exporter", normalize_arguments(arguments)).params
 
@@ -126,7 +126,7 @@ def test_every_option_is_there_as_dcgm_exporter_has_it() -> None:
     for row in ROWS:
         ours, kind = OURS[row["flag"]], row["kind"]
         assert (ours.short, ours.env) == (row["short"] or row["alias"], row["env"]), row["flag"]
-        # Ours prefers the file of -f and falls back on the shipped copy. An address is used only if -r is given.
+        # podgpu reads the file of -f, or the shipped copy if it is missing. It uses an address only with -r.
         if row["flag"] not in ("collectors", "remote-hostengine-info"):
             assert ours.default == row["default"], row["flag"]
         kind = "milliseconds" if kind == "duration" else kind
@@ -163,7 +163,7 @@ def test_flag_goes_before_variable_before_default(row: dict[str, str]) -> None:
     assert parsed([], **{row["env"]: ""})[name] == default
 
 
-# --- the real command, once with every flag and once with every variable: a run takes half a second
+# --- the real command, once with all flags and once with all variables, because a run takes half a second
 
 
 @pytest.mark.parametrize("way", ["flags", "variables"])
@@ -185,11 +185,11 @@ def test_what_is_set_to_its_default_is_not_warned_about() -> None:
     ran = execute([*QUICK, *flags, "-c", "100"], **{row["env"]: row["default"] for row in set_to_default})
     assert ran.code == 0, ran.err
     assert ran.warned == []
-    # A remote host engine that is named is meant, even by the address that is its default.
+    # An explicit -r is reported even if its address is the default.
     assert "-r localhost:5555 is ignored" in ran.err
 
 
-# --- Go's habits
+# --- Go's flag syntax
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_go_habits(arguments: list[str], name: str, value: object) -> None:
     assert parsed(arguments)[name] == value
 
 
-# --- what is wrong is said in one line
+# --- errors are reported on one line
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ HOSTILE = "a|b<script>"
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """A cluster with 24 minutes of history: a busy pod, an idle one, a free and a lost GPU."""
+    """Serves a cluster with 24 minutes of history: a busy pod, an idle one, a free and a lost GPU. Yields the URL."""
     time = Time()
     cluster = Cluster(Script, ViewSettings(), lambda: (PRICES, ()), time.clock)
     recorder = cluster_recorder(cluster)
@@ -65,7 +65,7 @@ def test_markdown(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "| GPU-hours | allocated | busy | idle | waiting | use of what it holds |" in out
     assert "GPU-3" in out[out.index("## Broken GPUs now") :]
     assert "- there is no record before" in out
-    assert "# GPU report, 1970-01-12T13:45:00Z to 1970-01-12T14:12:35Z" in out, "the title has the time of the data"
+    assert "# GPU report, 1970-01-12T13:45:00Z to 1970-01-12T14:12:35Z" in out, "the title has the time range"
 
 
 def test_this_month() -> None:

@@ -1,4 +1,4 @@
-"""Signals to `podgpu cluster`, a real process."""
+"""Signals to a real `podgpu cluster` process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COMMAND = (*CLUSTER, "--scrape", "127.0.0.1:1")
 
 
 def test_sigusr1_does_not_end_the_cluster_view(tmp_path: Path) -> None:
-    """The exporter releases the driver on SIGUSR1; the cluster view has none."""
+    """Only the exporter handles SIGUSR1: it releases the driver."""
     with podgpu(COMMAND, tmp_path) as process:
         process.popen.send_signal(signal.SIGUSR1)
         process.stop()
@@ -26,7 +26,7 @@ def test_sigusr1_does_not_end_the_cluster_view(tmp_path: Path) -> None:
 def test_two_signals_to_stop_end_cleanly(tmp_path: Path) -> None:
     with podgpu(COMMAND, tmp_path) as process:
         process.popen.send_signal(signal.SIGINT)
-        for _ in range(100):  # some arrive after the event loop was closed
+        for _ in range(100):  # some signals arrive after the event loop is closed
             process.popen.send_signal(signal.SIGTERM)
             process.popen.send_signal(signal.SIGINT)
             time.sleep(0.01)

@@ -22,7 +22,7 @@ CAPABLE = {"TERM": "xterm-256color"}
 
 
 class Terminal:
-    """A pseudo terminal for standard output. A thread reads it, because its buffer is small."""
+    """A pseudo-terminal for standard output. A thread reads from it, because its buffer is small."""
 
     def __init__(self, encoding: str = "utf-8") -> None:
         self._screen, printed_on = pty.openpty()

@@ -1,4 +1,4 @@
-"""`podgpu trace`: the files are valid in the Trace Event Format, and nothing that was recorded is lost."""
+"""`podgpu trace`: the files are valid in the Trace Event Format and contain every recorded switch."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _restore_handlers() -> Iterator[None]:
 
 
 def check(trace: Mapping[str, Any], seconds: float) -> dict[str, dict[str, float]]:
-    """Checks a trace of a GPU without MIG. Returns the seconds of each kind of slice, by the name of the process."""
+    """Checks a trace of a GPU without MIG. Returns the seconds of each kind of slice, by process name."""
     assert json.loads(json.dumps(trace)) == trace
     assert trace["displayTimeUnit"] in ("ms", "ns")
     events: list[dict[str, Any]] = trace["traceEvents"]
@@ -96,7 +96,7 @@ def test_a_trace_names_containers_and_shows_when_they_ran_and_waited(tmp_path: P
 
 
 def test_a_recorded_log_becomes_a_valid_trace() -> None:
-    """See tests/gpu/switches/test_waiting.py: three loads that recorded how long they waited."""
+    """The log is from tests/gpu/switches/test_waiting.py: three loads that measured their waiting time."""
     records = list(RecordDecoder().decode(gzip.decompress(RECORDED.read_bytes())))
     first, last = records[0][2], records[-1][2]
     timeline, engine = Timeline(first, SwitchCosts(64_000)), EngineTrace("GPU 0")

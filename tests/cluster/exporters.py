@@ -1,4 +1,4 @@
-"""Real HTTP servers in place of exporters; each response can be changed while they run."""
+"""Real HTTP servers that replace exporters. Each response can be changed while they run."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Exporter:
 
 @asynccontextmanager
 async def running_exporters(*exporters: Exporter) -> AsyncIterator[list[str]]:
-    """Yields the URLs of their metrics."""
+    """Yields the URLs of the exporters' metrics."""
     runners = []
     for exporter in exporters:
         app = web.Application()

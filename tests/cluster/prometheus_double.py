@@ -1,7 +1,7 @@
-"""A server with the part of Prometheus' HTTP API that podgpu uses. It can be made to misbehave.
+"""A simulated server with the part of Prometheus' HTTP API that podgpu uses. Tests can inject faults.
 
-It answers a query by the names in it: every series put in whose name the query mentions, whatever the rest of the query
-says. What PromQL makes of samples is for the real servers to show.
+A query returns every stored series whose name occurs in it. The rest of the query is ignored. Tests with real servers
+check the PromQL.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ class Reply:
     content_type: str = "application/json"
     headers: Mapping[str, str] = field(default_factory=dict)
     claimed_length: int | None = None
-    """If it is longer than the body, the connection ends in the middle."""
+    """If larger than the body, the connection ends before the response is complete."""
 
 
 Misbehaviour = Callable[[Asked], Reply | None]
-"""None: a correct answer."""
+"""Returns a faulty response, or None for a correct one."""
 
 
 class PrometheusDouble:
     def __init__(self) -> None:
         self.now = 1_800_000_007.0
-        """Its clock, decades apart from ours."""
+        """The server's clock, which is far from the local one."""
         self.series: list[tuple[Mapping[str, str], str]] = []
         """Labels with __name__, and the value as text."""
         self.extra: dict[str, Any] = {}
-        """Additional members of every answer."""
+        """Additional fields of every response."""
         self.misbehave: Misbehaviour = lambda asked: None
         self.asked: list[Asked] = []
         self.released = threading.Event()
@@ -96,7 +96,7 @@ def running_double() -> Iterator[PrometheusDouble]:
 
     class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True  # else a body waits 40 ms for the acknowledgement of its head
+        disable_nagle_algorithm = True  # otherwise the body waits 40 ms for the TCP acknowledgement of the header
 
         def do_GET(self) -> None:
             self._answer(urlsplit(self.path).query)
@@ -130,7 +130,7 @@ def running_double() -> Iterator[PrometheusDouble]:
 
 
 def some_gpus(double: PrometheusDouble, nodes: int = 2) -> None:
-    """Plain dcgm-exporter data: two GPUs on each node, the first of them held."""
+    """Stores plain dcgm-exporter data: two GPUs on each node, of which the first is held."""
     for number in range(nodes):
         target = {"job": "dcgm", "instance": f"10.0.0.{number}:9400"}
         for gpu in range(2):

@@ -37,7 +37,7 @@ def needs(*binaries: str) -> pytest.MarkDecorator:
 def prometheus(
     folder: Path, points: Iterable[Point] = (), configuration: str = "", options: Iterable[str] = ()
 ) -> Iterator[str]:
-    """Yields its URL. `points` are stored before it starts; `configuration` is prometheus.yml."""
+    """Yields its URL. Stores `points` before the start. `configuration` is the content of prometheus.yml."""
     store = folder / "prometheus"
     store.mkdir()
     text = open_metrics(points)
@@ -60,7 +60,7 @@ def prometheus(
 
 @contextlib.contextmanager
 def alertmanager(folder: Path) -> Iterator[str]:
-    """Yields its URL. Alerts are kept and sent nowhere."""
+    """Yields its URL. Alerts are stored but not sent."""
     folder.mkdir()
     configuration = folder / "alertmanager.yml"
     configuration.write_text("{route: {receiver: none}, receivers: [{name: none}]}", encoding="utf-8")
@@ -88,7 +88,7 @@ def victoria_metrics(folder: Path, points: Iterable[Point] = (), configuration: 
 
 @contextlib.contextmanager
 def expositions_at(text_of: Callable[[str], str], away: Collection[str] = ()) -> Iterator[str]:
-    """Yields HOST:PORT that serves the text of each name at /NAME, and 503 for those in `away`."""
+    """Yields HOST:PORT. Serves the text of each name at /NAME, and status 503 for names in `away`."""
 
     class Handler(QuietHandler):
         def do_GET(self) -> None:
@@ -122,7 +122,7 @@ def _escaped(value: str) -> str:
 
 @contextlib.contextmanager
 def _running(command_on: Callable[[int], list[str]], ready: str, folder: Path) -> Iterator[str]:
-    """Tries another port if the free one was taken in the meantime."""
+    """Tries another port if the free one was taken before the start."""
     for attempt in range(3):
         port = free_port()
         log = folder / f"log-{attempt}"
@@ -135,7 +135,7 @@ def _running(command_on: Callable[[int], list[str]], ready: str, folder: Path) -
                 yield url
                 return
         finally:
-            process.kill()  # nothing it could still write matters
+            process.kill()  # no output after this point is needed
             process.wait()
     raise AssertionError(f"it does not start: {log.read_text(errors='replace')[-2000:]}")
 

@@ -25,7 +25,7 @@ def holder(
 
 
 def gpu(index: int, *holders: Holder, busy: float | None = None, used: float | None = None, **more: Any) -> DeviceState:
-    """`busy`: utilisation. `used`: the default --used-field."""
+    """Returns a GPU. `busy` is its utilisation; `used` is the value of the default --used-field."""
     more.setdefault("uuid", f"GPU-{index}")
     more.setdefault("model", H100)
     fields = {} if used is None else {"DCGM_FI_DEV_MEM_COPY_UTIL": used}
@@ -48,7 +48,7 @@ def node(name: str, *gpus: DeviceState, read_at: float = 0.0, **more: Any) -> No
 
 
 class World:
-    """Rounds one after another."""
+    """Runs successive rounds."""
 
     def __init__(self, settings: ViewSettings | None = None) -> None:
         self.settings = settings or ViewSettings()
@@ -75,7 +75,7 @@ def text_of(state: ClusterState, rolling: Mapping[Scope, float] | None = None) -
 
 
 def series(state: ClusterState, name: str) -> Series:
-    """Sorted labels -> value."""
+    """Returns the value of each series by its sorted labels."""
     for family in parse_text(text_of(state)):
         if family.name == name:
             return {tuple(sorted(sample.labels.items())): sample.value for sample in family.samples}
@@ -87,7 +87,7 @@ def value(state: ClusterState, name: str, **labels: str) -> float | None:
 
 
 def duplicates(families: Iterable[ParsedFamily]) -> list[tuple[str, Mapping[str, str]]]:
-    """Series that occur twice; a label without a value is none to Prometheus."""
+    """Returns series that occur twice. Prometheus treats an empty label as absent."""
     seen: set[tuple[str, frozenset[tuple[str, str]]]] = set()
     found = []
     for family in families:

@@ -1,4 +1,4 @@
-"""Exporters and owners from a simulated API server over real HTTP."""
+"""Exporters and owners from a simulated API server, over real HTTP."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_endpoints_come_and_go(server: SimulatedApiServer, config: ApiConfig) ->
 
 
 def test_a_hand_made_slice_without_the_services_labels(server: SimulatedApiServer, config: ApiConfig) -> None:
-    """It has only the label kubernetes.io/service-name. A slice of another Service of this name is left out."""
+    """The slice has only the label kubernetes.io/service-name. A slice of another Service of this name is ignored."""
     service = {"metadata": {"name": "exporters", "namespace": "monitoring", "labels": LABELS}}
     own = endpoint_slice(endpoint("10.0.0.7"), name="by-hand", service="exporters")
     other = labelled(own, "other", "elsewhere") | {"endpoints": [endpoint("10.9.9.9")]}
@@ -151,7 +151,7 @@ def test_labels_of_nodes(server: SimulatedApiServer, config: ApiConfig) -> None:
     server.put("nodes", {"metadata": {"name": "n1", "labels": {"capacity": "spot"}}}, {"metadata": {"name": "n2"}})
     labels = ApiMap(config, NODES_PATH, parse_node_labels, "labels of nodes", HURRY)
     try:
-        assert server.requests == [], "nothing is read before prices need it"
+        assert server.requests == [], "nodes are read only if prices need their labels"
         assert labels.read() == {"n1": {"capacity": "spot"}, "n2": {}}
         server.forbidden_paths = frozenset({"/api/v1/nodes"})
         server.stop()
@@ -165,9 +165,9 @@ def test_labels_of_nodes(server: SimulatedApiServer, config: ApiConfig) -> None:
     labels = ApiMap(config, NODES_PATH, parse_node_labels, "labels of nodes", HURRY)
     try:
         assert labels.read() == {}
-        assert time.monotonic() - started < 8, "the first round does not wait for a server that failed"
+        assert time.monotonic() - started < 8, "the first round does not wait for a failed server"
     finally:
         labels.close()
 
 
-# A roll-out
+# A rollout

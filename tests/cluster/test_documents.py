@@ -1,4 +1,4 @@
-"""Everything that the cluster view reads from a node's metrics text is equal in the node's document."""
+"""The metrics text and the document of a node contain equal values for the cluster view."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_text_and_document_agree(name: str, tmp_path: Path) -> None:
 
 
 def find_differences(text: Any, document: Any, path: str = "") -> Any:
-    """The document may have more members. Ratios are rounded in the text."""
+    """The document may have more fields. Ratios are rounded in the text."""
     if isinstance(text, dict) and isinstance(document, dict):
         for name, value in text.items():
             yield from find_differences(

@@ -1,4 +1,4 @@
-"""The cluster's rounds: what is published when, what is logged, how the loop ends. A backend of ours, no network."""
+"""The cluster's rounds with a simulated backend: publication, log lines, and the end of the loop."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def node(name: str, read_at: float, used: float = 50.0) -> NodeReading:
 
 
 class Script:
-    """A backend that does in each turn what it is told."""
+    """A backend that runs one given action in each round."""
 
     def __init__(self, *turns: Callable[[Script], object]) -> None:
         self._turns = list(turns)
@@ -85,7 +85,7 @@ def test_a_round_is_published_at_its_end() -> None:
     assert cluster.is_on_time
     time.now += 1.0
     assert not cluster.is_on_time
-    assert b"avg_GPU_utilization" not in asyncio.run(cluster.metrics("metrics")).plain, "the loop hangs"
+    assert b"avg_GPU_utilization" not in asyncio.run(cluster.metrics("metrics")).plain, "no values of a hung loop"
 
 
 def test_changes_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -133,8 +133,8 @@ def test_a_target_that_flaps_does_not_fill_the_log(caplog: pytest.LogCaptureFixt
 
     assert rounds(*(["timeout", "too_much"] * 200)) == ["timeout", "too_much"]
     assert rounds("") == ["answers again"]
-    assert rounds(*(["timeout", ""] * 120)) == ["timeout", "answers again"] * 6, "an hour"
-    assert rounds(*(["timeout"] * 41)) == ["timeout"], "what has come to stay is said in the end"
+    assert rounds(*(["timeout", ""] * 120)) == ["timeout", "answers again"] * 6, "six reports in an hour"
+    assert rounds(*(["timeout"] * 41)) == ["timeout"], "a lasting fault is logged"
     assert seen(*([False, True] * 20)) == ["a: stale", "a: answers again"]
 
 

@@ -1,4 +1,4 @@
-"""The families of `podgpu cluster`: pod map, GPUs in use, idle holders, counts and costs."""
+"""The metric families of `podgpu cluster`: pod map, GPUs in use, idle holders, counts and costs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LABELS = ("gpu_id", "gpu_model", "namespace", "node", "pod_name")
 RATIO, GPUS = "podgpu_used_gpu_utilization_ratio", "podgpu_used_gpus"
 SINCE = "podgpu_idle_allocated_gpu_since_timestamp_seconds"
 
-# Seed 002. Its samples are written by hand: one GPU has three models, or is on several nodes. Each row is a state here.
+# Seed 002. Its samples are written by hand: one GPU has three models or is on several nodes. Here each row is a state.
 
 
 def printed(sample: str) -> list[str]:
@@ -159,7 +159,7 @@ def test_rolling_average_over_the_window() -> None:
     assert add(0, 40) == pytest.approx(0.4)
     assert add(9.5, 80) == pytest.approx(0.6)
     assert add(20, 0) == pytest.approx(0.4)
-    assert add(30, 100) == pytest.approx(0.6), "the first round is no longer in the window"
+    assert add(30, 100) == pytest.approx(0.6), "the first round is older than the window"
 
 
 def test_holders_are_reported_once_they_are_idle_for_longer_than_idle_after() -> None:

@@ -1,4 +1,4 @@
-"""GPUs that are broken, as `podgpu cluster` tells it of real exporters: in the words of the exporters' own pages."""
+"""Broken GPUs in `podgpu cluster` with real exporters: the alerts are equal to those of the exporters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FORGET = {"X_Podgpu_Request": "forget"}
 
 
 class ClusterBench:
-    """One node's exporter with four GPUs, scraped by a cluster that takes a round when told to."""
+    """The exporter of one node with four GPUs, and a cluster that scrapes it when a test calls `round`."""
 
     def __init__(self, node: GpuBench, loop: asyncio.AbstractEventLoop) -> None:
         self.node = node
@@ -46,7 +46,7 @@ class ClusterBench:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
     def round(self, seconds: float = 15.0) -> dict[str, Any]:
-        """The node goes on meanwhile, if it is there."""
+        """Runs a round after this time, and a turn of the node unless it is unplugged."""
         if self._plugged:
             self.node.turn(seconds=seconds)
         else:
@@ -64,7 +64,7 @@ class ClusterBench:
         return dict(found)
 
     def unplug(self) -> None:
-        """Nobody listens any more where the exporter did."""
+        """Closes the exporter's port."""
         self._plug.close()
         self._plugged = False
 
@@ -102,7 +102,7 @@ def cluster_of(node: GpuBench, loop: asyncio.AbstractEventLoop) -> Iterator[Clus
 
 
 def assert_same_words(bench: ClusterBench) -> list[str]:
-    """On the node's page, the cluster's, both /health, and for `top`."""
+    """Checks that the views, both /health and `top` show the same alerts, and returns their texts."""
     of_node = json.loads(bench.node.client.ask("/api/v1/view").body)["alerts"]
     of_cluster = bench.view()["alerts"]
     assert of_cluster == of_node
@@ -157,7 +157,7 @@ def test_a_node_that_is_gone(bench: ClusterBench) -> None:
     died_at = bench.node.wall()
     bench.unplug()
     bench.round()
-    assert not bench.view()["nodes"][0].get("gone"), "it may be late"
+    assert not bench.view()["nodes"][0].get("gone"), "one missed round is not enough"
     view = bench.round(40.0)
     (node,) = view["nodes"]
     assert (node["gone"], node["old"], len(node["gpus"])) == (True, True, 4)
@@ -195,11 +195,11 @@ def test_forgetting_on_the_cluster(bench: ClusterBench) -> None:
     node.faults.recover(1)
     node.turn()
     bench.round()
-    assert "conditions" not in bench.gpu(1), "it is back"
+    assert "conditions" not in bench.gpu(1), "the GPU returned"
     node.faults.lose(1)
     node.turn()
     bench.round()
-    assert bench.gpu(1)["absent"], "and lost again, which nobody said to forget"
+    assert bench.gpu(1)["absent"], "a GPU that is lost again is shown again"
 
 
 def test_a_gpu_s_own_view_is_asked_of_its_exporter(bench: ClusterBench) -> None:

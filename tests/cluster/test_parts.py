@@ -1,4 +1,4 @@
-"""How GPUs are divided among holders, what a holder does with its part, and that parts add up."""
+"""Division of GPUs among holders, the use of each share, and sums."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_mig_instances_are_the_part_of_their_compute_slices() -> None:
     a30 = gpu(0, model="NVIDIA A30", instances=(mig(1, profile="1g.6gb"),))
     assert [part for _, part in divide_gpu(a30)] == [0.25, 0.75]
     hidden = gpu(0, hidden=True, instances=(mig(1),))
-    assert [instance.id for instance, _ in divide_gpu(hidden) if instance] == [1], "--devices leaves the GPU out"
+    assert [instance.id for instance, _ in divide_gpu(hidden) if instance] == [1], "--devices excludes the GPU"
 
 
 def test_utilisation_of_a_gpu_in_mig_mode_is_the_mean_by_size() -> None:

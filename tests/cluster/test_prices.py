@@ -1,4 +1,4 @@
-"""The price file: strict, read again when it changes, and what a MIG instance costs."""
+"""The price file: strict parsing, reload after changes, and prices of MIG instances."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_prices_that_change_at_a_date() -> None:
     content = f"{GOOD}changes:\n  - from: 2026-12-01\n    models: {{'*': {{gpu_hour: 3}}}}\n"
     prices = parse_prices(content.encode(), "p.yml")
     assert [prices.at(december + seconds).of("A30").gpu_hour for seconds in (-1, 0)] == [1.0, 3.0]
-    assert prices.at(december).of(H100).gpu_hour == 2.5, "models that are not named keep their price"
+    assert prices.at(december).of(H100).gpu_hour == 2.5, "models that the entry does not name keep their price"
     parts = [(start, end, part.of("A30").gpu_hour) for start, end, part in prices.periods(december - 9, december + 9)]
     assert parts == [(december - 9, december, 1.0), (december, december + 9, 3.0)]
     assert len(list(prices.periods(december, december + 9))) == 1
@@ -84,10 +84,10 @@ changes:
         nodes = ({**spot, "other": "x"}, {"capacity": "spot"}, reserved, {}, None)
         return [prices.at(at).on_node(labels).of(model).gpu_hour for labels in nodes]
 
-    assert find(H100, 0.0) == [1.0, 2.5, 1.5, 2.5, None], "without labels there is no price, not a wrong one"
+    assert find(H100, 0.0) == [1.0, 2.5, 1.5, 2.5, None], "without node labels, the price is unknown"
     assert find(f"{H100} MIG 7g.80gb", 0.0)[2:] == [1.5, 2.5, None]
     assert find("A30", december) == [0.8, 2.0, 2.0, 2.0, None]
-    assert find("A30", december + 86_400) == [2.0] * 5, "without such prices, no labels are needed"
+    assert find("A30", december + 86_400) == [2.0] * 5, "without prices by label, no node labels are needed"
 
 
 @given(st.binary(max_size=60) | st.text(alphabet="curenymodls:{}[]*\"' \n-0.5&?|>", max_size=60).map(str.encode))
@@ -109,7 +109,7 @@ def test_a_mig_instance_costs_its_slices() -> None:
     assert prices.of(f"{H100} MIG 1g.10gb") == Price(1.0)
     assert prices.of(f"{H100} MIG 2g.20gb+me").gpu_hour == pytest.approx(2)
     assert prices.of(f"{H100} MIG 3g.40gb") == Price(9.0)
-    assert prices.of("NVIDIA A30 MIG 1g.6gb").gpu_hour == 1  # cut into four
+    assert prices.of("NVIDIA A30 MIG 1g.6gb").gpu_hour == 1  # divided into four instances
     assert prices.of("NVIDIA H200 MIG 1g.18gb").gpu_hour == pytest.approx(2)
     assert prices.of(f"{H100} MIG odd") == Price()
 
@@ -155,6 +155,6 @@ def test_the_example_has_every_model_that_can_be_simulated_and_says_what_it_is()
     prices, _ = read_prices("example")()
     assert (prices.currency, prices.source) == ("USD", "example")
     assert [model.name for model in MODELS.values() if not prices.of(model.name).gpu_hour] == []
-    assert "*" not in prices.models, "a model nobody priced must be seen"
+    assert "*" not in prices.models, "a model without a price must stay visible"
     for model in ("NVIDIA GH200 480GB", "NVIDIA A10G", "NVIDIA-A100-SXM4-80GB", "Tesla T4"):
         assert prices.of(model).gpu_hour

@@ -1,4 +1,4 @@
-"""The Prometheus collector against a server that misbehaves. What PromQL returns is tested with real servers."""
+"""The Prometheus collector with a simulated server that injects faults. Real servers test the PromQL."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from podgpu.model import WorkloadOwner
 from tests.cluster.prometheus_double import Asked, PrometheusDouble, Reply, error, running_double, some_gpus, vector
 from tests.nodes.clock import FakeClock
 
-SETTINGS = ViewSettings(window=45.0)  # three instants
+SETTINGS = ViewSettings(window=45.0)  # three samples
 TIME = "vector(time())"
 
 
 class Rounds:
-    """A collector with a clock that is moved by hand."""
+    """A collector with a simulated clock."""
 
     def __init__(self, double: PrometheusDouble, settings: ViewSettings = SETTINGS, **options: object) -> None:
         self.double = double
@@ -80,11 +80,11 @@ def test_nodes_of_the_same_name_in_two_clusters_stay_two_nodes(double: Prometheu
     assert {node.state.node for node in reading.nodes} == {"node-0", "node-1", "east/node-9", "west/node-9"}
     assert [node.named for node in reading.nodes] == [True] * 4
     autoscale = Rounds(double, ViewSettings(one_cluster=True))
-    assert autoscale.run().outcomes[0].error == "several_clusters", "the HPA does not name the cluster of a pod"
+    assert autoscale.run().outcomes[0].error == "several_clusters", "an HPA cannot select the cluster of a pod"
     autoscale.close()
     double.put("kube_node_labels", 1, node="node-0", label_eks_amazonaws_com_capacity_type="SPOT")
     double.put("kube_node_labels", 1, node="node-9", cluster="east", exported_node="node-9")
-    assert {node.labels for node in rounds.run(15).nodes} == {None}, "not read if no price depends on them"
+    assert {node.labels for node in rounds.run(15).nodes} == {None}, "only read if a price depends on them"
     rounds.label_names = ["eks.amazonaws.com/capacityType", "zone"]
     reading = rounds.run(15)
     assert {node.state.node: node.labels for node in reading.nodes} == {
@@ -96,7 +96,7 @@ def test_nodes_of_the_same_name_in_two_clusters_stay_two_nodes(double: Prometheu
 
 
 def test_a_round(double: PrometheusDouble, rounds: Rounds) -> None:
-    """The clock of the server is decades apart from ours: only differences of its own times count."""
+    """The server's clock differs from ours by decades. Only differences between the server's timestamps count."""
     reading = rounds.run()
     assert [node.state.node for node in reading.nodes] == ["node-0", "node-1"]
     assert [len(node.state.devices) for node in reading.nodes] == [2, 2]
@@ -119,7 +119,7 @@ def test_more_gpus_than_the_page_shows(double: PrometheusDouble) -> None:
     made.close()
     view = make_view(build_cluster_state(reading, None, SETTINGS, made.clock.monotonic(), double.now))
     totals, [namespace, unshared] = view.totals, view.namespaces
-    assert (unshared.used_gpus, unshared.idle_gpus) == (0, 1), "never more idle than allocated"
+    assert (unshared.used_gpus, unshared.idle_gpus) == (0, 1), "idle time is at most the allocated time"
     assert (namespace.namespace, namespace.allocated_gpus, namespace.idle_gpus) == ("ml", 2, 0.5)
     assert (totals.gpus, totals.allocated, totals.used, totals.idle, totals.power_watts) == (4, 3, 1.5, 1.5, 700)
     assert (reading.nodes, reading.outcomes[0].error) == ((), "")
@@ -222,7 +222,7 @@ def test_without_holders_the_round_fails(double: PrometheusDouble, rounds: Round
 
 
 def test_owners(double: PrometheusDouble, rounds: Rounds) -> None:
-    """kube-state-metrics first, then the API server."""
+    """Owners come from kube-state-metrics, and otherwise from the API server."""
     controller = {"namespace": "research", "owner_is_controller": "true"}
     double.put("kube_pod_owner", 1, pod="train-0", owner_kind="ReplicaSet", owner_name="train-7d9c", **controller)
     double.put("kube_replicaset_owner", 1, replicaset="train-7d9c", owner_kind="Deployment", owner_name="train",

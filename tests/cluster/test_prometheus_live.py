@@ -1,4 +1,4 @@
-"""Real servers that scrape exporters, compared with reading the same metrics text directly."""
+"""Real servers that scrape exporters. Results are compared with a direct read of the same metrics text."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ class Exporter:
     exposition: str
     honor_labels: bool = True
     copies: Sequence[Mapping[str, str]] = ({},)
-    """Labels of the target, one per scrape."""
+    """Target labels of each scrape job."""
 
 
 OWN_POD = {"namespace": "monitoring", "pod": "exporter", "container": "exporter"}
 H200 = (FIXTURES / "h200" / "dcp_pod.prom").read_text()
 EXPORTERS = {
-    # As the GPU operator has it scraped: the pods' names become exported_*.
+    # Scraped as with the GPU operator: the workload's pod becomes exported_pod.
     "dcgm": Exporter(H200, honor_labels=False, copies=[OWN_POD]),
-    # The same without a pod on its GPU: `pod` is the exporter's.
+    # The same without a pod on the GPU. The label `pod` is the exporter's.
     "dcgm-free": Exporter((FIXTURES / "h200" / "default.prom").read_text(), honor_labels=False, copies=[OWN_POD]),
     # Scraped by an HA pair.
     "podgpu": Exporter(
@@ -59,7 +59,7 @@ EXPORTERS = {
     "new-names": Exporter(renamed(H200, "4.9"), honor_labels=False, copies=[OWN_POD]),
     "both-names": Exporter(renamed(H200, "both"), copies=[OWN_POD]),
     "both-mig": Exporter(renamed((NODES / "mig" / "expected.prom").read_text(), "both"), copies=[OWN_POD]),
-    # One GPU is lost, one hangs, one has an XID. And a node without its driver.
+    # One node has a lost GPU, a hung one and one with an XID. Another node has no driver.
     "broken": Exporter((NODES / "faulty" / "expected.prom").read_text(), copies=[OWN_POD]),
     "no-driver": Exporter(
         'podgpu_exporter_build_info{version="1",python_version="3"} 1\n'
@@ -84,7 +84,7 @@ Serving = Callable[..., AbstractContextManager[str]]
 
 @cache
 def exposition_of(name: str) -> str:
-    """Gives each exporter its own node name and UUIDs."""
+    """Returns the exporter's text with its own node name and UUIDs."""
     exposition = EXPORTERS[name].exposition
     for host in ("vm", "node-1"):
         exposition = exposition.replace(f'ostname="{host}"', f'ostname="{name}"')
@@ -93,7 +93,7 @@ def exposition_of(name: str) -> str:
 
 @contextmanager
 def exporters() -> Iterator[tuple[str, set[str]]]:
-    """HOST:PORT that serves every exporter at /NAME, and the names of those that fail."""
+    """Yields HOST:PORT that serves every exporter at /NAME, and the names of the exporters that fail."""
     away: set[str] = set()
 
     with expositions_at(exposition_of, away) as address:
@@ -121,7 +121,7 @@ class Live:
         self._state: ClusterState | None = None
 
     def run_round(self) -> ClusterReading:
-        """Returns the nodes of the cluster's state, which keeps nodes that are no longer scraped."""
+        """Returns the nodes of the cluster's state, including nodes that are no longer scraped."""
         self._runner.run(self._collector.run_round())
         reading = self._collector.reading()
         self._state = build_cluster_state(reading, self._state, SETTINGS, time.monotonic(), time.time())
@@ -161,7 +161,7 @@ def read_directly(name: str) -> NodeState:
 
 
 def comparable(state: NodeState) -> object:
-    """Without members that Prometheus does not provide, in one order."""
+    """Removes fields that Prometheus does not provide, and sorts the rest."""
     reduced = replace(
         state,
         taken_at=state.taken_at if state.producer == "podgpu" and state.devices and state.version != "1" else None,
@@ -207,7 +207,7 @@ def test_the_same_documents_as_from_text(live: Live) -> None:
     def is_complete(reading: ClusterReading) -> bool:
         return {n.state.node: comparable(n.state) for n in reading.nodes} == expected
 
-    with contextlib.suppress(AssertionError):  # the comparison below says which one is not
+    with contextlib.suppress(AssertionError):  # the comparison below reports the difference
         live.run_until(is_complete, "all documents are complete")
     reading = live.run_round()
     for node in reading.nodes:
@@ -222,7 +222,7 @@ def test_the_same_documents_as_from_text(live: Live) -> None:
     "Its node stays as it was last known, and becomes stale after --stale-after; other nodes are not affected",
 )
 def test_a_node_that_is_no_longer_scraped(live: Live) -> None:
-    """Prometheus ends its series at once. VictoriaMetrics 1.79 returns the last samples, which become old."""
+    """Prometheus ends its series immediately. VictoriaMetrics 1.79 returns the last samples, which become stale."""
     live.run_until(lambda reading: {n.state.node for n in reading.nodes} == set(EXPORTERS), "all nodes are known")
     live.failing.add("dcgm")
     try:
@@ -231,7 +231,7 @@ def test_a_node_that_is_no_longer_scraped(live: Live) -> None:
         )
     finally:
         live.failing.clear()
-    # The series end between two queries of a round: some figures may be missing, no GPU is.
+    # The series may end between two queries of a round. Values may then be missing, but no GPU.
     known = [device.uuid for device in read_directly("dcgm").devices]
     assert [device.uuid for device in node_of(reading, "dcgm").state.devices] == known
 

@@ -1,4 +1,4 @@
-"""GPU-hours, energy and cost in a range, from the counters in a real Prometheus and VictoriaMetrics."""
+"""GPU-hours, energy and cost of a range, from counters in a real Prometheus and VictoriaMetrics."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ RULES = Path(__file__).parents[2] / "deploy/helm/podgpu/files/rules/podgpu-usage
 
 
 def points(longer: int = 0) -> Iterator[Point]:
-    """Four hours. The exporter restarts after two, at another address; one pod ends after one; the last GPU is free.
+    """Four hours. The exporter restarts after two at another address. One pod ends after one. The last GPU is free.
 
-    `longer`: seconds after END for which the last state goes on.
+    `longer`: seconds after END for which the last state continues.
     """
     for number in range((4 * HOUR + longer) // STEP + 1):
         seconds = number * STEP
@@ -144,13 +144,13 @@ def test_hours_and_cost_with_a_restart_and_an_ended_pod(serving: Serving, tmp_pa
     assert figures("web/slice") == pytest.approx([4 / 7, 2 / 7, 0.0, 0.2, 40 / 7, 0.0], rel=0.01)
     free = 16 - 4 - 1 - 1.5 - 4 / 7
     assert figures("unallocated") == pytest.approx([free, 0.0, 0.0, 0.24, free * 10, 0.0], rel=0.01)
-    assert answer.totals.gpu_hours == pytest.approx(16.0, rel=0.005), "the GPUs' own hours"
+    assert answer.totals.gpu_hours == pytest.approx(16.0, rel=0.005), "hours of the GPUs"
     assert answer.totals.cost == pytest.approx(160.0, rel=0.005)
     assert rows["ml/train"].mean_use == pytest.approx(0.25, rel=0.01)
     assert rows["ml/train"].waited_hours == pytest.approx(0.4, rel=0.01)
     assert by_owner["ml/Job/batch"].owner == WorkloadOwner("Job", "batch")
     assert by_team["nlp"].gpu_hours == rows["ml/ended"].gpu_hours
-    assert rows_of(dearer)["ml/train"].cost == pytest.approx(3 * 10 + 30, rel=0.01), "the last hour is dearer"
+    assert rows_of(dearer)["ml/train"].cost == pytest.approx(3 * 10 + 30, rel=0.01), "the last hour has a higher price"
     costs = {name: row.cost for name, row in rows_of(spot[0]).items()}
     rest = 1.5 * 10 + (4 - 4 / 7) * 4
     assert costs == pytest.approx(
@@ -165,7 +165,7 @@ def test_hours_and_cost_with_a_restart_and_an_ended_pod(serving: Serving, tmp_pa
 
 @both_servers
 def test_two_processes_give_the_same_bytes(serving: Serving, tmp_path: Path) -> None:
-    """The second process starts later, so nothing that it answers can come from its memory."""
+    """The second process starts later, so it has no data in memory."""
     twins = [replace(point, labels={**point.labels, "cluster": "b"}) for point in points()]
     prices = tmp_path / "prices.yaml"
     prices.write_text("{currency: EUR, models: {H100: {gpu_hour: 10}}}")
@@ -193,7 +193,7 @@ def test_two_processes_give_the_same_bytes(serving: Serving, tmp_path: Path) -> 
     assert json.loads(answers[0][-1])["gpus"] == 4
     table = list(csv.DictReader(io.StringIO(answers[0][5].decode())))
     assert {row["SubAccountId"] for row in table} == {"", "b"}
-    assert sum(float(row["ConsumedQuantity"]) for row in table) == pytest.approx(32.0, rel=0.005), "the GPUs' own hours"
+    assert sum(float(row["ConsumedQuantity"]) for row in table) == pytest.approx(32.0, rel=0.005), "hours of the GPUs"
     train = next(row for row in table if row["x_Pod"] == "train")
     used = [float(train[f"x_UsedGpuHours{bound}"]) for bound in ("Min", "", "Max")]
     assert used == pytest.approx([0.9, 1.0, 1.2], rel=0.01)
@@ -203,7 +203,7 @@ def test_two_processes_give_the_same_bytes(serving: Serving, tmp_path: Path) -> 
 
 @both_servers
 def test_current_gpus_are_those_of_the_last_round(serving: Serving, tmp_path: Path) -> None:
-    """The pod ml/new has no usage yet. Prometheus has one cluster, whose name the nodes of the state do not have."""
+    """The pod ml/new has no usage yet. Nodes of the state have no cluster name, but Prometheus has one."""
     held = (states.gpu(number, holder(name), model="H100") for number, name in enumerate(("train", "new")))
     state = state_of(states.node("n1", *held), prices=PRICES)
     with serving(tmp_path, [replace(point, labels={**point.labels, "cluster": "a"}) for point in points(120)]) as url:
@@ -215,7 +215,7 @@ def test_current_gpus_are_those_of_the_last_round(serving: Serving, tmp_path: Pa
         "a/ml/new": (1, 10),
         **dict.fromkeys(("a/ml/ended", "a/web/half", "a/web/slice"), (0, None)),
     }
-    assert {row.gpus for row in unknown.values()} == {None}, "without a round"
+    assert {row.gpus for row in unknown.values()} == {None}, "unknown without a round"
 
 
 def _is_ready(client: Client) -> bool:
@@ -226,7 +226,7 @@ def _is_ready(client: Client) -> bool:
 
 
 def _ask_at_one_time(client: Client, path: str) -> bytes:
-    """Leaves out the times of the range, which move on."""
+    """Removes the times of the range, which change with each request."""
     answer = json.loads(client.ask(path).body)
     return json.dumps([[row.get("pod"), row["idle_hours"]] for row in answer["rows"]]).encode()
 
@@ -248,7 +248,7 @@ def ten_days(begin: float) -> Iterator[Point]:
 
 
 def evaluate_rules(url: str, begin: float, end: float) -> list[Point]:
-    """Computes what the server's rules would have recorded."""
+    """Computes the samples that the server's recording rules would have stored."""
     short, _ = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
     owners = f"({short['rules'][0]['expr']})"
     points, sums = [], Counter[tuple[str, float]]()
@@ -306,7 +306,7 @@ def test_vmalert_accepts_the_rules() -> None:
 
 
 class Month:
-    """Pods on two GPUs, an exporter that restarts, and times without samples."""
+    """Pods on two GPUs, an exporter that restarts, and periods without samples."""
 
     def __init__(self, begin: float) -> None:
         random = Random(30)
@@ -314,7 +314,7 @@ class Month:
         self.restarts = sorted(random.uniform(0, self.length) for _ in range(20))
         starts = [random.uniform(0, self.length) for _ in range(15)]
         self.gaps = [(start, start + random.uniform(300, 3600)) for start in starts]
-        self.pods = []  # GPU, namespace, start, end, ratio of idle time
+        self.pods = []  # GPU, namespace, start, end, idle ratio
         for gpu in range(2):
             at = random.uniform(0, HOUR)
             while at < self.length:
@@ -366,7 +366,7 @@ def test_a_failing_query_is_named_and_the_rest_is_shown() -> None:
     assert any("missing: busy" in note and "too many samples" in note for note in found.notes)
     assert any("missing: gpu seconds" in note for note in found.notes)
     assert any("missing: GPUs at" in note for note in found.notes)
-    assert not any("has no GPU metrics" in note for note in found.notes), "that is not known"
+    assert not any("has no GPU metrics" in note for note in found.notes), "missing metrics are not reported"
     (row,) = found.rows
     assert (row.pod, row.gpu_hours, row.unknown_hours, row.cost) == ("train", 2.0, 2.0, 20.0)
     with pytest.raises(SourceError):

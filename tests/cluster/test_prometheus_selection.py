@@ -26,9 +26,9 @@ PRICES = Prices("EUR", {"H100": Price(10.0)})
 
 
 def points(now: float) -> Iterator[Point]:
-    """Nodes n0 to n2 of cluster east, n2 and n3 of west, with 4 GPUs each. GPU 0 is idle, GPU 3 is free.
+    """Nodes n0 to n2 of cluster east, and n2 and n3 of west, with 4 GPUs each.
 
-    GPU 2 of west/n3 is lost.
+    GPU 0 is idle, and GPU 3 is free. GPU 2 of west/n3 is lost.
     """
     for at in range(int(now) - 600, int(now) + 61, 15):
         for cluster, node in (("east", 0), ("east", 1), ("east", 2), ("west", 2), ("west", 3)):
@@ -61,7 +61,7 @@ def points(now: float) -> Iterator[Point]:
                     yield Point("kube_pod_owner", {**owner, **pod}, 1, at)
 
 
-CASES = {  # request -> number of nodes that match, nodes on the page
+CASES = {  # request -> number of matching nodes, and nodes on the page
     "ns=team-1": (5, ["east/n0", "east/n1", "east/n2", "west/n2", "west/n3"]),
     "ns=team-1&page=2": (5, []),
     "cluster=west": (2, ["west/n2", "west/n3"]),
@@ -93,7 +93,7 @@ def test_pages_of_many_gpus(serving: Serving, tmp_path: Path) -> None:
         select = PrometheusSelection(server, cluster, lambda: (PRICES, ()))
         queries = {text: parse_gpu_query(dict(part.split("=") for part in text.split("&"))) for text in CASES}
         pages = {text: await select(query) for text, query in queries.items() if query}
-        assert await select(GpuQuery(node="n2", state="free")) is pages["node=n2&state=free"], "equal requests"
+        assert await select(GpuQuery(node="n2", state="free")) is pages["node=n2&state=free"], "the result is cached"
         await collector.close()
         return cluster.published.view, pages
 

@@ -43,7 +43,7 @@ NOW = 0.0
 
 
 def points() -> Iterator[Point]:
-    """Every 15 s of the last hour and every minute of the 23 h before, with a gap of five minutes.
+    """One sample every 15 s in the last hour and every minute in the 23 h before, with a gap of five minutes.
 
     The load changed half an hour ago.
     """
@@ -132,7 +132,7 @@ class Reader:
 )
 def reader(request: pytest.FixtureRequest) -> Iterator[Reader]:
     global NOW
-    NOW = time.time() // 15 * 15  # not when this was imported: others may be tested for minutes first
+    NOW = time.time() // 15 * 15  # not at import, because other tests may run for minutes first
     serve: Callable[..., Any] = request.param
     stored = sorted(points(), key=lambda point: (point.name, sorted(point.labels.items()), point.at))
     with tempfile.TemporaryDirectory(prefix="pg") as folder, serve(Path(folder), stored) as url:
@@ -142,7 +142,7 @@ def reader(request: pytest.FixtureRequest) -> Iterator[Reader]:
 
 
 def holders_of(reading: ClusterReading) -> dict[str, list[str]]:
-    """UUID -> pods, of every GPU and MIG instance."""
+    """Returns the pods of every GPU and MIG instance, by UUID."""
     slots = [
         (device.uuid if slot is device else f"{device.uuid}/{slot.id}", slot)
         for node in reading.nodes
@@ -191,7 +191,7 @@ def test_other_node_labels(reader: Reader) -> None:
 
 
 def of(answer: JSON | None, series: str) -> dict[float, float | None]:
-    """Values by how many seconds before NOW their step ends."""
+    """Returns values by the end of their step, in seconds before NOW."""
     assert answer is not None
     values, step = answer["series"][series], answer["step_seconds"]
     return {NOW - (answer["from"] + (n + 1) * step): value for n, value in enumerate(values)}
@@ -212,10 +212,10 @@ def test_a_gpu_over_an_hour(reader: Reader) -> None:
     assert at(of(answer, "power_watts"), 1200) == 300.5
     heat = of(answer, "temperature_celsius")
     assert at(heat, 1200) == 55
-    assert {value for ago, value in heat.items() if ago < 45} <= {None}, "DCGM's code for no value"
+    assert {value for ago, value in heat.items() if ago < 45} <= {None}, "DCGM's code for a missing value"
     (held,) = answer["holders"]
     assert (held["namespace"], held["pod"], held["container"]) == ("research", "train", "main")
-    assert held["to"] == pytest.approx(NOW - 1800, abs=330), "Prometheus looks back for up to five minutes"
+    assert held["to"] == pytest.approx(NOW - 1800, abs=330), "Prometheus looks back by up to five minutes"
     marks = answer["marks"]
     assert {mark["condition"] for mark in marks} == {"xid"}
     assert marks[0]["at"] == pytest.approx(NOW - 1800, abs=30)
@@ -233,7 +233,7 @@ def test_a_gpu_over_a_day(reader: Reader) -> None:
 
 
 def test_newer_names_and_the_exporter_s_pod(reader: Reader) -> None:
-    """Names of 4.9 in base units, the label `uuid`, and pod labels that Prometheus added."""
+    """Names of 4.9 in base units, and the label `uuid`. Prometheus added the labels of the exporter's pod."""
     answer = reader.gpu("GPU-dcgm")
     assert answer is not None
     assert (answer["node"], answer["index"]) == ("node-b", 3)
@@ -255,8 +255,8 @@ def test_a_pod_has_its_own_part_of_a_shared_gpu(reader: Reader) -> None:
     alone, shared = answer["devices"]
     assert [alone["uuid"], shared["uuid"]] == ["GPU-podgpu", "GPU-shared"]
     head = {"from": answer["from"], "step_seconds": answer["step_seconds"]}
-    assert at(of(alone | head, "utilization_ratio"), 3000) == 0.25, "no other pod held it"
-    assert at(of(alone | head, "utilization_ratio"), 100) is None, "it no longer held it"
+    assert at(of(alone | head, "utilization_ratio"), 3000) == 0.25, "the pod was the only holder"
+    assert at(of(alone | head, "utilization_ratio"), 100) is None, "the pod no longer held the GPU"
     assert at(of(shared | head, "utilization_ratio"), 1200) == pytest.approx(0.3)
     assert at(of(shared | head, "memory_used_bytes"), 1200) == 300 * MIB
     assert set(of(shared | head, "power_watts").values()) == {None}
@@ -264,7 +264,7 @@ def test_a_pod_has_its_own_part_of_a_shared_gpu(reader: Reader) -> None:
 
 @needs("prometheus", "promtool")
 def test_an_ended_pod_has_the_figures_and_conditions_until_its_end(tmp_path: Path) -> None:
-    """A step of 5 minutes covers the end of the pod. Without stale markers, Prometheus would look back further."""
+    """The pod ends within a step of 5 minutes. Without stale markers, Prometheus would look back further."""
     now = time.time() // 15 * 15
     stored = []
     for ago in range(3000, 0, -15):
@@ -286,7 +286,7 @@ def test_a_mig_instance(reader: Reader) -> None:
     answer = reader.gpu("GPU-mig", instance="7")
     assert answer is not None
     assert at(of(answer, "utilization_ratio"), 1200) == 0.125
-    assert set(answer["series"]["power_watts"]) == {None}, "that is the GPU's"
+    assert set(answer["series"]["power_watts"]) == {None}, "power is a value of the GPU, not of the pod"
     whole = reader.gpu("GPU-mig")
     assert at(of(whole, "power_watts"), 1200) == 200
 
@@ -309,7 +309,7 @@ def test_unknown_gpus_and_pods(reader: Reader) -> None:
     assert reader.gpu('GPU-"}) or vector(1) #') is None
 
 
-# A server that misbehaves
+# A server with faults
 
 
 @pytest.mark.fault(
@@ -341,7 +341,7 @@ def test_equal_requests_share_one_answer() -> None:
         for _ in range(2):
             await asyncio.gather(*(history.sparklines() for _ in range(50)))
         queries = len([one for one in double.asked if one.path.endswith("query_range")])
-        assert queries <= 2, "as many as run at a time"
+        assert queries <= 2, "at most as many queries as may run concurrently"
         now = CACHE_SECONDS + 1
         await history.sparklines()
         assert len([one for one in double.asked if one.path.endswith("query_range")]) == queries + 1
@@ -357,7 +357,7 @@ def test_runs_of_steps() -> None:
 
 @needs("victoria-metrics")
 def test_queries_for_many_gpus_and_pods_are_not_too_long(tmp_path: Path) -> None:
-    """VictoriaMetrics accepts 16 KiB. The pod moved from GPU to GPU, 40 times."""
+    """VictoriaMetrics accepts queries of 16 KiB. The pod changed its GPU 40 times."""
     now = time.time() // 15 * 15 - 30
     gpus = [f"GPU-{number:08x}-0000-0000-0000-000000000000" for number in range(40)]
     held = [{"instance": "a", "UUID": uuid, "namespace": "ml", "pod": "web-0"} for uuid in gpus]

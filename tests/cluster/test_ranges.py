@@ -1,4 +1,4 @@
-"""GPU-hours, energy and cost in a range, by pod, owner, namespace and label."""
+"""GPU-hours, energy and cost of a range, by pod, owner, namespace and label."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from podgpu.cluster.ranges import (
     describe_row,
     encode_range_csv,
     escape_cell,
+    group_now,
     parse_range_query,
     utc_text,
 )
@@ -30,7 +31,9 @@ from podgpu.cluster.record import RoundReader
 from podgpu.cluster.state import ClusterState
 from podgpu.cluster.view import make_view
 from podgpu.errors import UsageError
+from podgpu.history.answers import UsageSum
 from podgpu.history.recorder import HistoryRecorder
+from podgpu.history.store import Amounts, UsageAccount
 from podgpu.model import DeviceTotals, WorkloadOwner
 from tests.cluster.states import H100, WALL, World, gpu, holder, lost, mig, node, state_of
 
@@ -69,7 +72,7 @@ class Cluster:
 
 
 def used(pod: str, seconds: float, *, busy: float, joules: float = 0.0, share: float | None = None) -> Any:
-    """A holder whose counters have run for `seconds`."""
+    """Returns a holder whose counters have run for `seconds`."""
     return holder(
         pod, share=share, utilization_ratio=busy, busy_ns=int(busy * seconds * 10**9), energy_mj=int(joules * 1000)
     )
@@ -90,7 +93,7 @@ def test_hours_energy_and_cost_of_an_hour() -> None:
     cluster = Cluster()
     an_hour(cluster)
     answer = cluster.range()
-    assert answer.from_ == pytest.approx(WALL + cluster.at - DAY, abs=300), "a young history has only short steps"
+    assert answer.from_ == pytest.approx(WALL + cluster.at - DAY, abs=300), "a new history has only short steps"
     assert cluster.range(seconds=3600).notes == []
     a, b, rest = answer.rows
     assert (a.pod, a.gpu_hours, a.used_hours, a.idle_hours, a.mean_use) == ("a", 1.0, 0.25, 0.0, 0.25)
@@ -101,7 +104,7 @@ def test_hours_energy_and_cost_of_an_hour() -> None:
     assert (totals.gpu_hours, totals.allocated_hours, totals.cost, totals.unallocated_cost) == (3.0, 1.5, 30.0, 15.0)
     assert (totals.used_hours, totals.idle_hours, totals.wasted, totals.energy_kwh) == (0.25, 0.5, 5.0, 0.15)
     assert (answer.methods, answer.currency) == (["samples"], "EUR")
-    assert [row.methods for row in answer.rows] == [["samples"], [], []], "each row has its own"
+    assert [row.methods for row in answer.rows] == [["samples"], [], []], "each row has its own method"
     together = cluster.rows("owner")["ml/Job/train"]
     assert (together.gpu_hours, together.cost, together.mean_use) == (1.5, 15.0, round(0.25 / 1.5, 4))
     assert {name: row.cost for name, row in cluster.rows("label:team").items()} == {
@@ -144,12 +147,12 @@ def test_ranges_of_minutes_hours_and_days_are_read_from_the_matching_steps() -> 
     answer = cluster.range(seconds=7 * DAY)
     length = (answer.to - answer.from_) / 3600
     assert answer.totals.gpu_hours == pytest.approx(length, abs=0.1)
-    assert 168 <= length < 168 + 24, "in memory, hours are kept for a day; longer ranges begin with a day"
+    assert 168 <= length < 168 + 24, "in memory, hours are stored for a day; longer ranges begin with a day"
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 1), st.booleans()), min_size=2, max_size=19))
 def test_sums_equal_the_counters_of_the_exporter(rounds: list[tuple[int, float, bool]]) -> None:
-    """Pods come, go and share; the exporter restarts. Every row is the increase of the exporter's counters."""
+    """Each row equals the increase of the exporter's counters, also if pods share a GPU or the exporter restarts."""
     cluster = Cluster()
     busy: Counter[str] = Counter()
     energy: Counter[str] = Counter()
@@ -179,7 +182,7 @@ def test_sums_equal_the_counters_of_the_exporter(rounds: list[tuple[int, float, 
         cluster.round(gpu(0, *holders, busy=load, usage=usage), exporter_id=f"exporter-{exporters}")
         kept = parts
     rows, totals = cluster.rows(), cluster.range().totals
-    assert totals.gpu_hours == pytest.approx((len(rounds) - 1) * 15 / 3600, abs=1e-3), "the GPU's own hours"
+    assert totals.gpu_hours == pytest.approx((len(rounds) - 1) * 15 / 3600, abs=1e-3), "hours of the GPU"
     assert sum(row.gpu_hours for row in rows.values()) == pytest.approx(totals.gpu_hours, abs=1e-3)
     for name in ("p0", "p1", "p2"):
         row = rows.get(f"ml/{name}")
@@ -196,7 +199,7 @@ def test_mig_instances_add_up_to_the_gpu_and_have_their_own_prices() -> None:
     rows, totals = cluster.rows(), cluster.range().totals
     assert rows["ml/m"].gpu_hours == pytest.approx(1 / 7, abs=1e-4)
     assert rows["ml/m"].mean_use == pytest.approx(0.5, abs=1e-3)
-    assert rows["ml/m"].energy_kwh == pytest.approx(0.1, abs=1e-4), "its part of the power"
+    assert rows["ml/m"].energy_kwh == pytest.approx(0.1, abs=1e-4), "the pod's share of the power"
     assert (totals.gpu_hours, totals.cost, totals.energy_kwh) == pytest.approx((1.0, 10.0, 0.7), abs=1e-3)
 
 
@@ -238,10 +241,16 @@ def test_prices_by_node_label() -> None:
 
 def test_idle_time_is_not_counted_as_unknown_too() -> None:
     cluster = Cluster()
-    cluster.round(gpu(0, holder("a"), busy=0.0))  # for example while the driver is released
+    cluster.round(gpu(0, holder("a"), busy=0.0))  # for example, while the driver is released
     cluster.round(gpu(0, used("a", 36.0, busy=0.0), busy=0.0), seconds=36.0)
     totals = cluster.range().totals
     assert (totals.allocated_hours, totals.idle_hours, totals.unknown_hours) == (0.01, 0.01, 0.0)
+
+
+def test_current_gpus_if_another_cluster_is_only_in_the_past() -> None:
+    usage = [UsageSum(UsageAccount("ml", pod), "", Amounts(9.0), name) for pod, name in (("a", "east"), ("b", "west"))]
+    now = group_now(state_of(node("n1", gpu(0, holder("a")))), usage, RangeQuery("namespace", 3600))
+    assert {dict(name)["cluster"]: row["gpus"] for name, row in now.items()} == {"east": 1, "west": 0}
 
 
 def test_csv_has_the_columns_of_focus() -> None:
@@ -275,7 +284,7 @@ def test_a_wrong_query_is_refused(query: dict[str, str], message: str) -> None:
         parse_range_query(query)
 
 
-# Waste: the same rows, with present values
+# Waste: the same rows, with current values
 
 
 IDLE, BUSY = {"utilization_ratio": 0.0}, {"utilization_ratio": 0.5}
@@ -298,7 +307,7 @@ def test_hours_and_money_of_an_idle_holder_beside_a_busy_one() -> None:
     assert [row.namespace for row in cluster.wasted("namespace")] == ["ml", "web"]
     cluster.round(gpu(0), gpu(1), gpu(2))
     assert [(row.pod, row.gpus, row.wasted) for row in cluster.wasted()] == [("a", 0, 10), ("w", 0, 10), ("b", 0, 0)]
-    assert cluster.wasted(end=WALL + 3000.0)[0].gpus is None, "present values do not belong to a past range"
+    assert cluster.wasted(end=WALL + 3000.0)[0].gpus is None, "current values do not belong to a past range"
 
 
 def test_use_under_mps_is_not_known_and_the_row_says_so() -> None:
@@ -321,7 +330,7 @@ def test_idle_time_within_a_round_and_time_that_was_not_read() -> None:
     cluster = Cluster()
     for since in (None, WALL + 25.0):
         cluster.round(gpu(0, holder("a", utilization_ratio=0.0, idle_since=since)), exporter_id="x")
-    assert cluster.wasted()[0].idle_hours == round(5 / 3600, 4), "it worked for the first ten seconds"
+    assert cluster.wasted()[0].idle_hours == round(5 / 3600, 4), "busy during the first ten seconds"
     cluster.round(gpu(0, holder("a", **IDLE)), seconds=61.0)
     assert cluster.wasted()[0].allocated_hours == round(15 / 3600, 4), "the gap is too long"
     cluster.round(lost(0, holder("a")), seconds=36.0)

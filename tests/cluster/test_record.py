@@ -1,4 +1,4 @@
-"""What history stores of the cluster's state: figures, holders with what they used, conditions."""
+"""Contents of the history: values, holders with their use, and conditions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_nothing_is_stored_before_the_first_state() -> None:
 def test_figures_holders_and_conditions() -> None:
     recorded = Recorded()
     working = holder(utilization_ratio=0.5, memory_used_bytes=7)
-    cut = gpu(1, instances=(mig(3, holder("m"), busy=0.2),), temperature_celsius=2**63)  # SQLite would reject it
+    cut = gpu(1, instances=(mig(3, holder("m"), busy=0.2),), temperature_celsius=2**63)  # too large for SQLite
     recorded.round(gpu(0, working, busy=0.5, power_mw=300_000, temperature_celsius=40), cut, lost(2), gpu(3, uuid=""))
     stored = recorded.read()
     assert stored is not None

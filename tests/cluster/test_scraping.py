@@ -1,4 +1,4 @@
-"""The collector that reads exporters itself, against real HTTP servers."""
+"""The collector that scrapes exporters, with real HTTP servers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_documents_and_text_give_the_same_reading() -> None:
 
 
 def test_kept_fields_have_one_name_and_unit() -> None:
-    """An exporter with `--dcgm-names 4.9` reads other fields."""
+    """An exporter with `--dcgm-names 4.9` exports other names and units."""
     name = "DCGM_FI_DEV_MEM_COPY_UTIL"
     for fields in ({name: 50}, {"DCGM_FI_DEV_MEMORY_UTIL_RATIO": 0.5}):
         document = node_document(0, devices=(DeviceState(uuid="G", fields=fields),))

@@ -1,4 +1,4 @@
-"""Which exporter counts for a node, where a GPU is, what is stale, gone or lost, and who is idle since when."""
+"""Choice between exporters of a node, location of GPUs, stale and gone nodes, lost GPUs, and idle holders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from podgpu.cluster.collect import ClusterReading, FleetCounts, TargetOutcome, ViewSettings
 from podgpu.cluster.state import ClusterState, build_cluster_state
 from podgpu.metrics.parse import parse_text
-from podgpu.model import Condition, DeviceState, Holder, HolderUsage, SourceStatus
+from podgpu.model import Condition, DeviceState, Holder, HolderUsage, SourceStatus, XidCount
 from tests.cluster.states import WALL, World, duplicates, gpu, holder, lost, mig, node, state_of, text_of, uuids, value
 
 # Two exporters of one node
@@ -31,7 +31,7 @@ def test_the_exporter_that_names_holders_counts_then_the_one_that_counted_before
         assert world.round(*both, at=at).nodes[0].reading.target == "http://b"
     silent = node("n1", gpu(0, holder()), target="http://b", read_at=75)
     state = world.round(silent, node("n1", gpu(0), target="http://a", read_at=130), at=131)
-    assert state.nodes[0].reading.target == "http://a", "current figures come first"
+    assert state.nodes[0].reading.target == "http://a", "current values have priority"
 
 
 def test_the_exporter_before_a_roll_out_is_no_second_exporter() -> None:
@@ -42,7 +42,7 @@ def test_the_exporter_before_a_roll_out_is_no_second_exporter() -> None:
     state = state_of(old, renamed, at=15)
     assert ([entry.name for entry in state.nodes], state.alerts) == (["n2"], ())
     twice = [node("n1", gpu(0), target=f"http://{name}", exporter_id="x") for name in "ab"]
-    assert state_of(*twice).alerts == (), "one exporter under two addresses"
+    assert state_of(*twice).alerts == (), "the same exporter at two addresses"
 
 
 def test_the_same_gpus_under_an_address_are_the_named_node() -> None:
@@ -50,7 +50,7 @@ def test_the_same_gpus_under_an_address_are_the_named_node() -> None:
     address = node("10.0.0.1:9400", gpu(0), gpu(1), named=False, read_at=2)
     assert uuids(state_of(address, named, at=3)) == {"n1": ["GPU-0", "GPU-1"]}
     holding = node("10.0.0.1:9400", gpu(0, holder()), gpu(1), named=False, read_at=2)
-    assert uuids(state_of(holding, named, at=3)) == {"10.0.0.1:9400": ["GPU-0", "GPU-1"]}, "the holders come first"
+    assert uuids(state_of(holding, named, at=3)) == {"10.0.0.1:9400": ["GPU-0", "GPU-1"]}, "holders have priority"
 
 
 def test_nodes_of_a_cluster_that_became_too_large_are_not_gone() -> None:
@@ -86,7 +86,7 @@ def test_a_gpu_that_moved_is_where_it_was_seen_last() -> None:
 def test_a_gpu_that_one_node_lost_is_where_it_answers(first: str, then: str) -> None:
     state = state_of(node(first, lost(0), gpu(1), gpus_lost=1), node(then, gpu(0, holder("a"))))
     assert uuids(state) == {first: ["GPU-1"], then: ["GPU-0"]}
-    assert state.alerts == (), "and it is not missed"
+    assert state.alerts == (), "the GPU is not reported as missing"
 
 
 def test_a_gpu_that_two_nodes_claim_is_on_the_one_that_names_its_holder() -> None:
@@ -120,7 +120,7 @@ def test_stale_nodes_are_marked_left_out_of_counts_and_dropped() -> None:
     assert "pod_and_gpu_map_info{" in text_of(state)
     assert "podgpu_node_gpus" not in text_of(state)
     assert state_of(node("n1", held), at=301).nodes == ()
-    assert state_of(node("n1", held, listed=True), at=3600).nodes[0].gone, "it stays while its exporter is listed"
+    assert state_of(node("n1", held, listed=True), at=3600).nodes[0].gone, "the node stays while its exporter is listed"
     assert state.alerts[0].text.startswith("node n1 does not answer, with its 1 GPU: ")
 
 
@@ -138,7 +138,7 @@ def test_notes_and_alerts_name_what_fails() -> None:
     failed = TargetOutcome("http://n1:9400/metrics", 5.0, "timeout", "no answer within 5 s")
     unknown = TargetOutcome("http://n9:9400/metrics", 0.1, "refused", "connection refused")
     sources = (SourceStatus("kubelet", up=False), SourceStatus("gpu0", up=False))
-    broken = gpu(0, conditions=(Condition("xid", 5.0, "79"),))
+    broken = gpu(0, conditions=(Condition("xid", 5.0, "79"),), xids=(XidCount(79, 2, 5.0),))
     state = state_of(node("n1", broken, sources=sources), outcomes=(failed, unknown), notes=("partial data",))
     assert state.nodes[0].notes == ("http://n1:9400/metrics: no answer within 5 s",)
     assert state.notes == ("partial data", "http://n9:9400/metrics: connection refused")
@@ -147,7 +147,8 @@ def test_notes_and_alerts_name_what_fails() -> None:
         ("warning", ""),
         ("warning", ""),
     ]
-    assert "podgpu cannot read kubelet:" in state.alerts[1].text, "the failure of gpu0 is a condition already"
+    assert "2 times: the error came back" in state.alerts[0].text
+    assert "podgpu cannot read kubelet:" in state.alerts[1].text, "the failure of gpu0 is already a condition"
     many = state_of(outcomes=tuple(TargetOutcome(f"http://n{n}", 1.0, "refused", "refused") for n in range(1000)))
     assert (len(many.notes), many.notes[-1]) == (13, "and 988 more")
 
@@ -194,21 +195,21 @@ def test_a_lost_gpu_goes_with_its_node() -> None:
         ["lost", "node_gone"],
     ]
     dropped = world.round(foreign(gpu(0), read_at=15), at=99, removed={"GPU-0", "GPU-1"})
-    assert dropped.nodes == (), "a gone node is shown for its GPUs only"
+    assert dropped.nodes == (), "a gone node is shown only because of its GPUs"
 
 
 # Idle holders
 
 
 class Watched(World):
-    """Rounds of 15 s on one node whose exporter does not report idle times."""
+    """Rounds every 15 s on one node whose exporter does not report idle times."""
 
     def __init__(self) -> None:
         super().__init__(ViewSettings(idle_after=60.0))
         self.at = -15.0
 
     def turn(self, *gpus: DeviceState, rounds: int = 1, **more: Any) -> float | None:
-        """Returns since when the only holder is idle, in seconds after the first round."""
+        """Returns the start of the holder's idle time, in seconds after the first round."""
         for _ in range(rounds):
             self.at += 15.0
             state = self.round(node("n1", *gpus, read_at=self.at), at=self.at, **more)
@@ -251,8 +252,8 @@ def test_podgpus_own_idle_time_is_used_and_survives_a_restart_of_the_exporter() 
 
     world = World()
     assert _since(world.round(reading(0.0, WALL - 300, "a"))) == -300
-    assert _since(world.round(reading(15.0, WALL + 10, "a"), at=15.0)) == 10, "it worked for a moment"
-    assert _since(world.round(reading(30.0, WALL + 29, "b"), at=30.0)) == 10, "the exporter is new, the holder is not"
+    assert _since(world.round(reading(15.0, WALL + 10, "a"), at=15.0)) == 10, "the holder was busy for a moment"
+    assert _since(world.round(reading(30.0, WALL + 29, "b"), at=30.0)) == 10, "a new exporter resets no idle time"
     assert _since(state_of(reading(0.0, WALL - 300 + 50, "a", skew=50.0))) == -300, "the node's clock is ahead"
 
 
@@ -263,7 +264,7 @@ def test_idle_times_move_with_the_wall_clock() -> None:
     assert _since(state) == 3600
 
 
-# Whatever is read
+# Random input
 
 HOLDERS = st.builds(
     Holder,

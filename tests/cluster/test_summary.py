@@ -1,4 +1,4 @@
-"""The summary of a pod and the hint for a smaller part of a GPU, from a history of known figures."""
+"""The summary of a pod and the hint for a smaller share of a GPU, from a simulated history."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_an_ended_pod_has_its_duration_use_waiting_throttling_and_errors() -> No
     assert (summary.gpu_hours, summary.mean_use, summary.peak_use) == (1.0, 0.9, 0.9)
     assert (summary.peak_memory_bytes, summary.wait_seconds) == (70 * GIB, 360.0)
     assert (summary.throttled_seconds, summary.errors) == (120.0, 1)
-    assert summary.hint == "", "it needs the whole GPU"
+    assert summary.hint == "", "the pod needs the whole GPU"
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_the_peak_of_a_running_pod_never_falls() -> None:
 
 
 def test_the_duration_is_the_time_when_the_pod_held_a_gpu() -> None:
-    """A pod name of a StatefulSet runs for 1 h, pauses for 4 h, and runs for 30 min."""
+    """A pod of a StatefulSet runs for 1 h, pauses for 4 h, and runs for 30 min."""
     store = HistoryStore()
     holder = HolderSample(POD, "main", Amounts(15.0))
     for step in range(4 * 330 + 1):

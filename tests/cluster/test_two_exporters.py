@@ -1,4 +1,4 @@
-"""A dcgm-exporter without pod labels beside podgpu on the same GPUs, under a node name that sorts first."""
+"""A dcgm-exporter without pod labels and a podgpu report the same GPUs. The dcgm-exporter's node name sorts first."""
 
 from __future__ import annotations
 

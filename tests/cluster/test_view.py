@@ -1,4 +1,4 @@
-"""The JSON of /api/v1/view, of one pod and of one GPU: what is written is decoded by `top`."""
+"""The JSON of /api/v1/view, of one pod and of one GPU. `top` decodes the same JSON."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_namespaces_with_cost() -> None:
         "cost_per_hour": 7.0,
         "wasted_per_hour": 0.0,
     }
-    assert "used_gpus" not in web, "not known"
+    assert "used_gpus" not in web, "use is unknown"
 
 
 def test_an_exporters_own_page() -> None:

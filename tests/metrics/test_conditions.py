@@ -25,6 +25,10 @@ def test_the_most_drastic_action_of_several_xids_is_shown() -> None:
     says, do = words_for("xid", xid_detail([79, 48, 48]))
     assert "XID 48 (double-bit ECC error), XID 79 (GPU has fallen off the bus)" in says
     assert "reboot" in do
+    says_again, do_again = words_for("xid", "48,79", ((48, 5),))
+    assert "5 times" in says_again
+    assert do_again == do, "only XID 48 came back"
+    assert words_for("xid", "48", ((48, 5),))[1] != words_for("xid", "48")[1], "it came back"
 
 
 @given(st.sampled_from(sorted(conditions())), st.text())

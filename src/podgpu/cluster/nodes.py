@@ -15,7 +15,7 @@ from podgpu.cluster.parts import HeldPart, is_lost, is_shown
 from podgpu.cluster.prices import NO_PRICES, Prices
 from podgpu.errors import few_of
 from podgpu.metrics.conditions import DRIVER_AWAY, LOST, NODE_GONE, UNREADABLE, conditions, words_for
-from podgpu.model import Condition, DeviceState, MigInstance, NodeState, Workload, group_by_key, parts_of
+from podgpu.model import Condition, DeviceState, MigInstance, NodeState, Workload, XidCount, group_by_key, parts_of
 
 CLOCK_AHEAD, _CLOCK_BEHIND = 5.0, 60.0  # tolerated clock skew, seconds; 60, because late values look like a slow clock
 MAX_ALERTS = 200
@@ -284,7 +284,7 @@ def describe_node(name: str, state: NodeState, gone: bool = False) -> Iterator[A
         label = "a GPU" if gpu.index is None else f"GPU {gpu.index}"
         for condition in gpu.conditions:
             if condition.name != NODE_GONE and not (condition.name == DRIVER_AWAY and len(without_driver) > 1):
-                says, do = describe_condition(condition)
+                says, do = describe_condition(condition, gpu.xids)
                 text = f"{label} of node {name} ({gpu.uuid or 'no UUID'}): {says}: {do}"
                 yield Alert(severity_of(condition), text, name, gpu.uuid)
     failing = [
@@ -303,6 +303,8 @@ def count_gpus(number: int) -> str:
     return f"{number} GPU" if number == 1 else f"{number} GPUs"
 
 
-def describe_condition(condition: Condition) -> tuple[str, str]:
+def describe_condition(condition: Condition, xids: Iterable[XidCount] = ()) -> tuple[str, str]:
     """Returns the problem and the advice. For a condition unknown to this version, returns its name and no advice."""
-    return words_for(condition.name, condition.detail) if condition.name in conditions() else (condition.name, "")
+    repeated = tuple((count.xid, count.total) for count in xids if count.total > 1)
+    is_known = condition.name in conditions()
+    return words_for(condition.name, condition.detail, repeated) if is_known else (condition.name, "")

@@ -227,7 +227,8 @@ def group_now(state: ClusterState, usage: Sequence[UsageSum], query: RangeQuery)
     """Maps each row to its current values. A pod that has ended has 0 GPUs."""
     clusters = {one.cluster for one in usage}
     cluster = clusters.pop() if len(clusters) == 1 else ""  # with a single cluster, `part.cluster` is empty
-    known = {(one.cluster, one.account[:5]): one for one in usage}
+    known = {("", one.account[:5]): one for one in usage}  # if only the range has several clusters, not the last round
+    known |= {(one.cluster, one.account[:5]): one for one in usage}
     groups: dict[RowName, list[HeldPart]] = {name_row(one, query): [] for one in usage if one.account != UNALLOCATED}
     parts = [(part, node.state.pod_labels) for node in state.nodes for part in node.held]
     for part, pod_labels in parts:

@@ -54,6 +54,7 @@ from podgpu.model import (
     WaitPart,
     Workload,
     WorkloadOwner,
+    XidCount,
     group_by_key,
     parts_of,
 )
@@ -371,7 +372,7 @@ def _device_fields(
         "memory_total_bytes": device.memory_total_bytes,
         "energy_joules": _divided(usage.energy_mj, MJ),
         "holders": [_make_holder(part) for part in held],
-        "conditions": [_make_condition(condition) for condition in gpu.conditions],
+        "conditions": [_make_condition(condition, gpu.xids) for condition in gpu.conditions],
         "absent": is_lost(gpu),
         "price_per_hour": _rounded(prices.of(device_model(gpu, instance)).gpu_hour),
     }
@@ -403,8 +404,8 @@ def _make_holder(part: HeldPart) -> HolderView:
     )
 
 
-def _make_condition(condition: Condition) -> ConditionView:
-    says, do = describe_condition(condition)
+def _make_condition(condition: Condition, xids: Iterable[XidCount]) -> ConditionView:
+    says, do = describe_condition(condition, xids)
     return ConditionView(condition=condition.name, since=_rounded(condition.since, 0), says=says, do=do)
 
 

@@ -20,8 +20,8 @@ FIELD_CONDITIONS: Mapping[int, str] = {395: "row_remap_failure", 396: "row_remap
 """DCGM field id -> condition that is present while the field is above 0."""
 _MAX_XIDS = 6  # maximum number of XIDs in the detail of a condition
 _ACTIONS: Mapping[str, str] = {
-    "reboot": "drain the node and reboot it; replace the GPU if the error comes back",
-    "reset": "drain the node and reset the GPU; replace it if the error comes back",
+    "reboot": "drain the node and reboot it",
+    "reset": "drain the node and reset the GPU",
     "inspect": "check dmesg and the hardware (power, cables, links); contact NVIDIA's support with the report of"
     " nvidia-bug-report.sh",
 }
@@ -44,11 +44,12 @@ def conditions() -> Mapping[str, ConditionSpec]:
 
 
 @lru_cache(maxsize=1024)
-def words_for(condition: str, detail: str = "") -> tuple[str, str]:
-    """Returns two texts: a description of the problem, and advice."""
+def words_for(condition: str, detail: str = "", repeated_xids: tuple[tuple[int, int], ...] = ()) -> tuple[str, str]:
+    """Returns two texts: the problem, and advice. `repeated_xids`: XIDs and how often they occurred."""
     spec = conditions()[condition]
     if condition == XID:
-        return spec.says.format(detail=_describe_xids(detail)), _xid_action(detail)
+        times = dict(repeated_xids)
+        return spec.says.format(detail=_describe_xids(detail, times)), _xid_action(detail, times)
     if condition == NVLINK:
         return spec.says.format(detail=detail.replace("/", " of its ") or "some of its"), spec.do
     if condition == UNALLOCATED:
@@ -96,13 +97,20 @@ def _xids_in(detail: str) -> list[int]:
     return [int(xid) for xid in detail.split(",") if xid.isdecimal()]
 
 
-def _describe_xids(detail: str) -> str:
-    return ", ".join(f"XID {xid} ({xid_spec(xid).text})" for xid in _xids_in(detail)) or "an XID"
+def _describe_xids(detail: str, times: Mapping[int, int]) -> str:
+    texts = ((f"XID {xid} ({xid_spec(xid).text})", times.get(xid)) for xid in _xids_in(detail))
+    return ", ".join(f"{text} {number} times" if number else text for text, number in texts) or "an XID"
 
 
-def _xid_action(detail: str) -> str:
-    actions = {xid_spec(xid).action for xid in _xids_in(detail)}
-    return next((do for action, do in _ACTIONS.items() if action in actions), _ACTIONS["inspect"])
+def _xid_action(detail: str, times: Mapping[int, int]) -> str:
+    xids = {xid: xid_spec(xid).action for xid in _xids_in(detail)}
+    action = next((action for action in _ACTIONS if action in xids.values()), "inspect")
+    do = _ACTIONS[action]
+    if action == "inspect":
+        return do
+    if any(xids[xid] == action for xid in xids.keys() & times.keys()):
+        return f"the error came back: {do}, or replace the GPU if this was already done"
+    return f"{do}; replace the GPU if the error comes back"
 
 
 # Health codes
