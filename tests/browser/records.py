@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from podgpu.cluster.ranges import utc_text
 from podgpu.cluster.view import ConditionView, DeviceView, GpuView, HolderView, InstanceView, NodeView, View
 from podgpu.model import Workload, WorkloadOwner
 from tests.browser.pictures import GIB, Records, Showing, gpu, held, node, page_of, three_nodes
@@ -157,7 +158,9 @@ def cost(query: Mapping[str, str]) -> dict[str, Any]:
     rows[1] |= {"mean_use": 0.04, "used_hours": 0.08 * hours}
     totals = figures(12, 2) | {"allocated_hours": 8 * hours, "unallocated_cost": 4 * hours * PRICE}
     told = {"from": end - 3600 * hours, "to": end, "by": by, "currency": "USD", "labels": ["app", "team"]}
-    return told | {"recorded_from": end - 3600 * min(hours, 48), "totals": totals, "rows": rows}
+    since = end - 3600 * min(hours, 48)
+    notes = [f"no record before {utc_text(since)}"]
+    return told | {"recorded_from": since, "notes": notes, "totals": totals, "rows": rows}
 
 
 def events(query: Mapping[str, str]) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class Demo:
             for _ in range(2):
                 self.time.advance(STEP)
                 self._read_exporters()
-            write_past(self.nodes, self.exporters, self._recorder, prices()[0], self.time.wall())
+            write_past(self.exporters, self._recorder, prices()[0], self.time.wall())
         usage = RecordedUsage(self._recorder, lambda: self.cluster.published.state)
         app: Any = lambda cluster: cluster_application(cluster, history=self._recorder, usage=usage)  # noqa: E731
         self.page: Client = opened.enter_context(running(self.cluster, app=app))  # type: ignore[arg-type]

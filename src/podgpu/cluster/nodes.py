@@ -14,7 +14,7 @@ from podgpu.cluster.collect import NodeReading, TargetOutcome, ViewSettings
 from podgpu.cluster.parts import HeldPart, is_lost, is_shown
 from podgpu.cluster.prices import NO_PRICES, Prices
 from podgpu.errors import few_of
-from podgpu.metrics.conditions import DRIVER_AWAY, LOST, NODE_GONE, UNREADABLE, XID, conditions, words_for
+from podgpu.metrics.conditions import DRIVER_AWAY, LOST, NODE_GONE, UNREADABLE, conditions, words_for
 from podgpu.model import Condition, DeviceState, MigInstance, NodeState, Workload, XidCount, group_by_key, parts_of
 
 CLOCK_AHEAD, _CLOCK_BEHIND = 5.0, 60.0  # tolerated clock skew, seconds; 60, because late values look like a slow clock
@@ -305,7 +305,6 @@ def count_gpus(number: int) -> str:
 
 def describe_condition(condition: Condition, xids: Iterable[XidCount] = ()) -> tuple[str, str]:
     """Returns the problem and the advice. For a condition unknown to this version, returns its name and no advice."""
-    if condition.name not in conditions():
-        return condition.name, ""
     repeated = tuple((count.xid, count.total) for count in xids if count.total > 1)
-    return words_for(condition.name, condition.detail, repeated if condition.name == XID else ())
+    is_known = condition.name in conditions()
+    return words_for(condition.name, condition.detail, repeated) if is_known else (condition.name, "")

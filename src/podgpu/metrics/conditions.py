@@ -20,19 +20,12 @@ FIELD_CONDITIONS: Mapping[int, str] = {395: "row_remap_failure", 396: "row_remap
 """DCGM field id -> condition that is present while the field is above 0."""
 _MAX_XIDS = 6  # maximum number of XIDs in the detail of a condition
 _ACTIONS: Mapping[str, str] = {
-    "reboot": "drain the node and reboot it; replace the GPU if the error comes back",
-    "reset": "drain the node and reset the GPU; replace it if the error comes back",
+    "reboot": "drain the node and reboot it",
+    "reset": "drain the node and reset the GPU",
     "inspect": "check dmesg and the hardware (power, cables, links); contact NVIDIA's support with the report of"
     " nvidia-bug-report.sh",
 }
 """Action in xids.csv -> advice. The most drastic action comes first."""
-_ACTIONS_AGAIN: Mapping[str, str] = {
-    "reboot": "the error came back: drain the node; replace the GPU if the node was rebooted since the first error,"
-    " otherwise reboot it",
-    "reset": "the error came back: drain the node; replace the GPU if it was reset since the first error, otherwise"
-    " reset it",
-}
-"""Action in xids.csv -> advice if the same XID occurred more than once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +103,14 @@ def _describe_xids(detail: str, times: Mapping[int, int]) -> str:
 
 
 def _xid_action(detail: str, times: Mapping[int, int]) -> str:
-    actions = {xid_spec(xid).action for xid in _xids_in(detail)}
-    again = {xid_spec(xid).action for xid in _xids_in(detail) if xid in times}
-    advice = {action: _ACTIONS_AGAIN.get(action, do) if action in again else do for action, do in _ACTIONS.items()}
-    return next((do for action, do in advice.items() if action in actions), _ACTIONS["inspect"])
+    xids = {xid: xid_spec(xid).action for xid in _xids_in(detail)}
+    action = next((action for action in _ACTIONS if action in xids.values()), "inspect")
+    do = _ACTIONS[action]
+    if action == "inspect":
+        return do
+    if any(xids[xid] == action for xid in xids.keys() & times.keys()):
+        return f"the error came back: {do}, or replace the GPU if this was already done"
+    return f"{do}; replace the GPU if the error comes back"
 
 
 # Health codes
