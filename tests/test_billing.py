@@ -38,7 +38,7 @@ _FIRST_PID = 10_000
 
 @dataclass(frozen=True)
 class Job:
-    """A pod with one container on a GPU or a time slice. Its process starts after it and ends before it."""
+    """A pod with one container on a GPU or a time slice. Its process starts after the pod and ends before it."""
 
     number: int
     namespace: str

@@ -136,7 +136,7 @@ class Session:
             (self.folder / name).write_text(text, encoding="utf-8")
 
     def run(self, command: str) -> None:
-        """Waits for the end of the command. A command that does not end is stopped once it works."""
+        """Waits for the end of the command. A server is stopped as soon as it works."""
         in_background = command.endswith(" &")
         command = runnable_form(command.removesuffix(" &"))
         text = self._with_real_addresses(command)

@@ -109,7 +109,7 @@ class Node:
     def _agent(self, root: Path) -> Agent:
         names = IdentityReader(str(root / "pods"), str(root / "containers"))
         count = len(self.driver.gpus)
-        # With the throttling counters in the counter file, they are read as often as the other fields.
+        # Throttling counters are in the counter file, so that they are read as often as the other fields.
         throttling = "".join(f"{fields()[number].name}, counter, Throttling.\n" for number in THROTTLE_REASONS)
         counters = (*(shipped_counters("default", self._names) or ()), *parse_counters(throttling, "throttling"))
         switch_logs = SwitchLogFactory(

@@ -45,8 +45,8 @@ class Growing:
 
 @dataclass
 class Recurring:
-    """An XID that recurs every second until its alert fires. An XID is exported for two seconds here instead of ten
-    minutes, and a slow machine may miss a single one."""
+    """An XID that recurs every second until its alert fires. The rule looks back two seconds here instead of
+    ten minutes, so a slow machine could miss a single XID."""
 
     fleet: Fleet
     xid: int
@@ -139,7 +139,7 @@ FAULTS = {
     "xid of an application": Fault(
         (("PodgpuXidError", "node-1", "0", ""),),
         lambda fleet: Recurring(fleet, 31, 0),
-        lambda fleet: None,  # the XID is over, and its alert ends after ten minutes
+        lambda fleet: None,  # no repair needed: the alert ends ten minutes after the XID
         r"XID 31 .*research/train-0",
     ),
     "xid of the hardware": Fault(
