@@ -121,7 +121,7 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
             lambda: ScrapeCollector(lambda: targets, CLUSTER, read_owners=lambda: find_owners(nodes)), CLUSTER, read
         )
         recorder = cluster_recorder(cluster)
-        write_past(nodes, exporters, recorder, read()[0], time.time())
+        write_past(exporters, recorder, read()[0], time.time())
         usage = RecordedUsage(recorder, lambda: cluster.published.state)
         app = cluster_application(cluster, history=recorder, usage=usage)
         listeners = [
@@ -215,6 +215,7 @@ def perform(script: Sequence[Act], stopping: threading.Event) -> None:
 class DemoExporter(NamedTuple):
     """The exporter of one simulated node."""
 
+    node: DemoNode
     agent: Agent
     ledger: Ledger
     recorder: HistoryRecorder
@@ -250,7 +251,7 @@ def make_exporter(node: DemoNode, prices: ReadPrices) -> DemoExporter:
         return await handler(request)
 
     app.middlewares.insert(0, close_while_down)
-    return DemoExporter(agent, ledger, recorder, app)
+    return DemoExporter(node, agent, ledger, recorder, app)
 
 
 # Owners and teams. In a real cluster, these are read from the API server.
@@ -286,15 +287,10 @@ _FAULTS = (  # node, GPU (None: all), from and to (hours ago), condition, messag
 )
 
 
-def write_past(
-    nodes: Sequence[DemoNode],
-    exporters: Sequence[DemoExporter],
-    cluster: HistoryRecorder,
-    prices: Prices,
-    now: float,
-) -> None:
+def write_past(exporters: Sequence[DemoExporter], cluster: HistoryRecorder, prices: Prices, now: float) -> None:
     """Writes the usage of 30 days, and samples of the last day and hour. Call it after the first two readings."""
-    recorders = {"": cluster} | {node.name: each.recorder for node, each in zip(nodes, exporters, strict=True)}
+    nodes = [exporter.node for exporter in exporters]
+    recorders = {"": cluster} | {exporter.node.name: exporter.recorder for exporter in exporters}
     for exporter in exporters:
         exporter.ledger.assume_idle(DAY)
     runs = {node.name: list(_list_runs(node)) for node in nodes}
@@ -355,9 +351,9 @@ class _PastDevice(NamedTuple):
             for node, gpu, begin, end, name, text in _FAULTS
             if node == self.node and gpu in (None, self.gpu.number) and end < ago <= begin
         ]
-        idle = [f"{one.namespace}/{one.pod}/{one.container}" for one in self.tenants if not one.duty]
-        if ago <= _IDLE_ALARM:
-            conditions += [(IDLE, f"{name} holds it and does not use it") for name in idle]
+        for one in self.tenants:
+            if not one.duty and ago <= _IDLE_ALARM:
+                conditions.append((IDLE, f"{one.namespace}/{one.pod}/{one.container} holds it and does not use it"))
         gone = any(name == "node_gone" for name, _ in conditions)
         is_blind = gone or any(name == "lost" for name, _ in conditions)
         size = self.size
