@@ -107,7 +107,7 @@ class Node:
     api_server: SimulatedApiServer | None
 
     def take_turns(self) -> None:
-        """Reads telemetry twice and then the holders, like `Agent.warm_up`. Then reads usage."""
+        """Reads telemetry twice, then the holders, then usage."""
         self.agent.read_telemetry()
         self.clock.advance(1.0)
         self._go_wrong_later()

@@ -288,7 +288,7 @@ _FAULTS = (  # node, GPU (None: all), from and to (hours ago), condition, messag
 
 
 def write_past(exporters: Sequence[DemoExporter], cluster: HistoryRecorder, prices: Prices, now: float) -> None:
-    """Writes the history of the last day, its last hour in fine steps. Call it after the first two readings."""
+    """Writes the usage of 30 days, and samples of the last day and hour. Call it after the first two readings."""
     nodes = [exporter.node for exporter in exporters]
     recorders = {"": cluster} | {exporter.node.name: exporter.recorder for exporter in exporters}
     for exporter in exporters:
@@ -296,7 +296,8 @@ def write_past(exporters: Sequence[DemoExporter], cluster: HistoryRecorder, pric
     runs = {node.name: list(_list_runs(node)) for node in nodes}
     start, fine = (int(now - length) // COARSE * COARSE for length in (DAY, HOUR))
     # Samples with the time `at` are stored in the interval that begins at `at`, so they contain the usage after `at`.
-    times = [(at, COARSE) for at in range(start, fine, COARSE)]
+    times = [(at, 6 * HOUR) for at in range(start - 29 * DAY, start, 6 * HOUR)]
+    times += [(at, COARSE) for at in range(start, fine, COARSE)]
     times += [(at, FINE) for at in range(fine, int(now) - FINE, FINE)]
     for at, seconds in times:
         ago = (now - at) / HOUR
@@ -326,7 +327,7 @@ def _list_runs(node: DemoNode) -> Iterator[tuple[Tenant, float, float]]:
     """
     jobs = [tenant for tenant in node.tenants if tenant.pod.startswith("llm-train-")] if node.name == "node-3" else []
     for tenant in node.tenants:
-        yield tenant, 1.5 if tenant in jobs else math.inf, 0.0
+        yield tenant, 1.5 if tenant in jobs else math.inf if tenant.duty else 24.0, 0.0
     for job in range(5):
         end = 1.5 + _PAUSE_HOURS + job * (_JOB_HOURS + _PAUSE_HOURS)
         for tenant in jobs:
