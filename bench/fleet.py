@@ -1,7 +1,7 @@
 """`python -m bench.fleet NODES`: a process that serves /metrics and /api/v1/node of many simulated nodes.
 
-Every node has its own port. Below /text, there is no /api/v1/node, as with an exporter that has no documents. Prints
-the ports as JSON, then starts the next round for each line of its standard input.
+Every node has its own port. Paths below /text have no /api/v1/node, like an exporter without documents. The process
+prints its ports as JSON. Each line on standard input starts the next round.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Pages = dict[bytes, bytes]  # path -> HTTP response
 
 
 def make_documents() -> list[tuple[bytes, bytes]]:
-    """Text and JSON of the simulated node in each round."""
+    """Returns text and JSON of the simulated node in each round."""
     documents = []
     with simulated_node() as node:
         for _ in range(ROUNDS):
@@ -60,7 +60,7 @@ class Fleet:
 
 
 class NodeProtocol(asyncio.Protocol):
-    """The smallest HTTP server that keeps connections open: the benchmark measures the client."""
+    """A minimal HTTP server with persistent connections, because the benchmark measures the client."""
 
     def __init__(self, fleet: Fleet, node: int) -> None:
         self._fleet = fleet

@@ -1,6 +1,6 @@
 """History: the SQLite file with 8,000 GPUs. A tenth of them is shared by two pods.
 
-A day is 23 hours with a round every 5 minutes and one hour with a round every 15 seconds: as many rows as a real day
+A day has a round every 5 minutes for 23 hours and every 15 seconds for one hour. These are as many rows as a real day
 has after its roll-up.
 """
 

@@ -32,7 +32,7 @@ _NODE_NAMES = re.compile(rb'GPU-[0-9a-f-]{36}|simulated-node|-0(?=")|(?<="export
 
 
 class ManualClock:
-    """Moves only when `advance` is called."""
+    """A clock that moves only when `advance` is called."""
 
     def __init__(self) -> None:
         self._now = time.time()
@@ -92,7 +92,7 @@ def simulated_node(
 
 
 def rename(document: bytes, number: int) -> bytes:
-    """Turns the text or JSON of the simulated node into that of another node, with its own host, GPUs and pods."""
+    """Replaces host, GPUs and pods in the text or JSON of the simulated node, to simulate another node."""
     names: dict[bytes, bytes] = {}
 
     def replace(match: re.Match[bytes]) -> bytes:

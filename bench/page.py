@@ -1,6 +1,6 @@
 """Page: CPU to build the state of a cluster of 8,000 GPUs and to render it as /api/v1/view.
 
-If a Chromium is installed, also the time until the page shows the GPUs, and until it shows those of a filter.
+With an installed Chromium, also the time until the page shows all GPUs, and until it shows those of a filter.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ MAX_MS = 600
 MAX_FIRST_MS = 2500
 MAX_FILTER_MS = 100
 FILTERS = ("a", "job-1", "dev-", "research", "h100 gpu-b", "gpu-c-0002", "idle", "")
-# The time from the start of the navigation until the first frame with GPUs.
+# Time from the start of the navigation until the first frame with GPUs.
 _FIRST = """new Promise(done => {
   const isThere = () => document.querySelector('.square, .tile[data-key]');
   const look = () => (isThere() ? done(performance.now()) : requestAnimationFrame(look));
   look();
 })"""
-# The time from a change of the filter until the frame that shows it is drawn.
+# Time from a change of the filter until the filtered page is drawn.
 _FILTER = """new Promise(done => {
   const field = document.querySelector('#q'), {port1, port2} = new MessageChannel(), start = performance.now();
   port1.onmessage = () => done(performance.now() - start);

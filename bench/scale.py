@@ -1,8 +1,7 @@
 """Scale: 100,000 GPUs (12,500 nodes of 8) as series in a real VictoriaMetrics, read by `podgpu cluster --prometheus`.
 
-Every GPU has a pod. The series of the last minutes and the recorded hours of 30 days are imported. Only the series that
-the totals and the Waste view need are imported, not the complete output of 12,500 exporters; the engine's figures are
-without the rest.
+Every GPU has a pod. The series of the last minutes and the recorded hours of 30 days are imported. Only series for the
+totals and the Waste view are imported, so the server's figures exclude the exporters' other series.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def _times_around(now: int) -> list[int]:
 
 
 def recorded_series(gpus: int, owners: int, now: int) -> Iterator[dict[str, Any]]:
-    """Yields what the recording rules would have stored: hours of 30 days, and the last 5 minutes."""
+    """Yields the samples that the recording rules would have stored: hours of 30 days, and the last 5 minutes."""
     hours = [at * 1000 for at in range(now // HOUR * HOUR - (DAYS * 24 - 1) * HOUR, now + 1, HOUR)]
     gpus_of_owner = gpus / owners
     rows = [({"kind": "gpu_seconds"}, float(gpus)), ({"kind": "broken_seconds"}, gpus / 1000)]

@@ -1,6 +1,6 @@
-"""Serving: CPU of the server for one scrape of /metrics, compared with the same bytes as a constant.
+"""Serving: CPU of the server for one scrape of /metrics, compared with a constant response of the same size.
 
-The server runs in its own thread. The constant is served by the smallest handler that aiohttp allows.
+The server runs in its own thread. The constant is served by a minimal aiohttp handler.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _running(agent: Agent) -> Iterator[Server]:
 
 
 def _compare(server: Server, name: str, blocks: int, requests: int) -> tuple[float, float]:
-    """Median CPU seconds of a scrape and of the constant. Blocks of requests alternate."""
+    """Returns the median CPU seconds of a scrape and of the constant. Blocks of requests alternate."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port)
 
     def get(path: str) -> bytes:

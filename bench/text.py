@@ -19,7 +19,7 @@ MIN_PARSER_RATIO = 10
 
 
 class FixedCollector:
-    """Passes families that are already converted to prometheus_client."""
+    """Passes converted families to prometheus_client."""
 
     def __init__(self, families: Iterable[Family]) -> None:
         self._metrics = [_convert(family) for family in families if family.samples]
@@ -64,7 +64,7 @@ def measure(turns: int = 50) -> list[Figure]:
 
 
 def _samples(text: bytes) -> list[tuple[str, list[tuple[str, str]], float]]:
-    # Without TYPE lines, which make the parser rename counters. dcgm-exporter's floats have six decimals.
+    # Removes TYPE lines, which make the parser rename counters. dcgm-exporter's floats have six decimals.
     lines = "".join(line for line in text.decode().splitlines(keepends=True) if not line.startswith("#"))
     parsed = (sample for family in text_string_to_metric_families(lines) for sample in family.samples)
     return sorted((s.name, sorted(s.labels.items()), round(s.value, 6)) for s in parsed)

@@ -1,4 +1,4 @@
-"""Usage: CPU of one usage turn with 8 GPUs and 64 containers, and of the driver's calls in it."""
+"""Usage: CPU of one usage turn with 8 GPUs and 64 containers, and of its driver calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GIB = 1024**3
 
 
 class TimedNvml:
-    """Forwards calls to a driver and adds up their CPU time, in any thread."""
+    """Forwards calls to a driver and sums their CPU time over all threads."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml

@@ -1,6 +1,6 @@
 """`python -m endurance.attack [--minutes 5]`: hostile clients on loopback against an exporter and a cluster view.
 
-Two scrapers read both once a second meanwhile. Prints one line per claim and exits with 1 if one does not hold.
+Meanwhile, two scrapers read both once a second. Prints one line per check and exits with 1 if one fails.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ async def repeat(once: Attack, port: int) -> None:
 
 
 async def scrape(server: Server) -> None:
-    """One kept connection, one scrape a second. A closed connection is opened once more, as Prometheus does."""
+    """Scrapes once a second over one connection. Reconnects once if it was closed, like Prometheus."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
         while True:
             server.scrapes += 1
@@ -141,7 +141,7 @@ async def wait_until_up(server: Server) -> None:
     raise RuntimeError(f"{server.name} did not start: {server.log.read_text()[-2000:]}")
 
 
-# Attacks. They come from 127.0.0.2, so that they share no address with the scrapers.
+# Attacks come from 127.0.0.2, so that they share no address with the scrapers.
 
 
 async def open_many(port: int, count: int, request: bytes = b"", hold_seconds: float = 4.0) -> None:

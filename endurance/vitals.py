@@ -22,7 +22,7 @@ class Vitals:
 
 
 def vitals_of(pid: int | str, at: float) -> Vitals:
-    """Raises FileNotFoundError if the process has ended."""
+    """Reads the values. Raises FileNotFoundError if the process has ended."""
     with open(f"/proc/{pid}/status", encoding="ascii") as file:
         lines = dict(line.split(":", 1) for line in file)
     rss, peak = (int(lines[name].split()[0]) / _KIB_PER_MIB for name in ("VmRSS", "VmHWM"))
@@ -30,7 +30,7 @@ def vitals_of(pid: int | str, at: float) -> Vitals:
 
 
 def growth(seen: Sequence[Vitals]) -> Vitals:
-    """Growth from first to last: memory by linear regression, the others as maxima of the two halves."""
+    """Returns the growth from first to last: memory by linear regression, the others as maxima of the two halves."""
     if len(seen) < 2:
         return Vitals(0.0, 0.0, 0.0, 0, 0)
     slope = linear_regression([vitals.at for vitals in seen], [vitals.rss for vitals in seen]).slope

@@ -1,4 +1,4 @@
-"""Authorities and certificates made by the openssl command, and TLS contexts for them."""
+"""Certificate authorities and certificates from the openssl command, and TLS contexts for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of all tests: golden files, hypothesis, the order of files, the guard against reading files of the host."""
+"""Configuration of all tests: golden files, hypothesis, the order of files, and a guard against reads of host files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# The same examples in every run. PODGPU_EXPLORE=1 draws new ones.
+# Every run uses the same examples. PODGPU_EXPLORE=1 draws new ones.
 settings.register_profile(
     "podgpu",
     derandomize="PODGPU_EXPLORE" not in os.environ,
@@ -25,11 +25,11 @@ settings.register_profile(
 )
 settings.load_profile("podgpu")
 
-# Otherwise every command that a test starts compiles the package again.
+# Without bytecode files, every command that a test starts would compile the package again.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# `pytest` must find tests.nodes as `python -m pytest` does.
+# Makes tests.nodes importable with `pytest`, as it is with `python -m pytest`.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.certificates import certificates  # noqa: E402, F401 - a fixture
@@ -53,7 +53,7 @@ def _does_not_read_the_host(request: pytest.FixtureRequest) -> Iterator[None]:
         read += _notes.read_text(encoding="utf-8").splitlines()
         _notes.unlink()
     if request.node.get_closest_marker("reads_host") is None:
-        assert sorted(set(read)) == [], "a test must not depend on the host: pass the path as an option"
+        assert sorted(set(read)) == [], "the test read files of the host: pass the path as an option"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -72,7 +72,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
-# Seconds of slow files. They start first, because a slow file that starts last delays the end.
+# Duration of slow files in seconds. They start first, because a slow file that starts last delays the end.
 SLOW = {
     "deploy/test_alerts_live.py": 41,
     "endurance/test_attack.py": 32,
@@ -102,7 +102,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _logging_as_before() -> Iterator[None]:
-    """A command configures logging for its process, which goes on here."""
+    """Restores the logging configuration, which commands change."""
     server = logging.getLogger("aiohttp.server")
     handlers, level, filters = logging.root.handlers[:], logging.root.level, server.filters[:]
     yield
@@ -112,7 +112,7 @@ def _logging_as_before() -> Iterator[None]:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A temporary folder with a short name: tmp_path is too long for the path of a socket."""
+    """Yields a temporary folder with a short name, because tmp_path is too long for a socket path."""
     path = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))
     yield path
     shutil.rmtree(path)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 
-_PORTS_GIVEN = 2000  # to each worker of xdist
+_PORTS_GIVEN = 2000  # number of ports for each worker of xdist
 _FIRST_PORT = 20_000 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 6 * _PORTS_GIVEN
 _PORTS = itertools.count(os.getpid() * 8, 8)  # the demo also uses the four ports after its first one
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -34,13 +34,13 @@ class QuietHandler(BaseHTTPRequestHandler):
         pass
 
     def handle(self) -> None:
-        with suppress(ConnectionError):  # the client did not wait
+        with suppress(ConnectionError):  # the client closed the connection early
             super().handle()
 
 
 @contextmanager
 def serving(server: HTTPServer | type[BaseHTTPRequestHandler]) -> Iterator[int]:
-    """Runs a server in a thread and yields its port. A handler gets a new server."""
+    """Runs a server in a thread and yields its port. Creates a server if a handler is given."""
     if isinstance(server, type):
         server = ThreadingHTTPServer(("127.0.0.1", 0), server)
         server.daemon_threads = True

@@ -1,4 +1,4 @@
-"""Simulated parts of a node with faults and variants that only tests need."""
+"""Simulated parts of a node with faults and variants for tests."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class FaultyNvml(SimulatedNvml):
         self._processes_hidden = True
 
     def lose(self, number: int, *, enumerated: bool = True) -> None:
-        """With `enumerated=False` the driver does not list the GPU any more."""
+        """Makes the GPU fail. With `enumerated=False`, the driver no longer lists it."""
         with self.lock:
             super().lose(number)
             if not enumerated:
@@ -243,7 +243,7 @@ class FaultyProc(SimulatedProc):
     def run(
         self, pid: int, uid: int, *arguments: str, cgroup: str = "/user.slice", environment: str | None = None
     ) -> None:
-        """Adds a process of a user. Without `environment`, it cannot be read."""
+        """Adds a process of a user. Its environment cannot be read if `environment` is missing."""
         self.add(pid, cgroup_text(cgroup))
         folder = self.root / str(pid)
         (folder / "status").write_text(f"Name:\tpython3\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")

@@ -1,4 +1,4 @@
-"""A simulated kubelet with faults, claims and variants that only tests need."""
+"""A simulated kubelet with faults, claims and variants for tests."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def list_answer(pods: Iterable[SimulatedPod], numa_nodes: Sequence[int] = (0,)) 
 
 
 def _dynamic_resource(claim: SimulatedClaim) -> Any:
-    """Encodes a claim. Like the kubelet, repeats the CDI names of earlier devices of the same driver in each device."""
+    """Encodes a claim. As in the kubelet, each device repeats the CDI names of earlier devices of its driver."""
     resource = podresources_pb2.DynamicResource(claim_name=claim.name, claim_namespace=claim.namespace)
     cdi_names: dict[str, list[str]] = {}
     for device in claim.devices:

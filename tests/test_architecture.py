@@ -78,7 +78,7 @@ OURS = ("podgpu", "bench", "endurance", "deploy", "docs")
 
 
 def own_modules_patched(script: str) -> list[str]:
-    """First arguments of `monkeypatch.setattr`, `delattr` and `setitem` that are imported from our packages."""
+    """Returns names of our packages that `monkeypatch.setattr`, `delattr` or `setitem` changes."""
     nodes = list(ast.walk(ast.parse(script)))
     imported: set[str] = set()
     for node in nodes:

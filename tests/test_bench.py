@@ -1,4 +1,4 @@
-"""The benchmarks run, shortened. `make bench` compares their figures with the limits."""
+"""Runs shortened benchmarks. `make bench` compares their results with the limits."""
 
 from __future__ import annotations
 

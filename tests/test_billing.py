@@ -1,4 +1,4 @@
-"""The bill of short jobs on a simulated node, compared with the meters of the simulated GPUs."""
+"""The bill of short jobs on a simulated node, compared with the energy meters of the simulated GPUs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NAMESPACES = ("research", "serving", "batch", "notebooks")
 DUTIES = (0.0, 0.15, 0.4, 0.7, 1.0)
 USAGE_EVERY, ALLOCATION_EVERY, TELEMETRY_EVERY = 1.0, 5.0, 30.0
 USAGE_AT, ALLOCATION_AT = 0.13, 0.61
-"""Times of the turns within a second: neither together nor at a sample of the driver."""
+"""Times of the turns within a second, different from each other and from the driver's samples."""
 TOLERANCE = 0.02
 _GIB = 1024**3
 _FIRST_PID = 10_000
@@ -38,7 +38,7 @@ _FIRST_PID = 10_000
 
 @dataclass(frozen=True)
 class Job:
-    """A pod with one container on a GPU or a time slice. Its process starts after it and ends before it."""
+    """A pod with one container on a GPU or a time slice. Its process starts after the pod and ends before it."""
 
     number: int
     namespace: str
@@ -69,7 +69,7 @@ class Job:
 
 
 def schedule(random: Random) -> list[Job]:
-    """Each job takes the slot that is free first, after a pause."""
+    """Assigns each job to the slot that is free first, after a pause."""
     free = {(gpu, slot): random.uniform(0, 20) for gpu, slots in enumerate(SLOTS_OF_GPU) for slot in range(slots)}
     jobs = []
     for number in range(JOBS):
@@ -97,7 +97,7 @@ def schedule(random: Random) -> list[Job]:
 class Truth:
     """The expected bill of each namespace, from the schedule and the meters of the simulated GPUs.
 
-    Between two events, the energy of a GPU is divided by use, or by share if nothing runs.
+    Between two events, the energy of a GPU is divided by use, or by share if no process runs.
     """
 
     def __init__(self, driver: FaultyNvml, start: float) -> None:

@@ -39,7 +39,7 @@ _DEFAULT_PORTS = {
     "cluster": {"-a": 9401},
 }
 _FOLDERS = {"/var/lib/node_exporter/textfile/": "textfile/", "/run/prometheus/": ""}
-"""Folder of a real machine -> folder within that of the session."""
+"""Maps folders of a real machine to folders of the session."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def runnable_form(command: str) -> str:
 
 
 def program(command: str) -> str:
-    """Returns the first word that is not an assignment to a variable."""
+    """Returns the first word that is not a variable assignment."""
     return next(word for word in command.split() if not re.match(r"[A-Z_]+=", word))
 
 
@@ -136,7 +136,7 @@ class Session:
             (self.folder / name).write_text(text, encoding="utf-8")
 
     def run(self, command: str) -> None:
-        """Waits for the end of the command. A command that does not end is stopped once it works."""
+        """Waits for the end of the command. A server is stopped as soon as it works."""
         in_background = command.endswith(" &")
         command = runnable_form(command.removesuffix(" &"))
         text = self._with_real_addresses(command)
@@ -197,10 +197,10 @@ class Session:
         return BackgroundCommand(process, output)
 
     def _wait_until_it_works(self, background: BackgroundCommand, ports: list[int]) -> None:
-        """Waits until all ports accept connections, or until a file is written if there is no port."""
+        """Waits until all ports accept connections. Without ports, waits until a file is written."""
 
         def works() -> bool:
-            assert background.process.poll() is None, f"{self.block}: it ended: {background.output.read_text()}"
+            assert background.process.poll() is None, f"{self.block}: command ended: {background.output.read_text()}"
             return all(map(_accepts, ports)) if ports else any((self.folder / "textfile").iterdir())
 
         wait_until(works, f"the command of {self.block} works")
@@ -235,7 +235,7 @@ NOT_RUN = {
     r"podgpu hook": "there is no container runtime",
     r"git clone ": "there is no network",
 }
-"""Beginning of a command -> why it is not run."""
+"""Maps the beginning of a command to the reason why it is not run."""
 PROGRAMS = {"podgpu", "make", "helm", "promtool", "python", "curl", "grep", "sort", "diff", "echo", "mkdir"}
 
 DEMO = "podgpu demo &"
@@ -285,7 +285,7 @@ def test_every_command_is_run_or_has_a_reason() -> None:
 def outcomes(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[Block, Future[None]]]:
-    """Runs the blocks of the selected tests, four at a time, because most of the time is waiting."""
+    """Runs the blocks of the selected tests, four at a time, because they mostly wait."""
     selected = [item.callspec.params.get("block") for item in request.session.items if hasattr(item, "callspec")]
     with (
         tempfile.TemporaryDirectory(prefix="podgpu-docs-") as folder,

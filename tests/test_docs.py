@@ -134,6 +134,6 @@ def queries_of(page: Path) -> list[str]:
 def test_queries_parse(page: Path, tmp_path: Path) -> None:
     queries = queries_of(page)
     rules = [{"alert": f"query{number}", "expr": query} for number, query in enumerate(queries)]
-    file = tmp_path / "rules.yml"  # JSON is YAML
+    file = tmp_path / "rules.yml"  # JSON is valid YAML
     file.write_text(json.dumps({"groups": [{"name": "docs", "rules": rules}]}), encoding="utf-8")
     promtool("check", "rules", file)

@@ -1,4 +1,4 @@
-"""promtool, Prometheus' checker, on golden outputs."""
+"""Runs promtool, Prometheus' checker, on golden outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares the metrics with recorded output of dcgm-exporter on an H200: families, texts, labels and number formats."""
+"""Compares the metrics with recorded output of dcgm-exporter on an H200: families, help texts, labels, numbers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DIFFERENCES = {
 }
 """Families that only podgpu has."""
 REPEATED = {"dcgm_fi_prof_pcie_tx_bytes", "dcgm_fi_prof_pcie_rx_bytes"}
-"""dcgm-exporter prints these series twice with its 1.x counters; podgpu once."""
+"""With its 1.x counters, dcgm-exporter prints these series twice; podgpu prints them once."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def test_same_as_dcgm_exporter(folder: Path, recorded: str, arguments: list[str]
 
 
 def test_values_of_a_shared_gpu_have_no_pod(folder: Path) -> None:
-    """dcgm-exporter puts the labels of one of its pods on the values of a time-sliced GPU; podgpu does not."""
+    """For a time-sliced GPU, dcgm-exporter adds the labels of one of its pods; podgpu adds none."""
     theirs = (FIXTURES / "h200" / "shared_noflag.prom").read_text(encoding="utf-8")
     without_pod = re.sub(r',container="main",namespace="serving",pod="[a-z-]+"', "", theirs)
     assert without_pod != theirs

@@ -11,7 +11,7 @@ _COMMENT = re.compile(r"# (?P<kind>HELP|TYPE) (?P<name>DCGM_\w+) (?P<rest>.*)")
 
 
 def renamed(exposition: str, names: NameSet) -> str:
-    """Returns an exposition of 4.8 with other names."""
+    """Returns a 4.8 exposition with other metric names."""
     if names == "4.8":
         return exposition
     return "".join(f"{line}\n" for old in exposition.splitlines() for line in _lines(old, keep=names == "both"))

@@ -149,7 +149,7 @@ def _agent(world: World, folder: Path) -> Iterator[Agent]:
 
 @contextmanager
 def _count_log_lines() -> Iterator[LogCounter]:
-    """Log lines are counted and not printed."""
+    """Counts log lines instead of printing them."""
     logger, lines = logging.getLogger("podgpu"), LogCounter()
     before = logger.propagate
     logger.addHandler(lines)

@@ -29,7 +29,7 @@ class Churn:
         return self._world.clock.monotonic() - self._began
 
     def second(self) -> None:
-        """One simulated second."""
+        """Runs one simulated second."""
         self._world.clock.advance(1.0)
         now = self.simulated
         self._run_repairs(now)
@@ -41,7 +41,7 @@ class Churn:
             self._look()
 
     def recover(self) -> None:
-        """Ends all faults. After a while everything must be in the metrics again."""
+        """Ends all faults. The metrics must be complete again after a while."""
         for _, repair in self._repairs:
             repair()
         self._repairs.clear()
@@ -60,7 +60,7 @@ class Churn:
         self._judge.look(self._agent.published.fresh.plain.decode())
 
     def _live(self) -> None:
-        """Normal operation: a few changes in ten seconds."""
+        """Simulates normal operation: a few changes in ten seconds."""
         world = self._world
         acts = (world.start_pod, world.start_pod, world.end_pod, world.start_process, world.start_process)
         if self._random.random() < 0.4:

@@ -1,4 +1,4 @@
-"""Compares the metrics with the truth: holders are right, counters never decrease, parts add up."""
+"""Compares the metrics with the truth: correct holders, counters that never decrease, correct sums."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from podgpu.metrics.parse import ParsedFamily, ParsedSample, parse_text
 INTERVAL = 5.0
 """Seconds between two allocation turns, and two telemetry turns."""
 _SETTLED = 2 * INTERVAL + 1.0
-"""A change is in the metrics after this time at the latest."""
+"""Maximum seconds until a change is in the metrics."""
 _UNSURE = GRACE_SECONDS + 2 * INTERVAL + 60.0
 """How long a released holder may still be shown while the kubelet does not answer."""
 _HEALED = 90.0
@@ -155,7 +155,7 @@ class Judge:
         self._sums = new
 
     def _judge_totals(self, samples: Mapping[str, tuple[ParsedSample, ...]]) -> None:
-        """Checks the totals since the start, with the last known value of every series."""
+        """Checks the totals since the start, using the last known value of every series."""
         for family, totals in self._totals.items():
             totals |= {
                 tuple(sample.labels.get(name, "") for name in _TOTAL_LABELS): sample.value
@@ -190,5 +190,5 @@ def _held_device(labels: Mapping[str, str]) -> HeldDevice:
 
 
 def _lasts(series: Series) -> bool:
-    """Series of devices and namespaces continue after a gap; those of containers end."""
+    """Returns True for series of devices and namespaces, which continue after a gap. Series of containers end."""
     return series[0].startswith("podgpu_") and "container" not in series[0]

@@ -1,4 +1,4 @@
-"""The true state of the simulated node, with which the judge compares the metrics."""
+"""The true state of the simulated node, for comparison with the metrics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ RELEASED_SECONDS = 900.0
 
 
 class SoakClock:
-    """Moves only when `advance` is called."""
+    """A clock that moves only when `advance` is called."""
 
     def __init__(self) -> None:
         self._now = 1000.0
@@ -26,7 +26,7 @@ class SoakClock:
 
 
 class HeldDevice(NamedTuple):
-    """A device and its holder, as the labels of the metrics name them."""
+    """A device and its holder, by the values of the metric labels."""
 
     uuid: str
     gi_id: str
@@ -80,7 +80,7 @@ class Truth:
         return self.clock.monotonic() - self.hung_until
 
     def describe(self) -> str:
-        """Returns a text about parts that are broken or were repaired recently."""
+        """Returns a text about components that are broken or were repaired recently."""
         now = self.clock.monotonic()
         broken = {f"GPU {number}": until for number, until in self.gpu_broken_until.items()}
         broken["the kubelet"] = self.kubelet_broken_until

@@ -58,7 +58,7 @@ class Pod:
     namespace: str
     place: Place
     pid: int = 0
-    """0: no process."""
+    """0 if the pod has no process."""
 
     @property
     def name(self) -> str:
@@ -187,7 +187,7 @@ class World:
             for place, pod in self.pods.items()
         )
 
-    # Layouts
+    # MIG layouts
 
     def relayout(self) -> None:
         number = self.random.choice(MIG_GPUS)
@@ -267,7 +267,7 @@ class World:
         self.truth.resets.add(self.uuid_of(number))
 
     def reload_driver(self) -> None:
-        """Not while a call hangs: the kernel does not unload a module in use."""
+        """Does nothing while a call hangs, because the kernel does not unload a module in use."""
         if self._hangs:
             return
         self.count["faults"] += 1
@@ -286,6 +286,6 @@ class World:
 
     @property
     def is_calm(self) -> bool:
-        """Everything has been healthy for a while."""
+        """Returns True if no fault was active for a while."""
         wells = [self.truth.gpu_healthy_for(number) for number in self.numbers]
         return min(*wells, self.truth.kubelet_healthy_for()) > 90.0

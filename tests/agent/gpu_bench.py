@@ -97,7 +97,7 @@ class GpuBench(SimulatedNode):
         return self.scraped
 
     def turns(self, seconds: int, *well: int) -> None:
-        """Runs a turn every 5 s for this time."""
+        """Runs a turn every 5 s for `seconds`."""
         for _ in range(seconds // 5):
             self.turn(*well, seconds=5.0)
 

@@ -55,7 +55,7 @@ class Bench(SimulatedNode):
         return self.driver.calls - before
 
     def value(self, family: str) -> float | None:
-        """Returns the value of the first series that begins with this name or name and labels."""
+        """Returns the value of the first series whose line begins with `family`."""
         start = family if "{" in family else f"{family}{{"
         lines = [line for line in self.exposition.splitlines() if line.startswith(start)]
         return float(lines[0].rpartition(" ")[2]) if lines else None

@@ -90,7 +90,7 @@ def _series(exposition: str) -> dict[tuple[str, str], str]:
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    """Does not use tmp_path, because some tests read as another user, for whom tmp_path is closed."""
+    """Does not use tmp_path, because some tests read as another user, which has no access to it."""
     root = Path(tempfile.mkdtemp(prefix="podgpu-usage-"))
     root.chmod(0o755)
     pair = Pair(root)

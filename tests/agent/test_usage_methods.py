@@ -90,7 +90,7 @@ class Node(SimulatedNode):
         self.holders.now.append(Assignment(key, Workload("ns", f"p{number}", "main"), "kubelet", str(number), 0.2))
 
     def turn(self, seconds: float = 1.0) -> str:
-        """Runs the agent for this time, and the listeners at random moments within it."""
+        """Advances the clock by `seconds`. Steps the listeners at random moments and runs the agent at the end."""
         end = self.time + seconds
         while (step := self.random.uniform(0.025, 0.075)) < end - self.time:
             self.time += step
@@ -143,7 +143,7 @@ def adds_up(node: Node) -> None:
 
 
 def gains(node: Node, seconds: int) -> dict[str, tuple[float, float]]:
-    """Returns the true and the reported busy time of each pod, in percent of this time."""
+    """Returns the true and the reported busy time of each pod, in percent of `seconds`."""
     node.run(5)  # until the listener runs
     worked, told = node.truth, node.series(BUSY)
     node.run(seconds)

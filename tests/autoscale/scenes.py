@@ -31,7 +31,7 @@ def pod(
     started: float = -3600.0,
     asks: bool = True,
 ) -> PodSeen:
-    """Returns a pod that started this many seconds after BEGIN."""
+    """Returns a pod that started `started` seconds after BEGIN."""
     kind, _, owner_name = owner.partition("/")
     pairs = tuple(sorted((key, value) for key, _, value in (text.partition("=") for text in labels.split(",") if text)))
     return PodSeen(namespace, name, node, BEGIN + started, (kind, owner_name) if owner else None, asks, pairs)

@@ -353,7 +353,7 @@ def test_a_workload_is_idle_if_all_its_pods_are() -> None:
 
 @pytest.mark.parametrize("requests_gpu", [True, False])
 def test_a_workload_with_a_pod_on_a_stale_node_is_not_idle(requests_gpu: bool) -> None:
-    """podgpu does not know a GPU request of the pod. The pod counts because it held a GPU before."""
+    """A pod without a GPU request counts too, because it held a GPU before."""
     stage = Stage([pod("a"), pod("b", node="n2", asks=requests_gpu)])
     idle = busy("a", 0.0, 0)
     stage.turns(10, n1=(idle,), n2=(busy("b", 0.9, 1),))

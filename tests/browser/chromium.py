@@ -29,7 +29,7 @@ _OPTIONS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"),
     *("--no-first-run", "--no-default-browser-check", "--disable-background-networking", "--disable-extensions"),
     *("--disable-component-update", "--disable-sync", "--mute-audio", "--remote-debugging-port=0"),
-    # One renderer process and no separate service processes: this saves a quarter of the CPU time.
+    # One renderer process and no separate service processes, which saves a quarter of the CPU time.
     *("--renderer-process-limit=1", "--in-process-gpu", "--enable-features=NetworkServiceInProcess2"),
     "--disable-features=BackForwardCache,IsolateOrigins,site-per-process,SpareRendererForSitePerProcess",
 )

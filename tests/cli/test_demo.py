@@ -28,6 +28,7 @@ from podgpu.cli.demo import (
     schedule,
     write_past,
 )
+from podgpu.cli.main import run
 from podgpu.clock import Clock
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.prices import read_prices
@@ -67,7 +68,7 @@ class Demo:
             for _ in range(2):
                 self.time.advance(STEP)
                 self._read_exporters()
-            write_past(self.nodes, self.exporters, self._recorder, prices()[0], self.time.wall())
+            write_past(self.exporters, self._recorder, prices()[0], self.time.wall())
         usage = RecordedUsage(self._recorder, lambda: self.cluster.published.state)
         app: Any = lambda cluster: cluster_application(cluster, history=self._recorder, usage=usage)  # noqa: E731
         self.page: Client = opened.enter_context(running(self.cluster, app=app))  # type: ignore[arg-type]
@@ -227,7 +228,7 @@ def test_events_and_the_summary_of_a_job_that_ended(demo: Demo) -> None:
     assert demo.page.ask("/api/v1/summary/research/no-such-pod").status == 404
 
 
-def test_the_demo_has_a_past_from_its_first_second() -> None:
+def test_the_demo_has_a_past_from_its_first_second(capsys: pytest.CaptureFixture[str]) -> None:
     with ExitStack() as opened:
         demo = Demo(opened, past=True)
         told = demo.ask("/api/v1/events")["events"]
@@ -251,6 +252,9 @@ def test_the_demo_has_a_past_from_its_first_second() -> None:
         assert by_team["totals"]["wasted"] > 100
         users = {row["job"] for row in demo.ask("/api/v1/range")["rows"] if "job" in row}
         assert users == {"4711", "user ada", "user cleo"}
+        assert run(["report", "--url", f"127.0.0.1:{demo.page.address.port}", "--by", "pod"]) == 0
+        (job_line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| job 4711 ")]
+        assert " of its share |" in job_line, "it uses more than half of the GPU that it shares with cleo"
         shown = [held for gpu in gpus(demo.ask("/api/v1/view")).values() for held in gpu.get("holders", ())]
         assert {held["user"] for held in shown if "user" in held} == {"ada", "ben", "cleo"}
         job = demo.ask("/api/v1/summary/research/finetune-4")

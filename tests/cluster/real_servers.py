@@ -72,7 +72,7 @@ def alertmanager(folder: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def victoria_metrics(folder: Path, points: Iterable[Point] = (), configuration: str = "") -> Iterator[str]:
-    """Yields its URL. It reads the same scrape configuration."""
+    """Yields its URL. `configuration` is a Prometheus scrape configuration."""
     store = folder / "victoria"
     command = ["victoria-metrics", f"-storageDataPath={store}", "-retentionPeriod=10y", "-loggerLevel=WARN"]
     if configuration:

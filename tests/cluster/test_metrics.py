@@ -24,7 +24,7 @@ LABELS = ("gpu_id", "gpu_model", "namespace", "node", "pod_name")
 RATIO, GPUS = "podgpu_used_gpu_utilization_ratio", "podgpu_used_gpus"
 SINCE = "podgpu_idle_allocated_gpu_since_timestamp_seconds"
 
-# Seed 002. Its samples are written by hand: one GPU has three models or is on several nodes. Here each row is a state.
+# Seed 002 has hand-written samples in which one GPU has three models or several nodes. Each row is one cluster state.
 
 
 def printed(sample: str) -> list[str]:

@@ -366,7 +366,7 @@ def test_a_failing_query_is_named_and_the_rest_is_shown() -> None:
     assert any("missing: busy" in note and "too many samples" in note for note in found.notes)
     assert any("missing: gpu seconds" in note for note in found.notes)
     assert any("missing: GPUs at" in note for note in found.notes)
-    assert not any("has no GPU metrics" in note for note in found.notes), "missing metrics are not reported"
+    assert not any("has no GPU metrics" in note for note in found.notes), "unknown, as the query failed"
     (row,) = found.rows
     assert (row.pod, row.gpu_hours, row.unknown_hours, row.cost) == ("train", 2.0, 2.0, 20.0)
     with pytest.raises(SourceError):

@@ -254,6 +254,8 @@ def test_podgpus_own_idle_time_is_used_and_survives_a_restart_of_the_exporter() 
     assert _since(world.round(reading(0.0, WALL - 300, "a"))) == -300
     assert _since(world.round(reading(15.0, WALL + 10, "a"), at=15.0)) == 10, "the holder was busy for a moment"
     assert _since(world.round(reading(30.0, WALL + 29, "b"), at=30.0)) == 10, "a new exporter resets no idle time"
+    assert _since(world.round(reading(45.0, WALL + 29.01, "b"), at=45.0)) == 10, "the holder is still idle"
+    assert _since(world.round(reading(60.0, WALL + 47, "b"), at=60.0)) == 47, "the holder was busy again"
     assert _since(state_of(reading(0.0, WALL - 300 + 50, "a", skew=50.0))) == -300, "the node's clock is ahead"
 
 

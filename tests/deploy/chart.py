@@ -1,4 +1,4 @@
-"""The chart, rendered by helm: objects by kind and name, pods and containers of them, and their Pod Security level."""
+"""Renders the chart with helm. Returns objects by kind and component, their containers and Pod Security levels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from deploy.render import CHART, NAMESPACE, OPERATOR, run_helm
 
 Object = dict[str, Any]
 NOTES = "Notes"
-"""A kind that Kubernetes does not have."""
+"""Kind of the additional object. Kubernetes has no such kind."""
 
 FOLDER = Path(__file__).parent
 VARIANTS: Mapping[str, Mapping[str, Any]] = yaml.safe_load((FOLDER / "variants.yaml").read_text(encoding="utf-8"))
@@ -26,7 +26,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = yaml.safe_load((FOLDER / "variants.y
 
 @cache
 def _rendered(values: str, operator: bool) -> str:
-    """The objects as JSON, which is read many times faster than YAML. NOTES.txt is one of them."""
+    """Returns the objects as JSON, which is parsed much faster than YAML. NOTES.txt is one of the objects."""
     done = _template(values, operator, _chart_with_notes())
     assert done.returncode == 0, f"{values}: {done.stderr}"
     return json.dumps([one for one in yaml.load_all(done.stdout, Loader=yaml.CSafeLoader) if one])
@@ -34,7 +34,7 @@ def _rendered(values: str, operator: bool) -> str:
 
 @cache
 def _chart_with_notes() -> Path:
-    """`helm template` leaves NOTES.txt out. A copy of the chart has it as an object: one rendering gives both."""
+    """Copies the chart with NOTES.txt as an additional object, because `helm template` does not print it."""
     folder = Path(tempfile.mkdtemp(prefix="podgpu-chart-"))
     atexit.register(shutil.rmtree, folder)
     copy = folder / "podgpu"
@@ -46,14 +46,14 @@ def _chart_with_notes() -> Path:
 
 
 def refusal(values: Mapping[str, Any]) -> str:
-    """Returns helm's error for values that the chart refuses."""
+    """Returns helm's error for values that the chart rejects."""
     done = _template(json.dumps(values), operator=False)
     assert done.returncode != 0, "the values were accepted"
     return done.stderr
 
 
 def _template(values: str, operator: bool, chart: Path = CHART) -> subprocess.CompletedProcess[str]:
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:  # JSON is YAML
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:  # JSON is valid YAML
         file.write(values)
         file.flush()
         apis = ("--api-versions", OPERATOR) if operator else ()
@@ -62,7 +62,7 @@ def _template(values: str, operator: bool, chart: Path = CHART) -> subprocess.Co
 
 
 def notes(values: Mapping[str, Any], operator: bool = True) -> str:
-    """NOTES.txt as `helm install` prints it."""
+    """Returns NOTES.txt as `helm install` prints it."""
     (found,) = [one["text"] for one in json.loads(_rendered(json.dumps(values), operator)) if one["kind"] == NOTES]
     return str(found)
 
@@ -77,7 +77,7 @@ def of_kind(kind: str, values: Mapping[str, Any] | None = None, operator: bool =
 
 
 def the(kind: str, values: Mapping[str, Any] | None = None, component: str = "exporter") -> Object:
-    """The one object of that kind that belongs to a component."""
+    """Returns the only object of this kind that belongs to the component."""
     (found,) = [
         one
         for one in of_kind(kind, values)

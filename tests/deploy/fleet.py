@@ -1,7 +1,7 @@
-"""Simulated GPU nodes with podgpu on each, a real Prometheus with the shipped rules, and a real Alertmanager.
+"""Simulated GPU nodes with podgpu, a real Prometheus with the shipped rules, and a real Alertmanager.
 
-`fleet` is what the tests of alerts, dashboards and autoscaling stand on. Time goes faster for the rules, not for the
-nodes: see `hasten`.
+The tests of alerts, dashboards and autoscaling use `fleet_in`. Durations in the rules are shortened by `hasten`; the
+nodes run in real time.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ ROOT = Path(__file__).parents[2]
 RULES = sorted((ROOT / "deploy" / "helm" / "podgpu" / "files" / "rules").glob("*.yaml"))
 SCRAPE_EVERY = "250ms"
 FASTER = 300
-"""How many seconds of the shipped rules pass in one of the test's: five minutes are one second, an hour is twelve."""
+"""Factor by which durations of the rules are shortened. Five minutes become one second, an hour twelve."""
 _GIB = 1024**3
 
 needs_servers = needs("prometheus", "prometheus-alertmanager")
 
 
 def hasten(rules: str, factor: int = FASTER) -> str:
-    """Rule files whose every stretch of time is shorter by the factor; nothing else is touched.
+    """Divides all durations in a rule file by the factor.
 
-    These are: `for`, `interval`, ranges and offsets in square brackets or after `offset`, and the seconds that an age
-    (`time() - …`) is compared with, in expressions and in the queries of annotations.
+    These are `for`, `interval`, ranges in square brackets, offsets, and numbers that an age (`time() - …`) is compared
+    with, in expressions and in the queries of annotations.
     """
 
     def shorter(seconds: float) -> str:
@@ -83,7 +83,7 @@ def _seconds(duration: str) -> int:
 
 
 class Node:
-    """One GPU node: driver, kubelet, /proc, log directories, and the exporter that looks at them."""
+    """One GPU node: driver, kubelet, /proc, log directories, and the exporter that reads them."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Node:
         tenants: Callable[[FaultyNvml], list[Tenant]],
         names: NameSet = "4.8",
     ) -> None:
-        """`names`: as in --dcgm-names."""
+        """`names`: value of --dcgm-names."""
         self.name = name
         self._names = names
         self.driver = FaultyNvml(gpus, node=name)
@@ -109,7 +109,7 @@ class Node:
     def _agent(self, root: Path) -> Agent:
         names = IdentityReader(str(root / "pods"), str(root / "containers"))
         count = len(self.driver.gpus)
-        # Throttling counters in the counter file are read as often as the others.
+        # Throttling counters are in the counter file, so that they are read as often as the other fields.
         throttling = "".join(f"{fields()[number].name}, counter, Throttling.\n" for number in THROTTLE_REASONS)
         counters = (*(shipped_counters("default", self._names) or ()), *parse_counters(throttling, "throttling"))
         switch_logs = SwitchLogFactory(
@@ -139,7 +139,7 @@ class Node:
         return self.driver.gpus[gpu].uuid
 
     def up(self) -> None:
-        """Answer scrapes, at the same address as before."""
+        """Starts the server at the same address as before."""
         self.address = self._served.enter_context(running(self.agent, self.address)).address
 
     def down(self) -> None:
@@ -156,12 +156,12 @@ class Node:
             finally:
                 self.down()
                 self.driver.faults.release_all()
-                self.driver.faults.unload_driver()  # so that stopping does not wait for the XID watch
+                self.driver.faults.unload_driver()  # otherwise `stop` waits for the XID watch
                 self.agent.stop()
 
 
 def _first_tenants(driver: FaultyNvml) -> list[Tenant]:
-    """GPU 0 and 1: one pod each; GPU 2: two pods share it; GPU 3: nobody's."""
+    """GPUs 0 and 1 have one pod each, GPU 2 is shared by two pods, and GPU 3 is free."""
     whole, shared = "nvidia.com/gpu", "nvidia.com/gpu.shared"
     uuids = [gpu.uuid for gpu in driver.gpus]
     return [
@@ -173,7 +173,7 @@ def _first_tenants(driver: FaultyNvml) -> list[Tenant]:
 
 
 def _second_tenants(driver: FaultyNvml) -> list[Tenant]:
-    """GPU 0: an older part, without profiling figures; GPU 1: MIG, one instance held and one free."""
+    """GPU 0 is an older model without profiling metrics. GPU 1 is in MIG mode, with one instance held and one free."""
     older, cut = driver.gpus
     first = cut.instances[0]
     return [
@@ -183,7 +183,7 @@ def _second_tenants(driver: FaultyNvml) -> list[Tenant]:
 
 
 class Server:
-    """A server with an HTTP API that answers JSON."""
+    """A server with a JSON API over HTTP."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -202,7 +202,7 @@ class Series:
 
 class PrometheusServer(Server):
     def ask(self, query: str) -> list[Series]:
-        """An instant query, now."""
+        """Runs an instant query at the current time."""
         data = self.get("/api/v1/query", query=query)["data"]
         if data["resultType"] == "scalar":
             return [Series({}, float(data["result"][1]))]
@@ -215,14 +215,14 @@ class PrometheusServer(Server):
 
 class AlertmanagerServer(Server):
     def firing(self) -> list[dict[str, Any]]:
-        """Alerts as Alertmanager has them: `labels` and `annotations` each."""
+        """Returns Alertmanager's active alerts, each with `labels` and `annotations`."""
         found: list[dict[str, Any]] = self.get("/api/v2/alerts", active="true")
         return found
 
 
 @dataclass
 class ThirdNode:
-    """A node without an exporter, in the metrics of kube-state-metrics. It has no GPUs at first."""
+    """A node without an exporter that kube-state-metrics reports. It has no GPUs at first."""
 
     gpus: int = 0
 
@@ -242,7 +242,7 @@ class Fleet:
         return self.short(self.alertmanager.firing())
 
     def short(self, alerts: Sequence[Mapping[str, Any]]) -> set[tuple[str, ...]]:
-        """(name, node, GPU, pod) of each, empty where it has none."""
+        """Returns name, node, GPU and pod of each alert. Missing values are empty."""
         instances = {node.instance: node.name for node in self.nodes}
         return {
             (
@@ -257,13 +257,13 @@ class Fleet:
         }
 
     def scrape_carelessly(self, do: bool) -> None:
-        """The first node once more, by a job whose relabelings somebody forgot."""
+        """Adds or removes a second scrape job for the first node, without the relabelings."""
         targets = [{"targets": [self.nodes[0].instance], "labels": {"pod": "podgpu-node-1"}}] if do else []
         write_whole(self.folder / "careless.json", json.dumps(targets))
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Prometheus must not read half of it."""
+    """Replaces the file atomically, because Prometheus may read it at any time."""
     new = file.with_suffix(".new")
     new.write_text(text, encoding="utf-8")
     new.replace(file)
@@ -275,7 +275,7 @@ def fleet_in(
     more_jobs: Sequence[Mapping[str, Any]] = (),
     names: tuple[NameSet, NameSet] = ("4.8", "4.8"),
 ) -> Iterator[Fleet]:
-    """Everything up, every node scraped. `more_jobs`: scrape jobs beside the exporters'. `names`: of each node."""
+    """Starts everything and waits until every node is scraped. `names` has the --dcgm-names of each node."""
     nodes = [
         Node("node-1", "4xH100", folder / "node-1", _first_tenants, names[0]),
         Node("node-2", "1xA100,1xH100/2x1g.10gb", folder / "node-2", _second_tenants, names[1]),

@@ -1,4 +1,4 @@
-"""Reads a dashboard's JSON as Grafana does: its panels, its variables, and each query as it is sent to Prometheus."""
+"""Reads a dashboard's JSON as Grafana does: panels, variables, and the queries that are sent to Prometheus."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 FOLDER = Path(__file__).parents[2] / "deploy" / "helm" / "podgpu" / "files" / "dashboards"
 DASHBOARDS = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.json"))}
 TIMES = {"__range": "30s", "__rate_interval": "4s", "__interval": "1s"}
-"""As for half a minute on a screen, at four scrapes a second."""
+"""Grafana's values for a range of 30 s and four scrapes a second."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Asked:
 
 
 def panels(dashboard: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The title of its row, and the panel; those of closed rows too."""
+    """Yields each panel with the title of its row, including panels in collapsed rows."""
     row = ""
     for panel in dashboard["panels"]:
         if panel["type"] == "row":
@@ -54,7 +54,7 @@ def variables(dashboard: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def everything_chosen(dashboard: Mapping[str, Any], single: Mapping[str, str]) -> dict[str, str]:
-    """What the variables stand for with "All" everywhere; `single` for those that take one value."""
+    """Returns the values of the variables if "All" is selected. `single` has the values of variables without "All"."""
     chosen = {}
     for name, variable in variables(dashboard).items():
         if variable["type"] == "query":
@@ -65,18 +65,18 @@ def everything_chosen(dashboard: Mapping[str, Any], single: Mapping[str, str]) -
 
 
 def as_sent(expr: str, chosen: Mapping[str, str]) -> str:
-    """With every variable replaced. One that is not known is an error here; Grafana would send its name."""
-    values = {**TIMES, **chosen, "1": "$1"}  # the last is label_replace's, and no variable
+    """Replaces every variable in the query. Raises KeyError for an unknown one, which Grafana would not replace."""
+    values = {**TIMES, **chosen, "1": "$1"}  # $1 belongs to label_replace and is not a variable
     return re.sub(r"\$(?:\{(\w+)(?::\w+)?\}|(\w+))", lambda m: values[m[1] or m[2]], expr)
 
 
 def several(values: Sequence[str]) -> str:
-    """Values picked from a list, as they are put between the quotes of a pattern."""
+    """Returns selected values as Grafana writes them into a regular expression."""
     return "({})".format("|".join(re.escape(value).replace("\\", "\\\\") for value in values))
 
 
 def label_values(variable: Mapping[str, Any]) -> tuple[str, str]:
-    """A query that has an element for each value of a variable, and the label that the value is in."""
+    """Returns a query with one series per value of a variable, and the label that contains the value."""
     definition = variable["definition"]
     if match := re.fullmatch(r"label_values\((.+), (\w+)\)", definition):
         return f"group by ({match[2]}) ({match[1]})", match[2]

@@ -1,6 +1,6 @@
-"""The chart's monitors as scrape jobs of a plain Prometheus.
+"""Converts the chart's monitors to scrape jobs of a plain Prometheus.
 
-Discovery is simulated: static targets carry the `__meta_kubernetes_*` labels that Prometheus would find.
+Discovery is simulated: static targets have the `__meta_kubernetes_*` labels that Prometheus would discover.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Rule = dict[str, Any]
 
 
 def chart_monitor(values: Mapping[str, Any] | None = None, component: str = "exporter") -> Object:
-    """The monitor a chart with these values has for its exporter."""
+    """Returns the monitor of a component in a chart with these values."""
     kind = (values or {}).get("monitor", {}).get("kind", "ServiceMonitor")
     return the("PodMonitor" if component in ("enrich", "hook") else kind, values, component)
 
@@ -27,7 +27,7 @@ def endpoint_of(monitor: Object) -> Object:
 
 
 def operator_relabelings(monitor: Object) -> list[Rule]:
-    """What the Prometheus operator puts before a monitor's own relabelings, as far as it sets labels."""
+    """Returns the relabelings for target labels that the Prometheus operator adds before the monitor's own."""
     by_service = monitor["kind"] == "ServiceMonitor"
     job = {"source_labels": ["__meta_kubernetes_service_name"], "target_label": "job"}
     own_job = {
@@ -45,14 +45,14 @@ def operator_relabelings(monitor: Object) -> list[Rule]:
 
 
 def as_prometheus_has_them(relabelings: Iterable[Mapping[str, Any]]) -> list[Rule]:
-    """The operator's kinds write camelCase, Prometheus snake_case."""
+    """Converts the operator's camelCase keys to Prometheus' snake_case."""
     return [
         {re.sub("[A-Z]", lambda c: f"_{c[0].lower()}", key): value for key, value in one.items()} for one in relabelings
     ]
 
 
 def scrape_job(targets: Mapping[str, str], monitor: Object | None = None) -> dict[str, Any]:
-    """Node name -> address of its exporter. Without a monitor: that of the chart's defaults."""
+    """Returns a scrape job. `targets` maps node names to exporter addresses. The default monitor is the chart's."""
     monitor = monitor or chart_monitor()
     endpoint = endpoint_of(monitor)
     return {
@@ -68,7 +68,7 @@ def scrape_job(targets: Mapping[str, str], monitor: Object | None = None) -> dic
 
 
 def discovered(node: str, monitor: Object) -> Labels:
-    """What discovery knows of an exporter's pod."""
+    """Returns the labels that discovery would find for the exporter's pod."""
     component = monitor["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"]
     return {
         "__meta_kubernetes_namespace": monitor["metadata"]["namespace"],

@@ -11,7 +11,7 @@ import pytest
 from podgpu.cli.main import cli
 from tests.deploy.chart import Object, pods_of
 
-# Read by podgpu without an option (NODE_NAME), by the chart's own arguments, or by the container runtime.
+# These are read without an option (NODE_NAME), by the chart's own arguments, or by the container runtime.
 OTHERS = {
     "NODE_NAME",
     "HOST_IP",
@@ -23,7 +23,7 @@ OTHERS = {
 
 
 def parse(command: str, arguments: Sequence[str], variables: Mapping[str, str], patch: pytest.MonkeyPatch) -> None:
-    """Parses the options without running the command. Raises click's error for a wrong one."""
+    """Parses the options without running the command. Raises click's error for an invalid one."""
     for name in [name for name in os.environ if name.startswith(("DCGM_", "PODGPU_", "KUBERNETES_", "NVIDIA_"))]:
         patch.delenv(name)
     for name, value in variables.items():

@@ -1,4 +1,4 @@
-"""Every shipped alert: a fault on a simulated node fires it in a real Alertmanager, and its end resolves it."""
+"""Every shipped alert in a real Alertmanager: a fault on a simulated node fires it, and the repair resolves it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tests.nodes.clock import wait_until
 Alert = tuple[str, str, str, str]
 """Name, node, GPU, pod."""
 _HW_POWER_BRAKE, _THERMAL = 271, 75
-"""Numbers of NVML's field values that count the nanoseconds."""
+"""NVML field values that count nanoseconds of throttling."""
 _BURST_PID = 9999
 _GIB = 1024**3
 
 
 @dataclass
 class Growing:
-    """A counter of the driver's that goes with the clock from now on: all of the time is lost to this reason."""
+    """A throttling counter that grows with the clock, as if the GPU were throttled all the time."""
 
     fleet: Fleet
     field: int
@@ -45,8 +45,8 @@ class Growing:
 
 @dataclass
 class Recurring:
-    """An XID that comes again every second until its alert was seen. The ten minutes for which one is told are two
-    seconds here, and a busy machine may not scrape or send anything for as long."""
+    """An XID that recurs every second until its alert fires. The rule looks back two seconds here instead of
+    ten minutes, so a slow machine could miss a single XID."""
 
     fleet: Fleet
     xid: int
@@ -69,10 +69,10 @@ Meanwhile = Callable[[], None]
 class Fault:
     expected: tuple[Alert, ...]
     inject: Callable[[Fleet], Meanwhile | None]
-    """May give back what goes on while the alert is waited for."""
+    """May return a function that is called repeatedly until the alert fires."""
     remove: Callable[[Fleet], object]
     told: str = ""
-    """What the description must say of it, as a pattern."""
+    """Pattern that the alert's description must match."""
 
 
 def _lose_gpu(fleet: Fleet) -> None:
@@ -80,14 +80,14 @@ def _lose_gpu(fleet: Fleet) -> None:
 
 
 def _bring_gpu_back(fleet: Fleet) -> None:
-    """As an operator would: a reset, then the driver is taken up anew."""
+    """Resets the GPU and reloads the driver, like an operator."""
     faults = fleet.nodes[0].driver.faults
     faults.recover(1)
     faults.reload_driver()
 
 
 def _let_one_idle(fleet: Fleet) -> None:
-    """One of the two that share GPU 2 stops working. It keeps its share."""
+    """Stops the process of one of the two pods on GPU 2. The pod keeps its share."""
     fleet.nodes[0].driver.remove(_pid(fleet, "ocr-0"))
 
 
@@ -115,7 +115,7 @@ def _use_a_free_gpu(fleet: Fleet) -> None:
 
 
 def _compete(fleet: Fleet) -> None:
-    """The two that share GPU 2 and a process of the host always have work."""
+    """Gives both pods on GPU 2 and a host process permanent work."""
     pids = _pid(fleet, "ocr-0"), _pid(fleet, "embed-0")
     for pid in pids:
         fleet.nodes[0].driver.remove(pid)
@@ -139,7 +139,7 @@ FAULTS = {
     "xid of an application": Fault(
         (("PodgpuXidError", "node-1", "0", ""),),
         lambda fleet: Recurring(fleet, 31, 0),
-        lambda fleet: None,  # it is over; the alert ends ten minutes later
+        lambda fleet: None,  # no repair needed: the alert ends ten minutes after the XID
         r"XID 31 .*research/train-0",
     ),
     "xid of the hardware": Fault(
@@ -163,7 +163,7 @@ FAULTS = {
     "heat": Fault(
         (("PodgpuThermalThrottling", "node-1", "0", ""),),
         lambda fleet: Growing(fleet, _THERMAL, 0),
-        lambda fleet: None,  # a counter that no longer grows
+        lambda fleet: None,  # the counter stops growing
         "research/train-0",
     ),
     "power brake": Fault(
@@ -242,7 +242,7 @@ TOGETHER = (
     ("a job without the relabelings", "driver away"),
     ("every exporter down",),
 )
-"""Faults at the same time, each in a place of its own: an alert says which, and waiting for one is waiting for all."""
+"""Faults that are injected together to save time. Their alerts have different labels."""
 
 
 @pytest.fixture(scope="module")
@@ -260,7 +260,7 @@ def test_faults_fire_their_alerts_and_no_others_and_their_ends_resolve_them(
 
 
 def _come_and_go(fleet: Fleet, faults: Sequence[Fault]) -> None:
-    """Each ends when its alert is told; none but theirs may fire at that moment."""
+    """Injects the faults and removes each one when its alert fires. No other alert may fire meanwhile."""
     expected = {alert for fault in faults for alert in fault.expected}
     wait_until(lambda: not fleet.firing(), "nothing fires before")
     going_on: dict[Fault, Meanwhile] = {}
@@ -295,7 +295,7 @@ def _is_told(fleet: Fleet, fault: Fault, alerts: Sequence[dict[str, Any]], expec
 
 @needs_servers
 def test_a_pods_series_has_its_own_pod_and_an_idle_gpus_has_none(fleet: Fleet) -> None:
-    """With the chart's relabelings. The exporter's own pod is beside it, under another name."""
+    """The chart's relabelings put the exporter's own pod into another label."""
     scraped: list[Series] = []
 
     def every_device() -> bool:
@@ -307,8 +307,8 @@ def test_a_pods_series_has_its_own_pod_and_an_idle_gpus_has_none(fleet: Fleet) -
     assert {key: labels.get("pod") for key, labels in found.items()} == {
         ("node-1", "0", ""): "train-0",
         ("node-1", "1", ""): "chat-0",
-        ("node-1", "2", ""): None,  # two share it
-        ("node-1", "3", ""): None,  # nobody's
+        ("node-1", "2", ""): None,  # shared by two pods
+        ("node-1", "3", ""): None,  # free
         ("node-2", "0", ""): "eval-0",
         ("node-2", "1", ""): None,  # in MIG mode
         ("node-2", "1", "7"): "ada-0",

@@ -1,4 +1,4 @@
-"""The examples for the HPA and KEDA, with prometheus-adapter (on a real Prometheus) and without it."""
+"""The examples for the HPA and KEDA, with prometheus-adapter and a real Prometheus, and without them."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def test_kubernetes_takes_it(file: Path) -> None:
     kubernetes_validate.validate(load(file), kubernetes_validate.latest_version(), strict=True)
 
 
-# --- what an HPA asks the adapter for, and what the adapter makes of it
+# --- requests of an HPA to the adapter, and the adapter's queries
 
 
 @dataclass(frozen=True)
 class Request:
-    """One of the HPA's requests, as the adapter gets it."""
+    """A request of the HPA to the adapter."""
 
     external: bool
     metric: str
     resource: str = ""
-    """Label of the objects asked for."""
+    """Label that names the requested objects."""
     names: tuple[str, ...] = ()
     namespace: str = ""
 
@@ -64,7 +64,7 @@ def request(hpa: Mapping[str, Any], pods: Sequence[str]) -> Request:
 
 
 def rule_for(wanted: Request) -> dict[str, Any]:
-    """The one rule that gives this metric for this kind of object; two would be a conflict."""
+    """Returns the rule for this metric and kind of object. Checks that there is only one."""
     rules = adapter()["externalRules" if wanted.external else "rules"]
     (found,) = [rule for rule in rules if rule["name"]["as"] == wanted.metric]
     if wanted.external:
@@ -75,7 +75,7 @@ def rule_for(wanted: Request) -> dict[str, Any]:
 
 
 def filled(rule: Mapping[str, Any], series: str, wanted: Request) -> str:
-    """The query as the adapter fills it: namespace first, then the objects; several become a pattern."""
+    """Returns the adapter's query: the namespace first, then the objects. Several objects become a pattern."""
     matchers = [f'namespace="{wanted.namespace}"'] if wanted.namespace else []
     if wanted.names:
         operator = "=~" if len(wanted.names) > 1 else "="
@@ -91,7 +91,7 @@ def fleet() -> Iterator[Fleet]:
 
 
 def told(fleet: Fleet, file: str, namespace: str, pods: Sequence[str] = ()) -> list[Series]:
-    """What the HPA of this file would be told if it were in that namespace."""
+    """Returns the values that the HPA of this file would get in that namespace."""
     hpa = load(FOLDER / file)
     hpa["metadata"]["namespace"] = namespace
     for asked in hpa["spec"]["metrics"]:
@@ -105,7 +105,7 @@ def told(fleet: Fleet, file: str, namespace: str, pods: Sequence[str] = ()) -> l
 
 @needs_servers
 def test_values_of_the_cluster_a_namespace_and_each_pod(fleet: Fleet) -> None:
-    """Loads use 30 % of the memory interface while busy: 27, 15, 15 and 12 %, and a GPU that nobody uses."""
+    """Busy loads use 30 % of the memory bandwidth: 27, 15, 15 and 12 %. The free GPU does not count."""
 
     def is_it() -> bool:
         values = [one.value for one in told(fleet, "hpa.yaml", "serving")]
@@ -128,7 +128,7 @@ _SCALED_OBJECT = {
     "": {"scaleTargetRef", "triggers", "pollingInterval", "cooldownPeriod", "initialCooldownPeriod", "idleReplicaCount"}
     | {"minReplicaCount", "maxReplicaCount", "advanced", "fallback"},
 }
-"""Keys of a ScaledObject's spec (keda.sh/v1alpha1), and of two of its parts."""
+"""Valid keys of a ScaledObject's spec (keda.sh/v1alpha1) and of two of its fields."""
 
 
 def _load_all(name: str) -> list[dict[str, Any]]:
@@ -141,7 +141,7 @@ def test_podgpu_understands_the_requests_of_an_hpa(name: str) -> None:
     target = hpa["spec"]["scaleTargetRef"]["name"]
     for metric in hpa["spec"]["metrics"]:
         if metric["type"] == "External":
-            continue  # another component's
+            continue  # external metrics come from another component
         source = metric[metric["type"].lower()]
         where = "pods/*" if metric["type"] == "Pods" else f"deployments.apps/{target}"
         selector = ",".join(f"{key}={value}" for key, value in source["metric"]["selector"]["matchLabels"].items())
@@ -159,8 +159,8 @@ def test_a_scaled_object_is_valid_for_keda_and_podgpu(name: str) -> None:
     assert spec["scaleTargetRef"].keys() <= _SCALED_OBJECT["scaleTargetRef"]
     for trigger in spec["triggers"]:
         assert trigger.keys() <= _SCALED_OBJECT["triggers"]
-        assert all(isinstance(value, str) for value in trigger["metadata"].values()), "KEDA takes texts alone"
+        assert all(isinstance(value, str) for value in trigger["metadata"].values()), "KEDA accepts only strings"
         if trigger["type"] == "external":
-            assert trigger["metricType"] == "Value", "a mean is not to be divided by the replicas once more"
+            assert trigger["metricType"] == "Value", "a mean must not be divided by the number of replicas"
             found, _target = parse_trigger("serving", trigger["metadata"], 600.0)
             assert found.pods.owner == ("Deployment", spec["scaleTargetRef"]["name"])

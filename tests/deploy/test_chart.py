@@ -1,4 +1,4 @@
-"""Rules for every object of the chart, with all variants of values: helm lint, Kubernetes' schemas, least privilege."""
+"""Rules for every object of the chart, in all variants: helm lint, Kubernetes' schemas, least privilege."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ CLUSTER_WIDE = {"ClusterRole", "ClusterRoleBinding", "APIService"}
 OLDEST, NEWEST = "1.25", ".".join(kubernetes_validate.latest_version().split(".")[:2])
 LINTED = ("defaults", "cluster of two", "autoscale with all", "enrich with all", "hook with all")
 
-# Otherwise it reads a megabyte of definitions for every object.
+# The cache avoids reading a megabyte of definitions for every object.
 kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
 
 
 @cache
 def rendered_variants() -> Mapping[str, list[Object]]:
-    """The result is shared: do not change it."""
+    """Returns the objects of each variant. Callers share the result and must not change it."""
     return {name: objects(values) for name, values in VARIANTS.items()}
 
 
 def every_object() -> Iterator[tuple[str, Object]]:
-    """With the name of its variant."""
+    """Yields each object with the name of its variant."""
     return ((name, one) for name, rendered in rendered_variants().items() for one in rendered)
 
 
@@ -61,7 +61,7 @@ def test_objects_match_the_schemas_of_kubernetes(version: str) -> None:
 
 
 def refused(found: Iterator[tuple[str, Object]], version: str) -> Iterator[str]:
-    """Most objects are the same in most variants, so each is validated once."""
+    """Yields the validation errors. Equal objects of several variants are validated once."""
     seen = set()
     for name, one in found:
         text = json.dumps(one)
@@ -133,7 +133,7 @@ def test_probes_use_a_port_of_the_container() -> None:
 def test_containers_have_requests_and_a_memory_limit() -> None:
     for name, one in every_container():
         assert one["resources"]["requests"].keys() == {"cpu", "memory"}, name
-        assert one["resources"]["limits"].keys() == {"memory"}, f"{name}: a throttled tick is a late tick"
+        assert one["resources"]["limits"].keys() == {"memory"}, f"{name}: a CPU limit would delay the loops"
         assert not any("nvidia.com" in key for part in one["resources"].values() for key in part), name
 
 
@@ -151,7 +151,7 @@ def test_privileges_only_for_enabled_features() -> None:
         assert "hostIPC" not in spec, name
         for one in spec["containers"]:
             context = one["securityContext"]
-            if one["name"] != "dcgm-exporter":  # NVIDIA's may write files
+            if one["name"] != "dcgm-exporter":  # NVIDIA's exporter may write files
                 assert context["readOnlyRootFilesystem"] is True, name
             assert context.get("privileged", False) == (driver_root and one["name"] != "node-exporter"), name
             if not context.get("privileged"):
@@ -194,7 +194,7 @@ def test_pages_and_sections_named_in_the_notes_exist() -> None:
 def test_no_write_access_to_the_api_server() -> None:
     for name, one in every_object():
         for rule in one.get("rules", ()) if one["kind"] in ("Role", "ClusterRole") else ():
-            if rule.get("resources") == ["apiservices"]:  # autoscale's own, by name: test_chart_autoscale.py
+            if rule.get("resources") == ["apiservices"]:  # permissions of autoscale, tested in test_chart_autoscale.py
                 assert rule["resourceNames"], name
                 continue
             assert set(rule["verbs"]) <= {"get", "list", "watch"}, name

@@ -56,7 +56,7 @@ def test_apiservice_has_service_and_authority() -> None:
     given, injected = VARIANTS["autoscale with a given certificate"], VARIANTS["autoscale with cert-manager"]
     own = of_kind("APIService", PLAIN)[0]["spec"]
     assert own["service"] == {"namespace": NAMESPACE, "name": "podgpu-autoscale", "port": 443}
-    assert "caBundle" not in own, "podgpu sets it, and an upgrade must not remove it"
+    assert "caBundle" not in own, "podgpu sets the caBundle, and an upgrade must not remove it"
     assert not any("insecureSkipTLSVerify" in one["spec"] for one in of_kind("APIService", ALL))
     assert {one["spec"]["caBundle"] for one in of_kind("APIService", given)} == {"LS0tLS1CRUdJTg=="}
     (service,) = [one for one in of_kind("Service", PLAIN) if one["metadata"]["name"] == "podgpu-autoscale"]

@@ -68,8 +68,8 @@ def test_cluster_discovers_the_exporters_of_its_release() -> None:
     wanted = dict(pair.split("=") for pair in selector.split(","))
     service = the("Service", VARIANTS["cluster"])
     assert namespace == service["metadata"]["namespace"]
-    assert wanted.items() <= service["metadata"]["labels"].items(), "an EndpointSlice has its Service's labels"
-    assert service["spec"]["ports"][0]["name"] == "metrics", "the port that is scraped"
+    assert wanted.items() <= service["metadata"]["labels"].items(), "EndpointSlices have the labels of their Service"
+    assert service["spec"]["ports"][0]["name"] == "metrics", "this port is scraped"
 
 
 def test_cluster_behind_an_ingress() -> None:

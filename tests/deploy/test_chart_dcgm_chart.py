@@ -1,4 +1,4 @@
-"""Values of dcgm-exporter's chart are accepted, or refused with the name of the value to use."""
+"""Values of dcgm-exporter's chart are accepted, or rejected with the name of the value to use."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_flags_in_the_table_exist() -> None:
 
 @pytest.mark.parametrize("one", standing_for(), ids=lambda one: one["flags"][-1])
 def test_flags_and_variables_are_refused_with_the_value_to_use(one: dict[str, Any]) -> None:
-    """Otherwise probes would use a port without a listener, or a feature would lack permissions."""
+    """Without this check, probes would use a port without a listener, or a feature would lack permissions."""
     short, *_, long = (*one["flags"], *one["flags"])
     words = [f"--{long}=x"] if short == long else [f"-{short}", "x"]
     assert f"{words[0]}: use the value {one['value']}," in refusal({"exporter": {"arguments": words}})

@@ -55,7 +55,7 @@ def test_host_pid_only_with_container_usage() -> None:
 
 
 def test_exact_usage_adds_sys_admin_only() -> None:
-    """Kubernetes requires allowPrivilegeEscalation with this capability."""
+    """Kubernetes requires allowPrivilegeEscalation for this capability."""
     exact = VARIANTS["usage from exact"]
     assert env(exact)["PODGPU_USAGE_FROM"] == "exact"
     assert container(exact)["securityContext"] == {
@@ -69,7 +69,7 @@ def test_exact_usage_adds_sys_admin_only() -> None:
 
 
 def rules_of(values: Mapping[str, Any], component: str = "exporter") -> dict[str, list[Object]]:
-    """By kind of role, those bound to the component's account."""
+    """Returns the rules that are bound to the component's account, by kind of role."""
     found: dict[str, list[Object]] = {}
     for one in objects(values):
         if one["kind"] in ("Role", "ClusterRole"):

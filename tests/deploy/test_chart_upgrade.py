@@ -1,4 +1,4 @@
-"""Values of the chart 0.1.0 either work or are refused with the value to use now."""
+"""Values of chart 0.1.0 work, or are rejected with the value to use now."""
 
 from __future__ import annotations
 

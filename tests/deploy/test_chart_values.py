@@ -1,4 +1,4 @@
-"""values.schema.json, and values that are refused with a message."""
+"""values.schema.json, and values that are rejected with a message."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
 DCGM_CHART = {
     name for name, one in SCHEMA["properties"].items() if "dcgm-exporter's chart" in one.get("description", "")
 }
-"""Values of dcgm-exporter's chart: see test_chart_dcgm_chart.py."""
+"""Values of dcgm-exporter's chart, tested in test_chart_dcgm_chart.py."""
 
 
 MOVED = {"$ref": "#/definitions/moved"}
-"""Values of the chart 0.1: see test_chart_upgrade.py."""
+"""Values of chart 0.1, tested in test_chart_upgrade.py."""
 REFUSED = yaml.safe_load((FOLDER / "refused_values.yaml").read_text(encoding="utf-8"))
 
 
@@ -53,7 +53,7 @@ def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def test_the_chart_knows_the_sources_that_podgpu_knows() -> None:
-    """Its value `allocation`, and the alert that watches them."""
+    """Compares the chart's value `allocation` and the alert for failed sources with podgpu's sources."""
     for path, text in fresh():
         assert path.read_text(encoding="utf-8") == text, "run make manifests"
 

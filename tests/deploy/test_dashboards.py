@@ -40,18 +40,18 @@ NVIDIA_12239 = (
     'DCGM_FI_DEV_FB_USED{instance=~"$instance", gpu=~"$gpu"}',
     'DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{instance=~"$instance", gpu=~"$gpu"}',
 )
-"""Queries of its panels; both variables are label_values(DCGM_FI_DEV_GPU_TEMP, …)."""
+"""Queries of dashboard 12239. Both variables are label_values(DCGM_FI_DEV_GPU_TEMP, …)."""
 
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[Fleet]:
-    """With something to see in every panel: an error, an alert that stays, a source that failed, an idle holder.
+    """A fleet with data for every panel: an error, a lasting alert, a failed source, an idle holder.
 
-    The first node has dcgm-exporter 4.8's names, the second 4.9's.
+    The first node has the names of dcgm-exporter 4.8, the second those of 4.9.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pg", dir="/tmp")))
-        port = free_port()  # chosen before the start, because Prometheus scrapes it
+        port = free_port()  # chosen first, because Prometheus needs it at its start
         job: dict[str, Any] = {"job_name": "podgpu-cluster", "honor_labels": True}
         job["static_configs"] = [{"targets": [f"127.0.0.1:{port}"]}]
         running = stack.enter_context(fleet_in(folder, [job], ("4.8", "4.9")))
@@ -63,7 +63,7 @@ def fleet() -> Iterator[Fleet]:
         first = running.nodes[0]
         first.driver.faults.raise_xid(0, 31)
         first.driver.faults.answer("nvmlDeviceGetRemappedRows", (0, 1, 0, 1), 3)
-        first.driver.remove(4003)  # of batch/ocr-0, which keeps its share
+        first.driver.remove(4003)  # the process of batch/ocr-0, which keeps its share
         first.kubelet.stop()
         wait_until(lambda: running.prometheus.ask("podgpu_exporter_source_errors_total"), "the kubelet is missed")
         first.kubelet.start()
@@ -71,7 +71,7 @@ def fleet() -> Iterator[Fleet]:
 
 
 def sent(asked: Asked) -> list[str]:
-    """With everything chosen. Where one node is, there is a query for each: only the second has MIG instances."""
+    """Returns the queries with "All" selected. A query with a node variable is returned for both nodes."""
     dashboard = DASHBOARDS[asked.dashboard]
     one_of = {as_sent(asked.expr, everything_chosen(dashboard, {"node": name})) for name in ("node-1", "node-2")}
     return sorted(one_of)
@@ -113,7 +113,7 @@ def _values(fleet: Fleet, query: str, label: str) -> set[str]:
 
 @needs_servers
 def test_the_states_of_gpus_add_up(fleet: Fleet) -> None:
-    """What the cluster dashboard stacks."""
+    """Checks the stacked panel of the cluster dashboard."""
     (panel,) = [p for _, p in panels(DASHBOARDS["podgpu-cluster"]) if p["title"] == "GPUs by state"]
     picked = everything_chosen(DASHBOARDS["podgpu-cluster"], {})
 
@@ -122,7 +122,7 @@ def test_the_states_of_gpus_add_up(fleet: Fleet) -> None:
             one.value for target in panel["targets"] for one in fleet.prometheus.ask(as_sent(target["expr"], picked))
         ]
 
-    # Node 1: two held alone, one shared, one free. Node 2: one held, and one in MIG mode of which a part is held.
+    # Node 1: two GPUs have one pod, one is shared, one is free. Node 2: one is held, one has a held MIG instance.
     wait_until(lambda: counts() == [5, 0, 0, 1], "5 GPUs used, none idle, none not known, 1 free")
 
 

@@ -96,7 +96,7 @@ class _Handler(QuietHandler):
 
 
 def _secret_list(secrets: Sequence[bytes]) -> bytes:
-    """Encodes Secrets, each in the envelope `runtime.Unknown`, as a SecretList."""
+    """Encodes a SecretList. Each Secret is wrapped in `runtime.Unknown`."""
     items = [_decode_message(secret.removeprefix(b"k8s\0"))[2] for secret in secrets]
     listed = b"".join(_encode_field(2, item) for item in items)
     kind = _encode_field(1, b"v1") + _encode_field(2, b"SecretList")
@@ -167,7 +167,7 @@ def _helm(folder: Path, *arguments: str) -> None:
 
 @pytest.mark.parametrize("how", [[], ["--no-hooks"]], ids=["plain", "no hooks"])
 def test_uninstall_needs_no_pod_and_leaves_nothing(how: list[str], tmp_path: Path) -> None:
-    """An APIService without a backend blocks the deletion of every namespace, so it must go first."""
+    """An APIService without a backend blocks the deletion of every namespace, so it must be deleted first."""
     with _store(tmp_path) as store:
         _helm(tmp_path, "install", "podgpu", str(CHART), "--disable-openapi-validation", *AUTOSCALE, *IN_NAMESPACE)
         installed = [path for path in store.objects if "/secrets/" not in path]
@@ -181,7 +181,7 @@ def test_uninstall_needs_no_pod_and_leaves_nothing(how: list[str], tmp_path: Pat
 
 
 def _commands(page: str) -> list[list[str]]:
-    """Arguments of the `helm upgrade --install podgpu` commands of a page, after the name of the chart."""
+    """Returns the arguments after the chart name of each `helm upgrade --install podgpu` command on a page."""
     text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ").replace("--create-namespace", "")
     return [
         shlex.split(line) for line in re.findall(r"^\$ helm upgrade --install podgpu \S+ (.+)$", text, re.MULTILINE)
@@ -190,7 +190,7 @@ def _commands(page: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("page", ["docs/hook.md", "docs/holders.md"])
 def test_documented_upgrades_keep_the_cluster_view(page: str, tmp_path: Path) -> None:
-    """The commands follow the README's, which enables it."""
+    """The README's command enables the cluster view. The commands of other pages are run after it."""
     (first,) = _commands("README.md")
     with _store(tmp_path) as store:
         for arguments in (first, *_commands(page)):

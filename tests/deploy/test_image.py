@@ -1,4 +1,4 @@
-"""The locked packages of the images, and the configuration that the Dockerfile and the release share."""
+"""The locked packages of the images, and the settings that the Dockerfile and the release share."""
 
 from __future__ import annotations
 

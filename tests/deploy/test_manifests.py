@@ -1,4 +1,4 @@
-"""deploy/manifests is up to date and valid. Flags and variables in other shipped files are options."""
+"""deploy/manifests is up to date and valid. Flags and variables in other shipped files are valid options."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_namespace_allows_the_pods(name: str) -> None:
         labels = rendered[0]["metadata"]["labels"]  # type: ignore[index]
         assert levels <= {"restricted", labels["pod-security.kubernetes.io/enforce"]}
     elsewhere = {one["kind"] for one in rendered if one["metadata"].get("namespace", NAMESPACE) != NAMESPACE}  # type: ignore[attr-defined]
-    assert elsewhere <= {"RoleBinding"}, "for the API server's authentication, in kube-system"
+    assert elsewhere <= {"RoleBinding"}, "only a RoleBinding in kube-system, for the API server's authentication"
 
 
 @files
@@ -73,7 +73,7 @@ def test_options_in_the_dockerfile(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_options_of_the_gpu_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What its DaemonSet sets, with only the image changed: the table of docs/install-gpu-operator.md."""
+    """Checks the variables that the operator's DaemonSet sets, from the table of docs/install-gpu-operator.md."""
     exposition = (ROOT / "docs" / "install-gpu-operator.md").read_text(encoding="utf-8")
     table = exposition.split("| The operator sets |")[1].split("\n\n")[0]
     named = set(re.findall(r"`((?:DCGM|NODE)_[A-Z_]+)", table))
@@ -84,7 +84,7 @@ def test_options_of_the_gpu_operator(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_options_of_the_systemd_unit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the file of variables suggests, too."""
+    """Checks the variables of podgpu.env, including those that are commented out."""
     lines = (ROOT / "deploy" / "systemd" / "podgpu.env").read_text(encoding="utf-8").splitlines()
     pairs = [match.groups() for line in lines if (match := re.fullmatch(r"#?([A-Z_]+)=(.*)", line))]
     variables = {str(name): str(value) for name, value in pairs}

@@ -1,4 +1,4 @@
-"""The containers of node-device-exporter-daemonset.yaml, run here with simulated GPUs: names and labels of seed 000."""
+"""Runs the containers of node-device-exporter-daemonset.yaml with simulated GPUs: names and labels of seed 000."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _run(container: Mapping[str, Any], places: Mapping[str, str], **variables: s
 
 
 def _read(url: str, text: str) -> str:
-    """Waits until the answer has a text."""
+    """Waits until the response contains a text."""
     answers = [""]
 
     def has_text() -> bool:

@@ -39,7 +39,7 @@ def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def startable(tmp_path: Path) -> Path:
-    """The unit with a program that is here: systemd looks for it."""
+    """Returns a copy of the unit with an existing program, because systemd checks the path."""
     copy = tmp_path / "podgpu.service"
     text = UNIT.read_text(encoding="utf-8")
     copy.write_text(re.sub(r"(?m)^ExecStart=\S+", "ExecStart=/bin/true", text), encoding="utf-8")
@@ -58,14 +58,14 @@ def test_the_socket_is_the_port_podgpu_would_bind() -> None:
     rows = {option.flag: option for option in EXPORTER_OPTIONS}
     found = section(SOCKET, "Socket")
     assert found["ListenStream"] == rows["address"].default.removeprefix(":")
-    assert "Accept" not in found, "podgpu accepts by itself"
+    assert "Accept" not in found, "podgpu itself accepts connections"
     variables = (FOLDER / "podgpu.env").read_text(encoding="utf-8")
     assert f"#{rows['web-systemd-socket'].env}=true" in variables.splitlines()
 
 
 def test_it_starts_the_exporter() -> None:
     program, command, *rest = shlex.split(service()["ExecStart"])
-    assert program == "/opt/podgpu/bin/podgpu", "where the README installs it"
+    assert program == "/opt/podgpu/bin/podgpu", "the path in the README"
     assert command in cli.list_commands(click.Context(cli))
     assert rest == ["$PODGPU_ARGUMENTS"]
-    assert service()["RestartPreventExitStatus"] == "2", "the exit code of a wrong call"
+    assert service()["RestartPreventExitStatus"] == "2", "the exit code for invalid options"

@@ -1,4 +1,4 @@
-"""When pods started and ended, from a history of known rounds."""
+"""Tests the events of pods that start and end, with recorded rounds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GONE = "gone"
 def read_pod_events(
     *changes: tuple[int, tuple[HolderSample, ...] | str], hours: int = 24
 ) -> list[tuple[str | int, ...]]:
-    """Records rounds up to the last change. Returns text, time and duration of the events of pods."""
+    """Records rounds up to the last change. Returns the text, time and duration of each pod event."""
     store = HistoryStore()
     for (begin, holders), (end, _) in pairwise((*changes, (changes[-1][0] + 15, ()))):
         conditions = [("node_gone", "its node does not answer")] if holders == GONE else []
@@ -61,7 +61,7 @@ def test_a_pod_that_does_not_come_back_with_its_node_ended() -> None:
 def test_only_pods_of_the_first_round_have_no_start() -> None:
     assert read_pod_events((0, ()), (15, (WEB,))) == [(STARTED, 15)]
     assert read_pod_events((0, (WEB,)), (15, (WEB,))) == []
-    assert read_pod_events((150, (WEB,)), (4 * HOUR, (WEB,))) == [], "also after the first rounds expired"
+    assert read_pod_events((150, (WEB,)), (4 * HOUR, (WEB,))) == [], "expired first rounds must not cause a start event"
 
 
 def test_a_pod_ends_with_its_last_container() -> None:

@@ -75,7 +75,7 @@ def test_long_ranges_are_means_of_at_most_500_points_up_to_now(store: HistorySto
     assert day is not None
     assert week is not None
     known = [value for value in day.series["utilization_ratio"] if value is not None]
-    assert known == pytest.approx([0.3] * 36 + [0.2])  # the last minute is not rolled up yet
+    assert known == pytest.approx([0.3] * 36 + [0.2])  # the last minute is not aggregated yet
     assert len(week.series["power_watts"]) <= MAX_POINTS
     assert week.series["power_watts"][-1] == 412.5
 
@@ -206,7 +206,7 @@ def test_another_schema_is_refused_and_left_alone(path: Path) -> None:
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA user_version = 7")
     before = path.read_bytes()
-    for _ in range(2):  # the first refusal releases the lock
+    for _ in range(2):  # the second attempt shows that the first released the lock
         with pytest.raises(HistoryError, match=r"another version of podgpu \(schema 7; this version supports 4\)"):
             HistoryStore(path)
     assert path.read_bytes() == before

@@ -1,4 +1,4 @@
-"""A simulated kubelet on a short path, and sources that read it."""
+"""Fixtures: a simulated kubelet with a short socket path, and sources that read it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPUs and MIG devices for the tests of allocation sources, and their error messages."""
+"""GPUs and MIG devices for the tests of allocation sources, and a check of error messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def gpu(number: int) -> Device:
 
 
 def failure(call: Callable[[], object], *in_message: str) -> SourceError:
-    """Returns the error, whose message is one line that contains these words."""
+    """Returns the SourceError of a call. Checks that its message has one line and contains these texts."""
     with pytest.raises(SourceError) as caught:
         call()
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Annotations of koordinator, HAMi, Volcano and gpu-manager as an allocation source."""
+"""Tests the allocation source that reads annotations of koordinator, HAMi, Volcano and gpu-manager."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MIG = "MIG-aaaaaaaa-1111-2222-3333-444444444444"
 GPU = {"nvidia.com/gpu": "1"}
 VGPU = {"volcano.sh/vgpu-number": "1"}
 
-# Minors and indices differ: annotations contain minors.
+# Annotations contain minors. These differ from the indices here, so that a mix-up fails.
 NODE = (
     Device(0, A, "00000000:01:00.0", "NVIDIA A100", minor=1),
     Device(1, B, "00000000:02:00.0", "NVIDIA A100", minor=0),
@@ -130,7 +130,7 @@ def test_koordinator_minors() -> None:
 def test_a_grant_to_the_pod_is_split_between_the_containers_that_request_gpus() -> None:
     one = koordinator(entry(0))
     assert shares(pod(one, {"proxy": {}, "main": {"koordinator.sh/gpu": "100"}})) == [(A, "main", 1.0)]
-    assert shares(pod(one, {"main": {}, "proxy": {}}, {"init": {}})) == [(A, "main", 1.0)], "none requests: the first"
+    assert shares(pod(one, {"main": {}, "proxy": {}}, {"init": {}})) == [(A, "main", 1.0)], "default: first container"
     assert shares(pod(one, {})) == [(A, "", 1.0)]
     big = {"koordinator.sh/gpu-core": "150", "koordinator.sh/gpu-memory": "8Gi"}
     small = {"koordinator.sh/gpu-core": "50", "koordinator.sh/gpu-memory": "8Gi"}
@@ -212,7 +212,7 @@ def with_mig(mig: object) -> PodRecord:
 def test_hami_mig_instances_replace_their_gpu() -> None:
     assert granted(with_mig([mig_entry()])) == [("b", MIG), ("b", B)]
     assert granted(with_mig([mig_entry(deviceIndex=1, gpuUUID=B.lower())])) == [("b", A), ("b", MIG)]
-    assert granted(with_mig([mig_entry(migUUID="", gpuInstanceID=None)])) == [("b", B)], "not created yet"
+    assert granted(with_mig([mig_entry(migUUID="", gpuInstanceID=None)])) == [("b", B)], "MIG instance not created yet"
     assert granted(with_mig("null")) == granted(with_mig("")) == [("b", A), ("b", B)]
 
 

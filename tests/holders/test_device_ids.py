@@ -1,4 +1,4 @@
-"""Device ids of all plugins: their devices, and the shares of their holders."""
+"""Tests the devices and shares that podgpu derives from the device ids of all plugins."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def instance(parent: Device, gi_id: int, *mig_uuids: str) -> Device:
     return replace(parent, mig_enabled=True, gi_id=gi_id, profile="1g.18gb", mig_uuids=mig_uuids)
 
 
-# Minors and indices differ, so that a mix-up finds the wrong GPU.
+# Minors and indices differ, so that a test fails if the code confuses them.
 FIRST = gpu(0, f"GPU-{UUID}", minor=1, mig=True)
 SECOND = gpu(1, f"GPU-{OTHER}", minor=0)
 SEVEN = instance(FIRST, 7, "MIG-aaaaaaaa-1111-2222-3333-444444444444", "MIG-bbbbbbbb-1111-2222-3333-444444444444")
@@ -98,7 +98,7 @@ def shares(entries: list[HeldId], registered: list[str]) -> list[tuple[str, str,
 def test_a_share_is_held_replicas_divided_by_registered_ones() -> None:
     entries = held("a", *replicas(3, 8)) + held("b", *replicas(1))
     assert shares(entries, replicas(12)) == [("a", "8", 0.25), ("b", "0", 1 / 12)]
-    assert shares(entries, []) == [("a", "8", None), ("b", "0", None)], "the plugin does not run"
+    assert shares(entries, []) == [("a", "8", None), ("b", "0", None)], "shares are unknown without the plugin"
 
 
 def test_a_held_replica_that_is_not_registered_any_more_is_counted() -> None:
@@ -113,7 +113,7 @@ def test_a_gpu_held_whole_and_in_part_is_held_whole() -> None:
 
 
 def test_shares_of_instances() -> None:
-    assert shares(held("a", SEVEN.mig_uuids[0]), []) == [("a", "", None)], "one of two compute instances"
+    assert shares(held("a", SEVEN.mig_uuids[0]), []) == [("a", "", None)], "unknown for one of two compute instances"
     assert shares(held("a", "nvidia1/gi7"), []) == [("a", "", 1.0)]
     registered = [f"{EIGHT.mig_uuids[0]}::{number}" for number in range(2)]
     assert shares(held("a", registered[1]), registered) == [("a", "1", 0.5)]

@@ -1,4 +1,4 @@
-"""GPUs held through ResourceClaims: slices, the driver's checkpoint, adminAccess and shares."""
+"""Tests GPUs held through ResourceClaims: slices, the driver's checkpoint, adminAccess and shares."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def offer(name: str, number: int) -> SliceDevice:
     return SliceDevice(name, uuid(number))
 
 
-# Numbers in names are minors and need not be the driver's indices.
+# The numbers in device names are minors, which may differ from the driver's indices.
 OFFERED = (
     offer("gpu-0", 1),
     offer("gpu-1", 0),
@@ -68,7 +68,7 @@ OFFERED = (
 
 @dataclass
 class GivenSlices:
-    """A store with given slices."""
+    """A store of ResourceSlices that tests set."""
 
     slices: tuple[PoolSlice, ...] = ()
     synced: bool = True
@@ -131,7 +131,7 @@ def test_a_new_generation_of_the_pool_replaces_devices() -> None:
     feed.slices += (PoolSlice(POOL, 2, (offer("gpu-0", 1),)),)
     assert pods_by_device(claims.held(answer, NODE)) == [(uuid(1), "a")]
     feed.slices += (PoolSlice(POOL, 3),)
-    assert pods_by_device(claims.held(answer, NODE)) == [(uuid(1), "a")], "a held device does not change"
+    assert pods_by_device(claims.held(answer, NODE)) == [(uuid(1), "a")], "the device of a held claim must not change"
     later = decode_list(list_answer([pod("c", claim("z", "gpu-1"))]))
     assert reasons(claims.held(later, NODE)) == [("unknown_claim_device", "gpu.nvidia.com/node-a/gpu-1")]
     assert reasons(claims.held(answer, NODE)) == [("unknown_claim_device", "gpu.nvidia.com/node-a/gpu-0")]
@@ -155,7 +155,7 @@ def test_resource_slice(nested: bool, name: str) -> None:
     assert parse_slice(slice_of(*devices)) == PoolSlice("node-a", 7, expected)
 
 
-# Ids and claims together, from a kubelet
+# A kubelet that lists both device ids and claims
 
 
 def test_ids_and_claims_of_a_kubelet(kubelet: FaultyKubelet, make_source: MakeSource) -> None:
@@ -183,7 +183,7 @@ def test_a_gpu_listed_both_ways_is_held_once_with_share_and_labels(
 
 SMALL = [f"gpu-3-mig-1g5gb-19-{place}" for place in range(2)]
 DYNAMIC = feed_of(*map(SliceDevice, SMALL))
-"""MIG devices that are created for a claim. Their slices have no UUID; only the driver's checkpoint has it."""
+"""MIG devices that the driver creates for a claim. Only the driver's checkpoint has their UUIDs."""
 
 
 def result(device: str, admin: bool | None = None, **consumed: str) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def status(*results: dict[str, Any]) -> dict[str, Any]:
 
 
 def prepared_device(device: str, live: str) -> dict[str, Any]:
-    """Returns a device as in the checkpoint of k8s-dra-driver-gpu 25.12."""
+    """Returns a device in the format of k8s-dra-driver-gpu 25.12's checkpoint."""
     named = {"Requests": ["gpus"], "PoolName": POOL, "DeviceName": device, "CDIDeviceIDs": ["x"]}
     if live.startswith("GPU-"):
         return {"gpu": {"info": {"uuid": live}, "device": named}, "mig": None}
@@ -219,7 +219,7 @@ def prepared(name: str, *devices: dict[str, Any], admin: bool | None = None, **c
 
 
 def checkpoint(*claims: Any) -> str:
-    """The driver also writes version 1 for downgrades, which has no names of claims."""
+    """Returns a checkpoint file. The driver also writes version 1, without names of claims, for downgrades."""
     by_uid = {f"uid-{number}": one for number, one in enumerate(claims)}
     second = {"checksum": 2, "preparedClaims": by_uid, "nodeBootID": "x"}
     return json.dumps({"checksum": 1, "v1": {"preparedClaims": {}}, "v2": second})
@@ -251,7 +251,7 @@ def test_holders_stay_while_the_driver_is_away(kubelet: FaultyKubelet, make_sour
     source.assignments(NODE)
     kubelet.pods = (*held, pod("c", claim("z", "gpu-2", pool="node-b")))
     late = source.assignments(NODE)
-    assert pods_by_device(late) == pods_by_device(before), "a kubelet without pods for a moment has no effect"
+    assert pods_by_device(late) == pods_by_device(before), "a single empty answer of the kubelet must have no effect"
     assert reasons(late) == [("unknown_pool", "gpu.nvidia.com/node-b/gpu-2")]
     feed.slices = whole
     assert len(source.assignments(NODE).assignments) == 2
@@ -388,7 +388,7 @@ def test_a_monitor_is_no_holder_if_the_api_server_starts_late(
     "the next claim is read in the new version, including its adminAccess",
 )
 def test_an_upgraded_api_server(kubelet: FaultyKubelet, make_source: MakeSource, api: SimulatedApiServer) -> None:
-    """Like kube-apiserver from 1.33 to 1.34: a removed version is 404, as is a deleted claim."""
+    """As from kube-apiserver 1.33 to 1.34. Requests with a removed version or for a deleted claim return 404."""
     api.resource_api_versions = ("v1beta1",)
     claims = (claim_object(name, result("gpu-0", admin)) for name, admin in (("all", True), ("mine", False)))
     api.put("resourceclaims", *claims)
@@ -437,7 +437,7 @@ def test_the_share_is_the_consumed_part_of_the_capacity(
     kubelet.pods = (pod("a", claim("x", "gpu-0")),)
     reading = source.assignments(NODE_WITH_MEMORY)
     (one,) = merge({"kubelet": reading}).assignments
-    assert one.share == share, "an unlimited share of a sole holder is not 1"
+    assert one.share == share, "the share of a sole holder without a limit is unknown"
 
 
 def shares(source: KubeletAllocation) -> list[tuple[str, float | None]]:

@@ -1,4 +1,4 @@
-"""Identities from names of log files and from the API server. Only certain parts are completed."""
+"""Tests identities of holders from log file names and the API server. Ambiguous fields stay empty."""
 
 from __future__ import annotations
 

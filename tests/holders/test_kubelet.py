@@ -1,4 +1,4 @@
-"""The kubelet as a source, with a real gRPC server: mapping of its answers, and errors."""
+"""Tests the kubelet as an allocation source, with a real gRPC server: its answers and its errors."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_restarts_of_the_server(kubelet: FaultyKubelet) -> None:
     "the reading fails, the last holders are kept, and the next reading opens a new connection",
 )
 def test_broken_http(folder: Path) -> None:
-    """Random bytes, and a valid answer with one byte changed or cut off anywhere."""
+    """Sends random bytes, and valid answers that are truncated or have one changed byte."""
     chance = random.Random(7)
     valid = bytes.fromhex("00000004000000000000000101040000000188000006000000000001000000000178")
     answers = [chance.randbytes(chance.randint(0, 500)) for _ in range(100)] + [b"HTTP/1.1 400 Bad Request\r\n\r\n"]

@@ -1,4 +1,4 @@
-"""Merging of sources that agree, complete and contradict each other."""
+"""Tests the merging of sources that agree, complement or contradict each other."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_every_assignment_is_merged_or_counted(
     kept = {(a.device, a.holder) for a in merged.assignments}
     refused = {(u.device_id, u.holder) for u in merged.unmapped}
     assert kept <= set(claimed)
-    assert len(kept) == len(merged.assignments), "a holder once per device"
+    assert len(kept) == len(merged.assignments), "each holder must be listed once per device"
     for pair, source in claimed.items():
         assert pair in kept or pair in refused or source == "processes"
     if allocations:

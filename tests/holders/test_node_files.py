@@ -1,4 +1,4 @@
-"""Sources that read files: podlist.json, the kubelet's checkpoint and job files, also changing and malformed ones."""
+"""Tests sources that read podlist.json, the kubelet's checkpoint or job files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.privilege import mounted_file, without_privilege
 
 FIXTURE = Path(__file__).parent / "podlist.json"
 REAL_CHECKPOINT = Path(__file__).parents[1] / "fixtures" / "kubelet-1.36" / "kubelet_internal_checkpoint"
-# The minors of the last two GPUs differ from their indices.
+# The minors of the last two GPUs differ from their indices, so that a mix-up fails.
 NODE = (
     *(Device(number, uuid(number), f"00000000:0{number}:00.0", "NVIDIA A100", minor=number) for number in range(6)),
     Device(6, uuid(6), "00000000:06:00.0", "NVIDIA A100", minor=7),
@@ -90,7 +90,7 @@ def test_unrecognised_ids(path: Path, text: str) -> None:
 
 
 def test_changes_are_read_immediately(path: Path, source: PodlistAllocation) -> None:
-    """Some changes are within one tick of the kernel's clock and have equal sizes."""
+    """Some changes keep the size of the file, and its time within the resolution of the kernel's clock."""
     for number in range(10, 18):
         new = path.with_suffix(".new") if number % 2 else path
         new.write_text(json.dumps([entry(f"pod-{number}", "0")]))
@@ -128,7 +128,7 @@ def test_large_files_and_other_kinds_of_files(path: Path, source: PodlistAllocat
     reasons: list[str] = []
     reading = threading.Thread(target=lambda: reasons.append(reason(source)), daemon=True)
     reading.start()
-    reading.join(PATIENCE)  # opening a pipe without a writer would block
+    reading.join(PATIENCE)  # an implementation that opens the pipe would block
     assert reasons == ["not_a_file"]
 
 
@@ -207,7 +207,7 @@ def test_device_ids_by_numa_node(path: Path, ids: object) -> None:
 # Job files
 
 
-# Minors and indices differ: job files are named by index.
+# Job files are named by index. Minors differ here, so that a mix-up fails.
 JOB_NODE = (
     Device(0, uuid(0), "00000000:01:00.0", "NVIDIA H200", minor=1),
     Device(1, uuid(1), "00000000:02:00.0", "NVIDIA H200", minor=0, mig_enabled=True),

@@ -1,4 +1,4 @@
-"""KAI Scheduler and Run:ai: the pods of a group hold the GPU of its reservation pod."""
+"""Tests KAI Scheduler and Run:ai, where the pods of a group hold the GPU of a reservation pod."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def reservation(group: str, number: int | None = None, name: str = "gpu-reservat
 
 
 def listed(number: int, name: str = "gpu-reservation-1") -> dict[str, Allocation]:
-    """Returns the allocation of a kubelet that lists a reservation pod."""
+    """Returns the allocation if the kubelet lists a reservation pod with GPU `number`."""
     holder = Workload("ml", name, "resource-reservation")
     return {"kubelet": Allocation((Assignment(uuid(number), holder, "kubelet", share=1.0),))}
 
@@ -61,9 +61,9 @@ HALF = pod("a", {GROUP: "x"}, {"gpu-fraction": "0.5"})
 def test_the_gpu_of_a_group() -> None:
     half = [(uuid(1), "a", "main", 0.5)]
     assert shares(merged(listed(1), reservation("x"), HALF)) == half
-    assert shares(merged(listed(1), reservation("x", 2), HALF)) == half, "the annotation may be outdated"
-    assert shares(merged({}, reservation("x", 1), HALF)) == half, "no source but the API server"
-    assert shares(merged(listed(1), reservation("x"))) == [], "a group without pods"
+    assert shares(merged(listed(1), reservation("x", 2), HALF)) == half, "the kubelet overrides the annotation"
+    assert shares(merged({}, reservation("x", 1), HALF)) == half, "the annotation is used if there is no other source"
+    assert shares(merged(listed(1), reservation("x"))) == [], "a group without pods has no holder"
     assert shares(merged(listed(1), replace(reservation("x"), phase="Failed"), HALF)) == []
 
 
@@ -81,7 +81,7 @@ def test_the_gpu_of_a_group() -> None:
 )
 def test_shares(annotations: dict[str, str], share: float | None) -> None:
     (one,) = merged(listed(1), reservation("x"), pod("a", {GROUP: "x"}, annotations)).assignments
-    assert one.share == share, "an unknown share is not 1"
+    assert one.share == share, "an unknown share must not become 1"
 
 
 def test_the_container_with_the_gpu() -> None:
@@ -129,7 +129,7 @@ def test_without_the_api_server_the_gpu_is_reserved() -> None:
 
 
 def read_states(scenario: str, folder: Path) -> list[NodeState]:
-    """Returns the node's document, and the same read from its metrics text."""
+    """Returns the state of the node twice: from the agent, and parsed from its metrics."""
     with node_of(read_description(NODES / scenario), folder) as running:
         running.take_turns()
         text = running.agent.published.fresh.plain
@@ -137,7 +137,7 @@ def read_states(scenario: str, folder: Path) -> list[NodeState]:
 
 
 def view_of(document: NodeState) -> tuple[View, RangeAnswer]:
-    """Checks that the shares of the holders of a GPU add up to at most 1."""
+    """Returns the view and the usage of a node. Checks that the shares on a GPU do not exceed 1."""
     reading = NodeReading(state=document, read_at=0.0, target="http://node-1:9400/metrics")
     state = state_of(reading, prices=Prices("EUR", {"*": Price(10.0)}))
     view = make_view(state)

@@ -1,4 +1,4 @@
-"""The sources that `--allocation` creates, and those that `auto` finds on a node."""
+"""Tests the sources that `--allocation` creates, including `auto`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEFAULT_SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 
 @dataclass
 class Api:
-    """An API server that is configured or not."""
+    """A fake of the API access, with or without a configured API server."""
 
     is_available: bool = False
     works: bool = True
@@ -93,7 +93,7 @@ def test_invalid_options(create: Create, text: str, message: str) -> None:
 
 
 def test_a_podlist_is_searched_in_the_folder_of_the_kubelets_socket(create: Create, folder: Path) -> None:
-    """The mount point of koordinator's manifest is used only with the default socket."""
+    """The mount point in koordinator's manifest is searched only if the socket is the default."""
     (source,) = create("podlist", kubelet_socket=DEFAULT_SOCKET)
     assert source.paths == (f"{os.path.dirname(DEFAULT_SOCKET)}/podlist.json", "/podlist.json")  # type: ignore[attr-defined]
     (source,) = create("podlist")
@@ -113,10 +113,10 @@ def test_auto_uses_the_sources_that_are_present(create: Create, folder: Path, ca
     assert names(create("auto")) == ["kubelet"]
     (folder / "device-plugins").mkdir()
     (folder / "device-plugins" / "kubelet_internal_checkpoint").touch()
-    assert names(create("auto")) == ["kubelet", "checkpoint"], "the socket is not mounted"
+    assert names(create("auto")) == ["kubelet", "checkpoint"], "the checkpoint is used if the socket is missing"
     (folder / "pod-resources").mkdir()
     (folder / "pod-resources" / "kubelet.sock").touch()
-    assert names(create("auto")) == ["kubelet"], "the checkpoint would be out of date"
+    assert names(create("auto")) == ["kubelet"], "an outdated checkpoint must not be used"
     (folder / "pod-resources" / "podlist.json").touch()
     (folder / "proc" / "self" / "ns" / "pid").unlink()
     (folder / "proc" / "self" / "ns" / "pid").symlink_to("pid:[4026531836]")

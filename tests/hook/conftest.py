@@ -1,4 +1,4 @@
-"""A simulated container runtime, hooks in this process, and the path of podlist.json."""
+"""Fixtures: a simulated container runtime, hooks in this process, and the path of podlist.json."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ StartHook = Callable[..., Hook]
 
 @pytest.fixture
 def start_hook(folder: Path, podlist: Path) -> Iterator[StartHook]:
-    """Starts hooks that connect to the runtime's socket, and stops them after the test."""
+    """Returns a function that starts a hook. All hooks are stopped after the test."""
     (folder / "proc").mkdir()
     started: list[Hook] = []
 
@@ -48,5 +48,5 @@ def start_hook(folder: Path, podlist: Path) -> Iterator[StartHook]:
 
 
 def wait_written(runtime: Runtime, podlist: Path) -> None:
-    """Waits until the file has the content that the runtime's containers require."""
+    """Waits until podlist.json lists the runtime's containers."""
     wait_until(lambda: read_podlist(podlist) == runtime.expected(), f"{podlist} has {runtime.expected()}")

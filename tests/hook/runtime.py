@@ -1,6 +1,6 @@
 """A simulated container runtime: the runtime's side of ttrpc and NRI.
 
-A test makes it accept a plugin and report events. `expected()` is the content that podlist.json must then have.
+Tests make it accept a plugin and report events. `expected()` returns the content that podlist.json must have.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Ended(Exception):
 class Runtime:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.dedicated = True  # reports each event by its own method, as NRI does since 0.12
+        self.dedicated = True  # each event has its own method, as since NRI 0.12
         self.pods: dict[str, Pod] = {}
         self.containers: dict[str, Container] = {}
         self.registered: tuple[str, str] = ("", "")
@@ -166,7 +166,7 @@ class Runtime:
         waiting = self._received[service]
         while len(waiting) < 10 or len(waiting) < 10 + struct.unpack_from(">I", waiting)[0]:
             name, length = struct.unpack(">II", self._exactly(8))
-            assert length <= 4096, "the Go implementation rejects longer pieces"
+            assert length <= 4096, "the Go implementation rejects longer frames"
             self._received[name] += self._exactly(length)
         length, stream, kind, flags = struct.unpack_from(">IIBB", waiting)
         assert flags == 0
@@ -206,7 +206,7 @@ class Runtime:
         self._report("RunPodSandbox", pod)
 
     def create(self, container: Container) -> dict[str, str]:
-        """Returns the variables that the plugin sets. Those that it removes begin with a minus."""
+        """Creates a container. Returns the variables that the plugin sets, and removed ones with a leading minus."""
         self.pods[container.pod.id] = container.pod
         answer = self.call("CreateContainer", _subject(container))
         self.containers[container.id] = container
@@ -233,7 +233,7 @@ class Runtime:
         self._report(method, pod)
 
     def forget_pod(self, pod: Pod) -> None:
-        """Removes the pod without an event."""
+        """Removes a pod without reporting an event."""
         self.pods.pop(pod.id, None)
         for one in [one for one in self.containers.values() if one.pod.id == pod.id]:
             del self.containers[one.id]
@@ -258,7 +258,7 @@ def _subject(container: Container) -> Any:
 
 
 def read_podlist(path: Path) -> object:
-    """Returns None if the file does not exist."""
+    """Returns the parsed file, or None if it does not exist."""
     return json.loads(path.read_bytes()) if path.exists() else None
 
 
@@ -267,7 +267,7 @@ def uuid(number: int) -> str:
 
 
 def gpu_pod(number: int, gpus: Iterable[int] = (0,), **more: str) -> Container:
-    """Returns a container as NVIDIA's device plugin configures it."""
+    """Returns a container with GPUs, configured as by NVIDIA's device plugin."""
     ids = tuple(uuid(one) for one in gpus)
     pod = Pod(f"sandbox-{number}", f"pod-{number}", **more)
     return Container(f"container-{number}", pod, env=(f"NVIDIA_VISIBLE_DEVICES={','.join(ids)}",), gpus=ids)

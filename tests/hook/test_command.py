@@ -1,4 +1,4 @@
-"""`podgpu hook` as a process: started by hand, by the runtime, killed; and the exporter that reads its file."""
+"""Tests the process `podgpu hook`, started manually or by the runtime, and an exporter that reads its file."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_it_runs_until_sigterm(runtime: Runtime, folder: Path, podlist: Path) ->
     with running(*options(folder)) as hook:
         runtime.accept()
         runtime.create(gpu_pod(1))
-        hook.send_signal(signal.SIGTERM)  # reported containers are written before it ends
+        hook.send_signal(signal.SIGTERM)  # the hook must write all reported containers before it exits
         log = hook.communicate(timeout=60)[1]
     assert hook.returncode == 0
     wait_written(runtime, podlist)
@@ -69,7 +69,7 @@ def test_started_by_the_runtime(folder: Path, podlist: Path) -> None:
         runtime.create(gpu_pod(1))
         wait_written(runtime, podlist)
         runtime.drop()
-        assert hook.wait(timeout=60) == 0, "the runtime starts it again"
+        assert hook.wait(timeout=60) == 0, "must exit cleanly; the runtime restarts it"
     runtime.stop()
 
 
@@ -96,7 +96,7 @@ def test_metrics_and_probes_on_a_port(runtime: Runtime, folder: Path, podlist: P
         assert "pod-1" not in exposition
         runtime.stop()
         wait_until(lambda: _status(f"{url}/ready") == 503)
-        assert _status(f"{url}/livez") == 200, "the hook need not be restarted while the runtime is away"
+        assert _status(f"{url}/livez") == 200, "must stay alive while the runtime is unavailable"
 
 
 def _status(url: str) -> int:
@@ -107,7 +107,7 @@ def _status(url: str) -> int:
 
 
 def test_the_seed_end_to_end(runtime: Runtime, folder: Path, podlist: Path) -> None:
-    """koordinator's annotation becomes a holder in the exporter's metrics."""
+    """A pod with koordinator's annotation is a holder in the exporter's metrics."""
     with running(*options(folder)):
         runtime.accept()
         given = Pod("s", "train", annotations=koordinator({"minor": 0}))

@@ -1,4 +1,4 @@
-"""Faults inside the hook neither delay nor fail containers; `--inject`."""
+"""Tests that faults in the hook do not delay or fail containers. Also tests `--inject`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.hook.test_life import count, errors
 
 
 class Troubled:
-    """A plugin with the given answers. Configure and Synchronize are answered by a real plugin."""
+    """A plugin that returns given answers. A real plugin answers Configure and Synchronize."""
 
     def __init__(self, answer: Callable[[str], bytes]) -> None:
         self._plugin = Plugin(lambda picture: None, HookCounters())
@@ -93,11 +93,11 @@ def test_inject(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
     gpus = ("1", uuid(3))
     wanted = ",".join(gpus)
     assert runtime.create(Container("a", given, "a", gpus=gpus)) == {"NVIDIA_VISIBLE_DEVICES": wanted}
-    # The variable is removed first: containerd rejects a container if two plugins set the same variable.
+    # containerd rejects a variable that two plugins set, unless the second one removes it first.
     replaced = {"-NVIDIA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": wanted}
     assert runtime.create(Container("b", given, "b", ("NVIDIA_VISIBLE_DEVICES=all",), gpus=gpus)) == replaced
     assert runtime.create(Container("c", given, "c", (f"NVIDIA_VISIBLE_DEVICES={wanted}",), gpus=gpus)) == {}
-    assert runtime.create(gpu_pod(7)) == {}, "it has no annotation of koordinator"
+    assert runtime.create(gpu_pod(7)) == {}, "a pod without koordinator's annotation is not changed"
     broken = Pod("s-2", "broken", annotations={KOORDINATOR: "{"})
     assert runtime.create(Container("d", broken, env=("NVIDIA_VISIBLE_DEVICES=all",))) == {}
     wait_written(runtime, podlist)

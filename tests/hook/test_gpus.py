@@ -1,4 +1,4 @@
-"""The GPUs of a container, from annotations, variables, mounts and device nodes."""
+"""Tests how the GPUs of a container are found: annotations, variables, mounts and device nodes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def koordinator(*devices: Mapping[str, object]) -> dict[str, str]:
 
 
 def sandbox(annotations: Mapping[str, str] | None = None, **containers: Mapping[str, object]) -> Sandbox:
-    """Builds a sandbox from NRI messages, with containers in the order of their creation."""
+    """Builds a sandbox from NRI messages. The order of containers is the order of creation."""
     pod = nri_pb2.PodSandbox(id="s", name="train", namespace="ml", uid="u", annotations=annotations or {})
     made = [
         nri_pb2.Container(

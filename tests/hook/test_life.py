@@ -1,4 +1,4 @@
-"""The hook connected to a simulated runtime: after every event podlist.json has the runtime's containers."""
+"""Tests that podlist.json lists the containers of a simulated runtime after every event."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_every_event(runtime: Runtime, podlist: Path, start_hook: StartHook, ded
     start_hook()
     runtime.accept()
     assert runtime.registered == ("podgpu", "90")
-    assert runtime.events == 0b110_1010_1111  # runtimes reject unknown bits: none above REMOVE_CONTAINER
+    assert runtime.events == 0b110_1010_1111  # no bit above REMOVE_CONTAINER, because runtimes reject unknown bits
     wait_written(runtime, podlist)
     assert podlist.read_text().count("pod-1") == 1
 
@@ -120,7 +120,7 @@ def test_containers_without_an_end_event_are_removed(runtime: Runtime, podlist: 
     wait_written(runtime, podlist)
     other = gpu_pod(5)
     runtime.create(other)
-    runtime.end_pod(other.pod)  # there is no event for its container
+    runtime.end_pod(other.pod)  # the runtime reports no event for the container
     wait_written(runtime, podlist)
 
 
@@ -184,7 +184,7 @@ def test_bad_frames(
 
 
 def test_invalid_requests_are_answered(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
-    """An error would prevent the container from starting."""
+    """If the hook returned an error, the container would not start."""
     hook = start_hook()
     runtime.accept()
     for method in ("CreateContainer", "UpdateContainer", "StopContainer", "StateChange", "RunPodSandbox"):

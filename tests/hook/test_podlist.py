@@ -1,4 +1,4 @@
-"""podlist.json: written only if it changes, restored if it is removed, and faults of its disk."""
+"""Tests that podlist.json is written only if it changes, restored if removed, and kept if the disk is full."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ CONTENT = encode_podlist([PodlistEntry("train", "ml", "main", [uuid(1)])])
 def test_a_removed_or_overwritten_file_is_restored(podlist: Path) -> None:
     writer = PodlistWriter(AtomicFile(str(podlist)), HookCounters(), Cards)
     writer.write_changes()
-    assert not podlist.exists(), "no container was reported yet"
+    assert not podlist.exists(), "must not be written before the runtime has reported containers"
     writer.update(PICTURE)
     writer.write_changes()
     assert podlist.read_bytes() == CONTENT
@@ -65,7 +65,7 @@ def test_a_removed_or_overwritten_file_is_restored(podlist: Path) -> None:
     "The previous file stays complete, with a log line; writing is retried until it works",
 )
 def test_a_full_disk(runtime: Runtime, folder: Path, podlist: Path) -> None:
-    """A limit on the size of files simulates a full disk: a part is written, then an error occurs."""
+    """A limit on file sizes simulates a full disk. Writing fails after some bytes."""
 
     def limit() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -1,7 +1,7 @@
-"""Records what a test, or a command that it starts, reads of the machine that runs the tests.
+"""Records every access to node files of the machine that runs the tests, by a test or by a command that it starts.
 
-`sitecustomize.py` installs the same hook in every Python process that a test starts. The hook sees opened files, listed
-folders, sockets and loaded libraries (PEP 578), but not os.stat.
+`sitecustomize.py` installs the audit hook (PEP 578) in every Python process that a test starts. The hook detects opened
+files, listed folders, sockets and loaded libraries, but not os.stat.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable
 
-NOTES = "TESTS_NOTE_WHAT_IS_READ_IN"  # names the file in which other processes record it
+NOTES = "TESTS_NOTE_WHAT_IS_READ_IN"  # variable with the path of the file to which other processes write
 HOST_VARIABLES = ("DCGM_", "PODGPU_", "KUBE", "NODE_NAME", "NODE_IP", "NVIDIA_", "HPC_", "NOTIFY_SOCKET", "LISTEN_")
 NODE_PATHS = {
     "PODGPU_PATH_PROC": "proc",
@@ -25,28 +25,28 @@ _HOST = re.compile(
     r"|/dev/nvidia|" + re.escape(os.path.expanduser("~/.kube"))
 )
 _PROCESS = re.compile(r"/proc/(self|thread-self|\d+)(/|$)")
-_ALLOWED = re.compile(  # read by the interpreter and by libraries
+_ALLOWED = re.compile(  # the interpreter and libraries read these
     r"/proc/(cpuinfo|meminfo|stat|loadavg|sys/net/core/somaxconn|version)$"
     r"|/sys/devices/system/cpu(/|$)|/sys/fs/cgroup(/|$)"
 )
-_DRIVER, _DCGM = "libnvidia-ml", "libdcgm"  # a test's own libraries are loaded by a path
+_DRIVER, _DCGM = "libnvidia-ml", "libdcgm"  # prefixes; fake libraries of tests are loaded by path
 
 
 def clear_environment(keep: tuple[str, ...] = ()) -> None:
-    """Removes the variables that change what podgpu does."""
+    """Removes environment variables that change the behaviour of podgpu."""
     for name in list(os.environ):
         if name not in keep and (name.startswith(HOST_VARIABLES) or name.lower().endswith("_proxy")):
             del os.environ[name]
 
 
 def set_node_paths(folder: str) -> None:
-    """Makes commands look for the files of a node in a folder without any: this machine may be a node."""
+    """Sets the paths of node files to an empty folder, because this machine may be a node."""
     for name, path in NODE_PATHS.items():
         os.environ[name] = os.path.join(folder, path)
 
 
 def install_hook(note: Callable[[str], None]) -> None:
-    """A hook cannot be removed."""
+    """Installs the audit hook. It cannot be removed."""
 
     def hook(event: str, arguments: tuple[object, ...]) -> None:
         if event in ("open", "os.listdir", "os.scandir"):

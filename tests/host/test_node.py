@@ -1,4 +1,4 @@
-"""On a machine that is a node with a GPU, a command that a test starts does not find the node's files."""
+"""Tests that commands do not find the files of a node if the tests run on one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A simulated API server: get, list and watch over real HTTP on 127.0.0.1, with faults on request.
 
-Tests change its objects from any thread. Like kube-apiserver 1.35, it has no old versions after a restart, and ends a
-watch from an old version by an ERROR event.
+Tests may change its objects from any thread. Like kube-apiserver 1.35, it has no old versions after a restart. A watch
+from an old version gets an ERROR event.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Selection:
     namespace: str
     name: str
     fields: tuple[tuple[str, str], ...]
-    labels: tuple[tuple[str, str], ...]  # keys and values; values are separated by commas
+    labels: tuple[tuple[str, str], ...]  # key, and allowed values separated by commas
 
     def takes(self, resource: str, item: Object | None) -> bool:
         if item is None or resource != self.resource:
@@ -71,7 +71,7 @@ class Selection:
         )
 
     def events(self, change: Change) -> Iterable[bytes]:
-        """An object that enters the selection is added, one that leaves it is deleted."""
+        """Yields ADDED if an object enters the selection, DELETED if it leaves, and otherwise MODIFIED."""
         was, stays = (self.takes(change.key[0], item) for item in (change.before, change.after))
         if stays and change.after is not None:
             yield _event("MODIFIED" if was else "ADDED", _in_version(change.after, self.version))
@@ -115,9 +115,9 @@ def _event(kind: str, item: Object) -> bytes:
 
 
 def _in_version(item: Object, version: str) -> Object:
-    """Slices are stored as v1. Until v1beta1 the attributes of a device are under `basic`."""
+    """Converts a slice from v1 to another version. Up to v1beta1, `basic` contains the attributes of a device."""
     devices = item.get("spec", {}).get("devices") or []
-    if version not in ("v1beta1", "v1alpha3") or not isinstance(devices, list):  # in a claim it is an object
+    if version not in ("v1beta1", "v1alpha3") or not isinstance(devices, list):  # `devices` of a claim is not a list
         return item
     old = [{"name": each["name"], "basic": {k: v for k, v in each.items() if k != "name"}} for each in devices]
     return item | {"spec": item["spec"] | {"devices": old}}
@@ -136,7 +136,7 @@ class Request:
     path: str
     query: Mapping[str, str]
     headers: Mapping[str, str] = field(repr=False)
-    port: int  # the client's port: requests with the same one share a connection
+    port: int  # the client's port, which identifies the connection
 
     @property
     def watches(self) -> bool:
@@ -159,7 +159,7 @@ class _Watch:
 
 
 class SimulatedApiServer:
-    """All attributes may be changed while it runs."""
+    """Tests may change all attributes while the server runs."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.tokens: frozenset[str] | None = None  # valid tokens; None if no token is needed
@@ -169,10 +169,10 @@ class SimulatedApiServer:
         self.forbidden_paths: frozenset[str] = frozenset()
         self.raw_answer: bytes | None = None  # sent with status 200 instead of any list
         self.raw_headers: Mapping[str, str] = {"Content-Type": "application/json"}
-        self.raw_endless = False  # sent again and again until the client closes the connection
-        self.forget_pages = 0  # number of requests for the next page that get 410
-        self.gone_as_event = True  # whether a watch from an old version gets an ERROR event instead of status 410
-        self.holds_back = False  # watches get no events, as behind a proxy that buffers
+        self.raw_endless = False  # repeats `raw_answer` until the client closes the connection
+        self.forget_pages = 0  # number of requests for a next page to answer with 410
+        self.gone_as_event = True  # ERROR event instead of status 410 for a watch from an old version
+        self.holds_back = False  # sends no events, like a proxy that buffers them
         self.requests: list[Request] = []
         self.version = 100
         self._oldest = 0
@@ -203,7 +203,7 @@ class SimulatedApiServer:
         return len(self._watches)
 
     def start(self) -> None:
-        """Starts again on the same port, without old versions."""
+        """Starts the server. A restart uses the same port and removes old versions."""
         if self._port:
             self.version += 1
             self.compact()
@@ -214,7 +214,7 @@ class SimulatedApiServer:
         ready.wait()
 
     def stop(self) -> None:
-        """Breaks open connections."""
+        """Stops the server and closes open connections."""
         if self._loop is None or self._thread is None:
             return
         self._do(self._stopping.set)
@@ -238,14 +238,14 @@ class SimulatedApiServer:
         self._each(lambda watch: watch.queue.put_nowait(raw))
 
     def end_watches(self) -> None:
-        """Ends every watch as after timeoutSeconds."""
+        """Ends every watch, as if timeoutSeconds had passed."""
         self.send(None)
 
     def cut_watches(self) -> None:
         self._each(_Watch.cut)
 
     def compact(self) -> None:
-        """Removes old versions: a watch from one gets 410."""
+        """Removes old versions. A watch from an old version then gets 410."""
 
         def compact() -> None:
             self._oldest = self.version
@@ -254,14 +254,14 @@ class SimulatedApiServer:
         self._do(compact)
 
     def hang(self) -> None:
-        """Accepts requests and answers none until `resume`."""
+        """Accepts requests, but sends no answers until `resume`."""
         self._do(self._answering.clear)
 
     def resume(self) -> None:
         self._do(self._answering.set)
 
     def _do(self, act: Callable[[], None]) -> None:
-        """Runs in the server's thread."""
+        """Runs a function in the server's thread."""
         if self._loop is None:
             return act()
 
@@ -350,7 +350,7 @@ class SimulatedApiServer:
         response = web.StreamResponse(headers=self.raw_headers)
         response.enable_chunked_encoding()
         await response.prepare(request)
-        while True:  # ends when the client closes the connection: writing then raises
+        while True:  # writing raises after the client has closed the connection
             await response.write(body)
             await asyncio.sleep(0)
 

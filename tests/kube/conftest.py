@@ -1,4 +1,4 @@
-"""A simulated API server over real HTTP, and informers with short delays."""
+"""Fixtures: a simulated API server over real HTTP, and informers with short delays."""
 
 from __future__ import annotations
 

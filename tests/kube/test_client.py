@@ -1,4 +1,4 @@
-"""Requests to a real HTTP server, TLS, and the errors that explain failures."""
+"""Tests requests to a real HTTP server, TLS, and error messages."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_list_with_a_selector(server: SimulatedApiServer, config: ApiConfig) -
     assert [one["metadata"]["name"] for one in answer["items"]] == ["here"]
     assert server.requests[0].query == {"fieldSelector": "spec.nodeName=node-a"}
     assert server.requests[0].headers["User-Agent"] == f"podgpu/{__version__}"
-    assert server.requests[0].headers["Accept-Encoding"] == "identity", "compressed events would be delayed"
+    assert server.requests[0].headers["Accept-Encoding"] == "identity", "compression would delay events"
     assert "Authorization" not in server.requests[0].headers
 
 
@@ -55,7 +55,7 @@ def test_unauthorized(server: SimulatedApiServer, config: ApiConfig, caplog: pyt
     assert error.reason == "unauthorized"
     assert "the test" in str(error)
     assert "bad-secret" not in caplog.text + str(error) + repr(error.__cause__)
-    assert len(server.requests) == 1  # the same token would be refused again
+    assert len(server.requests) == 1  # no retry, because the token has not changed
 
 
 async def test_a_new_token_is_read_after_the_old_one_is_rejected(

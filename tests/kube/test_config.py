@@ -1,4 +1,4 @@
-"""How the API server is found: service account, merged kubeconfigs, and errors that name file and field."""
+"""Tests how the API server is found: service account, merged kubeconfigs, and errors with file and field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Renewal of tokens and of the credentials of exec plugins. Secrets are never logged."""
+"""Tests the renewal of tokens and of exec plugins' credentials. Secrets must not be logged."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_token_file_is_read_again_after_a_minute(tmp_path: Path) -> None:
     assert token_of(credentials) == "two"
     file.write_text("three")
     clock.advance(-3600)
-    assert token_of(credentials) == "three", "the system clock was set back"
+    assert token_of(credentials) == "three", "the token must be renewed although the system clock was set back"
 
 
 def test_the_last_token_is_kept_while_the_file_is_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""Pods, owners and EndpointSlices, reduced to records."""
+"""Tests the conversion of pods, owners and EndpointSlices to records."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ POD: dict[str, Any] = {
 
 
 def pod_of(**changes: Any) -> dict[str, Any]:
-    """POD with parts of metadata, spec and status replaced."""
+    """Returns POD with some fields of metadata, spec and status replaced."""
     return {part: {**POD[part], **changes.get(part, {})} for part in POD}
 
 

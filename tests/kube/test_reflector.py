@@ -1,4 +1,4 @@
-"""The reflector, with a server that closes connections, drops old versions, rejects, hangs and sends malformed data."""
+"""Tests the reflector with a server that closes connections, rejects requests, hangs or sends malformed data."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_only_converted_objects_are_stored(server: SimulatedApiServer, watch: Ma
     watcher = watch(keep)
     wait_watching(server, watcher)
     assert watcher.items() == ("train",)
-    server.put("pods", pod("a", app="train", heartbeat="1"))  # changes nothing that is kept
+    server.put("pods", pod("a", app="train", heartbeat="1"))  # changes only a field that the store does not keep
     server.put("pods", pod("b", app="serve"))
     eventually(lambda: watcher.items() == ("train", "serve"))
     server.put("pods", pod("a"))
@@ -191,7 +191,7 @@ def test_a_server_that_hangs_is_retried(server: SimulatedApiServer, watch: MakeW
 
 
 def test_waiting_ends_when_access_is_rejected(server: SimulatedApiServer, watch: MakeWatcher) -> None:
-    """The timeout is an hour, so that a wait that does not end would be noticed."""
+    """The timeout is an hour, so a wait that does not end early fails the test."""
     server.put("pods", pod("a"))
     server.refusal = (403, "pods is forbidden")
     watcher = watch()

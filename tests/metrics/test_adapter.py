@@ -1,4 +1,4 @@
-"""Metric samples of dcgm-exporter, podgpu and Prometheus as `NodeState` documents."""
+"""Tests the conversion of samples from dcgm-exporter, podgpu and Prometheus to `NodeState`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def read_gpu(text: str) -> DeviceState:
 
 
 def scrape(text: str, honor_labels: bool = True, at: float = NOW, **target: str) -> list[ParsedSample]:
-    """Series as Prometheus stores them."""
+    """Returns the series that Prometheus would store for a scraped text."""
     names = {k: v for k, v in target.items() if k in ("cluster", "job", "instance", "replica")}
     series = [ParsedSample("up", target, 1.0), ParsedSample("", names, at)]
     for sample in (sample for family in parse_text(text) for sample in family.samples):
@@ -68,7 +68,7 @@ def test_both_generations_of_names_are_the_same(name: str, names: NameSet) -> No
 
 
 def test_virtual_gpus_have_no_usage() -> None:
-    """dcgm-exporter 4.8.2 reports 0 for every holder of a GPU that is 47 % busy."""
+    """dcgm-exporter 4.8.2 reports 0 for every holder, although the GPU is 47 % busy."""
     gpu = read_gpu(H200["dcp_shared"])
     assert gpu.utilization_ratio
     assert {h.pod: h.replica for h in gpu.holders if h.usage is None} == {"train-a": "0", "serve-b": "1", "idle-c": "2"}
@@ -110,7 +110,7 @@ def test_exporters_of_1x_without_a_uuid() -> None:
     ("series", "expected"),
     [
         ("DCGM_FI_DEV_XID_ERRORS{%s} 79", Condition("xid", detail="79")),
-        ("DCGM_FI_DEV_XID_ERRORS{%s} 31", None),  # of an application
+        ("DCGM_FI_DEV_XID_ERRORS{%s} 31", None),  # caused by an application, not by the GPU
         ("DCGM_FI_DEV_XID_ERRORS{%s} 0", None),
         ("DCGM_FI_DEV_ROW_REMAP_FAILURE{%s} 1", Condition("row_remap_failure")),
         ("DCGM_FI_DEV_ROW_REMAP_PENDING{%s} 1", Condition("row_remap_pending")),
@@ -193,7 +193,7 @@ def test_fields_that_are_kept() -> None:
 def test_vectors_are_read_as_the_text(name: str, honor_labels: bool) -> None:
     ((target,), _) = nodes_from_vectors([scrape(TEXTS[name], honor_labels, **TARGET)])
     assert (target.instance, target.scraped_at) == (TARGET["instance"], NOW)
-    if name != "checkpoint" or not honor_labels:  # `container` may be the exporter's: it is not used
+    if name != "checkpoint" or not honor_labels:  # with honor_labels, `container` is ambiguous and not used
         text = read(TEXTS[name], scraped_at=NOW)
         assert msgspec.structs.replace(target.state, node="") == msgspec.structs.replace(text, node="")
 
@@ -203,7 +203,7 @@ def test_the_newest_copy_of_an_ha_pair_counts() -> None:
               (("10", NOW - 30, "a"), ("90", NOW, "b"), ("20", NOW - 60, "c"))]  # fmt: skip
     ((target,), _) = nodes_from_vectors(copies)
     assert target.state.devices[0].utilization_ratio == 0.9
-    assert not target.state.devices[0].holders  # `pod` is the exporter's
+    assert not target.state.devices[0].holders  # the label `pod` is the exporter's own pod
 
 
 def test_the_exporter_s_own_pod_without_up() -> None:

@@ -1,4 +1,4 @@
-"""XIDs, conditions and health codes."""
+"""Tests XIDs, conditions and health codes."""
 
 from __future__ import annotations
 

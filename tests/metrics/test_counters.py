@@ -1,4 +1,4 @@
-"""CounterSpec files: the format, the shipped files against dcgm-exporter, and `--dcgm-names`."""
+"""Tests the parser of counter files, the shipped files (compared with dcgm-exporter's), and `--dcgm-names`."""
 
 from __future__ import annotations
 
@@ -99,9 +99,9 @@ def shipped(short: str, names: NameSet = "4.8") -> tuple[CounterSpec, ...]:
 
 
 def rows_of_dcgm_exporter(file_name: str, state: str) -> list[tuple[str, str]]:
-    """exporter_rows.csv: the rows of dcgm-exporter's three files, on or off.
+    """Returns the rows of a dcgm-exporter file that are enabled or commented out, from exporter_rows.csv.
 
-    One row differs: dcgm_low_util_violation is on, because pod-devices-exporter (seed 000) had it.
+    One row differs from dcgm-exporter: dcgm_low_util_violation is enabled, as in pod-devices-exporter.
     """
     with (HERE / "exporter_rows.csv").open(encoding="utf-8", newline="") as table:
         found = [r for r in csv.DictReader(table) if (r["file"], r["state"]) == (file_name, state)]
@@ -121,7 +121,7 @@ def test_shipped_rows_are_dcgm_exporters(short: str, file_name: str) -> None:
 @pytest.mark.parametrize(
     ("short", "fixture", "not_printed"),
     [
-        # That H200 had no value for these two.
+        # The H200 of the recording had no value for these metrics.
         ("default", "default.prom", {"DCGM_FI_DEV_XID_ERRORS", "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL"}),
         ("dcp", "dcp_pod.prom", {"DCGM_FI_DEV_XID_ERRORS", "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL"}),
         ("1.x", "old.prom", {"dcgm_xid_errors", "dcgm_nvlink_bandwidth_total", "dcgm_low_util_violation"}),

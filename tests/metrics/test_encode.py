@@ -1,4 +1,4 @@
-"""The encoder against a real Prometheus. test_parse.py compares it with the parser."""
+"""Tests the encoder with a real Prometheus. test_parse.py compares the encoder with the parser."""
 
 from __future__ import annotations
 

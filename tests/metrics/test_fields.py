@@ -1,4 +1,4 @@
-"""The table of fields, and the conversion of values."""
+"""Tests the table of fields and the conversion of values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gpu-manager's four families: the seed's table, cards and totals, parts of shared cards, and unknown values."""
+"""Tests gpu-manager's four metric families: values per card, totals, shared cards and unknown values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def holder(
 
 
 def node(*vcuda: VcudaRequest, hidden: str = "", **held: list[Holder]) -> NodeState:
-    """Two GPUs, and a third one with two MIG instances. `held`: the holders of each."""
+    """Returns a node with two GPUs and a GPU with two MIG instances. `held`: device -> holders."""
     slots = {
         name: {"holders": tuple(held.get(name, ())), "memory_total_bytes": mib * MIB, "hidden": name == hidden}
         for name, mib in MEMORY.items()
@@ -47,7 +47,7 @@ def request(cores: int, blocks: int) -> VcudaRequest:
 
 
 def figures(state: NodeState, pod: str = "train") -> tuple[dict[str, float], ...]:
-    """Utilisation, memory, requested cards and requested memory of one pod, each by card."""
+    """Returns utilisation, memory, requested cards and requested memory of one pod, each by card."""
     found = []
     for family in render_gpu_manager(state, POLICY):
         labels = [(dict(sample.labels.pairs), sample.value) for sample in family.samples]

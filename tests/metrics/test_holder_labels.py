@@ -1,4 +1,4 @@
-"""`--dcgm-holder-labels=false`: the shipped rules restore the pod labels, on a real Prometheus."""
+"""Tests that the shipped rules restore the pod labels with `--dcgm-holder-labels=false`, on a real Prometheus."""
 
 from __future__ import annotations
 

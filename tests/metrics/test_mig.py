@@ -1,4 +1,4 @@
-"""Names and sizes of MIG instances, against the models and profiles of the simulated driver."""
+"""Compares names and sizes of MIG instances with the models and profiles of the simulated driver."""
 
 from __future__ import annotations
 

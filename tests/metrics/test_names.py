@@ -1,4 +1,4 @@
-"""Names of dcgm-exporter 4.8 and 4.9 and their units."""
+"""Tests the metric names of dcgm-exporter 4.8 and 4.9, and their units."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHANGED_UNIT = {
     ("DCGM_FI_DEV_FB_RESERVED", 253): ("DCGM_FI_DEV_FB_RESERVED_BYTES", 1628, 1048576.0),
     ("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", 449): ("DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND", 1648, 1.024e6),
 }
-"""dcgm-exporter 4.9's eleven (../shared/facts/dcgm_exporter_4.9.md, 1.1)."""
+"""Name and id in 4.8 -> name, id and conversion factor in 4.9."""
 RENAMED_ONLY = {
     "DCGM_FI_DRIVER_VERSION": ("DCGM_FI_SYSTEM_DRIVER_VERSION", 1),
     "DCGM_FI_DEV_MEMORY_TEMP": ("DCGM_FI_DEV_MEMORY_TEMP_CELSIUS", 140),

@@ -1,4 +1,4 @@
-"""OpenCost's queries on a real Prometheus that scrapes a shared GPU with `--kubernetes-virtual-gpus`."""
+"""Runs OpenCost's queries on a real Prometheus that scrapes a shared GPU with `--kubernetes-virtual-gpus`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUERIES = {
     "device": 'avg(avg_over_time(DCGM_FI_DEV_DEC_UTIL{container!=""}[1h])) by '
     f"({CONTAINER}, device, modelName, UUID)",
 }
-"""opencost/opencost modules/prometheus-source/pkg/prom/metricsquerier.go."""
+"""Copied from opencost/opencost, modules/prometheus-source/pkg/prom/metricsquerier.go."""
 FIELDS = (USAGE, "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "DCGM_FI_DEV_DEC_UTIL", "DCGM_FI_DEV_GPU_TEMP")
 
 
@@ -37,7 +37,7 @@ def ask(server: str, query: str) -> list[tuple[dict[str, str], float]]:
 
 @contextmanager
 def scraped(folder: Path, client: Client, more: str = "") -> Iterator[str]:
-    """A real Prometheus that scrapes the exporter every second. `more`: other parts of its configuration."""
+    """Runs a Prometheus that scrapes the exporter every second. `more` is added to its configuration."""
     target = f"{client.address.host}:{client.address.port}"
     job = f"{{job_name: podgpu, honor_labels: true, static_configs: [{{targets: ['{target}']}}]}}"
     timing = "global: {scrape_interval: 1s, evaluation_interval: 1s}"
@@ -47,7 +47,7 @@ def scraped(folder: Path, client: Client, more: str = "") -> Iterator[str]:
 
 @needs("prometheus")
 def test_usage_per_container_of_a_shared_gpu(folder: Path) -> None:
-    """Two containers that use 50 and 20 % of a time-sliced GPU, an idle notebook, and a process on the host."""
+    """Two containers use 50 and 20 % of a time-sliced GPU. There are also an idle notebook and a host process."""
     scenario = read_description(Path(__file__).parents[1] / "nodes" / "usage-virtual-gpus")
     rows = "".join(f"{name}, gauge, x\n" for name in FIELDS)
     with node_of(replace(scenario, files={"counters.csv": rows}), folder) as node:

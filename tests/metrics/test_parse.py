@@ -1,4 +1,4 @@
-"""The parser against the encoder, against prometheus_client as the oracle, and against malformed text."""
+"""Compares the parser with the encoder and with prometheus_client, and tests malformed text."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_any_spacing(name: str, labels: dict[str, str], value: float, at: int | 
 @pytest.mark.parametrize("path", [*GOLDEN, *EXPOSITIONS], ids=lambda p: f"{p.parent.name}-{p.stem}")
 def test_the_oracle_reads_the_same(path: Path) -> None:
     text = path.read_bytes().decode()
-    # Without HELP and TYPE: they make prometheus_client rename counters.
+    # HELP and TYPE are removed, because they make prometheus_client rename counters.
     lines = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("#"))
     theirs = [s for family in text_string_to_metric_families(lines) for s in family.samples]
     ours = [s for family in parse_text(text) for s in family.samples]
@@ -155,7 +155,7 @@ def test_too_many_lines_are_refused() -> None:
         parse_text("x 1\n" * 101, 100)
 
 
-# Both ways through the parser give the same result
+# The fast and the slow path of the parser must give the same result
 
 HEADS = st.sampled_from(["a", "a_sum", "b", "# HELP a", "# TYPE a", "# TYPE a_sum", "#", "", " a", "a ", "9", "ä"])
 LABEL_TEXTS = ["", "{}", "{", "}", "{,}", '{x="1"}', '{x="1",}', '{x="1"', '{x="1" }', '{x="{"}', '{x="1",x="1"}']
@@ -167,7 +167,7 @@ ODD_LINES = LINES | st.sampled_from([*COMMENTS, *SAMPLES, *REFUSED])
 
 
 def parse_exactly(text: str) -> list[ParsedFamily]:
-    """Lines that begin with a blank are not parsed the quick way."""
+    """Parses with the slow path only, by adding a blank at the start of each line."""
     return parse_text("".join(f" {line}\n" for line in text.removesuffix("\n").split("\n")))
 
 

@@ -1,4 +1,4 @@
-"""Metric families of a NodeState: pod labels, one series per label set, and stable labels."""
+"""Tests the metric families of a NodeState: pod labels, unique series and stable labels."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_holders_without_names_have_uid_and_container_id() -> None:
 
 
 def test_a_gpu_without_index_has_an_empty_one_in_every_family() -> None:
-    """A GPU that is only known by its UUID, from the kubelet. Families with another value could not be joined."""
+    """If only the kubelet lists a GPU, its index is unknown. All families need the same label value for joins."""
     holder = Holder("ns", "p", "c", source="kubelet", share_ratio=1.0, usage=HolderUsage(allocated_ns=1))
     state = gpu(
         index=None, fields={"DCGM_FI_DEV_GPU_TEMP": 40}, holders=(holder,), unsupported=("DCGM_FI_DEV_FB_USED",)

@@ -1,4 +1,4 @@
-"""`podgpu migrate` on files: dashboards and rules keep every letter that need not change; what is wrong is said."""
+"""Tests `podgpu migrate` on dashboards and rules: it changes only what is necessary, and reports errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PromQL expressions with 4.8's names become expressions with 4.9's: names, labels and units."""
+"""Tests the conversion of PromQL from the names, labels and units of dcgm-exporter 4.8 to those of 4.9."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ REWRITTEN = [
     (f"{USED} @ end() offset -1h", f"({USED_BYTES} @ end() offset -1h / 1048576)"),
     (f"-{UTIL}", f"-({UTIL_RATIO} * 100)"),
     (f"sum({UTIL}) by (gpu)", f"sum(({UTIL_RATIO} * 100)) by (gpu)"),
-    # the result of a function of a range
+    # the result of a function over a range is converted
     (f"rate({ENERGY}[5m])", f"(rate({JOULES}[5m]) * 1000)"),
     (f"avg_over_time({UTIL}[$__range])", f"(avg_over_time({UTIL_RATIO}[$__range]) * 100)"),
     (f"quantile_over_time(0.9, {UTIL}[5m])", f"(quantile_over_time(0.9, {UTIL_RATIO}[5m]) * 100)"),
     (f"max_over_time({UTIL}[1h:1m])", f"max_over_time(({UTIL_RATIO} * 100)[1h:1m])"),
-    # the unit does not matter
+    # no conversion, because the result does not depend on the unit
     (f"count({UTIL})", f"count({UTIL_RATIO})"),
     (f'absent({UTIL}{{gpu="1"}})', f'absent({UTIL_RATIO}{{gpu="1"}})'),
     (f"changes({UTIL}[5m])", f"changes({UTIL_RATIO}[5m])"),
@@ -53,7 +53,7 @@ REWRITTEN = [
     ('sum by (Hostname) (ALERTS{alertname=~"Podgpu.*"})', 'sum by (hostname) (ALERTS{alertname=~"Podgpu.*"})'),
     (f'sort_by_label({TEMP}, "Hostname", "gpu")', f'sort_by_label({CELSIUS}, "hostname", "gpu")'),
     (f'label_join({TEMP}, "x", ",", "Hostname", "gpu")', f'label_join({CELSIUS}, "x", ",", "hostname", "gpu")'),
-    # the text stays as it is written
+    # whitespace and comments are kept
     (f"{UTIL}  # busy\n  >   90", f"round({UTIL_RATIO} * 100, 0.0001)  # busy\n  >   90"),
     (f"( {TEMP}\n)", f"( {CELSIUS}\n)"),
 ]

@@ -1,4 +1,4 @@
-"""A real Prometheus with the same GPUs under 4.8's names and under 4.9's: rewritten queries return the same figures."""
+"""Tests on a real Prometheus that rewritten queries return the same values as the original ones."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ MORE = [
 
 
 def expositions(names: NameSet) -> Iterator[Point]:
-    """The samples of two GPUs in each turn, with these names. The values are the same in every run."""
+    """Yields samples of two GPUs with these metric names. The values are deterministic."""
     clock = FakeClock()
     driver = FaultyNvml("2xH100", clock=clock.monotonic, wall=clock.wall)
     agent = Agent(
@@ -78,7 +78,7 @@ class Answers:
         self._at = at
 
     def ask(self, query: str) -> dict[tuple[tuple[str, str], ...], float]:
-        """By labels, those that are renamed under one name."""
+        """Returns the values by labels. Renamed labels have their new names."""
         arguments = urllib.parse.urlencode({"query": query, "time": self._at})
         with urllib.request.urlopen(f"{self._url}/api/v1/query?{arguments}", timeout=30) as answer:
             found = json.load(answer)["data"]
@@ -100,7 +100,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answers]:
 
 
 def _each_once(points: list[Point]) -> Iterator[Point]:
-    """Leaves out samples of metrics that have the same name in both."""
+    """Removes duplicates: some metrics have the same name in both versions."""
     seen: set[tuple[object, ...]] = set()
     for point in points:
         key = point.name, tuple(sorted(point.labels.items())), point.at

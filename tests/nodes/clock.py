@@ -1,4 +1,4 @@
-"""Time in tests: a clock that tests advance, and a bounded wait for other threads."""
+"""A clock that tests advance, and a wait for other threads with a timeout."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 PATIENCE = 90.0
-"""Seconds. Reached only when something is broken."""
+"""Timeout in seconds. It is long, because only failing tests reach it."""
 _UNIX_AT_ZERO = 1_700_000_000.0
 
 
@@ -25,7 +25,7 @@ class FakeClock:
 
 
 def wait_until(condition: Callable[[], object], what: str = "the condition is true") -> None:
-    """Polls the condition often at first, then less often, because it may be a request to a server."""
+    """Polls the condition with increasing delays, because it may be a request to a server."""
     began = time.monotonic()
     while not condition():
         waited = time.monotonic() - began

@@ -1,5 +1,5 @@
-"""Builds the node that a `node.json` describes: simulated driver, kubelet and API server, files, log names and /proc in
-a folder, and the exporter's agent on top.
+"""Builds the node that a `node.json` describes, and the exporter's agent for it. The driver, kubelet and API server are
+simulated. The files, log names and /proc are in a folder.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from tests.simulated_kubelet import ClaimingPod, FaultyKubelet, SimulatedClaim, 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 _PACE = ReflectorSettings(first_delay=0.05, max_delay=0.2, max_refused_delay=0.2)
 _UP_FOR = 60.0
-"""Seconds for which the loads have run before podgpu starts."""
+"""Seconds that the loads run before podgpu starts."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """Members of `node.json`. The default is a healthy node without pods, and podgpu's default options."""
+    """Keys of `node.json`. The defaults are a healthy node without pods, and podgpu's default options."""
 
     about: str
     """Why this scenario exists."""
     gpus: str
-    """As in `--telemetry simulated:SPEC`."""
+    """SPEC of `--telemetry simulated:SPEC`."""
     arguments: Sequence[str] = ()
     """The command line after `podgpu exporter`. `{folder}` is the folder of `files`."""
     hostname: str = "node-1"
@@ -55,35 +55,35 @@ class Description:
     """`GPU number/MIG slot` -> UUID."""
     minors: Sequence[int] = ()
     on_the_bus: int | None = -1
-    """Number of GPUs in sysfs; -1: as many as simulated."""
+    """Number of GPUs in sysfs. -1 means all simulated GPUs."""
     lived_in: bool = False
-    """Loads and pods of `podgpu demo`."""
+    """Adds the loads and pods of `podgpu demo`."""
     loads: Sequence[Mapping[str, Any]] = ()
     pods: Sequence[Mapping[str, Any]] = ()
     kubelet_answers: Mapping[str, str] = field(default_factory=dict)
-    """gRPC method -> a file below tests/fixtures with the recorded response."""
+    """gRPC method -> file with the recorded response, below tests/fixtures."""
     allocatable: Mapping[str, Sequence[str]] | None = None
-    """Resource -> ids of GetAllocatableResources."""
+    """Resource -> device ids that GetAllocatableResources returns."""
     files: Mapping[str, Any] = field(default_factory=dict)
-    """Name -> text, or an object that is written as JSON."""
+    """File name -> text, or object to write as JSON."""
     fixtures: Mapping[str, str] = field(default_factory=dict)
-    """Name -> a file below tests/fixtures, copied."""
+    """File name -> file below tests/fixtures to copy."""
     logs: Sequence[str] = ()
     """Names below /var/log: `pods/<namespace>_<pod>_<uid>`, `containers/<pod>_<namespace>_<container>-<id>.log`."""
     processes: Mapping[str, Mapping[str, str]] | None = None
-    """Pid -> `uid` and `container_id` of its container. None: podgpu runs in its own PID namespace."""
+    """Pid -> `uid` and `container_id` of its container. If None, podgpu runs in its own PID namespace."""
     host_processes: Sequence[int] = ()
     """Pids outside any container."""
     mps_servers: Sequence[int] = ()
     """Pids of MPS servers, outside any container."""
     api_objects: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
-    """Resource -> objects of the API server in `{folder}/kubeconfig`; None: there is no API server."""
+    """Resource -> objects of the API server in `{folder}/kubeconfig`. If None, there is no API server."""
     api_away: bool = False
-    """The API server does not run when podgpu starts."""
+    """Whether the API server is stopped when podgpu starts."""
     faults: Sequence[Sequence[Any]] = ()
     """Methods of `Faults` and their arguments, applied before the start."""
     faults_later: Sequence[Sequence[Any]] = ()
-    """The same, applied between the two readings."""
+    """Like `faults`, but applied between the two readings."""
     usage_turns: int = 0
     """Number of usage readings, one second apart."""
 
@@ -107,7 +107,7 @@ class Node:
     api_server: SimulatedApiServer | None
 
     def take_turns(self) -> None:
-        """Two readings a second apart, then the holders, as `Agent.warm_up` does."""
+        """Reads telemetry twice, then the holders, then usage."""
         self.agent.read_telemetry()
         self.clock.advance(1.0)
         self._go_wrong_later()
@@ -119,7 +119,7 @@ class Node:
             self.agent.read_usage()
 
     def _go_wrong_later(self) -> None:
-        if self.description.xids:  # XIDs are lost until the watch has registered for events
+        if self.description.xids:  # earlier XIDs would be lost
             wait_until(lambda: self.driver.calls["nvmlEventSetWait_v2"], "XIDs are waited for")
         _apply(self.driver, self.description.faults_later)
 
@@ -133,7 +133,7 @@ class Node:
 
 @contextmanager
 def node_of(description: Description, folder: Path) -> Iterator[Node]:
-    """`folder` contains the kubelet's socket and all files. Its path must be short."""
+    """Writes all files and the kubelet's socket to `folder`. Its path must be short, because socket paths are."""
     clock = FakeClock()
     driver = _driver(description, clock)
     write_files(description, folder)
@@ -148,7 +148,7 @@ def node_of(description: Description, folder: Path) -> Iterator[Node]:
         clock.advance(_UP_FOR)
         _apply(driver, description.faults)
         agent, api = stack.enter_context(_agent(description, driver, clock, folder))
-        # So that stopping does not wait for the XID watch or for a hung call.
+        # Otherwise stopping the agent would wait for hung calls and for the XID thread.
         stack.callback(driver.faults.unload_driver)
         stack.callback(driver.faults.release_all)
         yield Node(description, clock, driver, kubelet, agent, api, api_server)
@@ -254,7 +254,7 @@ def _apply(driver: FaultyNvml, faults: Sequence[Sequence[Any]]) -> None:
 def _agent(
     description: Description, driver: FaultyNvml, clock: FakeClock, folder: Path
 ) -> Iterator[tuple[Agent, ApiAccess]]:
-    """Built like the real exporter, but independent of the machine that runs the test."""
+    """Builds the agent like the real exporter, but independent of the machine that runs the test."""
     on_the_bus = len(driver.gpus) if description.on_the_bus == -1 else description.on_the_bus
     telemetry = NvmlTelemetry(
         driver,
@@ -287,7 +287,7 @@ ROOTS = (
 
 @contextmanager
 def only_these_variables(variables: Mapping[str, str]) -> Iterator[None]:
-    """Removes environment variables that podgpu reads, except those with a node's paths."""
+    """Removes the environment variables that podgpu reads, except paths, and sets the given ones."""
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
             if name.startswith(HOST_VARIABLES) and name not in NODE_PATHS:

@@ -1,4 +1,4 @@
-"""Golden scenarios: one folder per situation, scraped through a real server and compared byte by byte.
+"""Golden scenarios: one folder each, scraped through a real server and compared byte by byte.
 
 `pytest tests/nodes --rewrite-golden` rewrites the expected texts. Read the diff before you commit it.
 """
@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 SCENARIOS = sorted(path.parent.name for path in HERE.glob("*/node.json"))
 DECLARED = families_in("exporter")
 
-# The only text that differs between machines. Durations are measured on the fake clock.
+# Only these labels differ between machines. Durations do not, because the clock is fake.
 VARYING = re.compile(r'(?<=podgpu_exporter_build_info\{)version="[^"]*",python_version="[^"]*"')
 MASKED = 'version="0.0.0",python_version="3.0.0"'
 
@@ -42,7 +42,7 @@ def test_scenario(name: str, folder: Path, request: pytest.FixtureRequest) -> No
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_expected_text_is_sound(name: str) -> None:
-    """Checked with the official parser."""
+    """Parses the golden text with the official parser."""
     text = (HERE / name / "expected.prom").read_bytes().decode()
     families = list(text_string_to_metric_families(text))
     samples = [sample for family in families for sample in family.samples]
@@ -57,7 +57,7 @@ def test_expected_text_is_sound(name: str) -> None:
 
 
 def _assert_declared(family: Metric) -> None:
-    # The parser says "unknown" instead of untyped, and removes _total from the names of counters.
+    # The parser returns "unknown" for untyped metrics, and counter names without _total.
     kind = {"unknown": "untyped"}.get(family.type, family.type)
     name = f"{family.name}_total" if kind == "counter" else family.name
     assert name in DECLARED

@@ -1,4 +1,4 @@
-"""A release of the last commit, built once. `make check-release` runs these tests, because they download packages.
+"""Builds a release of the last commit once. Only `make check-release` runs these tests, because they need downloads.
 
 `DIST=dist make check-release` tests an existing release.
 """

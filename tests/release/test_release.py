@@ -1,4 +1,4 @@
-"""What `make release` builds can be installed: from a registry, as a wheel, as a Debian package and with helm."""
+"""Tests that a release can be installed from a registry, as a wheel, as a Debian package and with helm."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def need(*commands: str) -> None:
 
 @contextmanager
 def background(*command: str | Path, url: str, text: str = "", **options: Any) -> Iterator[str]:
-    """Runs a server and yields the first answer of a URL that has a text."""
+    """Runs a server. Yields the first answer of the URL that contains the text."""
     with subprocess.Popen([str(word) for word in command], stderr=subprocess.PIPE, text=True, **options) as process:
         try:
             yield _wait_for(url, text, process)
@@ -93,14 +93,14 @@ def test_checksums(dist: Path) -> None:
 
 
 def test_two_builds_are_identical(dist: Path, tmp_path: Path) -> None:
-    """Also with an interpreter in another directory, as in another clone."""
+    """The second build uses an interpreter in another directory."""
     run(sys.executable, "-m", "venv", tmp_path / "venv")
     again = build_release(tmp_path / "dist", tmp_path / "venv/bin/python")
     assert (again / "SHA256SUMS").read_text() == (dist / "SHA256SUMS").read_text()
 
 
 def test_image_size(dist: Path) -> None:
-    """The exporter's image, which has one layer per architecture, has at most 35 MB compressed."""
+    """The compressed image of each architecture is one layer of at most 35 MB."""
     with tarfile.open(dist / f"podgpu-image-{__version__}.tar") as layout:
         assert max(member.size for member in layout) < 35_000_000
 
@@ -229,7 +229,7 @@ def write_bundle(
 
 
 def run_bundle(folder: Path, url: str, text: str) -> str:
-    """Runs a container until the answer of a URL has a text, and returns the answer."""
+    """Runs a container until the answer of a URL contains the text. Returns the answer."""
     name = f"podgpu-test-{os.getpid()}"
     try:
         with background("runc", "run", name, url=url, text=text, cwd=folder) as answer:
@@ -248,7 +248,7 @@ def test_exporter_image_runs(dist: Path, tmp_path: Path) -> None:
 
 
 def test_host_engine_with_a_mounted_library(dist: Path, tmp_path: Path) -> None:
-    """`-r` with a directory that has libdcgm.so.4 and LD_LIBRARY_PATH, as in docs/dcgm.md."""
+    """Tests `-r` with libdcgm.so.4 from a mounted directory and LD_LIBRARY_PATH, as in docs/dcgm.md."""
     need("cc")
     library, port = tmp_path / "dcgm", free_port()
     library.mkdir()
@@ -266,7 +266,7 @@ def test_host_engine_with_a_mounted_library(dist: Path, tmp_path: Path) -> None:
 
 
 def test_enrich_in_a_container(dist: Path, tmp_path: Path) -> None:
-    """The `docker run` of docs/install-beside-dcgm-exporter.md, once."""
+    """Runs the `docker run` command of docs/install-beside-dcgm-exporter.md with --once."""
     seed = (FIXTURES / "seeds" / "000-sample.prom").read_text(encoding="utf-8")
     bare = re.sub(r'(container_name|pod_name|pod_namespace)="[^"]*",', "", seed)
     folders = {name: tmp_path / name for name in ("pod-resources", "prometheus", "textfile")}
@@ -313,5 +313,5 @@ def test_debian_package(dist: Path, tmp_path: Path) -> None:
     run("chroot", root, "systemd-analyze", "verify", "--man=no", "/lib/systemd/system/podgpu.service")
     (root / "etc/default/podgpu").write_text("PODGPU_ARGUMENTS=--telemetry simulated:1xH100\n")
     run("chroot", root, "dpkg", "--remove", "podgpu")
-    assert (root / "etc/default/podgpu").exists()  # a configuration file survives removal
+    assert (root / "etc/default/podgpu").exists()  # removing a package keeps its configuration files
     assert not (root / "usr/bin/podgpu").exists()

@@ -1,4 +1,4 @@
-"""The effect of loads on utilisation, power, energy, clocks and samples."""
+"""Tests the effect of simulated loads on utilisation, power, energy, clocks and samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.simulated import FaultyNvml
 
 
 def ready() -> tuple[list[float], FaultyNvml, Any]:
-    """Returns the time in a list, a driver and its first handle."""
+    """Returns the time (in a list, so that tests can change it), a driver and its first handle."""
     now = [50.0]
     driver = FaultyNvml("H100", clock=lambda: now[0], wall=lambda: now[0])
     driver.nvmlInit()
@@ -53,7 +53,7 @@ LOADS = st.lists(
 @settings(max_examples=50)
 @given(LOADS, st.lists(st.floats(0.01, 5), min_size=1, max_size=20))
 def test_energy_is_the_integral_of_power(loads: list[SimulatedLoad], steps: list[float]) -> None:
-    """The second driver is read only at the end, and has the same energy."""
+    """A second driver is read only at the end. Its energy must be the same."""
     now, driver, handle = ready()
     later, unread, other_handle = ready()
     for load in loads:
@@ -61,7 +61,7 @@ def test_energy_is_the_integral_of_power(loads: list[SimulatedLoad], steps: list
         unread.place(load)
     summed, before = 0.0, driver.nvmlDeviceGetTotalEnergyConsumption(handle)
     for step in steps:
-        # Power is constant within a second: sum over the pieces of the step that lie in one.
+        # Power is constant within a second, so each step is split at whole seconds.
         end = now[0] + step
         while now[0] < end:
             piece = min(end, float(int(now[0]) + 1)) - now[0]

@@ -24,7 +24,7 @@ def answer(body: bytes, head: bytes = HEAD) -> bytes:
 
 
 class RawServer:
-    """Answers every request with the given bytes, and keeps the requests."""
+    """Answers every request with the given bytes, and records the requests."""
 
     def __init__(self, reply: bytes | Callable[[bytes], bytes]) -> None:
         self.reply = reply
@@ -59,7 +59,7 @@ class RawServer:
 
     def close(self) -> None:
         self._closing.set()
-        socket.create_connection(self._listener.getsockname()).close()  # an empty request ends it
+        socket.create_connection(self._listener.getsockname()).close()  # an empty request ends the server thread
         self._thread.join()
         self._listener.close()
 
@@ -75,7 +75,7 @@ def serving(reply: bytes | Callable[[bytes], bytes]) -> Iterator[RawServer]:
 
 @contextmanager
 def podgpu_server(answers: Mapping[str, Any]) -> Iterator[RawServer]:
-    """`answers` by the beginning of the path: bytes are metrics, everything else is sent as JSON."""
+    """`answers`: prefix of the path -> metrics text in bytes, or an object to send as JSON."""
 
     def reply(request: bytes) -> bytes:
         path = request.split(b" ", 2)[1].decode()

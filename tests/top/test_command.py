@@ -1,4 +1,4 @@
-"""`podgpu top` on a simulated node with driver, kubelet, /proc and /var/log."""
+"""Tests `podgpu top` on a simulated node with driver, kubelet, /proc and /var/log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GPUS = "8xH100,1xH100/7x1g.10gb"
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
-    """Arguments of the simulated node."""
+    """Yields the arguments for a simulated node."""
     host: Path = tmp_path_factory.mktemp("host")
     on_node = tenants(simulated_driver(GPUS))
     create_host_files(host, on_node)
@@ -53,7 +53,7 @@ def line_of(lines: list[str], holder: str) -> str:
 def test_the_whole_table(node: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     lines = once(capsys, *node)
     assert lines[0].split() == HEADER
-    assert len(lines) == 1 + 8 + 2 + 1 + 7  # header, GPUs, the two on the shared one, MIG
+    assert len(lines) == 1 + 8 + 2 + 1 + 7  # header, 8 GPUs, 2 holders of a shared GPU, MIG GPU, 7 instances
     assert re.match(r"4    H100 80GB HBM3 2 holders +\d+% 14.0/79.6 +\d+W +\d+C    2$", lines[5])
     assert re.search(r"^ {22}batch/embed-0/worker +\d+%  9.0 +\d+W {9}1   busy$", lines[6])
     assert re.search(r"chat-0/engine +\d+% 39.8/79.6 +\d+W +\d+C    1   busy$", line_of(lines, "engine"))
@@ -62,7 +62,7 @@ def test_the_whole_table(node: list[str], capsys: pytest.CaptureFixture[str]) ->
     assert re.search(r"^8/7  1g.10gb +notebooks/jupyter-8-0/notebook +1[3-7]% +1.0/9.8", lines[12])
     assert re.search(r"0%  0.0/79.6 +\d+W +\d+C    0 +\d+s$", line_of(lines, "jupyter-ada-0"))
     whole, *parts = (int(re.search(r"(\d+)W", line)[1]) for line in lines[5:8])  # type: ignore[index]
-    assert 0.7 * whole < sum(parts) <= whole + 2  # the rest belongs to no container
+    assert 0.7 * whole < sum(parts) <= whole + 2  # the rest is not attributed to a container
 
 
 def test_sort_and_filter(node: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The details of one GPU on a terminal of any width."""
+"""Tests the details of one GPU on terminals of any width."""
 
 from __future__ import annotations
 

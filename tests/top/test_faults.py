@@ -1,4 +1,4 @@
-"""Faults of a simulated driver and of nodes, in `top` over real HTTP."""
+"""Tests how `top` shows faults of a simulated driver and of nodes, over real HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readings in the background, sparklines, and the details of the selected GPU."""
+"""Tests background readings, sparklines, and the details of the selected GPU."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_details_of_the_selected_gpu_and_what_its_holders_used() -> None:
         feed.select("GPU-1")
         assert feed.read().fetched == FetchedDetails("GPU-1", samples, "", [job])
         feed.read()
-        assert server.paths.count("/api/v1/gpus/GPU-1") == 1, "they are kept for some seconds"
+        assert server.paths.count("/api/v1/gpus/GPU-1") == 1, "details must be cached for some seconds"
         answers["/api/v1/gpus/GPU-0"] = b"up 1\n"
         feed.select("GPU-0")
         fetched = feed.read().fetched
@@ -75,7 +75,7 @@ def test_details_of_the_selected_gpu_and_what_its_holders_used() -> None:
 
 
 def test_usage_that_changes_between_two_telemetry_turns_is_shown() -> None:
-    """An exporter's `taken_at` is the time of its telemetry, which it reads less often than the usage."""
+    """`taken_at` is the time of the telemetry. An exporter reads usage more often."""
     answers = {"/api/v1/view": view(node(gpu(0, holder(), utilization_ratio=0.1)))}
     with podgpu_server(answers) as server:
         feed = Feed(ExporterSource(server.url), 1.0)

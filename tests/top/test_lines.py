@@ -1,4 +1,4 @@
-"""Lines of a view, their order, and what a filter leaves."""
+"""Tests the lines of a view, their order, and filters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes to keys, and keys to a screen."""
+"""Tests the decoding of keys, and the effect of keys on the screen."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def seen(count: int = 30, error: SourceError | None = None, notes: tuple[str, ..
 
 
 class Terminal:
-    """A screen of 12 lines: title, totals, header, 8 lines of the table, keys."""
+    """A screen of 12 lines: title, totals, header, 8 lines of the table, and a line with keys."""
 
     def __init__(self, shown: Seen, size: tuple[int, int] = (80, 12), **options: Any) -> None:
         self.screen = Screen("name", **options)
@@ -105,7 +105,7 @@ def test_the_cursor_follows_its_row() -> None:
     assert (terminal.cursor, terminal.body[0][0]) == (2, "4")
     terminal.seen = seen(2)
     terminal.draw()
-    assert terminal.cursor == 1, "its GPU is gone"
+    assert terminal.cursor == 1, "must move to the last row if its GPU is gone"
 
 
 @pytest.mark.parametrize(("key", "title"), [("u", "utilisation"), ("m", "memory"), ("p", "power"), ("i", "idle time")])

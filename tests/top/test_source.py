@@ -1,4 +1,4 @@
-"""The sources over real HTTP: podgpu's view, other exporters' metrics, and bad answers."""
+"""Tests the sources over real HTTP: podgpu's view, other exporters' metrics, and bad answers."""
 
 from __future__ import annotations
 

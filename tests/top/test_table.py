@@ -1,4 +1,4 @@
-"""The table on terminals of any width, its texts, and the line of totals."""
+"""Tests the table on terminals of any width, its texts, and the line of totals."""
 
 from __future__ import annotations
 

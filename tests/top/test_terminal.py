@@ -1,4 +1,4 @@
-"""The live table in a real terminal (a pty): keys, signals, sizes, and restored terminal modes."""
+"""Tests the live table in a pseudo-terminal: keys, signals, sizes, and restored terminal modes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Session:
         self.keyboard, terminal = pty.openpty()
         self.resize(100, 20)
         self.before = termios.tcgetattr(terminal)
-        self._terminal = terminal  # open here too, so that its modes can be read after the command has ended
+        self._terminal = terminal  # stays open, so that its modes can be read after the command has ended
         environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "podgpu", "top", *arguments],
@@ -47,7 +47,7 @@ class Session:
         self.output = b""
 
     def resize(self, columns: int, rows: int) -> None:
-        """The kernel sends SIGWINCH."""
+        """Resizes the terminal. The kernel then sends SIGWINCH."""
         fcntl.ioctl(self.keyboard, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def press(self, keys: str) -> None:
@@ -73,7 +73,7 @@ class Session:
         return bool(data)
 
     def wait(self) -> int:
-        """Returns the exit code. Reads the output meanwhile, because a full terminal would block the command."""
+        """Waits for the exit code. Reads the output, because a full terminal would block the command."""
         give_up_at = time.monotonic() + PATIENCE
         while self.process.poll() is None:
             assert time.monotonic() < give_up_at, self.output
@@ -175,7 +175,7 @@ def test_once_in_a_terminal_has_colours_and_totals(server: RawServer) -> None:
         assert b"\x1b[" in live.output
         assert ALTERNATE not in live.output
         last = re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", live.output).split(b"\r\n")[-2]
-        assert re.search(rb"/\d+ allocated .* free  0 broken", last), "the totals"
+        assert re.search(rb"/\d+ allocated .* free  0 broken", last), "the line of totals is missing"
     with Session("--url", server.url, "--once", "--interval", "100ms", NO_COLOR="1") as live:
         assert live.wait() == 0
         assert b"\x1b" not in live.output

@@ -1,4 +1,4 @@
-"""A simulated /proc, a clock, and a ContainerFinder that uses both."""
+"""Fixtures: a simulated /proc, a clock, and a ContainerFinder that uses both."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    """A folder that all users may read, unlike tmp_path: some tests read it as another user."""
+    """Yields a folder that all users may read, because some tests change the user. tmp_path is private."""
     path = Path(tempfile.mkdtemp(prefix="podgpu-proc-"))
     path.chmod(0o755)
     yield path

@@ -1,4 +1,4 @@
-"""The container of a process, from its cgroup file."""
+"""Tests how the container of a process is found in its cgroup file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Containers of processes from /proc, their owners, and when names of pods are read again."""
+"""Tests the containers and owners of processes, and when the names of pods are read."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_cgroup_is_read_once_while_fresh(proc: FaultyProc, finder: Container
     clock.advance(CACHE_SECONDS - 1)
     assert finder.find(41) == FOUND_A
     clock.advance(1)
-    assert finder.find(41) == FOUND_B, "a process may be moved to another cgroup"
+    assert finder.find(41) == FOUND_B, "must be read again, because a process may change its cgroup"
 
 
 def test_a_lookup_that_is_not_permitted_is_repeated(proc: FaultyProc, finder: ContainerFinder) -> None:
@@ -101,7 +101,7 @@ IDS = [f"{n:x}" * 64 for n in range(3)]
 
 
 class Names:
-    """Names of pods: those of the node, and those that were read last."""
+    """Fake names of pods. `pods`: names on the node. `known`: names at the last read."""
 
     def __init__(self) -> None:
         self.pods: dict[str, str] = {}
@@ -149,7 +149,7 @@ def test_names_are_read_once_for_each_pod(proc: FaultyProc, owners: ProcessOwner
     for _ in range(3):
         found = owners.find({7, 8})
         assert (found.workloads, found.unknown, set(found.nameless)) == ({7: train()}, {8: "no_pod_name"}, {8})
-    assert names.read == 1, "once for the second pod"
+    assert names.read == 1, "must not be read again for the pod without a name"
     start(proc, 9, 2)
     owners.find({7, 8, 9})
     assert names.read == 2
@@ -173,6 +173,6 @@ def test_a_process_that_ended_after_it_was_listed_keeps_its_owner(
     names.pods[UIDS[0]] = "train"
     owners.find({7})
     proc.remove(7)
-    assert owners.find({7, 8}) == OwnersByPid({7: train()}), "8 was never seen"
+    assert owners.find({7, 8}) == OwnersByPid({7: train()}), "8 was never found in /proc"
     assert owners.find(set()) == OwnersByPid()
     assert owners.find({7}) == OwnersByPid()

@@ -1,4 +1,4 @@
-"""The ledger: properties of random histories, and one example for each rule."""
+"""Tests the ledger with properties of random histories, and with an example for each rule."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_holders_and_the_unattributed_rest_add_up_and_counters_never_decrease(hi
 
 
 def read_counters(snapshot: Snapshot) -> dict[object, dict[str, int]]:
-    """Counters of namespaces, and of C: the other pods have several UIDs, with which counters start at 0."""
+    """Returns the counters of namespaces and of C. Other pods change their UID, which resets counters."""
     usages: dict[object, Any] = {(n.namespace, n.model, n.profile): n for n in snapshot.namespaces}
     usages |= {
         (key, w.key): u for key, holders in snapshot.holders.items() for w, u in holders.values() if w.uid == C.uid
@@ -168,7 +168,7 @@ def read_counters(snapshot: Snapshot) -> dict[object, dict[str, int]]:
 @settings(max_examples=60)
 @given(HISTORIES)
 def test_namespaces_and_the_unattributed_rest_add_up_to_the_devices(history: list[Turn]) -> None:
-    """Jobs have no namespace, so they are removed from the histories."""
+    """Jobs are removed from the histories, because they have no namespace."""
     ledger, devices = Ledger(), dict[str, DeviceTotals]()
     for turn in history:
         held = [one for one in turn.assignments if not one.holder.job]
@@ -190,7 +190,7 @@ OF_PID = {1: A, 2: B, 3: C}
 
 
 def second(busy: Mapping[int, int | None], device_busy: int | None = None, **figures: Any) -> DeviceUsage:
-    """Returns one second of the GPU. Processes 1, 2 and 3 belong to A, B and C, process 9 to the host."""
+    """Returns the usage of the GPU in one second. Pids 1, 2 and 3 belong to A, B and C, pid 9 to the host."""
     total = sum(ns or 0 for ns in busy.values()) if device_busy is None else device_busy
     processes = tuple(ProcessUsage(GPU.key, pid, 10) for pid in busy)
     figures = {"memory_used": 100, "processes": processes, "process_busy_ns": busy, "power_mw": 100, **figures}
@@ -239,7 +239,7 @@ def test_the_last_busy_time_of_an_ended_process_belongs_to_its_holder() -> None:
     snapshot = charge(turn(second({1: 500, 2: 100}), *both), turn(second({2: 100}, device_busy=300), *both))
     assert usage_of(snapshot, A).busy_ns == 700
     snapshot = charge(turn(second({1: 500, 2: 100}), *both), turn(second({}, device_busy=300), *both))
-    assert usage_of(snapshot, A).busy_ns == 500, "two containers' processes ended"
+    assert usage_of(snapshot, A).busy_ns == 500, "not attributed if processes of two containers ended"
 
 
 def test_samples_do_not_prove_that_a_process_is_idle_if_another_is_busy() -> None:
@@ -252,7 +252,7 @@ def test_samples_do_not_prove_that_a_process_is_idle_if_another_is_busy() -> Non
     ("busy", "part"), [({}, 250), ({1: 50, 9: 50}, 375), ({9: 50}, 125)], ids=["idle", "both", "other"]
 )
 def test_energy_of_an_idle_turn_goes_by_share_and_of_a_busy_one_by_use(busy: dict[int, int], part: int) -> None:
-    """The window has two turns of the same power, and nothing runs in the second one."""
+    """The energy covers two readings with the same power. The GPU is idle in the second."""
     holder = held(A, share=0.25)
     turns = turn(second({}, energy_mj=0)), turn(second(busy), *holder), turn(second({}, energy_mj=1000), *holder)
     snapshot = charge(*turns)
@@ -290,7 +290,7 @@ def test_energy_of_a_mig_gpu_goes_by_busy_time_and_slices() -> None:
     assert {(n.model, n.profile) for n in snapshot.namespaces} == {(CUT.model, i.profile) for i in INSTANCES}
     idle = {large: (0, held(A, share=1.0, device=large)), small: (0, [])}
     snapshot = charge(mig_turn(idle, 0), mig_turn(idle, 700))
-    assert usage_of(snapshot, A).energy_mj == 300, "3 of 7 slices"
+    assert usage_of(snapshot, A).energy_mj == 300, "idle energy is split by slices: 3 of 7"
     assert snapshot.devices[CUT.key].unattributed_energy_mj == 400
 
 
@@ -371,7 +371,7 @@ def test_processes_that_report_more_than_the_device_or_the_window() -> None:
 
 
 def test_a_container_waits_for_other_containers_only() -> None:
-    """Processes 1 and 3 belong to A, 2 to B. Process 9 runs on the host."""
+    """Pids 1 and 3 belong to A, and pid 2 to B. Pid 9 runs on the host."""
     waits = ProcessWaits(
         {1: (400, 200, 600), 2: (300, 0, 300), 3: (100, 100, 100)},
         {(1, 2): 300, (1, 3): 100, (3, 1): 100, (2, 1): 100, (2, 9): 200},
@@ -396,7 +396,7 @@ def test_waiting_is_absent_while_it_is_unknown_and_continues_later() -> None:
 
 
 def test_bounds_of_busy_time() -> None:
-    """A and B were resident for 600 and 400 of 1000 ms, of which 700 were busy."""
+    """A and B were resident for 600 and 400 ms. The GPU was busy for 700 of these 1000 ms."""
     resident = {1: 600 * 10**6, 2: 400 * 10**6}
     usage = second({1: 450 * 10**6, 2: 250 * 10**6}, method="exact", bounded=True, resident_ns=resident)
     found = usage_of(charge(turn(usage, *held(A, B))), A)

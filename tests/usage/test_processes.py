@@ -1,4 +1,4 @@
-"""Holders from the processes on simulated GPUs."""
+"""Tests the allocation source that uses the processes on simulated GPUs."""
 
 from __future__ import annotations
 

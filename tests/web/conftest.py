@@ -1,4 +1,4 @@
-"""A healthy node with one pod, and a real server for its agent. Tests run the turns of the agent."""
+"""Fixtures: a healthy node with one pod, and a real server for its agent. Tests trigger the agent's readings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serves an application on a real socket in a thread, and a client for it."""
+"""Serves an application on a real socket in a thread, and has a client for it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from podgpu.web.exporter_app import application
 LOOPBACK = Address("127.0.0.1", 0)
 _PATIENCE = 90.0
 RELEASE = {"X_Podgpu_Request": "release"}
-"""Headers that `ask` sends to /-/release."""
+"""Headers that POST /-/release requires, as arguments of `ask`."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Client:
-    """Sends only the given headers and decodes nothing."""
+    """An HTTP client that sends only the given headers and does not decompress answers."""
 
     address: Address
     tls: ssl.SSLContext | None = None
@@ -70,7 +70,7 @@ def running(
     tls: MakeTlsContext | None = None,
     limits: ConnectionLimits | None = None,
 ) -> Iterator[Client]:
-    """Serves what the agent has published. The test runs the turns of the agent."""
+    """Serves the published state of the agent. Tests trigger the agent's readings."""
     with _event_loop() as loop:
         server = listening(Listener(app(agent), address, tls=tls), limits or ConnectionLimits())
         try:

@@ -1,4 +1,4 @@
-"""`/api/v1/…` of the exporter."""
+"""Tests `/api/v1/…` of the exporter."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_old_figures_are_left_out(node: Node, client: Client) -> None:
     assert "too old" in said["notes"][0]
     assert said["namespaces"] == []
     node.agent.read_telemetry()
-    assert view(client)["nodes"][0]["gpus"], "and given again"
+    assert view(client)["nodes"][0]["gpus"], "must be included after a new reading"
 
 
 def test_failed_source_is_in_the_notes(node: Node, client: Client) -> None:
@@ -154,7 +154,7 @@ def test_sums_of_namespaces(lived_in: Node) -> None:
     assert [(i["profile"], i["slices"], i["gpu_slices"]) for i in instances] == [("1g.10gb", 1, 7)] * 7
     idle = said["nodes"][0]["gpus"][5]["holders"][0]
     assert idle["pod"] == "jupyter-ada-0"
-    assert "used_utilization_ratio" not in said, "a figure of the cluster's"
+    assert "used_utilization_ratio" not in said, "only podgpu cluster has this value"
     assert "used_field" not in said
 
 
@@ -181,7 +181,7 @@ def test_prices(lived_in: Node, tmp_path: Path) -> None:
         file.write_text("currency: EUR", encoding="utf-8")
         lived_in.agent.read_telemetry()
         worse = view(client)
-        assert worse["totals"]["cost_per_hour"] == 54.0, "the last good prices stay"
+        assert worse["totals"]["cost_per_hour"] == 54.0, "must keep the last valid prices"
         assert any("prices.yml" in note for note in worse["notes"])
     with running(lived_in.agent) as client:
         assert not {"currency", "prices"} & view(client).keys()
@@ -251,7 +251,7 @@ def test_range_equals_the_counters_of_the_metrics(lived_in: Node) -> None:
         wrong = client.ask("/api/v1/range?from=1&to=0")
     assert said["totals"]["energy_kwh"] == pytest.approx((totals[1] - totals[0]) / 3.6e6, abs=2e-4)
     gpus = len(lived_in.agent.published.state.devices)
-    assert said["totals"]["gpu_hours"] == pytest.approx(gpus * 600 / 3600, abs=1e-3), "the GPUs' own hours"
+    assert said["totals"]["gpu_hours"] == pytest.approx(gpus * 600 / 3600, abs=1e-3), "GPUs times hours"
     assert sum(row["gpu_hours"] for row in said["rows"]) == pytest.approx(said["totals"]["gpu_hours"], abs=1e-3)
     assert sum(row["cost"] for row in said["rows"]) == pytest.approx(said["totals"]["cost"], abs=1e-3)
     assert table.headers["Content-Disposition"] == 'attachment; filename="podgpu-cost.csv"'

@@ -1,4 +1,4 @@
-"""Rate limit, headers and basic auth of the web config, over real HTTP."""
+"""Tests the rate limit, headers and basic auth of the web config over real HTTP."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_rate_limit_is_checked_before_the_login(node: Node, write: Callable[...,
         now[0] = 1.0
         assert [client.ask("/livez", Authorization=login).status for _ in range(2)] == [200, 429]
         write()
-        assert client.ask("/livez").status == 429, "the limit of the start stays"
+        assert client.ask("/livez").status == 429, "a changed file must not change the rate limit"
 
 
 class FakeBcrypt:
@@ -142,8 +142,8 @@ def test_unknown_user_takes_as_much_time_as_a_known_one() -> None:
     compare = FakeBcrypt(b"guess")
     assert not asyncio.run(LoginChecker(compare).is_valid(USERS, "mallory", b"guess"))
     ((_, against),) = compare.calls
-    assert against.startswith(b"$2b$05$"), "the highest cost of all users"
-    assert not bcrypt.checkpw(b"guess", against), "a hash that bcrypt accepts"
+    assert against.startswith(b"$2b$05$"), "must have the highest cost of all users"
+    assert not bcrypt.checkpw(b"guess", against), "must be a valid hash that does not match"
 
 
 @pytest.mark.fault(
@@ -163,5 +163,5 @@ async def test_wrong_logins_do_not_delay_a_known_one() -> None:
     assert await logins.is_valid(USERS, "alice", b"right")
     assert sum(password == b"right" for password, _ in compare.calls) == 1
     assert await logins.is_valid(USERS | {"alice": ALICE}, "alice", b"right")
-    assert sum(password == b"right" for password, _ in compare.calls) == 2, "the hash changed"
+    assert sum(password == b"right" for password, _ in compare.calls) == 2, "a changed hash must be compared"
     assert threading.get_ident() not in compare.threads

@@ -1,4 +1,4 @@
-"""The paths of `podgpu cluster`."""
+"""Tests the paths of `podgpu cluster`."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_probes() -> None:
         time.now += cluster.late_after + 1
         assert client.ask("/ready").status == 503
     with running(Cluster(Script, ViewSettings(), clock=Time().clock), app=cluster_application) as client:  # type: ignore[arg-type]
-        assert client.ask("/ready").status == 503, "nothing was read yet"
+        assert client.ask("/ready").status == 503, "not ready before the first reading"
 
 
 def test_stopped_loop_serves_self_metrics_only() -> None:

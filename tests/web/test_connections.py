@@ -1,4 +1,4 @@
-"""The limits on connections, with real sockets."""
+"""Tests the limits on connections with real sockets."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def connections(client: Client, number: int, first: bytes = b"") -> Iterator[lis
 
 
 def is_closed(opened: socket.socket) -> bool:
-    """Waits for the server to close it."""
+    """Waits until the server closes the connection. Returns False after the timeout."""
     try:
         while opened.recv(65536):
             pass

@@ -1,4 +1,4 @@
-"""gpu-manager's metrics over real HTTP, on both addresses, from a real gRPC kubelet that lists vcuda ids."""
+"""Tests gpu-manager's metrics over real HTTP on both addresses. The kubelet lists vcuda ids over real gRPC."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ def second(shared: Node) -> Iterator[Client]:
 
 
 def values(text: str) -> dict[tuple[str, str, str], float]:
-    """(family, pod, card) -> value."""
+    """Returns (family, pod, card) -> value."""
     found = re.findall(r'^(container_\w+)\{pod_name="(\w+)".*,\w+="(\w+)"\} (\S+)$', text, re.MULTILINE)
     return {(family, pod, card): float(value) for family, pod, card, value in found}
 
 
 def test_figures(shared: Node, client: Client) -> None:
-    """The card of the idle pod is unknown, so it has only its request."""
+    """The card of the idle pod is unknown, so the pod has only request metrics."""
     shared.take_turns()
     assert values(client.ask("/metric").text) == {
         ("container_gpu_utilization", "train", "gpu0"): 25,

@@ -1,4 +1,4 @@
-"""`/api/v1/history` over real HTTP: what an exporter records of its node, and requests that cannot be answered."""
+"""Tests `/api/v1/history` over real HTTP: the recorded history of a node, and invalid requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses, and errors of listening on them."""
+"""Tests listen addresses and errors of listening."""
 
 from __future__ import annotations
 

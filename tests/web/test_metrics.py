@@ -1,4 +1,4 @@
-"""GET /metrics: encodings, and figures that are too old."""
+"""Tests GET /metrics: encodings and stale values."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_scrapes_do_not_call_the_driver_or_the_kubelet(node: Node, client: Clien
 
 
 def driver_calls(node: Node) -> Counter[str]:
-    """Without those of the thread that waits for XIDs."""
+    """Returns the number of calls per function, except those of the thread that waits for XIDs."""
     return Counter({name: n for name, n in node.driver.calls.items() if name != "nvmlEventSetWait_v2"})
 
 

@@ -1,4 +1,4 @@
-"""Scrapes and probes do not wait for the page or the API server."""
+"""Tests that scrapes and probes do not wait for the page or the API server."""
 
 from __future__ import annotations
 

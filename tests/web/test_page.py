@@ -1,4 +1,4 @@
-"""The files of the page, and their headers."""
+"""Tests the files of the page and their headers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PARTS = (
 
 
 class Markup(html.parser.HTMLParser):
-    """Every attribute, and what lies inside script and style elements."""
+    """Collects all attributes, and the content of script and style elements."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def test_page_and_files(client: Client) -> None:
     assert f"podgpu {__version__}" in page.text
     assert "<!--" not in page.text
     wanted = {link for link in Markup(page.text).links() if link.startswith("page/")}
-    assert wanted == {f"page/{name}" for name in ASSETS}, "each is asked for at once, not one after another"
+    assert wanted == {f"page/{name}" for name in ASSETS}, "the page must link all files, so that they load in parallel"
     for name in ASSETS:
         answer = client.ask(f"/page/{name}")
         assert answer.status == 200
@@ -82,7 +82,7 @@ def test_page_complies_with_the_policy(client: Client) -> None:
     markup = Markup(client.ask("/").text)
     assert markup.inline == []
     assert [a for a in markup.attributes if a[1] == "style" or a[1].startswith("on")] == []
-    assert [link for link in markup.links() if re.match(r"(https?:)?//|/", link)] == [], "works below a prefix"
+    assert [link for link in markup.links() if re.match(r"(https?:)?//|/", link)] == [], "no absolute links"
     for file in FOLDER.iterdir():
         text = file.read_text(encoding="utf-8")
         outside = re.sub(r"http://www\.w3\.org/2000/svg", "", text)

@@ -1,4 +1,4 @@
-"""Probes, and paths that do not exist."""
+"""Tests probes and unknown paths."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.nodes.node import Description, Node, node_of
 from tests.web.server import Client, running
 
 PAST_STALE = 91.0
-"""Seconds: three default intervals and one more."""
+"""Seconds until the loop counts as stuck: three default intervals and one second."""
 
 
 def test_healthy_until_the_loop_is_stuck(node: Node, client: Client) -> None:

@@ -1,4 +1,4 @@
-"""POST /-/release: closes the driver for some time, only for requests from this machine."""
+"""Tests POST /-/release, which closes the driver for some time. Only local requests are accepted."""
 
 from __future__ import annotations
 

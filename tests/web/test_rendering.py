@@ -1,4 +1,4 @@
-"""Metrics text is rendered on the first request, once, in a thread."""
+"""Tests that the metrics text is rendered once, on the first request, in a thread."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GPU = Device(0, "GPU-1", "0000:01:00.0", "NVIDIA H200")
 
 
 class WatchedCounters(tuple[CounterSpec, ...]):
-    """Counters that record how often and by which threads they are rendered, and that can block the rendering."""
+    """Counters that record how often and in which threads they are rendered. They can block the rendering."""
 
     def __init__(self, _: Iterable[CounterSpec]) -> None:
         self.uses = 0
@@ -58,7 +58,7 @@ def uses_of_one_rendering() -> int:
 
 @contextmanager
 def large_exposition(node: Node) -> Iterator[tuple[WatchedCounters, Client]]:
-    """One whose rendering blocks until `go` is set."""
+    """Serves a large text. Its rendering blocks until `go` is set."""
     counters = WatchedCounters(COUNTERS)
     counters.go.clear()
     node.agent.published = Published(lambda: node_with(500), Policy(counters), node.clock.monotonic())

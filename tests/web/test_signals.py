@@ -1,4 +1,4 @@
-"""Signals to a real process."""
+"""Tests signals to a real process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from podgpu.web.app import parse_address
 from tests.nodes.clock import PATIENCE, wait_until
 from tests.web.server import Client
 
-# As `podgpu exporter --telemetry simulated -c 1s`, with a way to make the driver hang.
+# Like `podgpu exporter --telemetry simulated -c 1s`, but the given driver functions hang.
 SCRIPT = """
 import logging
 import sys
@@ -91,7 +91,7 @@ def test_many_sigusr1_while_a_gpu_hangs() -> None:
         wait_for(client, "/health", ": hung: ")
         for _ in range(200):
             process.send_signal(signal.SIGUSR1)
-            time.sleep(0.005)  # a signal that is pending is not sent again
+            time.sleep(0.005)  # the kernel merges pending signals
         assert client.ask("/api/v1/view").status == 200
         process.send_signal(signal.SIGTERM)
         assert_ends_cleanly(process)

@@ -1,4 +1,4 @@
-"""--web-systemd-socket: sockets that systemd has bound."""
+"""Tests --web-systemd-socket with sockets that are already bound."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ os.execv(command[0], command)
 def started(
     passed: Sequence[socket.socket], *arguments: str, log: Path, pid: str = "its own"
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """As systemd starts it: the sockets from descriptor 3 on, and whose they are in the environment."""
+    """Starts the exporter like systemd: with sockets from descriptor 3 on, LISTEN_PID and LISTEN_FDS."""
     descriptors = [str(one.fileno()) for one in passed]
     command = [sys.executable, "-c", _AS_SYSTEMD, pid, ",".join(descriptors), *COMMAND, *arguments]
     with (
@@ -46,7 +46,7 @@ def started(
 
 @contextmanager
 def bound(number: int) -> Iterator[list[socket.socket]]:
-    """Above the descriptors that they will be put on."""
+    """Yields bound sockets. Their descriptors are high, so that `started` can use 3 and above."""
     spare = [socket.socket() for _ in range(8)]
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
     for one in spare:
@@ -65,7 +65,7 @@ def client_of(one: socket.socket, tls: ssl.SSLContext | None = None) -> Client:
 def test_all_sockets_are_served(folder: Path) -> None:
     log = folder / "log"
     with bound(2) as sockets, started(sockets, log=log) as process:
-        # Nothing is refused meanwhile: whoever connects waits in the socket that systemd holds.
+        # No wait is needed: the sockets are bound, so early connections are queued.
         for one in sockets:
             assert client_of(one).ask("/livez").status == 200
             wait_until(lambda one=one: client_of(one).ask("/ready").status == 200, "it is ready")  # type: ignore[misc]

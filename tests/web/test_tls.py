@@ -1,4 +1,4 @@
-"""TLS of the web config, with real certificates."""
+"""Tests TLS of the web config with real certificates."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MUTUAL = PAIR | {"client_ca_file": "ca.crt", "client_auth_type": "RequireAndVeri
 
 @pytest.fixture
 def write(tmp_path: Path, certificates: Certificates) -> Callable[..., Path]:
-    """A web config, and beside it the files it names."""
+    """Returns a function that writes a web config. Its certificate files are in the same folder."""
     certificates.put("server", tmp_path)
     (tmp_path / "ca.crt").write_text(certificates.text("ca.crt"))
 
@@ -51,7 +51,7 @@ def write(tmp_path: Path, certificates: Certificates) -> Callable[..., Path]:
 def secured(
     node: Node, path: Path, limits: ConnectionLimits | None = None
 ) -> Iterator[Callable[[ssl.SSLContext], Client]]:
-    """Makes clients of a running server."""
+    """Runs a server with a web config. Yields a function that creates clients."""
     node.take_turns()
     protection = Protection(str(path))
     app = partial(application, protection=protection)
@@ -95,7 +95,7 @@ def test_unfinished_handshakes(
         for visitor in visitors:
             with suppress(OSError):
                 visitor.sendall(first)
-        # In a handshake in which the machine stands still for half a second, it is let go as they are.
+        # Some handshakes of the scraper may exceed the limit of 0.5 s on a slow machine.
         assert sum(is_allowed(scraper) for _ in range(6)) >= 3
         for visitor in visitors:
             with suppress(ConnectionResetError):
@@ -106,7 +106,7 @@ def test_handshake(node: Node, write: Callable[..., Path], certificates: Certifi
     with secured(node, write(PAIR)) as client:
         assert client(certificates.client()).address.scheme == "https"
         assert client(certificates.client()).ask("/metrics").status == 200
-        assert not is_allowed(client(ssl.create_default_context())), "a client that does not know the authority"
+        assert not is_allowed(client(ssl.create_default_context())), "this client does not trust the authority"
         with pytest.raises((*REFUSED, http.client.HTTPException)):
             Client(client(certificates.client()).address).ask("/metrics")
 

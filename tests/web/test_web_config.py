@@ -1,4 +1,4 @@
-"""Parsing of the web config file, and messages for mistakes."""
+"""Tests the parser of the web config file and its error messages."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ basic_auth_users: {{alice: {HASH}, 0123: {HASH}, on: {HASH}}}
 rate_limit: {{interval: 1m30s, burst: 20}}
 """)
     assert whole.tls is not None
-    assert config(tls_server_config={"min_version": "TLS13"}).tls is None, "plain HTTP, as in exporter-toolkit"
+    assert config(tls_server_config={"min_version": "TLS13"}).tls is None, "HTTP, like exporter-toolkit"
     assert whole.tls.verify_mode is ssl.CERT_REQUIRED
     assert whole.tls.client_allowed_sans == ["prometheus.test", "10.0.0.7"]
     assert whole.tls.versions == (ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_3)

@@ -121,7 +121,7 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
             lambda: ScrapeCollector(lambda: targets, CLUSTER, read_owners=lambda: find_owners(nodes)), CLUSTER, read
         )
         recorder = cluster_recorder(cluster)
-        write_past(nodes, exporters, recorder, read()[0], time.time())
+        write_past(exporters, recorder, read()[0], time.time())
         usage = RecordedUsage(recorder, lambda: cluster.published.state)
         app = cluster_application(cluster, history=recorder, usage=usage)
         listeners = [
@@ -215,6 +215,7 @@ def perform(script: Sequence[Act], stopping: threading.Event) -> None:
 class DemoExporter(NamedTuple):
     """The exporter of one simulated node."""
 
+    node: DemoNode
     agent: Agent
     ledger: Ledger
     recorder: HistoryRecorder
@@ -250,7 +251,7 @@ def make_exporter(node: DemoNode, prices: ReadPrices) -> DemoExporter:
         return await handler(request)
 
     app.middlewares.insert(0, close_while_down)
-    return DemoExporter(agent, ledger, recorder, app)
+    return DemoExporter(node, agent, ledger, recorder, app)
 
 
 # Owners and teams. In a real cluster, these are read from the API server.
@@ -286,21 +287,17 @@ _FAULTS = (  # node, GPU (None: all), from and to (hours ago), condition, messag
 )
 
 
-def write_past(
-    nodes: Sequence[DemoNode],
-    exporters: Sequence[DemoExporter],
-    cluster: HistoryRecorder,
-    prices: Prices,
-    now: float,
-) -> None:
-    """Writes the history of the last day, its last hour in fine steps. Call it after the first two readings."""
-    recorders = {"": cluster} | {node.name: each.recorder for node, each in zip(nodes, exporters, strict=True)}
+def write_past(exporters: Sequence[DemoExporter], cluster: HistoryRecorder, prices: Prices, now: float) -> None:
+    """Writes the usage of 30 days, and samples of the last day and hour. Call it after the first two readings."""
+    nodes = [exporter.node for exporter in exporters]
+    recorders = {"": cluster} | {exporter.node.name: exporter.recorder for exporter in exporters}
     for exporter in exporters:
         exporter.ledger.assume_idle(DAY)
     runs = {node.name: list(_list_runs(node)) for node in nodes}
     start, fine = (int(now - length) // COARSE * COARSE for length in (DAY, HOUR))
     # Samples with the time `at` are stored in the interval that begins at `at`, so they contain the usage after `at`.
-    times = [(at, COARSE) for at in range(start, fine, COARSE)]
+    times = [(at, 6 * HOUR) for at in range(start - 29 * DAY, start, 6 * HOUR)]
+    times += [(at, COARSE) for at in range(start, fine, COARSE)]
     times += [(at, FINE) for at in range(fine, int(now) - FINE, FINE)]
     for at, seconds in times:
         ago = (now - at) / HOUR
@@ -330,7 +327,7 @@ def _list_runs(node: DemoNode) -> Iterator[tuple[Tenant, float, float]]:
     """
     jobs = [tenant for tenant in node.tenants if tenant.pod.startswith("llm-train-")] if node.name == "node-3" else []
     for tenant in node.tenants:
-        yield tenant, 1.5 if tenant in jobs else math.inf, 0.0
+        yield tenant, 1.5 if tenant in jobs else math.inf if tenant.duty else 24.0, 0.0
     for job in range(5):
         end = 1.5 + _PAUSE_HOURS + job * (_JOB_HOURS + _PAUSE_HOURS)
         for tenant in jobs:
@@ -354,9 +351,9 @@ class _PastDevice(NamedTuple):
             for node, gpu, begin, end, name, text in _FAULTS
             if node == self.node and gpu in (None, self.gpu.number) and end < ago <= begin
         ]
-        idle = [f"{one.namespace}/{one.pod}/{one.container}" for one in self.tenants if not one.duty]
-        if ago <= _IDLE_ALARM:
-            conditions += [(IDLE, f"{name} holds it and does not use it") for name in idle]
+        for one in self.tenants:
+            if not one.duty and ago <= _IDLE_ALARM:
+                conditions.append((IDLE, f"{one.namespace}/{one.pod}/{one.container} holds it and does not use it"))
         gone = any(name == "node_gone" for name, _ in conditions)
         is_blind = gone or any(name == "lost" for name, _ in conditions)
         size = self.size

@@ -53,6 +53,7 @@ _MAX_RATIO = 1.01  # a ratio can exceed 1 if its counter is read slightly late
 MAX_NOTES = 12
 _CLOCK_STEP = 2.0  # smaller changes of the wall clock, in seconds, are ignored
 _SAME_READING = 1e-6
+_SAME_IDLE_TIME = 1.0  # seconds; a smaller change of the reported idle time is measurement error
 _NO_USAGE = HolderUsage()
 
 
@@ -292,6 +293,7 @@ class _IdleTimes:
         """Returns the Unix time when the holder became idle. None if the holder is busy or its use is unknown."""
         usage, node, earlier = holder.usage or _NO_USAGE, self.node, self.earlier
         before = self._before.get((key_of(gpu, instance), holder.key))
+        last = (before.holder.usage if before is not None else None) or _NO_USAGE
         before_since = None
         if before is not None and before.last_idle_since is not None:
             before_since = before.last_idle_since + self.clock_change
@@ -300,7 +302,8 @@ class _IdleTimes:
                 return None
             since = usage.idle_since - self._skew
             is_restarted = earlier is not None and earlier.state.exporter_id != node.state.exporter_id
-            return min(since, before_since) if is_restarted and before_since is not None else since
+            is_same = is_restarted or usage.idle_since <= (last.idle_since or 0.0) + _SAME_IDLE_TIME
+            return min(since, before_since) if is_same and before_since is not None else since
         if before is not None and earlier is not None and node.read_at <= earlier.read_at + _SAME_READING:
             return before_since
         if measure_use(instance or gpu, holder) != "idle":
@@ -308,8 +311,7 @@ class _IdleTimes:
         if before is None or earlier is None:
             known = self._known_idle(gpu, instance, usage) if earlier is None else 0.0
             return node.read_at + self.offset - known
-        busy_before = None if before.holder.usage is None else before.holder.usage.busy_ns
-        if usage.busy_ns is not None and busy_before is not None and usage.busy_ns > busy_before:
+        if usage.busy_ns is not None and last.busy_ns is not None and usage.busy_ns > last.busy_ns:
             return None
         return earlier.read_at + self.offset if before_since is None else before_since
 

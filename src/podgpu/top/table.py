@@ -284,13 +284,7 @@ def format_condition(condition: ConditionView, age: float | None) -> str:
 
 # Totals
 
-_OPTIONAL_TOTALS = (
-    "free",
-    "used",
-    "allocated",
-    "unheld",
-    "unknown",
-)  # removed in this order if the terminal is too narrow
+_OPTIONAL_TOTALS = ("free", "used", "allocated", "unheld", "unknown")  # left out in this order in a narrow terminal
 _GAP = "  "
 
 
