@@ -162,6 +162,8 @@ def test_in_a_cycle_everything_breaks_and_is_mended(demo: Demo) -> None:
 
     again = demo.go_to(CYCLE_SECONDS + 28.0)
     assert again["totals"]["broken"] == 2
+    advice = [gpus(view)["node-1", 6]["conditions"][0]["do"] for view in (ill, again)]
+    assert advice[0] != advice[1], "the XID came back"
     assert not {"llm-train-2", "llm-train-3"} & pods(again)
     ended = {row["pod"] for row in demo.ask("/api/v1/waste")["rows"] if row["gpus"] == 0}
     assert ended == {"llm-train-2", "llm-train-3"}

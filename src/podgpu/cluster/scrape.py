@@ -105,7 +105,7 @@ def reduce_state(state: NodeState, keep_fields: frozenset[str]) -> NodeState:
 
 def _reduce_device(device: S, keep_fields: frozenset[str]) -> S:
     kept = None if device.fields is None else keep_known_fields(device.fields, keep_fields)
-    return replace_members(device, fields=kept, details=(), unsupported=(), xids=(), clock_events={})
+    return replace_members(device, fields=kept, details=(), unsupported=(), clock_events={})
 
 
 def _raise_file_limit() -> None:
