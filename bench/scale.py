@@ -31,7 +31,7 @@ _PAGES = {  # what is shown -> parameters of /api/v1/view
     "of a namespace": "ns=team-7",
     "of a pod": "ns=team-7&pod=job-7-3",
     "of a node": "node=node-77",
-    "by a filter text": "q=job-17-",
+    "by a filter text": "q=job-7-",
     "most utilised": "sort=utilization",
     "most idle": "sort=idle&state=idle",
 }
