@@ -296,7 +296,8 @@ def write_past(exporters: Sequence[DemoExporter], cluster: HistoryRecorder, pric
     runs = {node.name: list(_list_runs(node)) for node in nodes}
     start, fine = (int(now - length) // COARSE * COARSE for length in (DAY, HOUR))
     # Samples with the time `at` are stored in the interval that begins at `at`, so they contain the usage after `at`.
-    times = [(at, 6 * HOUR) for at in range(start - 29 * DAY, start, 6 * HOUR)]
+    first = start // DAY * DAY - 29 * DAY
+    times = [(at, min(6 * HOUR, start - at)) for at in range(first, start, 6 * HOUR)]
     times += [(at, COARSE) for at in range(start, fine, COARSE)]
     times += [(at, FINE) for at in range(fine, int(now) - FINE, FINE)]
     for at, seconds in times:

@@ -48,7 +48,7 @@ const NAMES = {
   PROF_NVLINK_RX_BYTES: "NVLink traffic received",
 };
 // Fields of the groups at the top. Fields of HEALTH are shown only if they are not 0, because 0 means no problem.
-export const NOW = { PROF_PIPE_TENSOR_ACTIVE: "Tensor cores", SM_CLOCK: "SM clock", CLOCKS_EVENT_REASONS: "Throttled by", FAN_SPEED: "Fan" };
+export const NOW = { PROF_PIPE_TENSOR_ACTIVE: "Tensor cores", SM_CLOCK: "SM clock", CLOCKS_EVENT_REASONS: "Clocks limited by", FAN_SPEED: "Fan" };
 export const MEMORY = { PROF_DRAM_ACTIVE: "Interface active", MEM_COPY_UTIL: "Bandwidth used", MEMORY_TEMP: "Temperature", MEM_CLOCK: "Clock" };
 export const HEALTH = {
   ECC_DBE_VOL_TOTAL: "Uncorrectable errors",
