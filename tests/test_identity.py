@@ -1,4 +1,4 @@
-"""Containers of a pod without a name."""
+"""Tests how podgpu identifies containers whose pod name is unknown."""
 
 from __future__ import annotations
 

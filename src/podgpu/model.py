@@ -124,7 +124,7 @@ class Workload(Document, frozen=True):
 
     @property
     def has_labels(self) -> bool:
-        """False for a user's processes outside jobs. They have no series."""
+        """Returns False for processes of a user that belong to no job. podgpu exports no series for them."""
         return bool(self.job or not self.user)
 
     @property

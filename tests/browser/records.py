@@ -225,9 +225,6 @@ def known(picture: View, uuid: str) -> dict[str, Any] | None:
     }
 
 
-# -- a cluster with faults -------------------------------------------------------------------------------------------
-
-
 def priced(picture: View, currency: str = "USD") -> View:
     def price(slot: DeviceView) -> DeviceView:
         part = (slot.slices or 0) / 7 if isinstance(slot, InstanceView) else 1.0

@@ -73,7 +73,7 @@ Vectors = Mapping[str, Sequence[ParsedSample]]  # by kind of usage
 
 
 class _HolderPart(NamedTuple):
-    """Identifies a holder and its GPU or MIG instance. A recording rule contains the model instead of the GPU."""
+    """Identifies a holder and its GPU or MIG instance. With a recording rule, `gpu` is the model, not a UUID."""
 
     cluster: str
     gpu: str

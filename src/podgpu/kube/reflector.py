@@ -26,7 +26,7 @@ from podgpu.kube.objects import KubeObject
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 REFUSALS = frozenset({"forbidden", "unauthorized", "not_found", "no_token"})
-"""Errors with these reasons persist until somebody changes the cluster or the configuration."""
+"""Errors with these reasons persist until the cluster or the configuration is changed."""
 _CLOSE_SECONDS = 2.0
 FindPath = Callable[[ApiClient], Awaitable[str]]
 """Finds the path of a collection. Needed if the path depends on the API versions that the server supports."""

@@ -184,7 +184,7 @@ class ProcessOwners:
         return self._last
 
     def require_permission(self) -> None:
-        """Raises SourceError, with advice, if no process of the last lookup could be attributed."""
+        """Raises SourceError if the last lookup found the owner of no process. The message says what to change."""
         require_host_pid_namespace(self._finder.proc)
         require_permission(self._lookups, self._finder.proc)
         if self._last.unknown and not self._last.workloads and NO_NAME in self._last.unknown.values():
