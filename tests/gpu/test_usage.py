@@ -78,7 +78,7 @@ def test_the_newer_call_is_used_if_the_old_one_is_refused(bench: NvmlBench) -> N
         assert bench.after(1).process_busy_ns == {41: SECOND // 2, 42: SECOND // 5}
     assert bench.driver.calls[PROCESSES] == 1, "a refused call must not be repeated"
     assert not bench.lacks, "the newer call works"
-    assert not bench.answer.errors
+    assert not bench.problems.errors
 
 
 @on("1xH100", "1xA100")

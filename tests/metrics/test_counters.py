@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from podgpu.errors import UsageError
 from podgpu.metrics.counters import SHIPPED, CounterSpec, parse_counters, shipped_counters
-from podgpu.metrics.names import NameSet, renames
+from podgpu.metrics.fields import NameSet, renames
 
 HERE = Path(__file__).parent
 FIXTURES = HERE.parent / "fixtures" / "h200"

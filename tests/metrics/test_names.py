@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from podgpu.metrics.counters import shipped_counters
-from podgpu.metrics.fields import fields
-from podgpu.metrics.names import Rename, names_of, rename_of, renames
+from podgpu.metrics.fields import Rename, fields, names_of, rename_of, renames
 
 CHANGED_UNIT = {
     ("DCGM_FI_DEV_SM_CLOCK", 100): ("DCGM_FI_DEV_SM_CLOCK_HERTZ", 1603, 1e6),

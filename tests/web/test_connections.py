@@ -14,7 +14,7 @@ from aiohttp import web
 
 from podgpu.web.app import make_application
 from podgpu.web.connections import ConnectionLimits
-from podgpu.web.exporter_app import limit_concurrency
+from podgpu.web.responses import limit_concurrency
 from tests.nodes.clock import PATIENCE, wait_until
 from tests.nodes.node import Node
 from tests.process import EXPORTER, podgpu

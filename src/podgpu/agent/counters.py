@@ -16,8 +16,7 @@ from podgpu.holders.api import CONFIGMAP_KEY
 from podgpu.metrics.conditions import FIELD_CONDITIONS
 from podgpu.metrics.counters import SHIPPED, CounterSpec, parse_counters, shipped_counters
 from podgpu.metrics.dcgm import CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD
-from podgpu.metrics.fields import CLOCK_EVENTS_FIELD, THROTTLE_REASONS, fields
-from podgpu.metrics.names import NameSet, names_of, rename_of
+from podgpu.metrics.fields import CLOCK_EVENTS_FIELD, THROTTLE_REASONS, NameSet, fields, names_of, rename_of
 
 _log = logging.getLogger("podgpu")
 _COUNTERS_DIRECTORY = "/etc/dcgm-exporter"

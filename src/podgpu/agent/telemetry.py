@@ -12,9 +12,9 @@ from functools import partial
 
 from podgpu.clock import Clock
 from podgpu.device_selection import Selection
-from podgpu.gpu.source import FieldGroup, GpuReading, HostEngine, Inventory, Telemetry
+from podgpu.gpu.source import FieldGroup, HostEngine, Telemetry
 from podgpu.metrics.fields import Field
-from podgpu.model import Device, EntityState, SourceStatus, Value
+from podgpu.model import Device, EntityState, GpuReading, Inventory, SourceStatus, Value
 from podgpu.workers import ErrorCounts, Workers
 
 OTHERS = "others"  # worker that reads switches and CPUs

@@ -10,8 +10,7 @@ from typing import NamedTuple, Protocol
 
 from podgpu.errors import UsageError
 from podgpu.metrics.adapter import PodName
-from podgpu.metrics.fields import nearest_names
-from podgpu.metrics.names import meaning
+from podgpu.metrics.fields import meaning, nearest_names
 from podgpu.model import NodeState, WorkloadOwner
 
 MAX_ROUNDS = 1000  # limit of --window divided by --interval; bounds the memory of the rolling means

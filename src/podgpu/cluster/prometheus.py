@@ -36,9 +36,8 @@ from podgpu.metrics.adapter import (
     read_device_key,
 )
 from podgpu.metrics.conditions import FIELD_CONDITIONS
-from podgpu.metrics.fields import XID_FIELD
+from podgpu.metrics.fields import XID_FIELD, generations, meaning, names_of, successors
 from podgpu.metrics.mig import billed_name
-from podgpu.metrics.names import generations, meaning, names_of, successors
 from podgpu.metrics.parse import ParsedSample
 from podgpu.model import NodeState, WorkloadOwner
 

@@ -44,8 +44,7 @@ from podgpu.history.answers import (
 from podgpu.history.store import Figures
 from podgpu.metrics.adapter import POD_LABEL_VARIANTS, UUID_LABELS, WORKLOAD_LABELS, LabelMap, PodName, read_workload
 from podgpu.metrics.conditions import conditions, words_for
-from podgpu.metrics.fields import fields
-from podgpu.metrics.names import names_of
+from podgpu.metrics.fields import fields, names_of
 from podgpu.model import MIB, Workload
 
 CACHE_SECONDS = 15.0

@@ -44,8 +44,8 @@ from podgpu.metrics.adapter import (
     read_gpu_id,
     read_workload,
 )
+from podgpu.metrics.fields import names_of
 from podgpu.metrics.mig import billed_name, parent_and_fraction
-from podgpu.metrics.names import names_of
 from podgpu.metrics.parse import ParsedSample
 from podgpu.model import Workload, WorkloadOwner, group_by_key
 

@@ -36,7 +36,7 @@ from podgpu.cluster.prometheus import (
 from podgpu.cluster.state import ClusterState, build_cluster_state
 from podgpu.errors import SourceError, UsageError
 from podgpu.metrics.adapter import MODEL_LABELS, POD_LABEL_VARIANTS, UUID_LABELS
-from podgpu.metrics.names import names_of
+from podgpu.metrics.fields import names_of
 
 PAGE_SIZE = 20  # nodes; VictoriaMetrics rejects queries of more than 16 KiB
 _TIMEOUT = 30.0

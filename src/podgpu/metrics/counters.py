@@ -13,8 +13,7 @@ from functools import cache
 from io import StringIO
 
 from podgpu.errors import UsageError
-from podgpu.metrics.fields import Field, field_named, nearest_names, table_text
-from podgpu.metrics.names import NameSet, rename_of
+from podgpu.metrics.fields import Field, NameSet, field_named, nearest_names, rename_of, table_text
 
 SHIPPED = {"default": "default-counters.csv", "dcp": "dcp-metrics-included.csv", "1.x": "1.x-compatibility-metrics.csv"}
 """Short name -> name of the file in dcgm-exporter."""

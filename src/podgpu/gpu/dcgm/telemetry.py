@@ -31,19 +31,10 @@ from podgpu.gpu.dcgm.entities import (
     read_outline,
 )
 from podgpu.gpu.dcgm.structs import EntityGroup
-from podgpu.gpu.source import (
-    EXPORTER_FIELDS,
-    CompanionDriver,
-    ErrorEvent,
-    ErrorEvents,
-    FieldGroup,
-    GpuReading,
-    Inventory,
-    Telemetry,
-)
+from podgpu.gpu.source import EXPORTER_FIELDS, CompanionDriver, ErrorEvents, FieldGroup, Telemetry
 from podgpu.metrics.conditions import health_code
 from podgpu.metrics.fields import DEVICE_LEVELS, XID_FIELD, Field, Recorded, by_name, fields
-from podgpu.model import Detail, Device, EntityState, group_by_key
+from podgpu.model import Detail, Device, EntityState, ErrorEvent, GpuReading, Inventory, group_by_key
 
 _log = logging.getLogger(__name__)
 _LAYOUT_SECONDS = 60.0

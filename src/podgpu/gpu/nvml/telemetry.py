@@ -35,9 +35,9 @@ from podgpu.gpu.nvml.driver import (
 )
 from podgpu.gpu.nvml.switch_splitter import SwitchListener, SwitchLogFactory
 from podgpu.gpu.nvml.usage import UsageReader, UsageSettings
-from podgpu.gpu.source import ErrorEvent, ErrorEvents, GpuReading, Inventory, UsageAnswer
+from podgpu.gpu.source import ErrorEvents
 from podgpu.metrics.fields import Field, detail_fields
-from podgpu.model import Device, ProcessUsage, Value, device_key
+from podgpu.model import Device, DeviceUsage, ErrorEvent, GpuReading, Inventory, ProcessUsage, Value, device_key
 
 _log = logging.getLogger(__name__)
 _MAX_PLANS = 64
@@ -234,7 +234,7 @@ class NvmlTelemetry:
         with self._hold(gpu) as state:
             return list_processes(self._driver, state.read_layout())
 
-    def usage(self, gpu: Device, shared: Collection[str] = ()) -> UsageAnswer:
+    def usage(self, gpu: Device, shared: Collection[str] = ()) -> DeviceUsage:
         with self._hold(gpu) as state:
             return state.usage_reader.read(state.read_layout(), shared)
 

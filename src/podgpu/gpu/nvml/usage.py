@@ -16,8 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from podgpu.errors import SourceError
 from podgpu.gpu.nvml.driver import MAX_PID, CallGuard, DeviceHandle, GpmSampler, NvmlDriver, list_processes, translate
 from podgpu.gpu.nvml.switch_splitter import BusyTimeSplitter, SwitchLogFactory
-from podgpu.gpu.source import Lack, UsageAnswer
-from podgpu.model import Device, DeviceUsage, ProcessUsage
+from podgpu.model import Device, DeviceUsage, Lack, ProcessUsage, UsageProblems
 
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)
@@ -107,8 +106,8 @@ class UsageReader:
         self._window_start = previous._window_start
         self._energy_at = previous._energy_at
 
-    def read(self, layout: tuple[DeviceHandle, ...], shared: Collection[str] = ()) -> UsageAnswer:
-        """Reads the GPU and its instances. Raises DeviceLost or DriverGone. Other errors are part of the answer."""
+    def read(self, layout: tuple[DeviceHandle, ...], shared: Collection[str] = ()) -> DeviceUsage:
+        """Reads the GPU and its instances. Raises DeviceLost or DriverGone. Other errors are in `problems`."""
         self._guard.begin()
         self._follow_layout(layout)
         device = layout[0].device
@@ -118,21 +117,21 @@ class UsageReader:
             running = self._read(_PROCESS_LIST, lambda: list_processes(self._driver, layout))
         if self._splitter is not None:
             self._splitter.begin_reading(layout[0], running, shared)
-        parts = [self._read_instance(instance, running) for instance in layout[1:]]
+        instances = tuple(self._read_instance(instance, running) for instance in layout[1:])
         busy = BusyTime() if device.mig_enabled else self._read_busy()
         # Energy is read last, so that its slow call (5 to 20 ms) does not separate the other calls.
         power = self._read_power()
         energy = self._read_energy(None if running is None else frozenset(process.pid for process in running), power)
-        whole = replace(self._make_usage(device, busy, running, memory), energy_mj=energy, power_mw=power)
+        whole = self._make_usage(device, busy, running, memory)
         # Removes the suffix ` gi<id>`, which the names have for MIG instances.
         functions = [(part, part.partition(" gi")[0]) for part in sorted(self._guard.unsupported)]
-        return UsageAnswer(
-            (whole, *parts),
+        problems = UsageProblems(
             dropped=tuple(self._guard.dropped),
             errors=tuple(self._guard.errors),
             lacks=tuple((part, _LACKS[name]) for part, name in functions if name in _LACKS),
             switches=None if self._splitter is None else self._splitter.status,
         )
+        return replace(whole, energy_mj=energy, power_mw=power, instances=instances, problems=problems)
 
     def close(self) -> None:
         """Frees the resources that this reader uses in the driver."""
