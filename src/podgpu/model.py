@@ -158,8 +158,7 @@ class WorkloadOwner(Document, frozen=True, order=True):
 
 
 WORKLOAD_PARTS = Workload.__struct_fields__
-parts_of = attrgetter(*WORKLOAD_PARTS)
-"""Sort key of workloads."""
+parts_of = attrgetter(*WORKLOAD_PARTS)  # sort key of workloads
 
 
 class WaitPart(Workload, frozen=True, kw_only=True):
@@ -199,8 +198,7 @@ class RunningProcess(Document, frozen=True):
     command: Name = ""  # the program's name without arguments; set only on a node without Kubernetes
 
 
-RESERVATION = "reservation"
-"""`Holder.source` if a scheduler reserved the device for pods that podgpu cannot find."""
+RESERVATION = "reservation"  # `Holder.source` if a scheduler reserved the device for pods that podgpu cannot find
 
 
 class Holder(Workload, frozen=True):

@@ -26,8 +26,7 @@ _THROTTLE_INTERVAL = 5.0  # minimum interval of the throttling counters, because
 _TOGETHER_SECONDS = 0.02  # groups that are due within this time are read together
 WARM_UP_SECONDS = 1.0  # maximum time between the first two readings, because rates need two readings
 CounterSpecs = tuple[CounterSpec, ...]
-ReadCounters = Callable[[], CounterSpecs]
-"""Returns the current counters. Raises SourceError if they are invalid."""
+ReadCounters = Callable[[], CounterSpecs]  # returns the current counters; raises SourceError if they are invalid
 
 
 def read_counters(chosen: str, names: NameSet = "4.8") -> tuple[CounterSpecs, ReadCounters | None]:

@@ -292,8 +292,7 @@ class CaBundleUpdater:
         self._api_services = api_services
         self._service = service
         self._faults: FaultLog[str] = FaultLog(time.monotonic, _LOG_AGAIN_SECONDS)
-        self.ready = False
-        """True after podgpu's certificate was added to all APIServices of podgpu."""
+        self.ready = False  # True after podgpu's certificate was added to all APIServices of podgpu
 
     async def run(self) -> None:
         while True:

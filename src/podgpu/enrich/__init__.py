@@ -22,8 +22,7 @@ from podgpu.model import Allocation, Assignment, Device, NodeState, SourceStatus
 from podgpu.workers import ErrorCounts
 
 _log = logging.getLogger("podgpu")
-SOURCE = "exporter"
-"""Value of the `source` label in podgpu's own metrics, for reads of the other exporter."""
+SOURCE = "exporter"  # value of the `source` label in podgpu's own metrics, for reads of the other exporter
 OUTPUT = "textfile"
 _OWN_PREFIX = "podgpu_"
 _LOG_AGAIN_SECONDS = 60.0

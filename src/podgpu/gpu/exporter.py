@@ -145,8 +145,7 @@ class ExporterTelemetry:
     ) -> None:
         """`device_name_ids`: True if the kubelet's GPU ids are nvidia<N>."""
         self.expected: int | None = None
-        self.shown = source.shown
-        """Name of the source in messages."""
+        self.shown = source.shown  # name of the source in messages
         self._source = source
         self._companion = CompanionDriver(driver)
         self.processes = self._companion.processes

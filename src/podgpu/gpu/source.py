@@ -41,8 +41,7 @@ class ErrorEvents:
 
 class Telemetry(Protocol):
     name: str
-    expected: int | None
-    """Number of GPUs on the PCI bus. None if unknown."""
+    expected: int | None  # number of GPUs on the PCI bus; None if unknown
 
     def inventory(self) -> Inventory:
         """Returns the physical GPUs. Opens the driver if necessary. Raises SourceError if this fails."""

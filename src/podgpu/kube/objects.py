@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 from podgpu.errors import few_of
 from podgpu.model import WorkloadOwner
 
-KubeObject = dict[str, Any]
-"""A JSON object of the API."""
+KubeObject = dict[str, Any]  # a JSON object of the API
 Pairs = tuple[tuple[str, str], ...]
 
 
@@ -146,8 +145,7 @@ def parse_quantity(text: str) -> Fraction:
 
 SERVICE_LABEL = "kubernetes.io/service-name"
 """Kubernetes sets this label on EndpointSlices. The value is the name of the Service."""
-METRICS_PORT = "metrics"
-"""Name of the port to scrape. If a Service has only one port, the port may have any name."""
+METRICS_PORT = "metrics"  # name of the port to scrape; if a Service has only one port, the port may have any name
 
 
 class EndpointSliceRecord(NamedTuple):

@@ -28,10 +28,8 @@ class CounterSpec:
     """One row of a counter file."""
 
     field: Field
-    name: str
-    """Name of the metric, or of the label for rows of type label."""
-    type: str
-    """gauge, counter, untyped or label."""
+    name: str  # name of the metric, or of the label for rows of type label
+    type: str  # gauge, counter, untyped or label
     help: str
 
     @property

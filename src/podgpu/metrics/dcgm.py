@@ -31,13 +31,11 @@ from podgpu.model import (
 
 LabelPairs = tuple[tuple[str, str], ...]
 POD_LABELS = ("namespace", "pod", "container")
-OLD_POD_LABELS = ("pod_namespace", "pod_name", "container_name")
-"""Pod labels of dcgm-exporter 1.x, used with `-o`."""
+OLD_POD_LABELS = ("pod_namespace", "pod_name", "container_name")  # pod labels of dcgm-exporter 1.x, used with `-o`
 EXPORTED = tuple(f"exported_{name}" for name in POD_LABELS)
 """Names that Prometheus gives to pod labels if the scrape target has pod labels, too (honor_labels: false)."""
 JOB_LABEL = "hpc_job"
-NAMELESS_LABELS = ("pod_uid", "container_id")
-"""Labels that identify a holder whose pod name is unknown."""
+NAMELESS_LABELS = ("pod_uid", "container_id")  # labels that identify a holder whose pod name is unknown
 HOLDER_LABELS = frozenset(
     {*POD_LABELS, *OLD_POD_LABELS, JOB_LABEL, *NAMELESS_LABELS, "vgpu"}
     | {f"dra_{part}" for part in ("claim_name", "claim_namespace", "device_name", "driver_name", "pool_name")}

@@ -95,21 +95,14 @@ class Field:
     name_since_4_6: str
     name_1x: str
     alias: str
-    type: str
-    """int, float, text, blob or time."""
+    type: str  # int, float, text, blob or time
     unit: str
-    level: str
-    """Type of the entity: GPU, GPU_I, GPU_CI, GLOBAL, LINK, SWITCH, CPU, CPU_CORE, CONNECTX or VGPU."""
-    recipe: Recipe | None
-    """None if NVML does not provide the field."""
-    convert: str
-    """Key of `CONVERSIONS`."""
-    once: bool
-    """True if the value changes only when GPUs are added or removed. Such a value is not read periodically."""
-    legacy: int | None = None
-    """Id of the field with the same value in DCGM's older unit."""
-    factor: float = 1.0
-    """The value of the legacy field times this factor is the value of this field."""
+    level: str  # type of the entity: GPU, GPU_I, GPU_CI, GLOBAL, LINK, SWITCH, CPU, CPU_CORE, CONNECTX or VGPU
+    recipe: Recipe | None  # None if NVML does not provide the field
+    convert: str  # key of `CONVERSIONS`
+    once: bool  # True if the value changes only when GPUs are added or removed; such a value is not read periodically
+    legacy: int | None = None  # id of the field with the same value in DCGM's older unit
+    factor: float = 1.0  # the value of the legacy field times this factor is the value of this field
     seen: str = ""
     """Document that contains the name, for names of DCGM 4.6.1 or later. `inferred` if no document does."""
 

@@ -176,8 +176,7 @@ def _find_strings(text: str) -> list[_JsonString]:
 
 _BLOCKS = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 _LABELS = re.compile(r"((?:\$labels|\.Labels)\.|index\s+\$labels\s+\")(\w+)")
-_PROPERTIES = re.compile(r"(?:[&!]\S*[ \t]+)+")
-"""Matches the YAML anchors and tags in front of a value."""
+_PROPERTIES = re.compile(r"(?:[&!]\S*[ \t]+)+")  # matches the YAML anchors and tags in front of a value
 _USES = {"expr": "expr", "record": "record", "annotations": "template", "labels": "template"}
 """Key of a rule -> `_Scalar.use`."""
 

@@ -72,8 +72,7 @@ class SimulatedNvml:
         self._sessions = 0
         self._addresses = itertools.count(0x7F00_0000_1000, 0x40)
         self._layouts = itertools.count()
-        self._targets: dict[int, tuple[SimulatedGpu, SimulatedInstance | None]] = {}
-        """Address in a handle -> device."""
+        self._targets: dict[int, tuple[SimulatedGpu, SimulatedInstance | None]] = {}  # address in a handle -> device
         self._event_sets: dict[int, EventSet] = {}
         self._gpm_samples: dict[int, GpmSample] = {}
         epoch = wall() - clock()  # computed once, so that the timestamp of a sample never changes
@@ -90,8 +89,7 @@ class SimulatedNvml:
             if one.profiles:
                 self._create_instances(gpu, one.profiles)
             self.gpus.append(gpu)
-        self._listed = list(self.gpus)
-        """GPUs in the order of their index."""
+        self._listed = list(self.gpus)  # GPUs in the order of their index
         linked = [gpu for gpu in self.gpus if gpu.model.nvlinks]
         for gpu in linked:  # a single GPU has no active NVLink, as measured on an H200
             gpu.nvlinks = gpu.model.nvlinks if len(linked) > 1 else 0
@@ -322,10 +320,8 @@ class RoundRobinLog:
         self._at = self.now()
         self._resident = 0
         self._works = False
-        self._left: dict[int, int] = {}
-        """Pid -> nanoseconds of work left in the current period."""
-        self._next: dict[int, int] = {}
-        """Pid -> start of the next period."""
+        self._left: dict[int, int] = {}  # pid -> nanoseconds of work left in the current period
+        self._next: dict[int, int] = {}  # pid -> start of the next period
         self._records: list[tuple[int, int, int]] = []
         """Time, tag and pid of the switches that have not been read yet."""
         self._number = 0

@@ -15,8 +15,7 @@ from podgpu.model import Workload
 from podgpu.top.lines import Kind, Line, Order, flatten, name_of
 from podgpu.top.source import Sparklines
 
-Span = tuple[str, str]
-"""A text and the name of its style; an empty name means unstyled."""
+Span = tuple[str, str]  # a text and the name of its style; an empty name means unstyled
 Spans = list[Span]
 _INDENT = "  "
 ABSENT = "–"

@@ -156,8 +156,7 @@ class ProcessOwners:
     _finder: ContainerFinder
     _complete: Callable[[Workload], Workload]
     """Adds the names of pod and container. Raises SourceError if sources disagree."""
-    _read_identities: Callable[[], None]
-    """Refreshes the names that `_complete` uses."""
+    _read_identities: Callable[[], None]  # refreshes the names that `_complete` uses
     _lookups: Mapping[int, ContainerLookup] = field(default_factory=dict)
     _last: OwnersByPid = field(default_factory=OwnersByPid)
     _nameless: frozenset[Workload] = frozenset()

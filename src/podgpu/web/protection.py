@@ -21,8 +21,7 @@ from podgpu.tls import ContextCache, MakeTlsContext, load_authorities, load_pair
 from podgpu.web.web_config import CURVES, LastValid, TlsConfig, parse_web_config
 
 _MAX_CONFIG_BYTES = 256 * 1024
-_MAX_BCRYPT_BYTES = 72
-"""Longer passwords are truncated, as in Go, because Python's bcrypt rejects them."""
+_MAX_BCRYPT_BYTES = 72  # longer passwords are truncated, as in Go, because Python's bcrypt rejects them
 
 
 class Protection:

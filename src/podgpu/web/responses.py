@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from podgpu.agent.publish import RenderedText
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Probe = Callable[[], tuple[bool, str]]
-"""Returns whether the probe succeeds, and the text of the response."""
+Probe = Callable[[], tuple[bool, str]]  # returns whether the probe succeeds, and the text of the response
 
 PAGE_HEADERS = {
     "Cache-Control": "no-cache",

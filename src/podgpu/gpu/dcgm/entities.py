@@ -36,8 +36,7 @@ _LOST_STATES = {
     6: "disabled",
     7: "detached from the host engine",
 }
-_MIG_MODE = 2
-"""Index of the MIG mode in `DeviceAttributes.settings`."""
+_MIG_MODE = 2  # index of the MIG mode in `DeviceAttributes.settings`
 _MAX_SWITCHES = 64
 SWITCH_LINK = "SWITCH_LINK"
 
@@ -47,16 +46,13 @@ class DcgmEntity:
     kind: str
     """`Field.level` of its fields, or SWITCH_LINK. Links of switches and links of GPUs have different fields."""
     entity: Entity
-    device: Device | None = None
-    """The GPU or MIG instance to which the entity belongs. None for switches and CPUs."""
-    labels: dict[str, str] = field(default_factory=dict)
-    """Labels of a link, switch, CPU or core."""
+    device: Device | None = None  # the GPU or MIG instance to which the entity belongs; None for switches and CPUs
+    labels: dict[str, str] = field(default_factory=dict)  # labels of a link, switch, CPU or core
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLayout:
-    entities: tuple[DcgmEntity, ...] = ()
-    """Each GPU is followed by its MIG instances and active links."""
+    entities: tuple[DcgmEntity, ...] = ()  # each GPU is followed by its MIG instances and active links
     unreachable: Mapping[int, str] = field(default_factory=dict)
 
     @property
@@ -78,8 +74,7 @@ class _Mig(NamedTuple):
 class Outline(NamedTuple):
     """The part of the layout that is cheap to read. It is read every time, to detect changes."""
 
-    states: Mapping[int, int]
-    """DCGM's status of each GPU, by GPU id."""
+    states: Mapping[int, int]  # DCGM's status of each GPU, by GPU id
     migs: tuple[_Mig, ...]
 
 
@@ -230,8 +225,7 @@ def _read_cpus(connection: DcgmConnection, selection: Selection) -> Iterator[Dcg
 
 # Values
 
-_MAX_VALUES = 1024
-"""Maximum number of values per call, because each value needs 4 KiB of memory."""
+_MAX_VALUES = 1024  # maximum number of values per call, because each value needs 4 KiB of memory
 _NOT_YET_READ = {"no_data", "not_watched"}
 _KEEP_SECONDS = 600.0  # how long the engine keeps samples, as in dcgm-exporter
 _STALE_INTERVALS = 3
@@ -268,11 +262,9 @@ class Watch:
     _clock: Callable[[], float]
     _seen: dict[tuple[Entity, int], tuple[int, float]]
     """By entity and field id: last timestamp, and when the timestamp changed. Kept if the connection is reopened."""
-    groups: list[s.Handle] = field(default_factory=list)
-    """Handles of DCGM's groups of entities."""
+    groups: list[s.Handle] = field(default_factory=list)  # handles of DCGM's groups of entities
     field_groups: list[s.Handle] = field(default_factory=list)
-    rejected: set[int] = field(default_factory=set)
-    """Ids of the fields that the engine rejected."""
+    rejected: set[int] = field(default_factory=set)  # ids of the fields that the engine rejected
     _wanted: dict[int, list[Field]] = field(default_factory=dict)
     """Ids of the fields to read, and the fields that are computed from each of them."""
 

@@ -54,24 +54,19 @@ _P2P_STATES = (
     *("OK", "ChipsetNotSupported", "GPUNotSupported", "TopologyNotSupported"),
     *("DisabledByRegKey", "NotSupported", "Unknown"),
 )
-_OVERLAP_US = 60_000_000
-"""Each reading starts this much before the last XID, because samples may arrive out of order."""
+_OVERLAP_US = 60_000_000  # each reading starts this much before the last XID, because samples may arrive out of order
 
-Details = Mapping[int, Sequence[Detail]]
-"""Details by GPU id."""
+Details = Mapping[int, Sequence[Detail]]  # details by GPU id
 
 
 @dataclass(frozen=True)
 class DcgmSettings:
-    address: EngineAddress | None = None
-    """Address of the host engine. None for an engine inside this process."""
+    address: EngineAddress | None = None  # address of the host engine; None for an engine inside this process
     interval: float = 30.0
-    log_level: str = ""
-    """If empty, DCGM logs nothing."""
+    log_level: str = ""  # if empty, DCGM logs nothing
     switches: Selection = field(default_factory=Selection)
     cpus: Selection = field(default_factory=Selection)
-    library: str = ""
-    """Path of libdcgm. If empty, the newest libdcgm of this machine is used."""
+    library: str = ""  # path of libdcgm; if empty, the newest libdcgm of this machine is used
 
 
 class DcgmTelemetry:
@@ -103,13 +98,11 @@ class DcgmTelemetry:
         self._is_scheduled = False
         self._xid_group = FieldGroup((fields()[XID_FIELD],), self._settings.interval)
         self._watch_lock = threading.Lock()
-        self._watches: dict[tuple[str, FieldGroup], Watch] = {}
-        """Watches by kind of entity and field group."""
+        self._watches: dict[tuple[str, FieldGroup], Watch] = {}  # watches by kind of entity and field group
         self._watched: tuple[NodeLayout, tuple[FieldGroup, ...]] | None = None
         self._seen: dict[tuple[Entity, int], tuple[int, float]] = {}
         self._xids = ErrorEvents()
-        self._last_xids: dict[Entity, int] = {}
-        """Timestamp of the last XID of each entity."""
+        self._last_xids: dict[Entity, int] = {}  # timestamp of the last XID of each entity
         self._has_read_xids = False
         self._details: dict[int, Details | None] = {}
         """Health checks and NVLink peers of all GPUs, by field id. None if DCGM does not report them."""

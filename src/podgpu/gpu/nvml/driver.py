@@ -146,12 +146,9 @@ class CallGuard(Generic[Key]):
     """
 
     def __init__(self, unsupported: Iterable[Key] = ()) -> None:
-        self.unsupported: set[Key] = set(unsupported)
-        """Values that the GPU does not support. They are not read again."""
-        self.errors: list[str] = []
-        """Reasons of the calls that failed."""
-        self.dropped: list[Key] = []
-        """Values that were invalid: special codes, NaN and impossible values."""
+        self.unsupported: set[Key] = set(unsupported)  # values that the GPU does not support; they are not read again
+        self.errors: list[str] = []  # reasons of the calls that failed
+        self.dropped: list[Key] = []  # values that were invalid: special codes, NaN and impossible values
 
     def begin(self) -> None:
         """Clears the errors of the last reading."""
@@ -287,8 +284,7 @@ def _deduplicate(usages: Iterable[ProcessUsage]) -> tuple[ProcessUsage, ...]:
 # Fields
 
 _VALUE_MEMBERS = dict(enumerate(("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")))
-MIN_GPM_SECONDS = 0.1
-"""Minimum time between two GPM samples that NVML allows."""
+MIN_GPM_SECONDS = 0.1  # minimum time between two GPM samples that NVML allows
 
 
 @dataclass(eq=False)

@@ -43,8 +43,7 @@ _SECOND_US = 1_000_000
 _MAX_WINDOW_US = 60 * _SECOND_US
 _MAX_SILENCE_US = 10 * _SECOND_US
 """If there is no sample for this long, the busy time is unknown, because the driver also samples an idle GPU."""
-_SLACK_US = 2 * _SECOND_US
-"""Maximum age of the driver's newest sample."""
+_SLACK_US = 2 * _SECOND_US  # maximum age of the driver's newest sample
 _NO_ENTRIES = frozenset({"not_found", "nvml_0"})
 """Error reasons that mean an empty list. pynvml raises `nvml_0` if the driver succeeds without entries."""
 _GRAPHICS_UTIL = 1
@@ -60,8 +59,7 @@ _COUNTER_STEP_SECONDS = 1.0  # the counter may lag by this much and then catch u
 
 @dataclass(frozen=True, slots=True)
 class UsageSettings:
-    sees_processes: bool = True
-    """False if podgpu is not in the host's PID namespace. It then cannot read processes."""
+    sees_processes: bool = True  # False if podgpu is not in the host's PID namespace; it then cannot read processes
     switch_logs: SwitchLogFactory = field(default_factory=SwitchLogFactory)
     clock: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
@@ -72,8 +70,7 @@ class BusyTime(NamedTuple):
     busy_ns: int | None = None
     since: int | None = None
     """Start of the window, as the driver's timestamp. None if the driver has no values per process."""
-    until: float | None = None
-    """End of the window, as Unix time."""
+    until: float | None = None  # end of the window, as Unix time
 
 
 class UsageReader:
@@ -86,15 +83,12 @@ class UsageReader:
         self._clock = settings.clock
         self._guard: CallGuard[str] = CallGuard()
         self._layout: tuple[DeviceHandle, ...] = ()
-        self._gpm: dict[str, GpmSampler] = {}
-        """Samplers of the MIG instances, by device key."""
+        self._gpm: dict[str, GpmSampler] = {}  # samplers of the MIG instances, by device key
         self._window_start: tuple[int, float] | None = None
         """Start of the next window: the driver's timestamp, and a monotonic time that is not later."""
         self.shared_energy: tuple[float, int] | None = None  # time and value of the telemetry loop's last reading
-        self._energy_at: tuple[float, int] | None = None
-        """Time and value of the last reading of the energy counter."""
-        self._energy_is_known = False
-        """True if the energy between the last two readings of the counter is known."""
+        self._energy_at: tuple[float, int] | None = None  # time and value of the last reading of the energy counter
+        self._energy_is_known = False  # True if the energy between the last two readings of the counter is known
         self._pids: Collection[int] | None = None
         self._splitter: BusyTimeSplitter | None = None
         if settings.switch_logs.wanted != "samples":
