@@ -25,7 +25,7 @@ from podgpu.metrics.dcgm import Policy
 from podgpu.model import Allocation, PodLabels, RunningProcess, SourceStatus, Value
 from podgpu.usage.containers import ContainerFinder, ProcessOwners
 from podgpu.usage.ledger import Ledger
-from podgpu.workers import ErrorCounts, Workers
+from podgpu.workers import ErrorCounts, Workers, run_loop
 
 _log = logging.getLogger(__name__)
 _SERIAL = 53  # DCGM_FI_DEV_SERIAL
@@ -235,17 +235,8 @@ class Agent:
             threading.Thread(target=self._guard, args=(name, loop, on_fatal), name=name, daemon=True).start()
 
     def _guard(self, name: str, loop: Callable[[], None], on_fatal: Callable[[], object]) -> None:
-        """Runs a loop. If the loop fails, ends the process, because the values would no longer be updated."""
-        try:
-            loop()
-        except StartError as e:
-            self.fatal = e
-        except Exception as e:  # noqa: BLE001 - top level of a thread
-            _log.exception("unexpected error in the %s loop, please report it", name)
-            self.fatal = StartError(
-                f"the {name} loop stopped because of a bug ({type(e).__name__}: {e}); exiting for a restart"
-            )
-        if self.fatal is not None:
+        if error := run_loop(name, loop):
+            self.fatal = error
             on_fatal()
 
     def _telemetry_loop(self) -> None:

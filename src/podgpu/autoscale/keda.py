@@ -19,9 +19,8 @@ from podgpu.autoscale.answers import compute_value, is_active
 from podgpu.autoscale.requests import MetricRequest, Refusal, forbidden, parse_trigger
 from podgpu.autoscale.samples import SampleStore
 from podgpu.errors import StartError
-from podgpu.tls import Pem, load_authorities, load_pair
+from podgpu.tls import LastValid, Pem, load_authorities, load_pair
 from podgpu.web.app import Address
-from podgpu.web.web_config import LastValid
 
 KEDA_OPTION = "--keda-address"
 _SERVICE = "externalscaler.ExternalScaler"

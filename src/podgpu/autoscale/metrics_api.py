@@ -43,8 +43,7 @@ from podgpu.clock import FaultLog
 from podgpu.errors import SourceError
 from podgpu.kube.client import ApiClient
 from podgpu.kube.objects import KubeObject
-from podgpu.tls import ContextCache, MakeTlsContext, Pem, load_authorities, load_pair
-from podgpu.web.web_config import LastValid
+from podgpu.tls import ContextCache, LastValid, MakeTlsContext, Pem, load_authorities, load_pair
 
 API_OPTION = "--api-address"
 _LIFETIME = timedelta(days=3650)  # longer than a process runs, so that podgpu never renews the certificate

@@ -22,7 +22,7 @@ from podgpu.autoscale.requests import CUSTOM_GROUP, CUSTOM_VERSIONS, Refusal
 from podgpu.autoscale.samples import SampleStore
 from podgpu.cli.cluster import choose_collector, make_settings
 from podgpu.cli.options import make_command
-from podgpu.cluster.collect import MAX_ROUNDS, ViewSettings, duration_text
+from podgpu.cluster.collect import ViewSettings, check_window
 from podgpu.cluster.loop import Cluster
 from podgpu.errors import UsageError
 from podgpu.kube.client import ApiClient
@@ -56,12 +56,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
     Give exactly one of --prometheus, --scrape or --discover-kubernetes. Running pods are read from the API server.
     """
-    interval, longest = options["interval"], options["longest_window"]
-    if longest / interval > MAX_ROUNDS:
-        raise UsageError(
-            f"--longest-window {duration_text(longest)} holds more than {MAX_ROUNDS} readings of --interval "
-            f"{duration_text(interval)}: make the window shorter or the interval longer"
-        )
+    interval = options["interval"]
+    check_window("--longest-window", options["longest_window"], interval)
     extra_fields = tuple(metric.field for metric in PROFILING_METRICS)
     settings = make_settings(ctx, options, extra_fields=extra_fields, window=interval, one_cluster=True)
     with ExitStack() as stack:
