@@ -379,8 +379,6 @@ def decode_node(body: bytes) -> NodeState:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The GPUs of this node."""
-
     gpus: tuple[Device, ...]
     unreachable: dict[int, str] = field(default_factory=dict)  # index and reason of GPUs that the driver cannot read
     hung: frozenset[int] = frozenset()  # indices of unreachable GPUs whose first driver call has not returned yet
@@ -403,8 +401,6 @@ class GpuReading:
 
 @dataclass(frozen=True, slots=True)
 class ErrorEvent:
-    """An error that a device reported."""
-
     device: str  # `Device.key`
     code: int  # the vendor's error number; NVIDIA's is the XID
     at: float  # Unix time

@@ -36,7 +36,6 @@ class Pem:
         return self.file or self.origin
 
     def read(self) -> bytes:
-        """Returns the PEM. Raises SourceError if the file cannot be read."""
         return read_bounded(self.file, _MAX_PEM_BYTES) if self.file else self.text.encode()
 
 

@@ -113,7 +113,6 @@ class HealthWatch:
         self._clock_masks: dict[str, int] = {}
 
     def update(self, result: TelemetryResult) -> None:
-        """Checks the GPUs after a reading."""
         now, all_values = self._clock(), result.values
         is_due = any(f.id == CLOCK_EVENTS_FIELD for group in result.groups for f in group.fields)
         for key, values in all_values.items() if is_due else ():

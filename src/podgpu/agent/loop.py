@@ -136,7 +136,6 @@ class Agent:
         self._publish()
 
     def read_allocation(self, *, counters_first: bool = False) -> None:
-        """Reads the allocation sources and publishes the result."""
         self._allocate_now.clear()  # cleared first, so that a request during this reading starts another one
         if counters_first:
             self.read_counters()
@@ -145,7 +144,6 @@ class Agent:
         self._publish()
 
     def read_usage(self) -> None:
-        """Reads the usage of the GPUs and publishes the result."""
         if self._usage_collector is None or self.clock.monotonic() < self._released_until:
             return
         result = self._usage_collector.collect(self._telemetry_result, self._allocation_result)
@@ -316,7 +314,6 @@ class Agent:
         return self.clock.monotonic() - self._read_at <= self.settings.stale_after
 
     def is_fresh(self, published: Published) -> bool:
-        """Returns True if the values are recent enough to serve."""
         return self.clock.monotonic() - published.read_at <= self.settings.stale_after
 
     def stop(self) -> None:

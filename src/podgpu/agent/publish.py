@@ -100,7 +100,6 @@ def build_node_state(
 
 
 def _join_holders(allocation: Allocation, usage: UsageResult) -> dict[str, list[Holder]]:
-    """Returns the holders of each device with their usage, by device key."""
     holders = defaultdict[str, list[Holder]](list)
     usages = {key: dict(entries) for key, entries in sorted(usage.holders.items())}
 

@@ -212,7 +212,6 @@ class TelemetryCollector:
         )
 
     def _report_unreachable(self) -> Iterator[SourceStatus]:
-        """Yields a failed status for each GPU that the driver lists but cannot read."""
         for index, why in self._inventory.unreachable.items():
             if self._selection.instances is not None or self._selection.shows_gpu(index):
                 source, reason = f"gpu{index}", "hung" if index in self._inventory.hung else "unreachable"

@@ -48,8 +48,6 @@ _OPTIONS = (
 
 
 class ExternalScaler:
-    """Answers KEDA's calls from the stored samples."""
-
     def __init__(
         self,
         store: SampleStore,
@@ -109,7 +107,6 @@ class ExternalScaler:
         )
 
     def _check_client(self, context: Any) -> None:
-        """Raises Refusal if the client's verified certificate contains none of the accepted names."""
         values = context.auth_context()
         names = (*values.get("x509_common_name", ()), *values.get("x509_subject_alternative_name", ()))
         texts = {name.decode("utf-8", "replace") for name in names}

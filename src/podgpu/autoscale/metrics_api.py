@@ -160,7 +160,6 @@ def _respond(body: KubeObject, code: int = 200) -> web.Response:
 
 
 def _respond_status(code: int, message: str) -> web.Response:
-    """Builds an error response in Kubernetes' format."""
     reason = _REASONS.get(code, "BadRequest")
     status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
     return _respond({**status, "message": message, "reason": reason, "code": code}, code)

@@ -48,8 +48,6 @@ class RoundSamples(NamedTuple):
 
 
 class _UsageRate(NamedTuple):
-    """The counters of one holder, and their rates since the previous reading."""
-
     at: float  # time of the counters, from the exporter's clock
     read_at: float  # monotonic time of the reading in this process
     exporter_id: str
@@ -293,7 +291,6 @@ class SampleStore:
         self._snapshot: MetricsSnapshot | None = None
 
     def add_round(self, state: ClusterState) -> None:
-        """Adds the samples of a finished round and publishes a new snapshot."""
         before, now, pods = self._snapshot, self._clock.monotonic(), self._pods()
         samples = sample_round(state, self._rates, pods, now)
         for key, nodes in samples.ignored.items():

@@ -111,7 +111,6 @@ def _make_keda_tls(options: Mapping[str, Any], address: Address) -> Any:
 
 
 def _check_api_certificate(options: Mapping[str, Any]) -> None:
-    """Raises UsageError unless either --api-service or both certificate files are set."""
     files, service = [options[name] for name in ("api_cert_file", "api_key_file")], options["api_service"]
     if any(files) if service else not all(files):
         raise UsageError(
@@ -145,7 +144,6 @@ class AutoscaleServer:
         return listeners
 
     async def _run_services(self, _app: web.Application) -> AsyncIterator[None]:
-        """Runs KEDA's external scaler and the CA bundle updater as long as the HTTP server runs."""
         async with AsyncExitStack() as stack:
             if self.updater is not None:
                 stack.push_async_callback(self.updater.client.close)

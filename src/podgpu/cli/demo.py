@@ -213,8 +213,6 @@ def perform(script: Sequence[Act], stopping: threading.Event) -> None:
 
 
 class DemoExporter(NamedTuple):
-    """The exporter of one simulated node."""
-
     node: DemoNode
     agent: Agent
     ledger: Ledger
@@ -337,8 +335,6 @@ def _list_runs(node: DemoNode) -> Iterator[tuple[Tenant, float, float]]:
 
 
 class _PastDevice(NamedTuple):
-    """A GPU or MIG instance with its holders at one time."""
-
     node: str
     gpu: SimulatedGpu
     instance: int | None

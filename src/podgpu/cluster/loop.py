@@ -121,7 +121,6 @@ class Cluster:
     # Rounds
 
     async def round(self, collector: Collector) -> None:
-        """Runs one round and publishes its results."""
         self._collector = collector
         await collector.run_round()
         self._publish(collector.reading())

@@ -141,7 +141,6 @@ def _scope_labels(scope: Scope, *more: tuple[str, str]) -> Labels:
 
 
 def _idle_samples(state: ClusterState) -> list[Sample]:
-    """Returns samples of the holders that have been idle for longer than --idle-after."""
     idle_since: dict[tuple[tuple[str, str], ...], float] = {}
     for node in _fresh(state):
         for part in node.held:

@@ -67,17 +67,14 @@ _NO_RULE = (
 
 
 def quote(value: str) -> str:
-    """Quotes a label value."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def one_of(label: str, values: Iterable[str]) -> str:
-    """Returns a matcher for any of the values."""
     return f"{label}=~{quote('|'.join(map(escape, values)))}"
 
 
 def escape(text: str) -> str:
-    """Escapes the special characters of a regular expression."""
     return _SPECIAL.sub(r"\\\1", text)
 
 
@@ -112,8 +109,6 @@ class PrometheusServer:
 
 
 class RangeSeries(NamedTuple):
-    """One series of a range query."""
-
     labels: Mapping[str, str]
     points: Sequence[tuple[float, float]]  # Unix time, value
 

@@ -248,8 +248,6 @@ class _HistoryReader:
 
 @dataclass(slots=True)
 class _DeviceLines:
-    """The values of one device, by step."""
-
     device: Device
     window: Window
     node: str = ""
@@ -262,7 +260,6 @@ class _DeviceLines:
     def add(
         self, what: str, labels: LabelMap, values: Values, holder: Workload | None, node_labels: Sequence[str]
     ) -> None:
-        """Adds the result of the query `what`."""
         steps = {number for number, value in enumerate(values) if value is not None}
         figure = what.removesuffix(" of holders")
         if figure == "utilization_ratio":

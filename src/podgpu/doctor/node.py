@@ -52,8 +52,6 @@ ReadError = SourceError | StartError
 
 @dataclass(frozen=True, slots=True)
 class GpuReadings:
-    """Values and errors that were read from the driver and the GPUs."""
-
     inventory: Inventory | None = None  # None if the driver could not be read, see `error`
     error: ReadError | None = None
     read: Mapping[Device, GpuReading] = field(default_factory=dict)

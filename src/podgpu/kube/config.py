@@ -125,8 +125,6 @@ def is_loopback(host: str) -> bool:
 
 
 class _Named(msgspec.Struct):
-    """An entry of `contexts`, `clusters` or `users`."""
-
     name: str
     context: dict[str, Any] | None = None
     cluster: dict[str, Any] | None = None
@@ -142,8 +140,6 @@ class _Kubeconfig(msgspec.Struct, rename="kebab"):
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One context, cluster or user of a kubeconfig."""
-
     file: str
     where: str  # path in the file, for messages
     values: Mapping[str, Any]

@@ -92,8 +92,6 @@ def keep_known_fields(values: Mapping[str, Any], keep_fields: frozenset[str]) ->
 
 @dataclass(slots=True)
 class _DeviceBuilder:
-    """Collects the samples of a GPU or a MIG instance."""
-
     identity: dict[str, str] = field(default_factory=dict)
     values: dict[str, dict[WorkloadKey, float]] = field(default_factory=dict)  # by field and holder (or ())
     texts: dict[str, str] = field(default_factory=dict)  # DCGM fields with text values, which are exported as labels

@@ -114,8 +114,6 @@ def _xid_action(detail: str, times: Mapping[int, int]) -> str:
 
 
 class HealthCode(NamedTuple):
-    """A finding of DCGM's health checks."""
-
     name: str
     severity: str
     category: str

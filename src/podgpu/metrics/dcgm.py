@@ -295,7 +295,6 @@ def _count_events(field_id: int, device: GpuOrInstance, policy: Policy) -> Itera
 
 
 def _entity_labels(entity: EntityState, policy: Policy) -> Labels:
-    """Returns the labels of a switch, link or CPU."""
     pairs = [(n, policy.model_name(text) if n == "model_name" else text) for n, text in entity.labels.items()]
     label_counters = (c for c in policy.counters if c.is_label and c.field.level == entity.kind)
     return make_labels((*pairs, *policy.host, *sorted(_label_values(label_counters, entity.fields, {}))))

@@ -148,8 +148,6 @@ def format_float(value: float) -> str:
 
 
 class Body:
-    """A response body, plain and compressed."""
-
     def __init__(self, plain: bytes) -> None:
         self.plain = plain
         self.zipped = gzip.compress(plain, _GZIP_LEVEL, mtime=0)

@@ -147,7 +147,6 @@ class _Parser:
 
 
 def _parse_labels(text: str) -> dict[str, str]:
-    """Parses the text between the braces of a sample."""
     labels: dict[str, str] = {}
     text, at = text.strip(" \t"), 0
     while at < len(text):
@@ -167,7 +166,6 @@ def _unescape(text: str) -> str:
 
 
 def _shorten(text: str) -> str:
-    """Shortens a text for messages and escapes control characters."""
     return ascii(text) if len(text) <= 40 else f"{text[:40]!a}…"
 
 

@@ -62,8 +62,6 @@ _TEMPLATE = re.compile(r"\{\{\s*(\w+)\s*\}\}|\$\{__(?:field\.labels|data\.fields
 
 @dataclass(frozen=True, slots=True)
 class _JsonString:
-    """A key or a string value in the file."""
-
     path: tuple[str | int, ...]
     value: str
     start: int
@@ -150,7 +148,6 @@ def _rename_in_legend(match: re.Match[str]) -> str:
 
 
 def _find_strings(text: str) -> list[_JsonString]:
-    """Returns all keys and string values of valid JSON, in the order of the file."""
     strings: list[_JsonString] = []
     path: list[str | int | None] = []  # key or index at each nesting level; None where a key is expected
     for match in _TOKEN.finditer(text):

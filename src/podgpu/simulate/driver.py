@@ -229,7 +229,6 @@ class SimulatedNvml:
         return gpu
 
     def _find_handle(self, gpu: SimulatedGpu | None, instance: SimulatedInstance | None = None) -> Any:
-        """Returns the handle of a device. Repeated calls return the same handle."""
         if gpu is None:
             raise_error(pynvml.NVML_ERROR_NOT_FOUND)
         _check_present(gpu)

@@ -235,7 +235,6 @@ def _find_user(folder: str, cgroup: str, container_id: str) -> Workload:
 
 @lru_cache(maxsize=1024)
 def _find_user_name(uid: int) -> str:
-    """Returns the name of the user. If this system does not know the user, returns the UID as text."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -101,8 +101,6 @@ _VSOCK = re.compile(r"vsock://\d{1,10}:\d{1,10}")
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """Address of a host engine."""
-
     text: str  # the address in libdcgm's format
     host: str = ""  # host name or IP address; empty for a Unix socket
 
@@ -127,8 +125,6 @@ def parse_address(text: str) -> EngineAddress:
 
 
 class DcgmConnection:
-    """A connection to a DCGM engine."""
-
     def __init__(self, address: EngineAddress | None = None, library_path: str = "", log_level: str = "") -> None:
         """`address`: None for an engine inside this process. `log_level`: empty if DCGM must not log."""
         self._address = address

@@ -147,7 +147,6 @@ def _read_device(connection: DcgmConnection, gpu_id: int, state: int) -> Device:
 def _read_instances(
     connection: DcgmConnection, gpu: Device, instances: Sequence[_Mig], migs: Sequence[_Mig]
 ) -> Iterator[DcgmEntity]:
-    """Yields each GPU instance, followed by its compute instances."""
     profiles = read_live(connection, [m.entity for m in instances], fields()[_NAME])
     for instance in sorted(instances, key=lambda m: m.instance_id):
         compute = [m.entity for m in migs if m.parent == instance.entity]

@@ -275,7 +275,6 @@ class DcgmTelemetry:
         self._has_read_xids |= bool(watches)
 
     def _find_gpu_groups(self) -> list[s.Handle]:
-        """Returns the DCGM groups that together contain all GPUs."""
         watch = self._watches.get(("GPU", self._xid_group))
         return [] if watch is None else watch.groups
 
@@ -302,7 +301,6 @@ def _field_ids(groups: Sequence[FieldGroup]) -> set[int]:
 
 
 def _select_fields(fields: Sequence[Field], kind: str) -> tuple[Field, ...]:
-    """Returns those fields that DCGM provides for this kind of entity."""
     read = (f for f in fields if not isinstance(f.recipe, Recorded) and f.id < EXPORTER_FIELDS)
     if kind == "GPU":
         return tuple(f for f in read if f.level in DEVICE_LEVELS)

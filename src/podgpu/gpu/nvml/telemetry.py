@@ -475,7 +475,6 @@ class XidWatcher:
                 self._driver.call("nvmlEventSetFree", event_set)
 
     def _run(self, event_set: Any) -> None:
-        """Waits for events until this event set is freed."""
         while True:
             try:
                 with self._driver.hold(gives_way=True):
