@@ -85,12 +85,7 @@ class Node:
     """One GPU node: driver, kubelet, /proc, log directories, and the exporter that reads them."""
 
     def __init__(
-        self,
-        name: str,
-        gpus: str,
-        root: Path,
-        tenants: Callable[[FaultyNvml], list[Tenant]],
-        names: NameSet = "4.8",
+        self, name: str, gpus: str, root: Path, tenants: Callable[[FaultyNvml], list[Tenant]], names: NameSet = "4.8"
     ) -> None:
         """`names`: value of --dcgm-names."""
         self.name = name
@@ -121,11 +116,7 @@ class Node:
                 interval=0.3,
                 allocation_interval=0.3,
                 usage_interval=0.3,
-                policy=Policy(
-                    counters=counters,
-                    hostname=self.name,
-                    hostname_labels=HOST_LABELS[self._names],
-                ),
+                policy=Policy(counters=counters, hostname=self.name, hostname_labels=HOST_LABELS[self._names]),
             ),
             containers=ContainerFinder(str(root / "proc")),
         )
@@ -270,9 +261,7 @@ def write_whole(file: Path, text: str) -> None:
 
 @contextmanager
 def fleet_in(
-    folder: Path,
-    more_jobs: Sequence[Mapping[str, Any]] = (),
-    names: tuple[NameSet, NameSet] = ("4.8", "4.8"),
+    folder: Path, more_jobs: Sequence[Mapping[str, Any]] = (), names: tuple[NameSet, NameSet] = ("4.8", "4.8")
 ) -> Iterator[Fleet]:
     """Starts everything and waits until every node is scraped. `names` has the --dcgm-names of each node."""
     nodes = [

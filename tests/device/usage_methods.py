@@ -20,18 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pynvml
-from shared_gpu import (
-    BUSY,
-    METHODS,
-    Burst,
-    SharedGpu,
-    Tenant,
-    exposition,
-    method_of,
-    series,
-    value,
-    wait_for,
-)
+from shared_gpu import BUSY, METHODS, Burst, SharedGpu, Tenant, exposition, method_of, series, value, wait_for
 
 SECONDS = 30.0
 POINTS = 2.0
@@ -209,14 +198,7 @@ def kernel_lines() -> list[str]:
     return subprocess.run(["dmesg"], capture_output=True, text=True, check=False).stdout.splitlines()
 
 
-CHECKS = (
-    check_kill,
-    check_restart,
-    check_unprivileged,
-    check_fast_switches,
-    check_mps,
-    check_profiling,
-)
+CHECKS = (check_kill, check_restart, check_unprivileged, check_fast_switches, check_mps, check_profiling)
 
 
 def main() -> int:

@@ -67,10 +67,7 @@ def test_the_gpu_of_recorded_texts(name: str) -> None:
 
 def test_mig_labels() -> None:
     found = values(fixture("seeds/001-mig.prom"), ENGINE, TEMPERATURE)
-    assert found == {
-        A100: {ENGINE.id: 0.99563, TEMPERATURE.id: 61},
-        f"{A100}/gi13": {ENGINE.id: 0.995687},
-    }
+    assert found == {A100: {ENGINE.id: 0.99563, TEMPERATURE.id: 61}, f"{A100}/gi13": {ENGINE.id: 0.995687}}
 
 
 def test_the_companion_driver_completes_devices() -> None:

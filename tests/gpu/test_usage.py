@@ -29,14 +29,7 @@ def on(*specs: str) -> pytest.MarkDecorator:
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize(
-    "loads",
-    [
-        {41: 0.5, 42: 0.2},
-        {41: 0.9, 42: 0.6},
-    ],
-    ids=["steady", "more than 100 %"],
-)
+@pytest.mark.parametrize("loads", [{41: 0.5, 42: 0.2}, {41: 0.9, 42: 0.6}], ids=["steady", "more than 100 %"])
 def test_busy_time_of_a_minute(seed: int, loads: dict[int, float]) -> None:
     bench, moments = NvmlBench(), random.Random(seed)
     for pid, duty in loads.items():

@@ -93,8 +93,7 @@ async def large(_request: web.Request) -> web.Response:
 
 
 @pytest.mark.fault(
-    "Clients request the metrics and do not read them",
-    "Each is closed after 60 s; scrapers are answered meanwhile",
+    "Clients request the metrics and do not read them", "Each is closed after 60 s; scrapers are answered meanwhile"
 )
 def test_slow_readers_are_closed(node: Node) -> None:
     def app(_agent: object) -> web.Application:

@@ -126,7 +126,7 @@ def collection_of_fields(
 def _match(counters: Sequence[CounterSpec], pattern: str) -> list[CounterSpec]:
     matches = re.compile(translate(pattern.replace("[^", "[!"))).match  # Go negates character classes with ^
     as_written = [counter for counter in counters if matches(counter.name)]
-    return as_written or [counter for counter in counters if any(map(matches, names_of(counter.field.id)))]
+    return as_written or [counter for counter in counters if any(map(matches, names_of(counter.field.name)))]
 
 
 def group_fields(

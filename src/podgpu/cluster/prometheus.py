@@ -36,13 +36,23 @@ from podgpu.metrics.adapter import (
     read_device_key,
 )
 from podgpu.metrics.conditions import FIELD_CONDITIONS
-from podgpu.metrics.fields import XID_FIELD, generations, meaning, names_of, successors
+from podgpu.metrics.fields import (
+    ENGINE,
+    MEMORY_FIELDS,
+    POWER,
+    TEMPERATURE,
+    UTIL,
+    XID_NAME,
+    fields,
+    generations,
+    meaning,
+    names_of,
+    rename_of,
+)
 from podgpu.metrics.mig import billed_name
 from podgpu.metrics.parse import ParsedSample
 from podgpu.model import NodeState, WorkloadOwner
 
-UTIL, GR_ENGINE, TEMPERATURE, POWER = 203, 1001, 150, 155
-FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED = 250, 251, 252, 253
 _OWNER_SECONDS = 60.0  # time between queries for unknown owners; kube-state-metrics may report new pods late
 _PODS_PER_QUERY = 100  # VictoriaMetrics rejects queries of more than 16 KiB
 _IDLE_CHECKS = 30  # number of times in the idle window at which a sample must exist
@@ -413,7 +423,7 @@ def series_queries(
     match: str, node_labels: Sequence[str], keep_fields: Iterable[str] = (), cluster_label: str = "cluster"
 ) -> list[SeriesQuery]:
     """Returns queries for the input of `nodes_from_vectors`. `max by` drops unused labels, to keep responses small."""
-    kept = [spec.field.id for name in sorted(keep_fields) if (spec := meaning(name))]
+    kept = [spec.field.name for name in sorted(keep_fields) if (spec := meaning(name))]
     identity = (*IDENTITY, *node_labels)
     target_labels = (cluster_label, *TARGET_LABELS, *REPLICA_LABELS)
     series_labels = ("__name__", *target_labels, *GPU_LABELS, "GPU_I_ID", *WORKLOAD_LABELS)
@@ -424,9 +434,9 @@ def series_queries(
         series = f"{select(names, match)}{condition}"
         return SeriesQuery(what, f"max {by(*series_labels, *labels)} ({series})", required)
 
-    gpus = _field_names(UTIL, GR_ENGINE, TEMPERATURE, *kept)
+    gpus = _field_names(UTIL, ENGINE, TEMPERATURE, *kept)
     timed = (
-        *_field_names(UTIL, GR_ENGINE, TEMPERATURE),
+        *_field_names(UTIL, ENGINE, TEMPERATURE),
         *_own_names("device_condition_since_timestamp_seconds"),
     )
     target = by(*target_labels)
@@ -441,7 +451,7 @@ def series_queries(
                     " or ".join(f"max {target} (timestamp({select((name,), match)}))" for name in timed),
                     required=True),
         query("memory",
-              (*_field_names(FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED), *_own_names("device_memory_used_bytes")),
+              (*_field_names(*MEMORY_FIELDS), *_own_names("device_memory_used_bytes")),
               *identity),
         query("power", (*_field_names(POWER), *_own_names("device_energy_joules_total")), *identity),
         query("use by containers",
@@ -456,27 +466,25 @@ def series_queries(
         query("conditions",
               _own_names("device_condition_since_timestamp_seconds", "device_last_holder_info"),
               "condition", "detail", *identity),
-        query("faults", _field_names(*FIELD_CONDITIONS, XID_FIELD), condition=" > 0"),
+        query("faults", _field_names(*(fields()[i].name for i in FIELD_CONDITIONS), XID_NAME), condition=" > 0"),
     ]  # fmt: skip
 
 
-def _field_names(*numbers: int) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for number in numbers for name in names_of(number)))
+def _field_names(*fields: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for field in fields for name in names_of(field)))
 
 
 def _own_names(*names: str) -> tuple[str, ...]:
     return tuple(f"podgpu_{name}" for name in names)
 
 
-def field_query(number: int, labels: str, select_names: Callable[[Sequence[str]], str]) -> str:
+def field_query(field: str, labels: str, select_names: Callable[[Sequence[str]], str]) -> str:
     """Returns a query for a DCGM field in the unit of dcgm-exporter 4.8. `max` merges equal values of MIG instances."""
-    old_names, new_names = generations(number)
+    old_names, new_names = generations(field)
     query = f"max {labels} (({select_names(old_names)}) < {_DCGM_BLANK})"
-    if new_names:
-        successor = successors().get(number)
-        factor = 1.0 if successor is None else successor.factor
-        newer = f"max {labels} (({select_names(new_names)}) < {_DCGM_BLANK * factor:.0f})"
-        query += f" or {newer} / {factor!r}"
+    if rename := rename_of(field):
+        newer = f"max {labels} (({select_names(new_names)}) < {_DCGM_BLANK * rename.factor:.0f})"
+        query += f" or {newer} / {rename.factor!r}"
     return query
 
 
@@ -488,19 +496,19 @@ def idle_query(match: str, window: float) -> str:
     length = round(window * 1000)
     step = max(1, length // _IDLE_CHECKS)
 
-    def idle(number: int, keys: Sequence[str], *matchers: str) -> str:
+    def idle(field: str, keys: Sequence[str], *matchers: str) -> str:
         largest = " or ".join(
-            f"max_over_time({select(names, *matchers, match)}[{length}ms])" for names in generations(number) if names
+            f"max_over_time({select(names, *matchers, match)}[{length}ms])" for names in generations(field) if names
         )
         # The device may have been busy in a gap without samples, so samples must exist at every check.
-        present = f"group {by(*keys)} ({select(names_of(number), *matchers, match)})"
+        present = f"group {by(*keys)} ({select(names_of(field), *matchers, match)})"
         checks = f"count_over_time(({present})[{length}ms:{step}ms]) >= {_IDLE_CHECKS}"
         return f"((max {by(*keys)} ({largest}) == 0) and on ({', '.join(keys)}) ({checks}))"
 
     gpu = ("UUID", "uuid")
     whole, instances = 'GPU_I_ID=""', 'GPU_I_ID!=""'
-    engine = f"({idle(GR_ENGINE, gpu, whole)} unless on (UUID, uuid) {select(names_of(UTIL), match)})"
-    return f"{idle(UTIL, gpu)} or {engine} or {idle(GR_ENGINE, (*gpu, 'GPU_I_ID'), instances)}"
+    engine = f"({idle(ENGINE, gpu, whole)} unless on (UUID, uuid) {select(names_of(UTIL), match)})"
+    return f"{idle(UTIL, gpu)} or {engine} or {idle(ENGINE, (*gpu, 'GPU_I_ID'), instances)}"
 
 
 # Labels of nodes and owners of pods

@@ -18,11 +18,8 @@ from typing import Any, NamedTuple
 
 from podgpu.cluster.prices import Prices, ReadPrices
 from podgpu.cluster.prometheus import (
-    GR_ENGINE,
     RULE_LABELS,
-    TEMPERATURE,
     USAGE_RULE,
-    UTIL,
     PodOwners,
     PrometheusClient,
     PrometheusServer,
@@ -44,7 +41,7 @@ from podgpu.metrics.adapter import (
     read_gpu_id,
     read_workload,
 )
-from podgpu.metrics.fields import names_of
+from podgpu.metrics.fields import ENGINE, TEMPERATURE, UTIL, names_of
 from podgpu.metrics.mig import billed_name, parent_and_fraction
 from podgpu.metrics.parse import ParsedSample
 from podgpu.model import Workload, WorkloadOwner, group_by_key
@@ -64,7 +61,7 @@ _COUNTERS = {
 _RULES = {"podgpu:usage:sum1h": HOUR, USAGE_RULE: COARSE}  # the coarsest first
 _MIN_SAMPLES = 200  # a rule with fewer samples in a range is not exact enough at the start and end
 _GPU_NAMES = (
-    *(name for field in (TEMPERATURE, UTIL, GR_ENGINE) for name in names_of(field)),
+    *(name for field in (TEMPERATURE, UTIL, ENGINE) for name in names_of(field)),
     "podgpu_device_energy_joules_total",
 )
 _GPU_KEYS = (*UUID_LABELS, *MODEL_LABELS)

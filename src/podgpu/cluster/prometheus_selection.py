@@ -19,10 +19,6 @@ from podgpu.cluster.loop import Cluster, PublishedState
 from podgpu.cluster.prices import ReadPrices
 from podgpu.cluster.prometheus import (
     BROKEN,
-    FB_FREE,
-    FB_USED,
-    TEMPERATURE,
-    UTIL,
     PrometheusClient,
     PrometheusCollector,
     PrometheusServer,
@@ -36,7 +32,7 @@ from podgpu.cluster.prometheus import (
 from podgpu.cluster.state import ClusterState, build_cluster_state
 from podgpu.errors import SourceError, UsageError
 from podgpu.metrics.adapter import MODEL_LABELS, POD_LABEL_VARIANTS, UUID_LABELS
-from podgpu.metrics.fields import names_of
+from podgpu.metrics.fields import FB_FREE, FB_USED, TEMPERATURE, UTIL, names_of
 
 PAGE_SIZE = 20  # nodes; VictoriaMetrics rejects queries of more than 16 KiB
 _TIMEOUT = 30.0
@@ -179,7 +175,7 @@ def _write_conditions(query: GpuQuery, node: str, server: PrometheusServer, wher
 def _write_values(sort: str, labels: str, where: Sequence[str]) -> str:
     """Returns a query for the values by which nodes are sorted."""
     used, free, utilization = (
-        f"({field_query(number, labels, lambda names: select(names, *where))})" for number in (FB_USED, FB_FREE, UTIL)
+        f"({field_query(field, labels, lambda names: select(names, *where))})" for field in (FB_USED, FB_FREE, UTIL)
     )
     return {
         "broken": f"count {labels} ({select(_CONDITIONS, BROKEN, *where)})",

@@ -468,18 +468,18 @@ def in_legacy_units(values: Mapping[int, float]) -> dict[int, float]:
 
 
 @cache
-def generations(field_id: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def generations(field_name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Returns two tuples: the field's metric names in dcgm-exporter 4.8 and earlier, and its names in 4.9."""
-    rename = rename_of(fields()[field_id].name)
+    rename = rename_of(field_name)
     if rename is None:
-        return fields()[field_id].names, ()
+        return _by_name()[field_name].names, ()
     names = dict.fromkeys((*rename.old.names, *rename.new.names))
     return tuple(name for name in names if name != rename.new_name), (rename.new_name,)
 
 
-def names_of(field_id: int) -> tuple[str, ...]:
+def names_of(field_name: str) -> tuple[str, ...]:
     """Returns all metric names of a field's value, in the older and the newer unit. The names of 4.8 come first."""
-    old, new = generations(field_id)
+    old, new = generations(field_name)
     return old + new
 
 
@@ -488,6 +488,7 @@ def names_of(field_id: int) -> tuple[str, ...]:
 UTIL, ENGINE, POWER, TEMPERATURE, FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED = KEY_FIELDS = tuple(
     fields()[number].name for number in (203, 1001, 155, 150, 250, 251, 252, 253)
 )
+MEMORY_FIELDS = (FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED)
 XID_NAME = fields()[XID_FIELD].name
 _MAX_RATIO = 1.01  # a ratio can exceed 1 if its counter is read slightly late
 
