@@ -52,7 +52,7 @@ _GRAPHICS_UTIL = 1
 _MAX_GPM_PERCENT = 101.0  # larger values are rejected; GPM slightly exceeds 100 % at full load
 _ENERGY_SECONDS = 5.0
 """Interval of energy readings if no process starts or ends. A reading costs 4.5 ms of CPU (H200)."""
-_SHARED_SECONDS = 1.0  # a reading of the telemetry loop is used if it is not older than this
+_SHARED_SECONDS = 1.5  # a reading of the telemetry loop is used up to this age, longer than its fastest interval
 _EARLY_SECONDS = 0.5  # the counter may be read this much before its interval ends
 _MAX_WATTS = 5000
 _MAX_COUNTER_MJ = 1 << 62  # larger values are NVML's code for "no value"
@@ -301,7 +301,7 @@ class UsageReader:
             return None
         counter: int | None
         shared = self.shared_energy
-        if shared and now - _SHARED_SECONDS < shared[0] and (before is None or before[0] < shared[0]):
+        if shared and not changed and max(now - _SHARED_SECONDS, before[0] if before else 0.0) < shared[0]:
             now, counter = shared
         else:
             counter = self._read(_ENERGY, lambda: self._driver.call(_ENERGY, self._handle))
