@@ -123,7 +123,7 @@ class UsageReader:
         # Energy is read last, so that its slow call (5 to 20 ms) does not separate the other calls.
         power = self._read_power()
         energy = self._read_energy(None if running is None else frozenset(process.pid for process in running), power)
-        whole = replace(self._make_usage(device, busy, running, memory), energy_mj=energy, power_mw=power)
+        whole = self._make_usage(device, busy, running, memory, energy_mj=energy, power_mw=power)
         # Removes the suffix ` gi<id>`, which the names have for MIG instances.
         functions = [(part, part.partition(" gi")[0]) for part in sorted(self._guard.unsupported)]
         return UsageAnswer(
@@ -153,7 +153,7 @@ class UsageReader:
             self._window_start = None
 
     def _make_usage(
-        self, device: Device, busy: BusyTime, running: Sequence[ProcessUsage] | None, memory: int | None
+        self, device: Device, busy: BusyTime, running: Sequence[ProcessUsage] | None, memory: int | None, **more: Any
     ) -> DeviceUsage:
         usage = DeviceUsage(
             device,
@@ -161,6 +161,7 @@ class UsageReader:
             busy_ns=busy.busy_ns,
             memory_used=memory,
             processes=None if running is None else tuple(p for p in running if p.device == device.key),
+            **more,
         )
         if self._splitter is not None:
             usage = self._splitter.split(usage, busy.until)
