@@ -13,7 +13,6 @@ from podgpu.agent.telemetry import TelemetryResult
 from podgpu.clock import Clock
 from podgpu.errors import SourceError
 from podgpu.gpu.source import Telemetry, UsageAnswer
-from podgpu.holders.annotations import find_reserved
 from podgpu.holders.reader import LAST_RESORT
 from podgpu.model import (
     NS,
@@ -206,7 +205,7 @@ def _find_unallocated(
     if not is_known or not (allocated or allocation.offered):
         return set()
     unclear = {(one.namespace, one.pod) for one in (*(u.holder for u in allocation.unmapped), *allocation.vcuda)}
-    reserved = find_reserved(allocation)
+    reserved = {entry.device_id for entry in allocation.unmapped if entry.reason == "reserved"}
     return {
         (sample.device.key, owner.key)
         for devices in samples.values()
