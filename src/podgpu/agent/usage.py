@@ -182,7 +182,8 @@ def make_sample(usage: DeviceUsage, assignments: Sequence[Assignment], owners: O
         owner = sole_owner or "host" if pid in servers else find_owner(pid)
         is_measured = pid not in clients or sole_owner is not None
         memory = listed[pid].memory if pid in listed else None
-        return ProcessSample(pid, owner, busy.get(pid, 0) if is_measured else None, memory, pid not in listed)
+        only_busy = pid not in listed or (pid in servers and sole_owner is not None)  # not a process of the container
+        return ProcessSample(pid, owner, busy.get(pid, 0) if is_measured else None, memory, only_busy)
 
     return DeviceSample(
         usage,
