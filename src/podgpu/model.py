@@ -125,6 +125,12 @@ class Workload(Document, frozen=True):
         return ("user", self.user) if self.user else ()
 
     @property
+    def is_reservation(self) -> bool:
+        """Returns True for a pod of KAI Scheduler or Run:ai that only reserves a GPU. Other pods hold the GPU."""
+        is_named = self.pod.startswith(("gpu-reservation-", "runai-reservation-gpu-"))
+        return is_named and self.container in ("resource-reservation", "runai-reservation")
+
+    @property
     def has_labels(self) -> bool:
         """Returns False for processes of a user that belong to no job. podgpu exports no series for them."""
         return bool(self.job or not self.user)

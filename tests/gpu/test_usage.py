@@ -95,6 +95,23 @@ def test_busy_time_without_samples(bench: NvmlBench) -> None:
     assert bench.driver.calls[SAMPLES] == 1
 
 
+def test_energy_counter_is_not_read_again_after_a_telemetry_reading(bench: NvmlBench) -> None:
+    """A reading of the counter is expensive. Telemetry reads it every second here."""
+    bench.place(11)
+    for _ in range(3):
+        bench.read()
+        bench.after(1.01)
+    before, total = bench.driver.calls[ENERGY], 0
+    for _ in range(20):
+        bench.read()
+        total += bench.after(1.01).energy_mj or 0
+    assert bench.driver.calls[ENERGY] - before == 20, "only the readings of telemetry"
+    assert total > 0
+    bench.place(12)
+    bench.after(0.1)
+    assert bench.driver.calls[ENERGY] - before == 21, "processes changed, so the energy up to now is read"
+
+
 def test_energy_adds_up_to_the_difference_of_the_counter(bench: NvmlBench) -> None:
     moments, gpu = random.Random(2), bench.driver.gpus[0]
     bench.place(41, 0.7, sway=0.9, sway_period=5)

@@ -187,15 +187,15 @@ class Agent:
         settings, policy = self.settings, self._policy
         telemetry, allocation, usage = self._telemetry_result, self._allocation_result, self._usage_result
         sources = (*telemetry.sources, *allocation.sources, *usage.sources, *self._counter_sources)
-        configured = {counter.field.id for counter in policy.counters}
-        self._changes.report(sources, list_unsupported(telemetry, configured), allocation.unmapped)
+        unsupported = list_unsupported(telemetry, policy.field_ids)
+        self._changes.report(sources, unsupported, allocation.unmapped)
         build = partial(
             build_node_state,
             telemetry,
             allocation,
             usage,
             self._health.report(allocation.assignments, telemetry.absent),
-            configured=configured,
+            unsupported=unsupported,
             pod_labels=self._pod_labels(),
             node=settings.node_name or policy.hostname or "this node",
             exporter_id=self._exporter_id,

@@ -13,7 +13,6 @@ from podgpu.agent.telemetry import TelemetryResult
 from podgpu.clock import Clock
 from podgpu.errors import SourceError
 from podgpu.gpu.source import Telemetry
-from podgpu.holders.annotations import find_reserved
 from podgpu.holders.reader import LAST_RESORT
 from podgpu.model import (
     NS,
@@ -185,7 +184,8 @@ def make_sample(usage: DeviceUsage, assignments: Sequence[Assignment], owners: O
         owner = sole_owner or "host" if pid in servers else find_owner(pid)
         is_measured = pid not in clients or sole_owner is not None
         memory = listed[pid].memory if pid in listed else None
-        return ProcessSample(pid, owner, busy.get(pid, 0) if is_measured else None, memory, pid not in listed)
+        only_busy = pid not in listed or (pid in servers and sole_owner is not None)  # not a process of the container
+        return ProcessSample(pid, owner, busy.get(pid, 0) if is_measured else None, memory, only_busy)
 
     return DeviceSample(
         usage,
@@ -208,7 +208,7 @@ def _find_unallocated(
     if not is_known or not (allocated or allocation.offered):
         return set()
     unclear = {(one.namespace, one.pod) for one in (*(u.holder for u in allocation.unmapped), *allocation.vcuda)}
-    reserved = find_reserved(allocation)
+    reserved = {entry.device_id for entry in allocation.unmapped if entry.reason == "reserved"}
     return {
         (sample.device.key, owner.key)
         for devices in samples.values()

@@ -7,14 +7,14 @@ reflector skips the object.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from sys import intern
 from typing import Any, NamedTuple
 
 from podgpu.errors import few_of
-from podgpu.model import WorkloadOwner
+from podgpu.model import WorkloadOwner, group_by_key
 
 KubeObject = dict[str, Any]  # a JSON object of the API
 Pairs = tuple[tuple[str, str], ...]
@@ -32,6 +32,7 @@ class ContainerRecord:
     requests: Pairs = ()  # extended resource and quantity; a limit overrides a request
     container_id: str = ""  # without the runtime's prefix; empty before the container is created
     finished: bool = False  # True for an init container that has succeeded
+    claims: Pairs = ()  # ResourceClaim (DRA) and request; without a request, the container uses the whole claim
 
     def amount(self, resource: str) -> Fraction:
         """Returns the requested quantity of a resource, or 0 if there is no request."""
@@ -73,6 +74,7 @@ def parse_pod(body: KubeObject, keeps_annotation: Callable[[str], bool] = lambda
     if not name or not api_uid:
         return None
     annotations = metadata.get("annotations") or {}
+    claims = _read_claims(spec, status)
     uid = annotations.get(_MIRROR_ANNOTATION) or api_uid
     return PodRecord(
         intern(metadata.get("namespace", "")),
@@ -82,14 +84,32 @@ def parse_pod(body: KubeObject, keeps_annotation: Callable[[str], bool] = lambda
         intern(status.get("phase", "")),
         tuple(sorted((intern(key), intern(text)) for key, text in (metadata.get("labels") or {}).items())),
         tuple(sorted((intern(key), text) for key, text in annotations.items() if keeps_annotation(key))),
-        tuple(_read_containers(spec.get("initContainers"), status.get("initContainerStatuses"), are_init=True)),
-        tuple(_read_containers(spec.get("containers"), status.get("containerStatuses"))),
+        tuple(_read_containers(spec.get("initContainers"), status.get("initContainerStatuses"), claims, are_init=True)),
+        tuple(_read_containers(spec.get("containers"), status.get("containerStatuses"), claims)),
         api_uid if api_uid != uid else "",
     )
 
 
+def _read_claims(spec: KubeObject, status: KubeObject) -> dict[str, list[tuple[str, str]]]:
+    """Returns the ResourceClaims and requests that each container uses, by container."""
+    entries = (*(spec.get("resourceClaims") or ()), *(status.get("resourceClaimStatuses") or ()))
+    names = {entry["name"]: entry.get("resourceClaimName") for entry in entries}
+    extended = status.get("extendedResourceClaimStatus") or {}  # resources such as nvidia.com/gpu, provided by DRA
+    requests = [
+        (container["name"], (names.get(claim["name"]) or "", claim.get("request") or ""))
+        for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
+        for claim in (container.get("resources") or {}).get("claims") or ()
+    ]
+    for entry in extended.get("requestMappings") or ():
+        requests.append((entry["containerName"], (extended["resourceClaimName"], entry["requestName"])))
+    return group_by_key(requests)
+
+
 def _read_containers(
-    containers: list[KubeObject] | None, statuses: list[KubeObject] | None, are_init: bool = False
+    containers: list[KubeObject] | None,
+    statuses: list[KubeObject] | None,
+    claims: Mapping[str, list[tuple[str, str]]],
+    are_init: bool = False,
 ) -> Iterator[ContainerRecord]:
     """Yields containers in the order of the spec, because annotations refer to containers by position."""
     status_of = {status["name"]: status for status in statuses or ()}
@@ -103,6 +123,7 @@ def _read_containers(
             tuple(sorted((intern(name), intern(str(text))) for name, text in quantities.items() if "/" in name)),
             status.get("containerID", "").rpartition("://")[2],
             are_init and terminated.get("exitCode") == 0,
+            tuple(claims.get(container["name"], ())),
         )
 
 

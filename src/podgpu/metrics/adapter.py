@@ -143,7 +143,11 @@ class _DeviceBuilder:
         values = self.resolve_values(is_podgpu)
         stored = {n: v for n, v in (self.texts | values).items() if keep_fields is None or n in keep_fields}
         source = "" if is_podgpu else "dcgm-exporter"
-        holders = [{"source": source, **holder} for holder in self.holders.values() if "is_last" not in holder]
+        holders = [
+            {"source": source, **holder} if key else {"source": RESERVATION}
+            for key, holder in self.holders.items()
+            if "is_last" not in holder
+        ]
         return {
             **self.identity,
             **device_figures(values),
@@ -225,7 +229,7 @@ class _NodeBuilder:
             if len(own.identity) < 5:  # not every series has all labels
                 own.identity.update((name, labels[label]) for label, name in IDENTITY.items() if labels.get(label))
         workload = read_workload(labels, self._own_pods)
-        if workload is None and labels.get("source") == RESERVATION:
+        if labels.get("source") == RESERVATION if workload is None else workload.is_reservation:
             workload = Workload()
         if workload is not None:
             holder = device.holders.setdefault(workload.key, msgspec.structs.asdict(workload))

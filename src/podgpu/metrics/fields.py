@@ -310,7 +310,7 @@ _TOO_MUCH_FOR_64_BITS = 2.0**63
 
 def value_of(field: Field, raw: Any, is_converted: bool = False) -> Value:
     """Converts a value from NVML to the field's unit and checks it. Raises Blank if the value is invalid."""
-    if field.type != "text" and isinstance(raw, bytes) and len(raw) == 1:
+    if isinstance(raw, bytes) and field.type != "text" and len(raw) == 1:
         raw = raw[0]  # pynvml returns single-byte numbers as bytes
     try:
         converted = CONVERSIONS["" if is_converted else field.convert](raw)
@@ -347,24 +347,27 @@ def _number(field: Field, raw: Any, converted: int | float) -> int | float:
 
 
 def _is_sentinel(raw: Any, converted: int | float) -> bool:
-    if isinstance(converted, float) and converted >= _DCGM_FLOAT_BLANK:
-        return True
-    return any(isinstance(value, int) and value in _BLANKS for value in (raw, converted))
+    if isinstance(converted, float):
+        return converted >= _DCGM_FLOAT_BLANK or (isinstance(raw, int) and raw in _BLANKS)
+    return converted in _BLANKS or (isinstance(raw, int) and raw in _BLANKS)
 
 
 def within_unit(field: Field, number: int | float) -> int | float:
     """Returns the number. Raises Blank if it is impossible in the field's unit. Ratios slightly above 1 become 1."""
-    if field.unit in _NEVER_NEGATIVE and number < 0:
+    least, most = _limits(field.unit)
+    if not least <= number <= most:
         raise Blank(f"{number} {field.unit}")
-    if field.unit.startswith("%") and not 0 <= number <= 100:
-        raise Blank(f"{number} %")
-    if field.unit == "C" and number > _MAX_TEMPERATURE:
-        raise Blank(f"{number} degrees")
-    if field.unit == "ratio 0-1":
-        if not 0 <= number <= _RATIO_ROUNDING:
-            raise Blank(f"ratio {number}")
-        return min(number, 1.0)
-    return number
+    return min(number, 1.0) if most == _RATIO_ROUNDING else number
+
+
+@cache
+def _limits(unit: str) -> tuple[float, float]:
+    """Returns the smallest and the largest possible number in this unit."""
+    if unit.startswith("%"):
+        return 0, 100
+    if unit == "ratio 0-1":
+        return 0, _RATIO_ROUNDING
+    return 0 if unit in _NEVER_NEGATIVE else -math.inf, _MAX_TEMPERATURE if unit == "C" else math.inf
 
 
 # Names and units in dcgm-exporter 4.8 and 4.9. Each field id has one unit. A value with two units has two ids:

@@ -364,7 +364,9 @@ class NvmlGpu:
                 self._has_mig = False
             if not enabled:
                 self._mig_off_at = now
-        gpu = DeviceHandle(replace(self.device, mig_enabled=enabled), self.handle)
+        gpu = self.layout[0]
+        if gpu.device.mig_enabled != enabled:
+            gpu = replace(gpu, device=replace(gpu.device, mig_enabled=enabled))
         return gpu, *(list_instances(self._driver, gpu) if enabled else ())
 
     def _follow_layout(self) -> None:

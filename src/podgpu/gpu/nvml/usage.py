@@ -50,7 +50,7 @@ _GRAPHICS_UTIL = 1
 _MAX_GPM_PERCENT = 101.0  # larger values are rejected; GPM slightly exceeds 100 % at full load
 _ENERGY_SECONDS = 5.0
 """Interval of energy readings if no process starts or ends. A reading costs 4.5 ms of CPU (H200)."""
-_SHARED_SECONDS = 1.0  # a reading of the telemetry loop is used if it is not older than this
+_SHARED_SECONDS = 1.5  # a reading of the telemetry loop is used up to this age, longer than its fastest interval
 _EARLY_SECONDS = 0.5  # the counter may be read this much before its interval ends
 _MAX_WATTS = 5000
 _MAX_COUNTER_MJ = 1 << 62  # larger values are NVML's code for "no value"
@@ -116,7 +116,8 @@ class UsageReader:
         # Energy is read last, so that its slow call (5 to 20 ms) does not separate the other calls.
         power = self._read_power()
         energy = self._read_energy(None if running is None else frozenset(process.pid for process in running), power)
-        whole = self._make_usage(device, busy, running, memory)
+        more = {"energy_mj": energy, "power_mw": power, "instances": instances}
+        whole = self._make_usage(device, busy, running, memory, **more)
         # Removes the suffix ` gi<id>`, which the names have for MIG instances.
         functions = [(part, part.partition(" gi")[0]) for part in sorted(self._guard.unsupported)]
         problems = UsageProblems(
@@ -125,7 +126,7 @@ class UsageReader:
             lacks=tuple((part, _LACKS[name]) for part, name in functions if name in _LACKS),
             switches=None if self._splitter is None else self._splitter.status,
         )
-        return replace(whole, energy_mj=energy, power_mw=power, instances=instances, problems=problems)
+        return replace(whole, problems=problems)
 
     def close(self) -> None:
         """Frees the resources that this reader uses in the driver."""
@@ -146,7 +147,7 @@ class UsageReader:
             self._window_start = None
 
     def _make_usage(
-        self, device: Device, busy: BusyTime, running: Sequence[ProcessUsage] | None, memory: int | None
+        self, device: Device, busy: BusyTime, running: Sequence[ProcessUsage] | None, memory: int | None, **more: Any
     ) -> DeviceUsage:
         usage = DeviceUsage(
             device,
@@ -154,6 +155,7 @@ class UsageReader:
             busy_ns=busy.busy_ns,
             memory_used=memory,
             processes=None if running is None else tuple(p for p in running if p.device == device.key),
+            **more,
         )
         if self._splitter is not None:
             usage = self._splitter.split(usage, busy.until)
@@ -294,7 +296,7 @@ class UsageReader:
             return None
         counter: int | None
         shared = self.shared_energy
-        if shared and now - _SHARED_SECONDS < shared[0] and (before is None or before[0] < shared[0]):
+        if shared and not changed and max(now - _SHARED_SECONDS, before[0] if before else 0.0) < shared[0]:
             now, counter = shared
         else:
             counter = self._read(_ENERGY, lambda: self._driver.call(_ENERGY, self._handle))
