@@ -9,6 +9,7 @@ from __future__ import annotations
 import ssl
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -47,21 +48,14 @@ _OPTIONS = (
 )
 
 
+@dataclass(eq=False)
 class ExternalScaler:
-    def __init__(
-        self,
-        store: SampleStore,
-        address: Address,
-        credentials: Any = None,
-        client_names: frozenset[str] = frozenset(),
-    ) -> None:
-        """Without `credentials`, the server uses no TLS. If `client_names` is empty, it accepts all client names."""
-        self._store = store
-        self._address = address
-        self._credentials = credentials
-        self._client_names = client_names
-        self._server: Any = None
-        self.calls: Counter[tuple[str, str]] = Counter()  # by method and status
+    _store: SampleStore
+    _address: Address
+    _credentials: Any = None  # None: no TLS
+    _client_names: frozenset[str] = frozenset()  # if empty, all client names are accepted
+    _server: Any = None
+    calls: Counter[tuple[str, str]] = field(default_factory=Counter)  # by method and status
 
     async def start(self) -> Address:
         """Starts the gRPC server and returns its address. Raises StartError if it cannot listen."""

@@ -14,6 +14,7 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -278,19 +279,16 @@ def merge_bundle(bundle: str, own: x509.Certificate) -> str:
     return "".join(map(_to_pem, (own, *others[: MAX_CERTIFICATES - 1])))
 
 
+@dataclass(eq=False)
 class CaBundleUpdater:
     """Keeps podgpu's certificate in the caBundle of all APIServices that point to podgpu's Service."""
 
-    def __init__(
-        self, client: ApiClient, certificate: x509.Certificate, api_services: Sequence[str], service: str
-    ) -> None:
-        """`service`: namespace and name of the Service in front of podgpu, separated by a slash."""
-        self.client = client
-        self._certificate = certificate
-        self._api_services = api_services
-        self._service = service
-        self._faults: FaultLog[str] = FaultLog(time.monotonic, _LOG_AGAIN_SECONDS)
-        self.ready = False  # True after podgpu's certificate was added to all APIServices of podgpu
+    client: ApiClient
+    _certificate: x509.Certificate
+    _api_services: Sequence[str]
+    _service: str  # namespace and name of the Service in front of podgpu, separated by a slash
+    ready: bool = False  # True after podgpu's certificate was added to all APIServices of podgpu
+    _faults: FaultLog[str] = field(default_factory=lambda: FaultLog(time.monotonic, _LOG_AGAIN_SECONDS))
 
     async def run(self) -> None:
         while True:

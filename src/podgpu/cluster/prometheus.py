@@ -225,31 +225,22 @@ def _shorten(text: str) -> str:
 # Collecting the nodes
 
 
+@dataclass(eq=False)
 class PrometheusCollector:
     """Implements `Collector`."""
 
-    def __init__(
-        self,
-        server: PrometheusServer,
-        settings: ViewSettings,
-        *,
-        owners: Callable[[], Owners] = dict,  # returns owners of pods that kube-state-metrics does not report
-        label_names: Callable[[], Sequence[str]] = list,  # returns the names of the node labels to read
-        clock: Clock | None = None,
-        targets: str = "",  # matcher that selects the exporters
-        has_clusters: bool = False,  # add the cluster's name to node names, even if there is only one cluster
-    ) -> None:
-        self._server = server
-        self._label_names = label_names
-        self._match = ",".join(filter(None, (targets, server.match)))
-        self._node_labels = server.node_labels
-        self._cluster_label = server.cluster_label
-        self._client = PrometheusClient(server)
-        self._settings = settings
-        self._clock = clock or Clock()
+    server: PrometheusServer
+    settings: ViewSettings
+    owners: Callable[[], Owners] = dict  # returns owners of pods that kube-state-metrics does not report
+    label_names: Callable[[], Sequence[str]] = list  # returns the names of the node labels to read
+    clock: Clock = field(default_factory=Clock)
+    targets: str = ""  # matcher that selects the exporters
+    has_clusters: bool = False  # add the cluster's name to node names, even if there is only one cluster
+
+    def __post_init__(self) -> None:
+        self._match = ",".join(filter(None, (self.targets, self.server.match)))
+        self._client = PrometheusClient(self.server)
         self._owners: dict[str, PodOwners] = {}  # by cluster
-        self._other_owners = owners
-        self._has_clusters = has_clusters
         self._errors: Counter[tuple[str, str]] = Counter()
         self._reading = ClusterReading()
 
@@ -263,7 +254,7 @@ class PrometheusCollector:
         await self._client.aclose()
 
     async def run_round(self) -> None:
-        started = self._clock.monotonic()
+        started = self.clock.monotonic()
         self._client.notes.clear()
         try:
             failures = await self._read_all()
@@ -273,14 +264,14 @@ class PrometheusCollector:
         first = failures[0][1] if failures else None
         self._errors.update((self._client.name, failure.reason) for _, failure in failures)
         outcome = TargetOutcome(
-            self._client.name, self._clock.monotonic() - started, first.reason if first else "", str(first or "")
+            self._client.name, self.clock.monotonic() - started, first.reason if first else "", str(first or "")
         )
         self._reading = replace(self._reading, outcomes=(outcome,), errors=dict(self._errors))
 
     async def _read_all(self) -> list[tuple[str, SourceError]]:
         """Runs all queries. Returns the optional queries that failed. Raises SourceError if a required query fails."""
         now = await self._client.query_time()
-        monotonic = self._clock.monotonic()
+        monotonic = self.clock.monotonic()
         failures: list[tuple[str, SourceError]] = []
 
         async def query(what: str, text: str) -> list[ParsedSample]:
@@ -290,13 +281,15 @@ class PrometheusCollector:
                 failures.append((what, error))
                 return []
 
-        fleet = await self._count_fleet(now) if self._settings.max_gpus < math.inf else None
+        fleet = await self._count_fleet(now) if self.settings.max_gpus < math.inf else None
         if fleet is not None:
             source = f"totals are means of 5 minutes from {USAGE_RULE}" if fleet.has_rule else _NO_RULE
             self._client.notes.append(f"Prometheus has {fleet.gpus:,} GPUs: the page shows a part of them; {source}")
             self._reading = replace(self._reading, nodes=(), fleet=fleet, notes=tuple(self._client.notes))
             return failures
-        queries = series_queries(self._match, self._node_labels, self._settings.keep_fields, self._cluster_label)
+        queries = series_queries(
+            self._match, self.server.node_labels, self.settings.keep_fields, self.server.cluster_label
+        )
         vectors = await asyncio.gather(*(query(part.what, part.text) for part in queries))
         required = {part.what for part in queries if part.required}
         for what, error in failures:
@@ -304,28 +297,28 @@ class PrometheusCollector:
                 raise error
         targets, errors = nodes_from_vectors(
             vectors,
-            keep_fields=self._settings.keep_fields,
-            node_labels=self._node_labels,
-            cluster_label=self._cluster_label,
+            keep_fields=self.settings.keep_fields,
+            node_labels=self.server.node_labels,
+            cluster_label=self.server.cluster_label,
         )
-        several = self._has_clusters or len({target.cluster for target in targets}) > 1
-        if several and self._settings.one_cluster:
+        several = self.has_clusters or len({target.cluster for target in targets}) > 1
+        if several and self.settings.one_cluster:
             text = 'Prometheus has GPUs of several clusters: select one with --match, such as cluster="a"'
             raise SourceError("several_clusters", text)
         if several:
             targets = [_name_cluster(target) for target in targets]
-        others = self._other_owners()
+        others = self.owners()
         owners: dict[str, Owners] = {}
         for cluster in {target.cluster for target in targets}:
             if cluster not in self._owners:
-                self._owners[cluster] = PodOwners(self._client, self._server.match, self._cluster_label, cluster)
+                self._owners[cluster] = PodOwners(self._client, self.server.match, self.server.cluster_label, cluster)
             try:
                 await self._owners[cluster].update([t.state for t in targets if t.cluster == cluster], monotonic)
             except SourceError as error:
                 failures.append(("owners of pods", error))
             owners[cluster] = {**others, **self._owners[cluster].known}
-        node_labels = await read_node_labels(query, self._server, self._label_names())
-        idle, window = [], self._settings.idle_after
+        node_labels = await read_node_labels(query, self.server, self.label_names())
+        idle, window = [], self.settings.idle_after
         if window and not self._reading.nodes:  # only in the first round; afterwards podgpu measures idle times itself
             idle = await query("idle GPUs", idle_query(self._match, window))
         notes = [*self._client.notes, *(f"{name}: {why}" for name, why in sorted(errors.items())[:3])]
@@ -352,7 +345,7 @@ class PrometheusCollector:
 
     async def _count_fleet(self, now: float) -> FleetCounts | None:
         """Returns totals if there are more than `max_gpus` GPUs. Without the recording rule, only counts GPUs."""
-        label = self._cluster_label
+        label = self.server.cluster_label
         series = f"last_over_time({select((USAGE_RULE,), self._match)}[10m])"
         keys = by(label, "kind", "namespace", "modelName", "GPU_I_PROFILE")
         query = f"sum {keys} (max {by(label, *RULE_LABELS)} ({series})) / 300"
@@ -368,7 +361,7 @@ class PrometheusCollector:
                 counts = await self._client.query(f"count {by(label)} (group {by(label, *UUID_LABELS)} ({gpus}))", now)
                 found[kind] = {(count.labels.get(label, ""), "", ""): count.value for count in counts}
         totals = {kind: math.fsum(amounts.values()) for kind, amounts in found.items()}
-        if totals["gpu_seconds"] <= self._settings.max_gpus:
+        if totals["gpu_seconds"] <= self.settings.max_gpus:
             return None
         has_clusters = len({cluster for cluster, _, _ in found["gpu_seconds"]}) > 1
         return FleetCounts(

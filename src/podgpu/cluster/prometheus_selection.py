@@ -9,7 +9,7 @@ import asyncio
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 import msgspec
@@ -70,15 +70,15 @@ def parse_gpu_query(query: Mapping[str, str]) -> GpuQuery | None:
         raise UsageError(str(error)) from error
 
 
+@dataclass(eq=False)
 class PrometheusSelection:
     """Answers requests for a GPU, a pod or a page of nodes. Equal requests share a result until the next round."""
 
-    def __init__(self, server: PrometheusServer, cluster: Cluster, prices: ReadPrices) -> None:
-        self._server = server
-        self._cluster = cluster
-        self._prices = prices
-        self._state: ClusterState | None = None
-        self._results: dict[GpuQuery, asyncio.Task[PublishedState]] = {}
+    _server: PrometheusServer
+    _cluster: Cluster
+    _prices: ReadPrices
+    _state: ClusterState | None = None
+    _results: dict[GpuQuery, asyncio.Task[PublishedState]] = field(default_factory=dict)
 
     async def __call__(self, query: GpuQuery) -> PublishedState:
         """Returns the nodes that match, and the totals of all nodes. Raises SourceError."""
