@@ -6,7 +6,6 @@ The server also provides idle times and pod owners, so that a restart of podgpu 
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import re
 from collections import Counter, defaultdict
@@ -20,42 +19,17 @@ from msgspec.structs import replace as replace_members
 
 from podgpu.clock import Clock
 from podgpu.cluster.collect import ClusterReading, FleetCounts, NodeReading, Owners, TargetOutcome, ViewSettings
+from podgpu.cluster.promql import by, field_names, idle_query, one_of, own_names, quote, select, series_queries
 from podgpu.errors import SourceError, UsageError, one_line
 from podgpu.http_client import Access, HttpClient, open_session
-from podgpu.metrics.adapter import (
-    GPU_LABELS,
-    IDENTITY,
-    NODE_LABELS,
-    REPLICA_LABELS,
-    TARGET_LABELS,
-    UUID_LABELS,
-    WORKLOAD_LABELS,
-    PodName,
-    TargetState,
-    nodes_from_vectors,
-    read_device_key,
-)
-from podgpu.metrics.conditions import FIELD_CONDITIONS
-from podgpu.metrics.fields import (
-    ENGINE,
-    MEMORY_FIELDS,
-    POWER,
-    TEMPERATURE,
-    UTIL,
-    XID_NAME,
-    fields,
-    generations,
-    meaning,
-    names_of,
-    rename_of,
-)
+from podgpu.metrics.adapter import NODE_LABELS, UUID_LABELS, PodName, TargetState, nodes_from_vectors, read_device_key
+from podgpu.metrics.fields import TEMPERATURE, UTIL
 from podgpu.metrics.mig import billed_name
 from podgpu.metrics.parse import ParsedSample
 from podgpu.model import NodeState, WorkloadOwner
 
 _OWNER_SECONDS = 60.0  # time between queries for unknown owners; kube-state-metrics may report new pods late
 _PODS_PER_QUERY = 100  # VictoriaMetrics rejects queries of more than 16 KiB
-_IDLE_CHECKS = 30  # number of times in the idle window at which a sample must exist
 
 MAX_ANSWER_BYTES = 32 * 1024 * 1024  # twice the response for 8,000 GPUs
 MAX_NOTES = 5
@@ -63,39 +37,12 @@ _CONCURRENCY = 5  # a quarter of the 20 queries that Prometheus runs at a time b
 _MAX_TEXT = 300
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 BROKEN = 'condition!="unallocated_use"'
-_DCGM_BLANK = 0x7FFFFFF0
-_SPECIAL = re.compile(r"([\\.+*?()|\[\]{}^$])")  # special characters in RE2
 RULE_LABELS = ("kind", "namespace", "owner_kind", "owner_name", "hpc_job", "modelName", "GPU_I_PROFILE")
 USAGE_RULE = "podgpu:usage:increase5m"
 _NO_RULE = (
     f"allocated, used and idle GPUs and cost are not known, because Prometheus lacks the recording rule {USAGE_RULE}:"
     " set rules.enabled in podgpu's Helm chart, or add its file podgpu-usage.yaml to Prometheus or vmalert"
 )
-
-
-# Writing PromQL
-
-
-def quote(value: str) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def one_of(label: str, values: Iterable[str]) -> str:
-    return f"{label}=~{quote('|'.join(map(escape, values)))}"
-
-
-def escape(text: str) -> str:
-    return _SPECIAL.sub(r"\\\1", text)
-
-
-def select(names: Sequence[str], *matchers: str) -> str:
-    """Returns a selector for series with one of the names. Skips empty matchers."""
-    name = (one_of("__name__", names),) if len(names) != 1 else ()
-    return f"{names[0] if len(names) == 1 else ''}{{{','.join(filter(None, (*name, *matchers)))}}}"
-
-
-def by(*labels: str) -> str:
-    return f"by ({', '.join(dict.fromkeys(labels))})"
 
 
 # Requests
@@ -355,8 +302,8 @@ class PrometheusCollector:
             found[labels.get("kind", "")][key] = value
         has_rule = "gpu_seconds" in found
         if not has_rule:
-            conditions = _own_names("device_condition_since_timestamp_seconds")
-            for kind, names in (("gpu_seconds", _field_names(TEMPERATURE, UTIL)), ("broken_seconds", conditions)):
+            conditions = own_names("device_condition_since_timestamp_seconds")
+            for kind, names in (("gpu_seconds", field_names(TEMPERATURE, UTIL)), ("broken_seconds", conditions)):
                 gpus = select(names, BROKEN if names is conditions else "", self._match)
                 counts = await self._client.query(f"count {by(label)} (group {by(label, *UUID_LABELS)} ({gpus}))", now)
                 found[kind] = {(count.labels.get(label, ""), "", ""): count.value for count in counts}
@@ -401,107 +348,6 @@ def _name_cluster(target: TargetState) -> TargetState:
 def _billed_model(labels: Mapping[str, str]) -> str:
     model, profile = labels.get("modelName", ""), labels.get("GPU_I_PROFILE", "")
     return billed_name(model, profile) if profile else model
-
-
-# Queries for the series of all nodes
-
-
-class SeriesQuery(NamedTuple):
-    what: str
-    text: str
-    required: bool = False  # if it fails, the round fails; otherwise GPUs would be shown with wrong holders
-
-
-def series_queries(
-    match: str, node_labels: Sequence[str], keep_fields: Iterable[str] = (), cluster_label: str = "cluster"
-) -> list[SeriesQuery]:
-    """Returns queries for the input of `nodes_from_vectors`. `max by` drops unused labels, to keep responses small."""
-    kept = [spec.field.name for name in sorted(keep_fields) if (spec := meaning(name))]
-    identity = (*IDENTITY, *node_labels)
-    target_labels = (cluster_label, *TARGET_LABELS, *REPLICA_LABELS)
-    series_labels = ("__name__", *target_labels, *GPU_LABELS, "GPU_I_ID", *WORKLOAD_LABELS)
-
-    def query(
-        what: str, names: Sequence[str], *labels: str, condition: str = "", required: bool = False
-    ) -> SeriesQuery:
-        series = f"{select(names, match)}{condition}"
-        return SeriesQuery(what, f"max {by(*series_labels, *labels)} ({series})", required)
-
-    gpus = _field_names(UTIL, ENGINE, TEMPERATURE, *kept)
-    timed = (
-        *_field_names(UTIL, ENGINE, TEMPERATURE),
-        *_own_names("device_condition_since_timestamp_seconds"),
-    )
-    target = by(*target_labels)
-    own_pods = by("__name__", "job", "instance", "namespace", "pod")
-    return [
-        query("GPUs", gpus, *identity, required=True),
-        query("holders", _own_names("allocation_info", "allocation_share_ratio", "container_gpu_processes"), "source",
-              required=True),
-        SeriesQuery("targets", f"max {own_pods} (up) and on (job, instance) group by (job, instance) "
-                    f"({select(timed, match)})", required=True),
-        SeriesQuery("times of scrapes",
-                    " or ".join(f"max {target} (timestamp({select((name,), match)}))" for name in timed),
-                    required=True),
-        query("memory",
-              (*_field_names(*MEMORY_FIELDS), *_own_names("device_memory_used_bytes")),
-              *identity),
-        query("power", (*_field_names(POWER), *_own_names("device_energy_joules_total")), *identity),
-        query("use by containers",
-              _own_names("container_gpu_utilization_ratio", "container_gpu_memory_used_bytes")),
-        query("time by containers",
-              _own_names("container_gpu_busy_seconds_total", "container_gpu_idle_seconds_total",
-                         "container_gpu_energy_joules_total")),
-        query("exporters",
-              _own_names("exporter_build_info", "exporter_snapshot_timestamp_seconds", "exporter_source_up",
-                         "device_count"),
-              "version", "source", "state", *node_labels),
-        query("conditions",
-              _own_names("device_condition_since_timestamp_seconds", "device_last_holder_info"),
-              "condition", "detail", *identity),
-        query("faults", _field_names(*(fields()[i].name for i in FIELD_CONDITIONS), XID_NAME), condition=" > 0"),
-    ]  # fmt: skip
-
-
-def _field_names(*fields: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for field in fields for name in names_of(field)))
-
-
-def _own_names(*names: str) -> tuple[str, ...]:
-    return tuple(f"podgpu_{name}" for name in names)
-
-
-def field_query(field: str, labels: str, select_names: Callable[[Sequence[str]], str]) -> str:
-    """Returns a query for a DCGM field in the unit of dcgm-exporter 4.8. `max` merges equal values of MIG instances."""
-    old_names, new_names = generations(field)
-    query = f"max {labels} (({select_names(old_names)}) < {_DCGM_BLANK})"
-    if rename := rename_of(field):
-        newer = f"max {labels} (({select_names(new_names)}) < {_DCGM_BLANK * rename.factor:.0f})"
-        query += f" or {newer} / {rename.factor!r}"
-    return query
-
-
-def idle_query(match: str, window: float) -> str:
-    """Returns a query for devices whose utilisation was 0 during the whole window.
-
-    Uses GPU_UTIL for GPUs, and engine activity for MIG instances and GPUs without GPU_UTIL.
-    """
-    length = round(window * 1000)
-    step = max(1, length // _IDLE_CHECKS)
-
-    def idle(field: str, keys: Sequence[str], *matchers: str) -> str:
-        largest = " or ".join(
-            f"max_over_time({select(names, *matchers, match)}[{length}ms])" for names in generations(field) if names
-        )
-        # The device may have been busy in a gap without samples, so samples must exist at every check.
-        present = f"group {by(*keys)} ({select(names_of(field), *matchers, match)})"
-        checks = f"count_over_time(({present})[{length}ms:{step}ms]) >= {_IDLE_CHECKS}"
-        return f"((max {by(*keys)} ({largest}) == 0) and on ({', '.join(keys)}) ({checks}))"
-
-    gpu = ("UUID", "uuid")
-    whole, instances = 'GPU_I_ID=""', 'GPU_I_ID!=""'
-    engine = f"({idle(ENGINE, gpu, whole)} unless on (UUID, uuid) {select(names_of(UTIL), match)})"
-    return f"{idle(UTIL, gpu)} or {engine} or {idle(ENGINE, (*gpu, 'GPU_I_ID'), instances)}"
 
 
 # Labels of nodes and owners of pods

@@ -11,16 +11,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from podgpu.cluster.prometheus import (
-    PrometheusClient,
-    PrometheusServer,
-    RangeSeries,
-    by,
-    field_query,
-    one_of,
-    quote,
-    select,
-)
+from podgpu.cluster.prometheus import PrometheusClient, PrometheusServer, RangeSeries
+from podgpu.cluster.promql import by, field_query, one_of, quote, select
 from podgpu.history.answers import (
     JSON,
     MAX_POINTS,

@@ -23,10 +23,9 @@ from podgpu.cluster.prometheus import (
     PodOwners,
     PrometheusClient,
     PrometheusServer,
-    by,
     read_node_labels,
-    select,
 )
+from podgpu.cluster.promql import by, select
 from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RowName, group_now, make_range, name_row, utc_text
 from podgpu.cluster.state import ClusterState, describe_unpriced
 from podgpu.errors import SourceError

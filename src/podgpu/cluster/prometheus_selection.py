@@ -17,18 +17,8 @@ from msgspec import Meta
 
 from podgpu.cluster.loop import Cluster, PublishedState
 from podgpu.cluster.prices import ReadPrices
-from podgpu.cluster.prometheus import (
-    BROKEN,
-    PrometheusClient,
-    PrometheusCollector,
-    PrometheusServer,
-    by,
-    escape,
-    field_query,
-    one_of,
-    quote,
-    select,
-)
+from podgpu.cluster.prometheus import BROKEN, PrometheusClient, PrometheusCollector, PrometheusServer
+from podgpu.cluster.promql import by, escape, field_query, one_of, quote, select
 from podgpu.cluster.state import ClusterState, build_cluster_state
 from podgpu.errors import SourceError, UsageError
 from podgpu.metrics.adapter import MODEL_LABELS, POD_LABEL_VARIANTS, UUID_LABELS
