@@ -30,15 +30,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from podgpu import __version__
 from podgpu.autoscale.answers import MIN_VALUE, MetricValue, compute_pod_values, compute_value
 from podgpu.autoscale.metrics import METRICS
-from podgpu.autoscale.requests import (
-    CUSTOM_GROUP,
-    CUSTOM_VERSIONS,
-    KINDS,
-    MetricRequest,
-    Refusal,
-    forbidden,
-    parse_path,
-)
+from podgpu.autoscale.requests import API_GROUP, API_VERSIONS, KINDS, MetricRequest, Refusal, forbidden, parse_path
 from podgpu.autoscale.samples import MetricsSnapshot, SampleStore
 from podgpu.clock import FaultLog
 from podgpu.errors import SourceError
@@ -132,7 +124,7 @@ class MetricsApi:
         for path in documents:
             app.router.add_get(path, discover)
         app.router.add_get(
-            f"/apis/{CUSTOM_GROUP}/{{version:{'|'.join(CUSTOM_VERSIONS)}}}/namespaces/{{path:.+}}", self._get_values
+            f"/apis/{API_GROUP}/{{version:{'|'.join(API_VERSIONS)}}}/namespaces/{{path:.+}}", self._get_values
         )
         return app
 
@@ -152,7 +144,7 @@ class MetricsApi:
         except web.HTTPException as error:
             response = _respond_status(error.status, f"{error.reason}: see /apis")
         if "path" in request.match_info:
-            self.calls[CUSTOM_GROUP, str(response.status)] += 1
+            self.calls[API_GROUP, str(response.status)] += 1
         return response
 
 
@@ -175,7 +167,7 @@ def answer(snapshot: MetricsSnapshot, version: str, query: MetricRequest) -> Kub
         values = {name: compute_value(snapshot, query)}
     return {
         "kind": "MetricValueList",
-        "apiVersion": f"{CUSTOM_GROUP}/{version}",
+        "apiVersion": f"{API_GROUP}/{version}",
         "metadata": {},
         "items": [_make_item(version, query, name, value) for name, value in values.items()],
     }
@@ -205,8 +197,8 @@ def format_quantity(value: float) -> str:
 
 def make_discovery() -> dict[str, KubeObject]:
     """Returns the discovery documents by path. Aggregated discovery is optional and not provided."""
-    versions = [{"groupVersion": f"{CUSTOM_GROUP}/{version}", "version": version} for version in CUSTOM_VERSIONS]
-    group = {"name": CUSTOM_GROUP, "versions": versions, "preferredVersion": versions[0]}
+    versions = [{"groupVersion": f"{API_GROUP}/{version}", "version": version} for version in API_VERSIONS]
+    group = {"name": API_GROUP, "versions": versions, "preferredVersion": versions[0]}
     resources = [
         {
             "name": f"{resource}/{metric.name}",
@@ -220,7 +212,7 @@ def make_discovery() -> dict[str, KubeObject]:
     ]
     documents: dict[str, KubeObject] = {
         "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": [group]},
-        f"/apis/{CUSTOM_GROUP}": {"kind": "APIGroup", "apiVersion": "v1", **group},
+        f"/apis/{API_GROUP}": {"kind": "APIGroup", "apiVersion": "v1", **group},
         # If the following two documents are missing, the API server logs errors.
         "/openapi/v2": {"swagger": "2.0", "info": {"title": "podgpu autoscale", "version": __version__}, "paths": {}},
         "/openapi/v3": {"paths": {}},

@@ -18,7 +18,7 @@ from podgpu.autoscale.keda import KEDA_OPTION, ExternalScaler, load_credentials
 from podgpu.autoscale.metrics import PROFILING_METRICS
 from podgpu.autoscale.metrics_api import API_OPTION, CaBundleUpdater, FrontProxy, MetricsApi, issue, parse_front_proxy
 from podgpu.autoscale.pods import PodWatcher
-from podgpu.autoscale.requests import CUSTOM_GROUP, CUSTOM_VERSIONS, Refusal
+from podgpu.autoscale.requests import API_GROUP, API_VERSIONS, Refusal
 from podgpu.autoscale.samples import SampleStore
 from podgpu.cli.cluster import choose_collector, make_settings
 from podgpu.cli.options import make_command
@@ -33,7 +33,7 @@ from podgpu.tls import Pem
 from podgpu.web.app import PROBE_OPTION, Address, Listener, make_application, run
 from podgpu.web.responses import metrics_route, probe_routes
 
-API_SERVICES = tuple(f"{version}.{CUSTOM_GROUP}" for version in CUSTOM_VERSIONS)
+API_SERVICES = tuple(f"{version}.{API_GROUP}" for version in API_VERSIONS)
 _CONFIGMAP = "extension-apiserver-authentication"
 _CONFIGMAPS = "/api/v1/namespaces/kube-system/configmaps"
 _log = logging.getLogger("podgpu")

@@ -31,15 +31,7 @@ from podgpu.cluster.state import ClusterState, describe_unpriced
 from podgpu.errors import SourceError
 from podgpu.history.answers import UsageSum
 from podgpu.history.store import COARSE, FINE, HOUR, UNALLOCATED, Amounts, UsageAccount
-from podgpu.metrics.adapter import (
-    MODEL_LABELS,
-    UUID_LABELS,
-    WORKLOAD_LABELS,
-    LabelMap,
-    PodName,
-    read_gpu_id,
-    read_workload,
-)
+from podgpu.metrics.adapter import MODEL_LABELS, UUID_LABELS, WORKLOAD_LABELS, PodName, read_gpu_id, read_workload
 from podgpu.metrics.fields import ENGINE, TEMPERATURE, UTIL, names_of
 from podgpu.metrics.mig import billed_name, parent_and_fraction
 from podgpu.metrics.parse import ParsedSample
@@ -349,7 +341,7 @@ class _RangeReader:
                 parts[part] += sample.value
         return dict(parts)
 
-    def _read_part(self, labels: LabelMap) -> _HolderPart | None:
+    def _read_part(self, labels: Mapping[str, str]) -> _HolderPart | None:
         cluster = labels.get(self.server.cluster_label, "")
         if "kind" not in labels:
             workload = read_workload(labels)
@@ -367,7 +359,7 @@ class _RangeReader:
         )
 
 
-def _read_first(labels: LabelMap, names: Iterable[str]) -> str:
+def _read_first(labels: Mapping[str, str], names: Iterable[str]) -> str:
     return next((labels[name] for name in names if labels.get(name)), "")
 
 

@@ -37,16 +37,7 @@ from podgpu.cluster.parts import (
 from podgpu.cluster.prices import NO_PRICES, Prices
 from podgpu.errors import few_of
 from podgpu.metrics.conditions import NODE_GONE
-from podgpu.model import (
-    NS,
-    Condition,
-    DeviceState,
-    GpuOrInstance,
-    Holder,
-    HolderUsage,
-    MigInstance,
-    NodeState,
-)
+from podgpu.model import NS, Condition, DeviceState, GpuOrInstance, Holder, HolderUsage, MigInstance, NodeState
 
 AVERAGED = frozenset({"cluster", "namespace", "node", "model"})
 _MAX_RATIO = 1.01  # a ratio can exceed 1 if its counter is read slightly late

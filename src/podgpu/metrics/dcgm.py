@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from podgpu.metrics.conditions import xid_spec
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.encode import Family, Labels, Sample
-from podgpu.metrics.fields import CLOCK_EVENTS, XID_FIELD, converted, factor_1x, fields
+from podgpu.metrics.fields import CLOCK_EVENTS, ENGINE, FB_USED, POWER, UTIL, XID_FIELD, converted, factor_1x, fields
 from podgpu.model import (
     MIB,
     MJ,
@@ -175,15 +175,12 @@ def with_attributes(labels: Labels, *more: tuple[str, str]) -> Labels:
 
 Values = Mapping[str, Value]
 _Families = list[tuple[CounterSpec, list[Sample]]]
-GPU_UTIL, GPU_UTIL_RATIO = "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_GPU_UTIL_RATIO"
-FB_USED, FB_USED_BYTES = "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_USED_BYTES"
+GPU_UTIL_RATIO, FB_USED_BYTES = "DCGM_FI_DEV_GPU_UTIL_RATIO", "DCGM_FI_DEV_FB_USED_BYTES"
 TOTAL_ENERGY, ENERGY_JOULES = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL"
-POWER_USAGE = "DCGM_FI_DEV_POWER_USAGE"
-ATTRIBUTED = frozenset({GPU_UTIL, FB_USED, POWER_USAGE, TOTAL_ENERGY, GPU_UTIL_RATIO, FB_USED_BYTES, ENERGY_JOULES})
+ATTRIBUTED = frozenset({UTIL, FB_USED, POWER, TOTAL_ENERGY, GPU_UTIL_RATIO, FB_USED_BYTES, ENERGY_JOULES})
 """Fields with a separate value for each holder of a shared GPU (virtual GPUs)."""
-_ALSO_OF_DEVICE = frozenset({GPU_UTIL, FB_USED, GPU_UTIL_RATIO, FB_USED_BYTES})
+_ALSO_OF_DEVICE = frozenset({UTIL, FB_USED, GPU_UTIL_RATIO, FB_USED_BYTES})
 """With virtual GPUs, these fields have one series per holder and one series for the whole device."""
-GR_ENGINE_ACTIVE = "DCGM_FI_PROF_GR_ENGINE_ACTIVE"
 _DECODER_FIELDS = frozenset({"DCGM_FI_DEV_DEC_UTIL", "DCGM_FI_DEV_DEC_UTIL_RATIO"})
 _ACTIVITY = frozenset(
     field.name
@@ -327,18 +324,18 @@ def _holder_activity(values: Values, device: Values, usage: HolderUsage | None) 
         for name, value in values.items()
         if name not in _ACTIVITY or name in ATTRIBUTED or (name in _DECODER_FIELDS and value == 0)
     }
-    if GR_ENGINE_ACTIVE in device and usage is not None and usage.utilization_ratio is not None:
-        kept[GR_ENGINE_ACTIVE] = usage.utilization_ratio
+    if ENGINE in device and usage is not None and usage.utilization_ratio is not None:
+        kept[ENGINE] = usage.utilization_ratio
     return kept
 
 
 def _own_values(device: Values, usage: HolderUsage) -> dict[str, int | float | None]:
-    power, ratio, memory = device.get(POWER_USAGE), usage.utilization_ratio, usage.memory_used_bytes
+    power, ratio, memory = device.get(POWER), usage.utilization_ratio, usage.memory_used_bytes
     watts = power * usage.power_ratio if isinstance(power, int | float) and usage.power_ratio is not None else None
     return {
-        GPU_UTIL: None if ratio is None else round(100 * ratio),
+        UTIL: None if ratio is None else round(100 * ratio),
         FB_USED: None if memory is None else memory // MIB,
-        POWER_USAGE: watts,
+        POWER: watts,
         TOTAL_ENERGY: usage.energy_mj,
         GPU_UTIL_RATIO: None if ratio is None else round(ratio, 2),
         FB_USED_BYTES: memory,

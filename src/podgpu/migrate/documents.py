@@ -14,14 +14,7 @@ from dataclasses import dataclass
 import yaml
 
 from podgpu.errors import UsageError
-from podgpu.migrate.promql import (
-    PromqlError,
-    RewriteResult,
-    apply_edits,
-    find_old_names,
-    renamed_labels,
-    rewrite_query,
-)
+from podgpu.migrate.promql import PromqlError, RewriteResult, apply_edits, find_old_names, renamed_labels, rewrite_query
 
 
 @dataclass(frozen=True, slots=True)
