@@ -130,10 +130,7 @@ def _match(counters: Sequence[CounterSpec], pattern: str) -> list[CounterSpec]:
 
 
 def group_fields(
-    counters: Sequence[CounterSpec],
-    interval: float,
-    collections: Sequence[Collection] = (),
-    skip_empty: bool = False,
+    counters: Sequence[CounterSpec], interval: float, collections: Sequence[Collection] = (), skip_empty: bool = False
 ) -> tuple[FieldGroup, ...]:
     """Returns one group per collection, and one group for all other fields, including those that podgpu needs.
 

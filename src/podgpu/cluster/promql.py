@@ -72,10 +72,7 @@ def series_queries(
         return SeriesQuery(what, f"max {by(*series_labels, *labels)} ({series})", required)
 
     gpus = field_names(UTIL, ENGINE, TEMPERATURE, *kept)
-    timed = (
-        *field_names(UTIL, ENGINE, TEMPERATURE),
-        *own_names("device_condition_since_timestamp_seconds"),
-    )
+    timed = (*field_names(UTIL, ENGINE, TEMPERATURE), *own_names("device_condition_since_timestamp_seconds"))
     target = by(*target_labels)
     own_pods = by("__name__", "job", "instance", "namespace", "pod")
     return [

@@ -170,11 +170,7 @@ class Enricher:
         return limit is not None and (self._written_at is None or self.clock.monotonic() - self._written_at > limit)
 
     def _encode_self(
-        self,
-        sources: tuple[SourceStatus, ...],
-        held: Allocation,
-        taken_at: float,
-        existing: Set[str] = frozenset(),
+        self, sources: tuple[SourceStatus, ...], held: Allocation, taken_at: float, existing: Set[str] = frozenset()
     ) -> bytes:
         """Encodes podgpu's own metrics. Skips families in `existing`, because a second HELP line would be invalid."""
         statuses = self.errors.add_to(sources, held.unmapped)

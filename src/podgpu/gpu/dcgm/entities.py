@@ -31,11 +31,7 @@ class Entity(NamedTuple):
 # Layout
 
 _NAME, _UUID, _MINOR = 50, 54, 55
-_LOST_STATES = {
-    4: "lost: reset it or reboot the node (see dmesg)",
-    6: "disabled",
-    7: "detached from the host engine",
-}
+_LOST_STATES = {4: "lost: reset it or reboot the node (see dmesg)", 6: "disabled", 7: "detached from the host engine"}
 _MIG_MODE = 2  # index of the MIG mode in `DeviceAttributes.settings`
 _MAX_SWITCHES = 64
 SWITCH_LINK = "SWITCH_LINK"
@@ -115,9 +111,7 @@ def read_layout(connection: DcgmConnection, outline: Outline, switches: Selectio
         minor = minors.get(entity)
         migs = [m for m in outline.migs if m.parent == entity]
         device = replace(
-            device,
-            minor=minor if isinstance(minor, int) else None,
-            mig_enabled=device.mig_enabled or bool(migs),
+            device, minor=minor if isinstance(minor, int) else None, mig_enabled=device.mig_enabled or bool(migs)
         )
         entities.append(DcgmEntity("GPU", entity, device))
         entities += _read_instances(connection, device, migs, outline.migs)

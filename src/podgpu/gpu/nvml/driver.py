@@ -31,10 +31,7 @@ _UNSUPPORTED = {
 }
 _LOST = {pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED}
 _GONE = {
-    pynvml.NVML_ERROR_UNINITIALIZED: (
-        "driver_not_loaded",
-        "the NVIDIA driver was unloaded while podgpu used it",
-    ),
+    pynvml.NVML_ERROR_UNINITIALIZED: ("driver_not_loaded", "the NVIDIA driver was unloaded while podgpu used it"),
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: (
         "driver_not_loaded",
         "no NVIDIA driver is loaded on this node (check `nvidia-smi` on the host)",
