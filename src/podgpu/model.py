@@ -376,7 +376,7 @@ def decode_node(body: bytes) -> NodeState:
     """Decodes a NodeState. Raises msgspec.DecodeError if it is invalid or has a newer schema."""
     state = _decoder.decode(body)
     if state.schema > SCHEMA:
-        raise msgspec.ValidationError(f"schema {state.schema} is newer than {SCHEMA}")
+        raise msgspec.ValidationError(f"schema {state.schema} is newer than {SCHEMA}, so update this podgpu")
     return state
 
 

@@ -106,7 +106,7 @@ def _find_gpu(telemetry: NvmlTelemetry, wanted: str) -> Device:
     for gpu in inventory.gpus:
         if wanted in (str(gpu.index), gpu.uuid):
             return gpu
-    if wanted.isdigit() and int(wanted) in inventory.unreachable:
+    if wanted.isdecimal() and int(wanted) in inventory.unreachable:
         raise StartError(f"GPU {wanted} cannot be read: {inventory.unreachable[int(wanted)]}")
     raise UsageError(f"--gpu {wanted}: this node has no such GPU; it has {few_of(g.index for g in inventory.gpus)}")
 

@@ -240,7 +240,7 @@ class NvmlTelemetry:
         with self._driver.hold():
             state = self._gpus.get(gpu.uuid)
             if state is None:
-                raise DeviceLost(f"GPU {gpu.index} ({gpu.uuid}) is no longer listed by the driver")
+                raise DeviceLost(f"GPU {gpu.uuid} is not listed by the driver")
             try:
                 state = self._check_handle(state)
                 yield state
