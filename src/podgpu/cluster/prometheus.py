@@ -234,6 +234,7 @@ class PrometheusCollector:
         clock: Clock | None = None,
         targets: str = "",  # matcher that selects the exporters
         has_clusters: bool = False,  # add the cluster's name to node names, even if there is only one cluster
+        at: float | None = None,  # Unix time to read; None: now
     ) -> None:
         self._server = server
         self._label_names = label_names
@@ -246,6 +247,7 @@ class PrometheusCollector:
         self._owners: dict[str, PodOwners] = {}  # by cluster
         self._other_owners = owners
         self._has_clusters = has_clusters
+        self._at = at
         self._errors: Counter[tuple[str, str]] = Counter()
         self._reading = ClusterReading()
 
@@ -275,7 +277,7 @@ class PrometheusCollector:
 
     async def _read_all(self) -> list[tuple[str, SourceError]]:
         """Runs all queries. Returns the optional queries that failed. Raises SourceError if a required query fails."""
-        now = await self._client.query_time()
+        now = await self._client.query_time() if self._at is None else self._at
         monotonic = self._clock.monotonic()
         failures: list[tuple[str, SourceError]] = []
 
@@ -316,7 +318,8 @@ class PrometheusCollector:
             if cluster not in self._owners:
                 self._owners[cluster] = PodOwners(self._client, self._server.match, self._cluster_label, cluster)
             try:
-                await self._owners[cluster].update([t.state for t in targets if t.cluster == cluster], monotonic)
+                own = [target.state for target in targets if target.cluster == cluster]
+                await self._owners[cluster].update(own, monotonic, self._at)
             except SourceError as error:
                 failures.append(("owners of pods", error))
             owners[cluster] = {**others, **self._owners[cluster].known}
@@ -548,14 +551,14 @@ class PodOwners:
         self.known: dict[PodName, WorkloadOwner] = {}
         self._queried_at = -math.inf
 
-    async def update(self, states: Iterable[NodeState], now: float) -> None:
+    async def update(self, states: Iterable[NodeState], now: float, at: float | None = None) -> None:
         """Queries the owners of new pods, at most once a minute."""
         devices = (device for state in states for gpu in state.devices for device in (gpu, *gpu.instances))
         pods = {(h.namespace, h.pod) for device in devices for h in device.holders if h.pod}
         self.known = {pod: owner for pod, owner in self.known.items() if pod in pods}
         missing = sorted(pods - self.known.keys())
         if missing and now - self._queried_at >= _OWNER_SECONDS:
-            owners = await self.read(missing)
+            owners = await self.read(missing, at=at)
             self._queried_at = now
             self.known |= {pod: owner for pod, owner in owners.items() if pod in pods}
 

@@ -30,9 +30,9 @@ from podgpu.cluster.prometheus import (
     read_node_labels,
     select,
 )
-from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RowName, group_now, make_range, name_row, utc_text
+from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RowName, group_now, make_range, name_row
 from podgpu.cluster.state import ClusterState, describe_unpriced
-from podgpu.errors import SourceError
+from podgpu.errors import SourceError, utc_text
 from podgpu.history.answers import UsageSum
 from podgpu.history.store import COARSE, FINE, HOUR, UNALLOCATED, Amounts, UsageAccount
 from podgpu.metrics.adapter import (
