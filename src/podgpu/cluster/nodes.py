@@ -58,6 +58,12 @@ class Alert(msgspec.Struct, frozen=True, omit_defaults=True):
     uuid: str = ""
 
 
+class RecordedCondition(Condition, frozen=True):
+    """A condition of a past time. The history has its text."""
+
+    says: str = ""
+
+
 def choose_nodes(
     readings: Sequence[NodeReading],
     before: Mapping[str, NodeEntry],
@@ -285,7 +291,7 @@ def describe_node(name: str, state: NodeState, gone: bool = False) -> Iterator[A
         for condition in gpu.conditions:
             if condition.name != NODE_GONE and not (condition.name == DRIVER_AWAY and len(without_driver) > 1):
                 says, do = describe_condition(condition, gpu.xids)
-                text = f"{label} of node {name} ({gpu.uuid or 'no UUID'}): {says}: {do}"
+                text = f"{label} of node {name} ({gpu.uuid or 'no UUID'}): {says}{': ' * bool(do)}{do}"
                 yield Alert(severity_of(condition), text, name, gpu.uuid)
     failing = [
         source.name
@@ -301,6 +307,8 @@ def describe_node(name: str, state: NodeState, gone: bool = False) -> Iterator[A
 
 def describe_condition(condition: Condition, xids: Iterable[XidCount] = ()) -> tuple[str, str]:
     """Returns the problem and the advice. For a condition unknown to this version, returns its name and no advice."""
+    if isinstance(condition, RecordedCondition):
+        return condition.says, ""
     repeated = tuple((count.xid, count.total) for count in xids if count.total > 1)
     is_known = condition.name in conditions()
     return words_for(condition.name, condition.detail, repeated) if is_known else (condition.name, "")

@@ -183,6 +183,7 @@ class PrometheusCollector:
     clock: Clock = field(default_factory=Clock)
     targets: str = ""  # matcher that selects the exporters
     has_clusters: bool = False  # add the cluster's name to node names, even if there is only one cluster
+    at: float | None = None  # Unix time to read; None: now
 
     def __post_init__(self) -> None:
         self._match = ",".join(filter(None, (self.targets, self.server.match)))
@@ -217,7 +218,7 @@ class PrometheusCollector:
 
     async def _read_all(self) -> list[tuple[str, SourceError]]:
         """Runs all queries. Returns the optional queries that failed. Raises SourceError if a required query fails."""
-        now = await self._client.query_time()
+        now = await self._client.query_time() if self.at is None else self.at
         monotonic = self.clock.monotonic()
         failures: list[tuple[str, SourceError]] = []
 
@@ -260,7 +261,8 @@ class PrometheusCollector:
             if cluster not in self._owners:
                 self._owners[cluster] = PodOwners(self._client, self.server.match, self.server.cluster_label, cluster)
             try:
-                await self._owners[cluster].update([t.state for t in targets if t.cluster == cluster], monotonic)
+                own = [target.state for target in targets if target.cluster == cluster]
+                await self._owners[cluster].update(own, monotonic, self.at)
             except SourceError as error:
                 failures.append(("owners of pods", error))
             owners[cluster] = {**others, **self._owners[cluster].known}
@@ -389,14 +391,14 @@ class PodOwners:
         self.known: dict[PodName, WorkloadOwner] = {}
         self._queried_at = -math.inf
 
-    async def update(self, states: Iterable[NodeState], now: float) -> None:
+    async def update(self, states: Iterable[NodeState], now: float, at: float | None = None) -> None:
         """Queries the owners of new pods, at most once a minute."""
         devices = (device for state in states for gpu in state.devices for device in (gpu, *gpu.instances))
         pods = {(h.namespace, h.pod) for device in devices for h in device.holders if h.pod}
         self.known = {pod: owner for pod, owner in self.known.items() if pod in pods}
         missing = sorted(pods - self.known.keys())
         if missing and now - self._queried_at >= _OWNER_SECONDS:
-            owners = await self.read(missing)
+            owners = await self.read(missing, at=at)
             self._queried_at = now
             self.known |= {pod: owner for pod, owner in owners.items() if pod in pods}
 

@@ -26,9 +26,9 @@ from podgpu.cluster.prometheus import (
     read_node_labels,
 )
 from podgpu.cluster.promql import by, select
-from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RowName, group_now, make_range, name_row, utc_text
+from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RowName, group_now, make_range, name_row
 from podgpu.cluster.state import ClusterState, describe_unpriced
-from podgpu.errors import SourceError
+from podgpu.errors import SourceError, utc_text
 from podgpu.history.answers import UsageSum
 from podgpu.history.store import COARSE, FINE, HOUR, UNALLOCATED, Amounts, UsageAccount
 from podgpu.metrics.adapter import MODEL_LABELS, UUID_LABELS, WORKLOAD_LABELS, PodName, read_gpu_id, read_workload

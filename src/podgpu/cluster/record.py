@@ -14,6 +14,7 @@ from podgpu.cluster.state import ClusterState
 from podgpu.history.events import IDLE
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.history.store import Amounts, Figures, GpuSample, HistoryRound, HolderSample
+from podgpu.metrics.conditions import NODE_GONE
 from podgpu.model import MJ, NS, DeviceState, HolderUsage, MigInstance, WorkloadKey
 
 _OWN_DIFFERENCE = 0.05  # minimum difference from the GPU's utilisation for storing a sole holder's own values
@@ -71,6 +72,7 @@ class RoundReader:
                         *((condition.name, describe_condition(condition)[0]) for condition in gpu.conditions),
                         *_idle_alarms(parts, node.read_at + state.clock_offset, state.settings.idle_after),
                     ],
+                    since={c.name: c.since for c in gpu.conditions if c.since and c.name != NODE_GONE},
                     unallocated=self._read_rest(gpu, instance, node, device_part, price, holders, users_joules),
                     currency="" if price is None else state.prices.currency,
                 )
