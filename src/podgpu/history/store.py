@@ -190,8 +190,7 @@ class UsageAccount(NamedTuple):
     methods: str = ""  # names of measuring methods (see podgpu_device_usage_method), separated by spaces
 
 
-UNALLOCATED = UsageAccount()
-"""The account for GPUs, and fractions of GPUs, that no pod or job held."""
+UNALLOCATED = UsageAccount()  # the account for GPUs, and fractions of GPUs, that no pod or job held
 
 
 class HolderSample(NamedTuple):
