@@ -246,8 +246,6 @@ def _strip_domains(members: KubeObject | None) -> dict[str, Any]:
 
 
 class ClaimedDevice(NamedTuple):
-    """A device that a container holds through a claim."""
-
     holder: Workload
     name: ClaimName
     device: DeviceName

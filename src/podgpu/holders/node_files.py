@@ -142,8 +142,6 @@ _JOB_FILE = re.compile(r"\d+(\.\d+)?", re.ASCII)
 
 
 class HpcAllocation(AllocationSource):
-    """Reads all job files for each reading."""
-
     name = "hpc"
 
     def __init__(self, directory: str) -> None:
