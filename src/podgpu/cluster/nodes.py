@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from podgpu.cluster.collect import NodeReading, TargetOutcome, ViewSettings
 from podgpu.cluster.parts import HeldPart, is_lost, is_shown
 from podgpu.cluster.prices import NO_PRICES, Prices
-from podgpu.errors import few_of
+from podgpu.errors import few_of, plural
 from podgpu.metrics.conditions import DRIVER_AWAY, LOST, NODE_GONE, UNREADABLE, conditions, words_for
 from podgpu.model import Condition, DeviceState, MigInstance, NodeState, Workload, XidCount, group_by_key, parts_of
 
@@ -57,6 +57,12 @@ class Alert(msgspec.Struct, frozen=True, omit_defaults=True):
     text: str
     node: str = ""
     uuid: str = ""
+
+
+class RecordedCondition(Condition, frozen=True):
+    """A condition of a past time. The history has its text."""
+
+    says: str = ""
 
 
 def choose_nodes(
@@ -285,27 +291,27 @@ def describe_node(name: str, state: NodeState, gone: bool = False) -> Iterator[A
     lost = state.gpus_lost or 0
     if gone:
         gpus = sum(map(is_shown, state.devices))
-        with_it = f", with its {count_gpus(gpus)}" if gpus else ""
+        with_it = f", with its {plural(gpus, 'GPU')}" if gpus else ""
         yield Alert("broken", f"node {name} does not answer{with_it}: {words_for(NODE_GONE)[1]}", name)
     elif lost > silent:
         verb = "does" if lost - silent == 1 else "do"
         yield Alert(
             "broken",
-            f"node {name}: {count_gpus(lost - silent)} on its PCI bus {verb} not answer and cannot be identified: "
+            f"node {name}: {plural(lost - silent, 'GPU')} on its PCI bus {verb} not answer and cannot be identified: "
             "run nvidia-smi on the node and see dmesg",
             name,
         )
     without_driver = [c for gpu in broken for c in gpu.conditions if c.name == DRIVER_AWAY]
     if len(without_driver) > 1:
         says, do = words_for(DRIVER_AWAY, without_driver[0].detail)
-        says = says.replace("for it", f"for its {count_gpus(len(without_driver))}")
+        says = says.replace("for it", f"for its {plural(len(without_driver), 'GPU')}")
         yield Alert("broken", f"node {name}: {says}: {do}", name)
     for gpu in broken:
         label = "a GPU" if gpu.index is None else f"GPU {gpu.index}"
         for condition in gpu.conditions:
             if condition.name != NODE_GONE and not (condition.name == DRIVER_AWAY and len(without_driver) > 1):
                 says, do = describe_condition(condition, gpu.xids)
-                text = f"{label} of node {name} ({gpu.uuid or 'no UUID'}): {says}: {do}"
+                text = f"{label} of node {name} ({gpu.uuid or 'no UUID'}): {says}{': ' * bool(do)}{do}"
                 yield Alert(severity_of(condition), text, name, gpu.uuid)
     failing = [
         source.name
@@ -319,12 +325,10 @@ def describe_node(name: str, state: NodeState, gone: bool = False) -> Iterator[A
         yield Alert("warning", text, name)
 
 
-def count_gpus(number: int) -> str:
-    return f"{number} GPU" if number == 1 else f"{number} GPUs"
-
-
 def describe_condition(condition: Condition, xids: Iterable[XidCount] = ()) -> tuple[str, str]:
     """Returns the problem and the advice. For a condition unknown to this version, returns its name and no advice."""
+    if isinstance(condition, RecordedCondition):
+        return condition.says, ""
     repeated = tuple((count.xid, count.total) for count in xids if count.total > 1)
     is_known = condition.name in conditions()
     return words_for(condition.name, condition.detail, repeated) if is_known else (condition.name, "")

@@ -20,15 +20,7 @@ from msgspec import Meta, Struct, field
 from podgpu.decode import find_decoder
 from podgpu.errors import SourceError, one_line
 from podgpu.holders import AllocationSource, Complete
-from podgpu.holders.device_ids import (
-    VCUDA_CORE,
-    VCUDA_MEMORY,
-    DeviceId,
-    DeviceIndex,
-    HeldId,
-    map_held,
-    parse_device_id,
-)
+from podgpu.holders.device_ids import VCUDA_CORE, VCUDA_MEMORY, DeviceId, DeviceIndex, HeldId, map_held, parse_device_id
 from podgpu.kube.objects import ContainerRecord, PodRecord, parse_quantity
 from podgpu.model import MIB, Allocation, Assignment, Device, Unmapped, VcudaRequest, Workload, parts_of
 

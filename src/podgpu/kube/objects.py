@@ -7,17 +7,15 @@ reflector skips the object.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from sys import intern
-from typing import Any, NamedTuple
+from typing import Any
 
-from podgpu.errors import few_of
 from podgpu.model import WorkloadOwner, group_by_key
 
-KubeObject = dict[str, Any]
-"""A JSON object of the API."""
+KubeObject = dict[str, Any]  # a JSON object of the API
 Pairs = tuple[tuple[str, str], ...]
 
 
@@ -163,50 +161,3 @@ def parse_quantity(text: str) -> Fraction:
     if match is None:
         raise ValueError(f"{text[:40]!a} is not a quantity")
     return Fraction(match[1]) * _UNITS.get(match[2], Fraction(1))
-
-
-SERVICE_LABEL = "kubernetes.io/service-name"
-"""Kubernetes sets this label on EndpointSlices. The value is the name of the Service."""
-METRICS_PORT = "metrics"
-"""Name of the port to scrape. If a Service has only one port, the port may have any name."""
-
-
-class EndpointSliceRecord(NamedTuple):
-    """The endpoints of a Service. Endpoints that are not ready are included: failing exporters are still scraped."""
-
-    service: tuple[str, str]  # namespace and name
-    urls: tuple[tuple[str, str], ...] = ()  # the pod's uid (may be empty) and the URL
-    problem: str = ""  # message if the Service has no port for metrics
-
-
-def collection_path(api: str, kind: str, namespace: str = "") -> str:
-    return f"{api}/namespaces/{namespace}/{kind}" if namespace else f"{api}/{kind}"
-
-
-def parse_endpoint_slice(body: KubeObject, https: bool = False) -> EndpointSliceRecord:
-    """Parses an EndpointSlice. With `https`, all URLs use https; otherwise only those of ports declared as https."""
-    metadata = body["metadata"]
-    service = metadata["namespace"], (metadata.get("labels") or {}).get(SERVICE_LABEL) or metadata["name"]
-    ports = [port for port in body.get("ports") or () if port.get("port") and port.get("protocol") in (None, "TCP")]
-    chosen = next((port for port in ports if port.get("name") == METRICS_PORT), ports[0] if len(ports) == 1 else None)
-    if chosen is None:
-        existing = few_of(f"{port.get('name') or 'unnamed'} ({port['port']})" for port in ports)
-        problem = f"the Service {'/'.join(service)} has no port named {METRICS_PORT}; it has {existing}: rename a port"
-        return EndpointSliceRecord(service, problem=problem if body.get("endpoints") else "")
-    is_https = https or "https" in f"{chosen.get('appProtocol')} {chosen.get('name')}".lower()
-    urls = []
-    for endpoint in body.get("endpoints") or ():
-        address = endpoint["addresses"][0]
-        host = f"[{address}]" if ":" in address else address
-        url = f"{'https' if is_https else 'http'}://{host}:{chosen['port']}/metrics"
-        urls.append(((endpoint.get("targetRef") or {}).get("uid", ""), url))
-    return EndpointSliceRecord(service, tuple(urls))
-
-
-def merge_urls(slices: Iterable[EndpointSliceRecord]) -> tuple[str, ...]:
-    """Returns one URL per pod, sorted. If a pod has an IPv4 and an IPv6 address, uses the IPv4 address."""
-    urls: dict[str, str] = {}
-    every = [each for record in slices for each in record.urls]
-    for uid, url in sorted(every, key=lambda each: ("[" in each[1], each[1])):
-        urls.setdefault(uid or url, url)
-    return tuple(dict.fromkeys(urls.values()))

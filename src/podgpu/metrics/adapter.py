@@ -14,10 +14,19 @@ from typing import Any, NamedTuple
 import msgspec
 
 from podgpu.metrics.conditions import FIELD_CONDITIONS, LOST, XID, conditions, xid_spec
+from podgpu.metrics.dcgm import EXPORTED, JOB_LABEL, NAMELESS_LABELS, OLD_POD_LABELS, POD_LABELS
 from podgpu.metrics.encode import FamilySpec, families_in
-from podgpu.metrics.fields import DEVICE_LEVELS, fields
-from podgpu.metrics.labels import EXPORTED, JOB_LABEL, NAMELESS_LABELS, OLD_POD_LABELS, POD_LABELS
-from podgpu.metrics.names import KEY_FIELDS, POWER, XID_NAME, Meaning, device_figures, gpu_figures, meaning
+from podgpu.metrics.fields import (
+    DEVICE_LEVELS,
+    KEY_FIELDS,
+    POWER,
+    XID_NAME,
+    Meaning,
+    device_figures,
+    fields,
+    gpu_figures,
+    meaning,
+)
 from podgpu.metrics.parse import ParsedSample, parse_text
 from podgpu.model import RESERVATION, NodeState, Workload, WorkloadKey, device_key
 
@@ -83,8 +92,6 @@ def keep_known_fields(values: Mapping[str, Any], keep_fields: frozenset[str]) ->
 
 @dataclass(slots=True)
 class _DeviceBuilder:
-    """Collects the samples of a GPU or a MIG instance."""
-
     identity: dict[str, str] = field(default_factory=dict)
     values: dict[str, dict[WorkloadKey, float]] = field(default_factory=dict)  # by field and holder (or ())
     texts: dict[str, str] = field(default_factory=dict)  # DCGM fields with text values, which are exported as labels
