@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from podgpu.cluster.collect import NodeReading
-from podgpu.cluster.nodes import NodeEntry, RecordedCondition, describe_node, sort_alerts
+from podgpu.cluster.nodes import NodeEntry, RecordedCondition
 from podgpu.cluster.state import ClusterState, complete_node
 from podgpu.errors import UsageError, utc_text
 from podgpu.history.events import IDLE
@@ -68,8 +68,7 @@ def read_past(db: Connection, at: float, current: ClusterState) -> ClusterState:
         if id_ in figures or id_ in conditions or id_ in held
     )
     nodes = tuple(_make_node(name, members, at, current) for name, members in devices.items())
-    alerts = sort_alerts(alert for node in nodes for alert in describe_node(node.name, node.state, node.gone))
-    changes: dict[str, Any] = {"nodes": nodes, "notes": (_NOTE,), "alerts": alerts, "used": {}}
+    changes: dict[str, Any] = {"nodes": nodes, "notes": (_NOTE,), "alerts": (), "used": {}}
     return dataclasses.replace(current, at=at, taken_at=at, step_seconds=found[0], **changes)
 
 

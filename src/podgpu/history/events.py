@@ -92,10 +92,8 @@ def parse_events_query(query: Mapping[str, str]) -> EventQuery:
     given = [name for name in _WHERE if name in query]
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)}: give only one of gpu, node and pod")
-    selector = "".join(given)
-    return EventQuery(
-        parse_range(query.get("range", "24h")), selector, query.get(selector, ""), parse_time(query, "to")
-    )
+    seconds, selector = parse_range(query.get("range", "24h")), "".join(given)
+    return EventQuery(seconds, selector, query.get(selector, ""), parse_time(query, "to"))
 
 
 def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> EventsAnswer:

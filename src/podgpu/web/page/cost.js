@@ -46,7 +46,7 @@ export class Cost {
     this.sums = h("dl", { class: "facts sums" });
     this.csv = h("a", { class: "quiet", download: "" }, "CSV");
     this.message = h("p", { class: "message" });
-    this.notes = h("p", { class: "about" });
+    this.notes = h("p", { class: "message" });
     this.table = new Table("Cost", onOrder);
     this.copy = copyButton("Copy", () => this.table.asText());
     this.underUsed = new UnderUsed();
