@@ -97,11 +97,16 @@ def choose_nodes(
     targets = {reading.target for reading in readings}
     earlier = (old for node in before.values() for old in (node.reading, node.silent) if old)
     gone = [replace_fields(old, listed=False) for old in earlier if old.target not in targets]
-    unread = list(filter(is_kept, (*filter(chooser.is_stale, readings), *gone)))
+    missed: dict[str, NodeReading] = {}  # by GPU; last readings of each podgpu that reported holders
+    for old in filter(is_kept, (*filter(chooser.is_stale, readings), *gone)):
+        if old.state.producer == "podgpu" and _has_holders(old.state):
+            for uuid in _present_gpus(old.state):
+                missed.setdefault(uuid, old)
     for name, reading in chosen.items():
         state = _remove_gpus(reading.state, hidden[name])
         if state.devices or not reading.state.devices:
-            silent = next((old for old in unread if _is_missed(old, state)), None)
+            is_blank = state.producer != "podgpu" and not _has_holders(state)  # another exporter, without holders
+            silent = next((missed[uuid] for uuid in _present_gpus(state) if uuid in missed), None) if is_blank else None
             if silent is not None:
                 text = f"node {name}: {silent.target} does not answer, and {reading.target} does not report holders"
                 alerts.append(Alert("warning", f"{text}: check that podgpu runs on this node", name))
@@ -207,12 +212,6 @@ def _describe_conflict(node: str, used: str, others: Collection[str], what: str)
 
 def _has_holders(state: NodeState) -> bool:
     return any(device.holders for gpu in state.devices for device in (gpu, *gpu.instances))
-
-
-def _is_missed(old: NodeReading, state: NodeState) -> bool:
-    """Returns True if `old` is from a podgpu with holders, and `state` from another exporter that reports none."""
-    is_other = old.state.producer == "podgpu" != state.producer and not _has_holders(state)
-    return is_other and _has_holders(old.state) and not _present_gpus(state).isdisjoint(_present_gpus(old.state))
 
 
 def _present_gpus(state: NodeState) -> set[str]:
