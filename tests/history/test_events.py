@@ -68,3 +68,14 @@ def test_a_pod_ends_with_its_last_container() -> None:
 def test_a_container_without_a_pod_is_named_by_its_id() -> None:
     container = HolderSample(UsageAccount(container_id="0123456789abcdef0123456789abcdef"))
     assert read_pod_events((0, ()), (15, (container,))) == [("container 0123456789ab started on GPU 0 of n1", 15)]
+
+
+def test_events_of_a_past_time_are_found_if_many_pods_ended_later() -> None:
+    store, many = HistoryStore(), [HolderSample(UsageAccount("ml", f"pod-{number}")) for number in range(20_001)]
+    for at, holders in ((0, many), (300, [*many, WEB]), (315, many), (600, [])):
+        store.append(HistoryRound(START + at, [GpuSample("GPU-0", "", "n1", 0, None, holders)]))
+    with store.reader() as db:
+        answer = read_events(db, EventQuery(60, end=START + 330.0), START + 3600)
+    store.close()
+    assert [(event.text, event.at - START) for event in answer.events] == [(ENDED, 315), (STARTED, 300)]
+    assert not answer.truncated

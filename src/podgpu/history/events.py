@@ -18,15 +18,16 @@ MOST_EVENTS = 1000
 _MAX_SPANS = 20_000
 _NODE_WIDE = ("node_gone", "driver_away")
 # A span is a period in which a GPU had a holder or a condition. Selects the spans of all pods that started or ended
-# since `:start`. Their older spans are included, because `_find_runs` needs the beginning of each run.
+# between `:start` and `:end`. Their older spans are included, because `_find_runs` needs the beginning of each run.
 _SPANS = f"""
 SELECT started, ended, name, message, uuid, instance, gpu.node, gpu_index, ifnull(account.id, 0),
     ifnull(namespace, ''), ifnull(pod, ''),
     coalesce(nullif(pod, ''), nullif(job, ''), nullif(uid, ''), 'container ' || substr(container_id, 1, 12), '')
 FROM span JOIN gpu ON gpu.id = span.gpu LEFT JOIN account ON account.id = span.account
 WHERE started <= :end
-AND (name = 'node_gone' OR span.account IN (SELECT account FROM span WHERE started >= :start OR ended >= :start))
-{{where}} ORDER BY max(started, ifnull(ended, 0)) DESC LIMIT {_MAX_SPANS}"""
+AND (name = 'node_gone' OR span.account IN (
+    SELECT account FROM span WHERE started BETWEEN :start AND :end OR ended BETWEEN :start AND :end))
+{{where}} ORDER BY max(started, iif(ended <= :end, ended, 0)) DESC LIMIT {_MAX_SPANS}"""
 # Selects the spans of a pod, and the conditions that a GPU had while the pod held the GPU.
 _OF_POD = """
 AND (namespace || '/' || pod = :pod OR span.account = 0 AND EXISTS (
