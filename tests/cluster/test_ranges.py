@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.clock import Clock
+from podgpu.cluster.parts import Totals
 from podgpu.cluster.prices import NO_PRICES, Price, Prices
 from podgpu.cluster.ranges import (
     RangeAnswer,
@@ -28,16 +30,17 @@ from podgpu.cluster.ranges import (
 )
 from podgpu.cluster.record import RoundReader
 from podgpu.cluster.state import ClusterState
-from podgpu.cluster.view import make_view
+from podgpu.cluster.view import GpuView, make_view
 from podgpu.errors import UsageError, utc_text
 from podgpu.history.answers import UsageSum
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.history.store import Amounts, UsageAccount
-from podgpu.model import DeviceTotals, WorkloadOwner
+from podgpu.model import Condition, DeviceTotals, WorkloadOwner
 from tests.cluster.states import H100, WALL, World, gpu, holder, lost, mig, node, state_of
 
 DAY = 86_400
 PRICES = Prices("EUR", {"*": Price(10.0)})
+PAIR = (("a", 0.1), ("b", 0.6))
 OWNERS = {("ml", "a"): WorkloadOwner("Job", "train"), ("ml", "b"): WorkloadOwner("Job", "train")}
 
 
@@ -375,3 +378,47 @@ def test_sums_of_all_groups_agree_and_never_decrease(rounds: list[list[tuple[int
 @given(st.text(max_size=5))
 def test_no_cell_is_a_formula(name: str) -> None:
     assert not escape_cell(name).lstrip(" ").startswith(("=", "+", "-", "@", "\t", "\r", "\n", "|", "%"))
+
+
+def past_gpu(cluster: Cluster, seconds: float) -> tuple[GpuView, Totals]:
+    view = make_view(asyncio.run(cluster.answers.past(WALL + seconds)))
+    return view.nodes[0].gpus[0], view.totals
+
+
+def test_two_containers_of_a_pod_at_a_past_time_are_not_counted_twice() -> None:
+    cluster = Cluster()
+    own = [holder("p", container=name, utilization_ratio=use, memory_used_bytes=1 << 30) for name, use in PAIR]
+    for _ in range(2):
+        cluster.round(gpu(0, *own, busy=0.7, memory_used_bytes=2 << 30))
+    then, _ = past_gpu(cluster, 15)
+    assert (then.utilization_ratio, then.memory_used_bytes) == (0.7, 2 << 30)
+    assert [one.utilization_ratio for one in then.holders] == [None, None], "the history has only their sum"
+    pod = asyncio.run(cluster.recorder.pod("ml", "p", 60))
+    assert pod is not None
+    assert set(pod.devices[0].series["utilization_ratio"]) == {None, 0.7}
+
+
+def test_two_pods_that_started_together_on_a_shared_gpu_at_a_past_time() -> None:
+    cluster = Cluster()
+    for number in range(300):
+        cluster.round(gpu(0, *(() if number < 3 else (holder("a"), holder("b"))), busy=0.9))
+    then, _ = past_gpu(cluster, 200)
+    assert (then.utilization_ratio, [one.pod for one in then.holders]) == (0.9, ["a", "b"])
+
+
+@pytest.mark.parametrize("method", ["mps", "samples"])
+def test_unknown_use_is_unknown_at_a_past_time(method: str) -> None:
+    idle = None if method == "mps" else 0.0  # the driver attributes a sample to the busiest process
+    cluster, busy = Cluster(), None if method == "mps" else 0.7
+    pods = (holder(name, utilization_ratio=use, processes=1) for name, use in (("a", busy), ("b", idle)))
+    cluster.round(gpu(0, *pods, busy=0.7, usage=DeviceTotals(utilization_ratio=0.7, method=method)))
+    then, totals = past_gpu(cluster, 15)
+    assert then.holders[1].use == "unknown"
+    now = make_view(cluster.state()).totals
+    assert (totals.used, totals.unknown, totals.wasted_per_hour) == (now.used, now.unknown, now.wasted_per_hour)
+
+
+def test_a_condition_that_began_at_an_infinite_time_is_stored() -> None:
+    cluster = Cluster()
+    cluster.round(gpu(0, conditions=(Condition("lost", math.inf),)))
+    assert [one.condition for one in past_gpu(cluster, 15)[0].conditions] == ["lost"]

@@ -155,7 +155,7 @@ def measure_use(device: GpuOrInstance, holder: Holder) -> Use:
         return "used" if whole else "unknown"
     if is_mps_client(device, holder):
         return "unknown"
-    if own == 0 and usage.processes and whole:
+    if own == 0 and usage.processes != 0 and whole:
         return "unknown"  # the driver attributes a whole sample to the busiest process, so a holder with 0 may be busy
     ratio = whole if own is None else own
     if ratio is None:

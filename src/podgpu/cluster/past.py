@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from sqlite3 import Connection
 from typing import Any, NamedTuple
@@ -15,7 +16,16 @@ from podgpu.cluster.state import ClusterState, complete_node
 from podgpu.errors import UsageError, utc_text
 from podgpu.history.events import IDLE
 from podgpu.metrics.conditions import NODE_GONE
-from podgpu.model import DeviceState, Holder, HolderUsage, MigInstance, NodeState, WorkloadOwner, group_by_key
+from podgpu.model import (
+    DeviceState,
+    DeviceTotals,
+    Holder,
+    HolderUsage,
+    MigInstance,
+    NodeState,
+    WorkloadOwner,
+    group_by_key,
+)
 
 _NOTE = "the history has no processes, waiting times and DCGM fields; costs are computed with the current prices"
 # Prefers 15 s samples. A sample is used for up to a minute, because single readings may be missing.
@@ -28,15 +38,16 @@ WHERE resolution = :resolution AND time = :time"""
 _CONDITIONS = """
 SELECT gpu, name, started, '', message FROM span
 WHERE account = 0 AND started <= :at AND (ended IS NULL OR ended > :at) ORDER BY started"""
-# While a node does not answer, its pods keep their GPUs.
+# While a node does not answer, its pods keep their GPUs. A correlated subquery would be slow (7 s for 500,000 spans).
 _HOLDERS = """
-SELECT gpu, account, owner_kind, owner_name, namespace, pod, name, uid, container_id,
+SELECT gpu, account, instr(methods, 'mps'), owner_kind, owner_name, namespace, pod, name, uid, container_id,
     iif(job LIKE 'user %', '', job), iif(job LIKE 'user %', substr(job, 6), ''), 'history'
-FROM span JOIN account ON account.id = account WHERE started <= :at AND (ended IS NULL OR ended > :at OR EXISTS (
-    SELECT * FROM span AS gone WHERE gone.gpu = span.gpu AND gone.name = 'node_gone' AND gone.started = span.ended
-    AND (gone.ended IS NULL OR gone.ended > :at))) ORDER BY started"""
+FROM span JOIN account ON account.id = account WHERE started <= :at AND (ended IS NULL OR ended > :at
+    OR (gpu, ended) IN (SELECT gpu, started FROM span WHERE account = 0 AND name = 'node_gone' AND started <= :at
+    AND (ended IS NULL OR ended > :at))) ORDER BY started"""
 _GPUS = "SELECT id, node, uuid, instance, gpu_index FROM gpu ORDER BY node, gpu_index, uuid, instance"
 _UNKNOWN = (None, None, None, None)
+_MAX_SUM = 1.05  # the values of all holders may exceed the GPU's by this factor, because pods start within a step
 
 
 class _Device(NamedTuple):
@@ -45,7 +56,7 @@ class _Device(NamedTuple):
     number: int | None
     figures: Mapping[int, Sequence[Any]]  # account -> utilisation, bytes, milliwatts, degrees; 0 is the whole device
     conditions: Sequence[RecordedCondition]
-    holders: Sequence[tuple[int, WorkloadOwner, Holder]]  # account, owner, holder
+    holders: Sequence[tuple[int, bool, WorkloadOwner, Holder]]  # account, whether it was an MPS client, owner, holder
 
 
 def read_past(db: Connection, at: float, current: ClusterState) -> ClusterState:
@@ -59,7 +70,7 @@ def read_past(db: Connection, at: float, current: ClusterState) -> ClusterState:
     figures = group_by_key((gpu, (account, row)) for gpu, account, *row in db.execute(_FIGURES, time))
     conditions = group_by_key((gpu, RecordedCondition(*row)) for gpu, *row in db.execute(_CONDITIONS, time))
     rows = db.execute(_HOLDERS, time)
-    held = group_by_key((row[0], (row[1], WorkloadOwner(*row[2:4]), Holder(*row[4:]))) for row in rows)
+    held = group_by_key((row[0], (row[1], bool(row[2]), WorkloadOwner(*row[3:5]), Holder(*row[5:]))) for row in rows)
     devices = group_by_key(
         (node, _Device(uuid, instance, number, dict(figures.get(id_, ())), conditions.get(id_, ()), held.get(id_, ())))
         for id_, node, uuid, instance, number in db.execute(_GPUS)
@@ -80,7 +91,7 @@ def _make_node(name: str, devices: Sequence[_Device], at: float, current: Cluste
     is_read = not gone and any(device.figures or device.conditions for device in devices)
     reading = NodeReading("", state, gone[0] if gone else at, labels=now.reading.labels if now else None)
     entry = NodeEntry(name, reading, state, at - reading.read_at, stale=not is_read, gone=bool(gone))
-    owners = {(h.namespace, h.pod): owner for one in devices for _, owner, h in one.holders if owner.name}
+    owners = {(h.namespace, h.pod): owner for one in devices for *_, owner, h in one.holders if owner.name}
     return complete_node(entry, None, current.prices, 0.0, owners)
 
 
@@ -91,11 +102,14 @@ def _make_gpu(devices: Sequence[_Device], known: DeviceState | None, idle_after:
     for device in devices:
         part = parts.get(device.instance)
         utilization, memory, power, temperature = device.figures.get(0, _UNKNOWN)
+        # Clients that share an MPS server have values, but no utilisation.
+        is_mps = any(mps and device.figures.get(account, (0,))[0] is None for account, mps, *_ in device.holders)
         shared: dict[str, Any] = {
             "utilization_ratio": utilization,
             "memory_used_bytes": memory,
             "memory_total_bytes": part.memory_total_bytes if part else None,
             "holders": tuple(_make_holders(device, part.holders if part else (), idle_after)),
+            "usage": DeviceTotals(method="mps") if is_mps else None,
         }
         if device.instance:
             instance = MigInstance(id=int(device.instance), profile=part.profile if part else "", **shared)
@@ -107,11 +121,27 @@ def _make_gpu(devices: Sequence[_Device], known: DeviceState | None, idle_after:
 
 
 def _make_holders(device: _Device, now: Sequence[Holder], idle_after: float | None) -> Iterator[Holder]:
-    for account, _, holder in device.holders:
+    own = _select_own_figures(device)
+    for account, *_, holder in device.holders:
         same = next((one for one in now if one.key == holder.key), holder)
         alarms = (one for one in device.conditions if one.name == IDLE and one.says.startswith(f"{holder.text} "))
         # An alarm begins when the holder has been idle for `idle_after` seconds.
         idle_since = next(((alarm.since or 0.0) - (idle_after or 0.0) for alarm in alarms), None)
-        utilization, memory, *_ = device.figures.get(account, _UNKNOWN)
+        utilization, memory, *_ = own.get(account, _UNKNOWN)
         usage = HolderUsage(utilization, memory, idle_since=idle_since)
         yield replace(holder, share_ratio=same.share_ratio, user=same.user, usage=usage)
+
+
+def _select_own_figures(device: _Device) -> Mapping[int, Sequence[Any]]:
+    """Returns the values of each account with one holder. The containers of a pod have only a common sum.
+
+    On a shared GPU, omits copies of the GPU's values (see `_ROLL_UP_ENDED`). They have a power or exceed its values.
+    """
+    holders = Counter(account for account, *_ in device.holders)
+    own = {account: device.figures[account] for account in holders if account in device.figures}
+    if len(holders) > 1:
+        own = {account: figures for account, figures in own.items() if figures[2:] == [None, None]}
+        for whole, *parts in zip(device.figures.get(0, _UNKNOWN), *own.values(), strict=True):
+            if whole is not None and sum(part or 0 for part in parts) > whole * _MAX_SUM:
+                return {}
+    return {account: figures for account, figures in own.items() if holders[account] == 1}

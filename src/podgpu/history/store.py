@@ -156,6 +156,10 @@ class Figures(NamedTuple):
     power_watts: float | None = None
     temperature_celsius: float | None = None
 
+    def plus(self, other: Figures) -> Figures:
+        """Adds the values of another container of the same pod. Unknown values stay unknown only if both are."""
+        return Figures(*(b if a is None else a if b is None else a + b for a, b in zip(self, other, strict=True)))
+
 
 class Amounts(NamedTuple):
     """Usage over a period. Times are in GPU seconds: half a GPU for 10 s is 5 allocated seconds."""
@@ -356,15 +360,17 @@ class HistoryStore:
             gpu_id = self._row_id(_UPSERT_GPU, (gpu.uuid, gpu.instance, gpu.node, gpu.gpu_index))
             if gpu.figures is not None:
                 samples.append((FINE, time, gpu_id, 0, *gpu.figures))
+            own: dict[int, Figures] = {}
             for holder in gpu.holders:
                 account_id = self._row_id(_UPSERT_ACCOUNT, holder.account)
                 spans[gpu_id, account_id, holder.container, ""] = time
                 if holder.figures is not None:
-                    samples.append((FINE, time, gpu_id, account_id, *holder.figures))
+                    own[account_id] = own.get(account_id, Figures()).plus(holder.figures)
+            samples += ((FINE, time, gpu_id, account_id, *figures) for account_id, figures in own.items())
             for name, message in gpu.conditions:
-                since = round(gpu.since.get(name, time))
+                since = gpu.since.get(name, time)
                 is_new = rolled_up_until - _LATEST < since <= round_.time + 1
-                spans[gpu_id, 0, name, message] = since if is_new else time
+                spans[gpu_id, 0, name, message] = round(since) if is_new else time
         usage = (  # a generator, so that the garbage collector has fewer objects to track
             (COARSE, step, self._row_id(_UPSERT_ACCOUNT, account), currency, *total)
             for (step, currency), totals in self._pending_usage.items()
