@@ -76,17 +76,19 @@ def read_past(db: Connection, at: float, current: ClusterState) -> ClusterState:
         for id_, node, uuid, instance, number in db.execute(_GPUS)
         if id_ in figures or id_ in conditions or id_ in held
     )
-    nodes = tuple(_make_node(name, members, at, current) for name, members in devices.items())
+    now = {node.name: node for node in current.nodes}
+    nodes = tuple(_make_node(name, members, at, now.get(name), current) for name, members in devices.items())
     changes: dict[str, Any] = {"nodes": nodes, "notes": (_NOTE,), "alerts": (), "used": {}}
     return dataclasses.replace(current, at=at, taken_at=at, step_seconds=found[0], **changes)
 
 
-def _make_node(name: str, devices: Sequence[_Device], at: float, current: ClusterState) -> NodeEntry:
-    now = next((node for node in current.nodes if node.name == name), None)
+def _make_node(
+    name: str, devices: Sequence[_Device], at: float, now: NodeEntry | None, current: ClusterState
+) -> NodeEntry:
     known = {gpu.uuid: gpu for gpu in now.state.devices} if now else {}
     by_gpu = group_by_key((device.uuid, device) for device in devices)
     gpus = tuple(_make_gpu(own, known.get(uuid), current.settings.idle_after) for uuid, own in by_gpu.items())
-    state = NodeState(producer="podgpu", node=name, devices=gpus, simulated=current.simulated)
+    state = NodeState(producer="podgpu", node=name, devices=gpus, simulated=bool(now and now.state.simulated))
     gone = [one.since or at for device in devices for one in device.conditions if one.name == NODE_GONE]
     is_read = not gone and any(device.figures or device.conditions for device in devices)
     reading = NodeReading("", state, gone[0] if gone else at, labels=now.reading.labels if now else None)
