@@ -94,19 +94,15 @@ def choose_nodes(
         rival = f"{chosen[other].target} (node {other})"
         alerts.append(_describe_conflict(name, chosen[name].target, {rival}, "the same GPUs"))
     nodes = []
-    targets = {reading.target for reading in readings}
-    earlier = (old for node in before.values() for old in (node.reading, node.silent) if old)
-    gone = [replace_fields(old, listed=False) for old in earlier if old.target not in targets]
-    missed: dict[str, NodeReading] = {}  # by GPU; last readings of each podgpu that reported holders
-    for old in filter(is_kept, (*filter(chooser.is_stale, readings), *gone)):
-        if old.state.producer == "podgpu" and _has_holders(old.state):
-            for uuid in _present_gpus(old.state):
-                missed.setdefault(uuid, old)
+    silent_by_gpu = {
+        uuid: old for old in filter(is_kept, chooser.find_silent(readings)) for uuid in _present_gpus(old.state)
+    }
     for name, reading in chosen.items():
         state = _remove_gpus(reading.state, hidden[name])
         if state.devices or not reading.state.devices:
-            is_blank = state.producer != "podgpu" and not _has_holders(state)  # another exporter, without holders
-            silent = next((missed[uuid] for uuid in _present_gpus(state) if uuid in missed), None) if is_blank else None
+            silent = None
+            if state.producer != "podgpu" and not _has_holders(state):
+                silent = next((silent_by_gpu[gpu.uuid] for gpu in state.devices if gpu.uuid in silent_by_gpu), None)
             if silent is not None:
                 text = f"node {name}: {silent.target} does not answer, and {reading.target} does not report holders"
                 alerts.append(Alert("warning", f"{text}: check that podgpu runs on this node", name))
@@ -141,6 +137,14 @@ class _Chooser:
         exporter_id = reading.state.exporter_id
         is_other = reading.target != other.target and (not exporter_id or exporter_id != other.state.exporter_id)
         return is_other and reading.listed is not False and not self.is_stale(reading)
+
+    def find_silent(self, readings: Sequence[NodeReading]) -> list[NodeReading]:
+        """Returns the last readings of podgpu exporters that reported holders and no longer answer."""
+        targets = {reading.target for reading in readings}
+        earlier = (old for node in self.before.values() for old in (node.reading, node.silent) if old)
+        gone = (replace_fields(old, listed=False) for old in earlier if old.target not in targets)
+        unread = (*filter(self.is_stale, readings), *gone)
+        return [old for old in unread if old.state.producer == "podgpu" and _has_holders(old.state)]
 
     def rank(self, reading: NodeReading, uuid: str = "") -> tuple[object, ...]:
         """Returns a sort key; the smallest key is preferred. With `uuid`, ranks nodes that report this GPU.

@@ -43,7 +43,7 @@ _GPUS_PER_QUERY = 16  # VictoriaMetrics rejects queries of more than 16 KiB
 _KEYS = (*UUID_LABELS, "GPU_I_ID")
 _HELD_NAMES = ("podgpu_allocation_info", *names_of(UTIL), *names_of(ENGINE))
 
-Device = tuple[str, str]  # UUID, MIG instance
+UuidAndInstance = tuple[str, str]
 Values = list[float | None]  # one per step
 
 
@@ -109,7 +109,7 @@ class PrometheusHistory:
         async with aclosing(PrometheusClient(self._server)) as client:
             reader = await self._make_reader(client, seconds, of_cluster)
             uuids = sorted({_read_device(line.labels)[0] for line in await reader.read(reader.held_by(name))} - {""})
-            devices: dict[Device, _DeviceLines] = {}
+            devices: dict[UuidAndInstance, _DeviceLines] = {}
             for first in range(0, min(len(uuids), _MAX_GPUS_OF_POD), _GPUS_PER_QUERY):
                 devices |= await reader.read_devices(uuids[first : first + _GPUS_PER_QUERY], name)
         histories = [device.history_of_pod(name) for device in devices.values()]
@@ -149,7 +149,9 @@ class _HistoryReader:
         window = self._window
         return await self._client.query_range(query, window.start + window.step, window.end, window.step)
 
-    async def read_devices(self, uuids: Sequence[str], pod: PodName | None = None) -> dict[Device, _DeviceLines]:
+    async def read_devices(
+        self, uuids: Sequence[str], pod: PodName | None = None
+    ) -> dict[UuidAndInstance, _DeviceLines]:
         """Reads devices. With `pod`, reads values and conditions only while the pod held them. Raises SourceError."""
         queries = {
             "own_pods": self._own_pods(uuids),
@@ -163,7 +165,7 @@ class _HistoryReader:
         own_pods: dict[tuple[str, str], set[PodName]] = defaultdict(set)  # the exporters' pods, which are not holders
         for labels in (line.labels for line in results.pop("own_pods") if line.labels.get("pod")):
             own_pods[_read_target(labels)].add((labels.get("namespace", ""), labels["pod"]))
-        devices: dict[Device, _DeviceLines] = {}
+        devices: dict[UuidAndInstance, _DeviceLines] = {}
         for what, lines in results.items():
             for labels, points in lines:
                 key = _read_device(labels)
@@ -236,7 +238,7 @@ class _HistoryReader:
 
 @dataclass(slots=True)
 class _DeviceLines:
-    device: Device
+    device: UuidAndInstance
     window: Window
     node: str = ""
     index: int | None = None
@@ -314,7 +316,7 @@ class _DeviceLines:
         )
 
 
-def _read_device(labels: LabelMap) -> Device:
+def _read_device(labels: LabelMap) -> UuidAndInstance:
     return next((labels[name] for name in UUID_LABELS if labels.get(name)), ""), labels.get("GPU_I_ID", "")
 
 

@@ -165,7 +165,7 @@ class RoundReader:
 def _idle_alarms(parts: Iterable[HeldPart], at: float, after: float | None) -> Iterator[tuple[str, str]]:
     for part in parts:
         if after is not None and part.use == "idle" and part.idle_since is not None and at - part.idle_since >= after:
-            yield IDLE, f"{part.holder.text} holds it and does not use it"
+            yield IDLE, f"{part.holder.text} holds it and does not use it"  # `past.py` reads the holder from this text
 
 
 def _idle_seconds(part: HeldPart, seconds: float, at: float) -> float:

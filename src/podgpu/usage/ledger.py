@@ -49,7 +49,7 @@ class ProcessSample:
     owner: Owner
     busy_ns: int | None  # None for MPS clients
     memory: int | None = None
-    ended: bool = False  # if True, only its busy time is used: it ended since the last reading, or is an MPS server
+    only_busy: bool = False  # True if it has only busy time: it ended since the last reading, or is an MPS server
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class DeviceSample:
         total = self.usage.memory_used
         if self.processes is None:
             return Division(total)
-        reported = [(process.owner, 0 if process.ended else process.memory) for process in self.processes]
+        reported = [(process.owner, 0 if process.only_busy else process.memory) for process in self.processes]
         parts, _ = self._sum_by_owner(reported)
         return Division(None if total is None else max(total, sum(parts.values())), parts)
 
@@ -139,7 +139,7 @@ class DeviceSample:
         """Counts the running processes of each workload. Workloads with an unknown number are omitted."""
         if self.processes is None:
             return {}
-        return self._sum_by_owner([(process.owner, int(not process.ended)) for process in self.processes])[0]
+        return self._sum_by_owner([(process.owner, int(not process.only_busy)) for process in self.processes])[0]
 
     def compute_idle(self, workload: Workload, busy: Division, elapsed_ns: int) -> int | None:
         """Returns the idle time since the last reading. None if uncertain, or if the workload is not a holder.
@@ -504,7 +504,7 @@ class Ledger:
         if sample.processes is None:
             return None
         before = self._owners.get(sample.device.key, {})
-        now = self._owners[sample.device.key] = {p.pid: p.owner for p in sample.processes if not p.ended}
+        now = self._owners[sample.device.key] = {p.pid: p.owner for p in sample.processes if not p.only_busy}
         ended = {_key(owner) for pid, owner in before.items() if _key(now.get(pid)) != _key(owner)}
         return next((holder for holder in sample.holders if ended == {holder.key}), None)
 
