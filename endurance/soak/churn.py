@@ -51,7 +51,7 @@ class Churn:
         self._look()
 
     def _take_turns(self, now: float) -> None:
-        """Repeats turns in which a call was late because the machine is busy, while the simulated clock stands still."""
+        """Repeats turns in which a call was late because the machine is busy. The simulated clock does not advance."""
         self._world.calls.finish()  # calls that hung until a repair
         self._take_turn(now)
         while self._world.calls.finish():

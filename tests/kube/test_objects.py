@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
+from podgpu.cluster.discover import merge_urls, parse_endpoint_slice
 from podgpu.holders.annotations import is_read
 from podgpu.kube.objects import (
     ContainerRecord,
     PodRecord,
-    merge_urls,
-    parse_endpoint_slice,
     parse_owner,
     parse_pod,
     parse_quantity,

@@ -172,8 +172,8 @@ class Recording:
 
     def _read(self) -> None:
         now = time.time()
-        usages = self._telemetry.usage(self._gpu).usages
-        for usage in usages:
+        whole = self._telemetry.usage(self._gpu)
+        for usage in (whole, *whole.instances):
             device = usage.device
             residency, samples = self._listener.take_window(now, device.gi_id)
             self._find_names({period.pid for period in residency.periods})

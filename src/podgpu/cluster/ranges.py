@@ -11,22 +11,23 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from sqlite3 import Connection
 from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
 from podgpu.cluster.parts import MPS_REASON, HeldPart, sum_held
+from podgpu.cluster.past import read_past
 from podgpu.cluster.prices import Prices
 from podgpu.cluster.state import ClusterState, describe_unpriced
-from podgpu.errors import UsageError
+from podgpu.errors import UsageError, utc_text
 from podgpu.history.answers import (
     Mark,
     PodHistory,
     UsageSum,
     make_pod_history,
     parse_range,
+    parse_time,
     read_pod,
     read_range,
     read_usage_start,
@@ -146,22 +147,10 @@ def parse_range_query(query: Mapping[str, str], order: Order = "cost") -> RangeQ
     if form not in ("json", "csv"):
         raise UsageError(f"format={form[:60]!r}: use json or csv")
     seconds = parse_range(name)
-    start, end = (_parse_time(query, name) for name in ("from", "to"))
+    start, end = (parse_time(query, name) for name in ("from", "to"))
     if start is not None and end is not None and start >= end:
         raise UsageError(f"from={start:g} is not before to={end:g}")
     return RangeQuery(by, seconds, start, end, form == "csv", order)
-
-
-def _parse_time(query: Mapping[str, str], name: str) -> float | None:
-    if name not in query:
-        return None
-    try:
-        time = float(query[name])
-    except ValueError:
-        time = math.nan
-    if not 0 <= time < 1e11:
-        raise UsageError(f"{name}={query[name][:60]!r}: write a Unix time in seconds")
-    return time
 
 
 RowName = tuple[tuple[str, Any], ...]
@@ -303,7 +292,6 @@ def _hours(seconds: float) -> float:
 
 
 def _add_up_now(held: Sequence[HeldPart]) -> dict[str, Any]:
-    """Adds up a row's current GPUs. Returns fields of `RangeRow`."""
     now = sum_held(held).rounded()
     since = [part.idle_since for part in held if part.idle_since is not None]
     return {
@@ -336,10 +324,6 @@ def describe_row(row: RangeRow) -> str:
     job = f"job {row.job}" if row.job and not row.job.startswith("user ") else row.job
     names = (row.cluster, row.namespace, owner, row.pod, job, row.uid or row.container_id, row.label)
     return "/".join(filter(None, names)) or "(none)"
-
-
-def utc_text(time: float) -> str:
-    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def encode_range_csv(answer: RangeAnswer) -> bytes:
@@ -436,6 +420,10 @@ class RecordedUsage:
 
     async def events(self, query: EventQuery) -> EventsAnswer:
         return await self._recorder.ask(lambda db, now: read_events(db, query, now))
+
+    async def past(self, at: float) -> ClusterState:
+        """Raises UsageError if there is no record of this time."""
+        return await self._recorder.ask(lambda db, _: read_past(db, at, self._read_state()))
 
     async def summary(self, namespace: str, pod: str) -> JobSummary | None:
         """Returns None if there is no record of the pod."""

@@ -167,6 +167,8 @@ class View(_JsonStruct, kw_only=True):
     prices: str = ""
     paged: bool = False  # there are too many GPUs to read all; `nodes` has one page of the matching nodes
     found: int | None = None  # number of nodes that match the request
+    at: float | None = None  # the past time that was requested
+    step_seconds: int | None = None  # values of a past time are means over this time
     totals: Totals
     namespaces: list[NamespaceView]
     nodes: list[NodeView]
@@ -249,6 +251,8 @@ def make_view(state: ClusterState) -> View:
         prices=prices.source,
         paged=state.fleet is not None,
         found=state.found,
+        at=state.at,
+        step_seconds=state.step_seconds,
         totals=total_of(state),
         namespaces=_make_namespaces(state),
         nodes=[_make_node(node) for node in state.nodes],
@@ -300,7 +304,7 @@ def _held_parts(state: ClusterState) -> Iterator[HeldPart]:
 def _unheld_unknown(node: NodeEntry, gpu: DeviceState) -> float:
     """Returns the fraction of the GPU without a known holder, if it may be in use. Returns 0 if it is free."""
     parts = [part.part for part in node.held if part.gpu is gpu]
-    is_unknown = node.gone or (not parts and may_be_busy(gpu_utilization(gpu), device_memory(gpu)))
+    is_unknown = node.gone or node.silent or (not parts and may_be_busy(gpu_utilization(gpu), device_memory(gpu)))
     return max(0.0, 1.0 - sum(parts)) if is_unknown else 0.0
 
 

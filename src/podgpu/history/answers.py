@@ -101,6 +101,19 @@ def parse_range(text: str) -> int:
     return int(found[1]) * _UNITS[found[2]]
 
 
+def parse_time(query: Mapping[str, str], name: str, most: float = 1e11) -> float | None:
+    """Returns a Unix time of the query, or None if it is not given. Raises UsageError."""
+    if name not in query:
+        return None
+    try:
+        time = float(query[name])
+    except ValueError:
+        time = math.nan
+    if not 0 <= time < most:
+        raise UsageError(f"{name}={query[name][:60]!r}: write a Unix time in seconds, not after {most:.0f}")
+    return time
+
+
 def sparkline_start(now: float) -> int:
     """Returns the Unix time of the first point. A sparkline has 60 points and ends with the current minute."""
     return (int(now) // SPARKLINE_STEP + 1 - SPARKLINE_POINTS) * SPARKLINE_STEP

@@ -8,7 +8,7 @@ import os
 import sqlite3
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from operator import add
 from pathlib import Path
@@ -140,6 +140,8 @@ UPDATE span SET ended = max(started, ?) WHERE gpu = ? AND account = ? AND name =
 _USED_BYTES = """
 SELECT (page_count - freelist_count) * page_size FROM pragma_page_count, pragma_freelist_count, pragma_page_size"""
 
+_LATEST = 60  # seconds; a condition that began longer before the last round had another text until now
+
 _log = logging.getLogger(__name__)
 
 
@@ -214,6 +216,7 @@ class GpuSample(NamedTuple):
     conditions: Sequence[tuple[str, str]] = ()  # name and message, such as ("xid", "XID 79: fallen off the bus")
     unallocated: Amounts = Amounts()  # unallocated time and its cost since the previous round
     currency: str = ""  # currency of `unallocated`
+    since: Mapping[str, float] = {}  # name of a condition -> Unix time when it began
 
 
 class HistoryRound(NamedTuple):
@@ -350,6 +353,7 @@ class HistoryStore:
             self._ids_hour = time // HOUR * HOUR
             self._ids.clear()
         samples: list[tuple[float | None, ...]] = []
+        starts: dict[tuple[int, str], int] = {}
         spans: set[tuple[int, int, str, str]] = set()
         for gpu in round_.gpus:
             gpu_id = self._row_id(_UPSERT_GPU, (gpu.uuid, gpu.instance, gpu.node, gpu.gpu_index))
@@ -362,6 +366,9 @@ class HistoryStore:
                     samples.append((FINE, time, gpu_id, account_id, *holder.figures))
             for name, message in gpu.conditions:
                 spans.add((gpu_id, 0, name, message))
+                since = gpu.since.get(name, float("inf"))
+                if rolled_up_until - _LATEST < since <= round_.time:
+                    starts[gpu_id, name] = int(since)
         usage = (  # a generator, so that the garbage collector has fewer objects to track
             (COARSE, step, self._row_id(_UPSERT_ACCOUNT, account), currency, *total)
             for (step, currency), totals in self._pending_usage.items()
@@ -370,7 +377,8 @@ class HistoryStore:
         self._db.execute(_INSERT_ROUND, (FINE, time))
         self._db.executemany(_INSERT_SAMPLE, samples)
         self._db.executemany(_ADD_USAGE, usage)
-        self._db.executemany(_START_SPAN, [(*span, time) for span in spans - self._open_spans])
+        new = [(*span, starts.get((span[0], span[2]), time)) for span in spans - self._open_spans]
+        self._db.executemany(_START_SPAN, new)
         # If podgpu did not run for some time, holders and conditions are recorded as ended at the last round before.
         ended = time if time - self._last_round <= COARSE else self._last_round + FINE
         self._db.executemany(_END_SPAN, [(ended, *span) for span in self._open_spans - spans])

@@ -14,14 +14,7 @@ from urllib.parse import unquote
 
 from google.protobuf.message import DecodeError
 from h2.connection import H2Connection
-from h2.events import (
-    ConnectionTerminated,
-    DataReceived,
-    ResponseReceived,
-    StreamEnded,
-    StreamReset,
-    TrailersReceived,
-)
+from h2.events import ConnectionTerminated, DataReceived, ResponseReceived, StreamEnded, StreamReset, TrailersReceived
 from h2.exceptions import H2Error
 
 from podgpu.errors import SourceError

@@ -76,7 +76,7 @@ def _create_claims(settings: SourceSettings) -> DraClaims | None:
     slices = open_if_api("kubernetes-enable-dra", lambda: watch_slices(settings.api))
     if slices is None:
         return DraClaims(None, DriverCheckpoint(path)) if os.path.exists(path) else None
-    return DraClaims(slices, DriverCheckpoint(path), ClaimReader(settings.api.config))
+    return DraClaims(slices, DriverCheckpoint(path), ClaimReader(settings.api.config), settings.api.known_pods)
 
 
 def _checkpoint_path(settings: SourceSettings) -> str:

@@ -33,8 +33,7 @@ from podgpu.gpu.nvml.switch_attribution import (
 )
 from podgpu.gpu.nvml.switch_log import ContextSwitchLog, check_driver
 from podgpu.gpu.nvml.switch_waiting import WaitEstimator
-from podgpu.gpu.source import SwitchStatus
-from podgpu.model import Device, DeviceUsage, ProcessUsage, UsageMethod
+from podgpu.model import Device, DeviceUsage, ProcessUsage, SwitchStatus, UsageMethod
 
 _log = logging.getLogger(__name__)
 

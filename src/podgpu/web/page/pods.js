@@ -51,7 +51,7 @@ export class Pods {
     this.copy.hidden = this.table.element.hidden = !rows.length;
     const isFiltered = criteria.q || criteria.cluster || criteria.ns;
     const busy = devices.filter((device) => device.mayWork && !device.gone).length;
-    const none = busy ? busyText(busy, isKube, picture) : isKube ? "No pod holds a GPU now." : "Nobody uses a GPU now.";
+    const none = busy ? busyText(busy, isKube, picture) : isKube ? "No pod holds a GPU." : "Nobody uses a GPU.";
     setText(this.message, isFiltered ? "Nothing matches the filter. Press Escape to clear it." : none);
     setText(this.about, rows.length ? aboutText(rows, isKube ? by : "holder", this.context.prices(), isFiltered ? 0 : busy) : "");
     if (rows.length) this.table.show(rows, holderColumns(by, rows, this.context, isKube), criteria.order || "gpus", (row) => row.key);

@@ -1,7 +1,7 @@
 // Tiles grouped by node, or ungrouped if they are sorted. More tiles are added on scrolling, to keep the page fast.
 
 import { goneText } from "./conditions.js";
-import { groupedByNode, nodeHash, podHash } from "./criteria.js";
+import { groupedByNode, nodeHash, pastTime, podHash } from "./criteria.js";
 import { coded, h, place, plain, setAttribute, setClass, setText } from "./dom.js";
 import { duration, localTimes, parts, plural } from "./format.js";
 import { Tile } from "./tile.js";
@@ -114,7 +114,7 @@ class NodeSection {
 
   showPods(members) {
     const pods = podsOf(members);
-    const written = pods.map((holder) => holder.name).join("\n");
+    const written = [pastTime(), ...pods.map((holder) => holder.name)].join("\n");
     if (written === this.writtenPods) return;
     this.writtenPods = written;
     const links = pods.slice(0, MOST_PODS).flatMap((holder, i) => {
