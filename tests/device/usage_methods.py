@@ -216,15 +216,7 @@ def kernel_lines() -> list[str]:
     return subprocess.run(["dmesg"], capture_output=True, text=True, check=False).stdout.splitlines()
 
 
-CHECKS = (
-    check_kill,
-    check_restart,
-    check_unprivileged,
-    check_fast_switches,
-    check_mps,
-    check_profiling,
-    check_view,
-)
+CHECKS = (check_kill, check_restart, check_unprivileged, check_fast_switches, check_mps, check_profiling, check_view)
 
 
 def main() -> int:

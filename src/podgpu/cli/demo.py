@@ -276,14 +276,14 @@ def _owner_of(pod: str) -> WorkloadOwner | None:
 # Simulated history of the day before the demo
 
 _JOB_HOURS = 4.0
-_PAUSE_HOURS = 0.4
+_PAUSE_HOURS = 0.5
 _JOB_BEGAN = 0.3  # hours ago; an hour ago, an earlier job ran
 _NIGHT = 0.6  # load of services at night, relative to the day
 _IDLE_ALARM = 23.0  # hours ago
 _FAULTS = (  # node, GPU (None: all), from and to (hours ago), condition, message
-    ("node-3", None, 5.05, 4.8, "node_gone", "its node does not answer"),  # between two jobs
+    ("node-3", None, 5.15, 4.95, "node_gone", "its node does not answer"),  # between two jobs
     ("node-1", 6, 11.0, 10.3, "xid", "it reported XID 48 (double-bit ECC error)"),
-    ("node-2", 3, 1.1, 0.8, "lost", "the driver no longer lists it: it fell off the bus or was removed"),
+    ("node-2", 3, 1.1, 0.85, "lost", "the driver no longer lists it: it fell off the bus or was removed"),
     ("node-2", 0, 3.2, 2.9, "thermal", "thermal throttling for most of the last minute"),
 )
 

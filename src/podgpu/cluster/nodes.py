@@ -311,7 +311,7 @@ def describe_node(name: str, state: NodeState, gone: bool = False) -> Iterator[A
         for condition in gpu.conditions:
             if condition.name != NODE_GONE and not (condition.name == DRIVER_AWAY and len(without_driver) > 1):
                 says, do = describe_condition(condition, gpu.xids)
-                text = f"{label} of node {name} ({gpu.uuid or 'no UUID'}): {says}{': ' * bool(do)}{do}"
+                text = f"{label} of node {name} ({gpu.uuid or 'no UUID'}): {says}: {do}"
                 yield Alert(severity_of(condition), text, name, gpu.uuid)
     failing = [
         source.name

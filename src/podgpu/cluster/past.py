@@ -1,8 +1,4 @@
-"""Builds the state of a past time from the history in SQLite.
-
-The history has no models, memory sizes, MIG profiles and shares. If the GPU or holder still exists, the current state
-provides them.
-"""
+"""Builds the state of a past time from SQLite. What the history does not have, such as models, is that of now."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from podgpu.cluster.collect import NodeReading
-from podgpu.cluster.nodes import NodeEntry, RecordedCondition, describe_node, sort_alerts
+from podgpu.cluster.nodes import NodeEntry, RecordedCondition
 from podgpu.cluster.state import ClusterState, complete_node
 from podgpu.errors import UsageError, utc_text
 from podgpu.history.events import IDLE
@@ -29,19 +25,21 @@ ORDER BY resolution, time DESC LIMIT 1"""
 _FIGURES = """
 SELECT gpu, account, utilization / 1e4, memory * 1048576, power * 100, temperature FROM sample
 WHERE resolution = :resolution AND time = :time"""
-_LASTS = "started <= :at AND (ended IS NULL OR ended > :at) ORDER BY started"
-_CONDITIONS = f"SELECT gpu, name, started, '', message FROM span WHERE account = 0 AND {_LASTS}"
-_HOLDERS = f"""
+_CONDITIONS = """
+SELECT gpu, name, started, '', message FROM span
+WHERE account = 0 AND started <= :at AND (ended IS NULL OR ended > :at) ORDER BY started"""
+# While a node does not answer, its pods keep their GPUs.
+_HOLDERS = """
 SELECT gpu, account, owner_kind, owner_name, namespace, pod, name, uid, container_id,
     iif(job LIKE 'user %', '', job), iif(job LIKE 'user %', substr(job, 6), ''), 'history'
-FROM span JOIN account ON account.id = account WHERE {_LASTS}"""
+FROM span JOIN account ON account.id = account WHERE started <= :at AND (ended IS NULL OR ended > :at OR EXISTS (
+    SELECT * FROM span AS gone WHERE gone.gpu = span.gpu AND gone.name = 'node_gone' AND gone.started = span.ended
+    AND (gone.ended IS NULL OR gone.ended > :at))) ORDER BY started"""
 _GPUS = "SELECT id, node, uuid, instance, gpu_index FROM gpu ORDER BY node, gpu_index, uuid, instance"
 _UNKNOWN = (None, None, None, None)
 
 
 class _Device(NamedTuple):
-    """A GPU, or one MIG instance."""
-
     uuid: str
     instance: str
     number: int | None
@@ -68,8 +66,7 @@ def read_past(db: Connection, at: float, current: ClusterState) -> ClusterState:
         if id_ in figures or id_ in conditions or id_ in held
     )
     nodes = tuple(_make_node(name, members, at, current) for name, members in devices.items())
-    alerts = sort_alerts(alert for node in nodes for alert in describe_node(node.name, node.state, node.gone))
-    changes: dict[str, Any] = {"nodes": nodes, "notes": (_NOTE,), "alerts": alerts, "used": {}}
+    changes: dict[str, Any] = {"nodes": nodes, "notes": (_NOTE,), "alerts": (), "used": {}}
     return dataclasses.replace(current, at=at, taken_at=at, step_seconds=found[0], **changes)
 
 
@@ -89,12 +86,12 @@ def _make_node(name: str, devices: Sequence[_Device], at: float, current: Cluste
 
 def _make_gpu(devices: Sequence[_Device], known: DeviceState | None, idle_after: float | None) -> DeviceState:
     parts: dict[str, Any] = {"": known, **{str(one.id): one for one in known.instances}} if known else {}
-    gpu = DeviceState(uuid=devices[0].uuid, index=devices[0].number, model=known.model if known else "", hidden=True)
+    is_hidden, model = all(device.instance for device in devices), known.model if known else ""
+    gpu = DeviceState(uuid=devices[0].uuid, index=devices[0].number, model=model, hidden=is_hidden)
     for device in devices:
         part = parts.get(device.instance)
         utilization, memory, power, temperature = device.figures.get(0, _UNKNOWN)
         shared: dict[str, Any] = {
-            "hidden": False,
             "utilization_ratio": utilization,
             "memory_used_bytes": memory,
             "memory_total_bytes": part.memory_total_bytes if part else None,

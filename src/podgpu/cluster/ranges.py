@@ -422,7 +422,6 @@ class RecordedUsage:
         return await self._recorder.ask(lambda db, now: read_events(db, query, now))
 
     async def past(self, at: float) -> ClusterState:
-        """Raises UsageError if there is no record of this time."""
         return await self._recorder.ask(lambda db, _: read_past(db, at, self._read_state()))
 
     async def summary(self, namespace: str, pod: str) -> JobSummary | None:
@@ -490,17 +489,16 @@ def _add_history(summary: JobSummary, history: PodHistory, end: float, state: Cl
     summary.peak_use = max(known, default=None)
     # Here, use is relative to the whole GPU or MIG instance. In /api/v1/range, it is relative to the pod's share.
     summary.mean_use = round(sum(known) / len(known), 4) if known else summary.mean_use
-    summary.p95_use = max((_p95(values) for values in use if values), default=None)
+    p95 = [_p95(values) for values in use if values]
+    summary.p95_use = max(p95, default=None)
     summary.peak_memory_bytes = peak = max((value for values in memory for value in values), default=None)
     summary.step_seconds = history.step_seconds
-    summary.throttled_seconds = sum(
-        _overlap(mark, history, end) for mark in history.marks if mark.condition in _THROTTLING
-    )
+    throttled = (mark for mark in history.marks if mark.condition in _THROTTLING)
+    summary.throttled_seconds = sum(_overlap(mark, history, end) for mark in throttled)
     summary.errors = sum(mark.condition not in (*_THROTTLING, IDLE) for mark in history.marks)
     held_whole = summary.allocated_hours * 3600 > 0.9 * summary.duration_seconds * summary.gpus
     if summary.duration_seconds >= _SHORTEST and held_whole:
         gpus = {gpu.uuid: gpu for node in state.nodes for gpu in node.gpus}
-        p95 = [_p95(values) for values in use if values]
         peaks = [max(values, default=peak or 0.0) for values in memory]
         summary.hint = _hint(summary, p95, peaks, [gpus[d.uuid] for d in history.devices if d.uuid in gpus])
 

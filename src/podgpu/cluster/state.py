@@ -214,11 +214,7 @@ def bound_notes(notes: Sequence[str], most: int = MAX_NOTES) -> tuple[str, ...]:
 
 
 def complete_node(
-    node: NodeEntry,
-    idle: _IdleTimes | None,
-    prices: Prices,
-    offset: float,
-    owners: Owners | None = None,
+    node: NodeEntry, idle: _IdleTimes | None, prices: Prices, offset: float, owners: Owners | None = None
 ) -> NodeEntry:
     """Sets `held` and `prices`. If the node is gone, adds the condition `node_gone` to its GPUs."""
     if node.gone:

@@ -262,13 +262,8 @@ def make_view(state: ClusterState) -> View:
 def total_of(state: ClusterState) -> Totals:
     fleet, currency = state.fleet, state.prices.currency
     if fleet is not None:
-        gpus, broken, power, unknown = (
-            fleet.gpus,
-            fleet.broken,
-            fleet.power_watts,
-            0.0 if fleet.has_rule else fleet.gpus,
-        )
-        currency = currency if fleet.has_rule else ""
+        gpus, broken, power = fleet.gpus, fleet.broken, fleet.power_watts
+        unknown, currency = (0.0, currency) if fleet.has_rule else (fleet.gpus, "")
     else:
         every = [(node, gpu) for node in state.nodes for gpu in node.gpus]
         watts = [gpu.power_mw / 1000 for node, gpu in every if gpu.power_mw is not None and not node.stale]
@@ -509,18 +504,18 @@ def _make_fields(values: Mapping[str, Value], source: str, links_up: int | None)
     helps = detail_helps()
     order = {number: place for place, number in enumerate(helps)}
     known_fields = [(field, value) for name, value in values.items() if (field := field_named(name)) is not None]
-    views = []
+    rows = []
     for field, value in sorted(known_fields, key=lambda pair: (order.get(pair[0].id, len(order)), pair[0].id)):
         if field.id == CLOCK_EVENTS_FIELD and isinstance(value, int):
             value = clock_events_in_words(value)
-        views.append(
+        rows.append(
             FieldView(name=field.name, help=helps.get(field.id, ""), unit=field.unit, value=value, source=source)
         )
     if links_up is not None:
-        views.append(
+        rows.append(
             FieldView(name="nvlinks_up", help="NVLinks that are up.", unit="links", value=links_up, source=source)
         )
-    return views
+    return rows
 
 
 def _concerns(status: SourceStatus, gpu: DeviceState) -> bool:

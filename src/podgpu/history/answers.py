@@ -148,13 +148,11 @@ def make_pod_history(namespace: str, pod: str, gpus: Iterable[GpuHistory]) -> Po
     marks: list[Mark] = []
     for gpu in gpus:
         own = [span for span in gpu.holders if (span.namespace, span.pod) == (namespace, pod)]
-        devices.append(
-            DeviceHistory(
-                uuid=gpu.uuid, instance=gpu.instance, node=gpu.node, index=gpu.index, series=gpu.series, holders=own
-            )
-        )
+        names: dict[str, Any] = {"uuid": gpu.uuid, "instance": gpu.instance, "node": gpu.node, "index": gpu.index}
+        devices.append(DeviceHistory(**names, series=gpu.series, holders=own))
         for mark in gpu.marks:
-            if any(_overlaps(mark, span) for span in own):
+            end = math.inf if mark.until is None else mark.until
+            if any(span.from_ < end and (span.to is None or mark.at < span.to) for span in own):
                 marks.append(msgspec.structs.replace(mark, uuid=gpu.uuid, instance=gpu.instance))
     if not devices:
         return None
@@ -168,10 +166,6 @@ def make_pod_history(namespace: str, pod: str, gpus: Iterable[GpuHistory]) -> Po
         devices=devices,
         marks=marks,
     )
-
-
-def _overlaps(mark: Mark, span: HolderSpan) -> bool:
-    return (span.to is None or mark.at < span.to) and (mark.until is None or mark.until > span.from_)
 
 
 # Reading from SQLite

@@ -13,8 +13,7 @@ import msgspec
 from podgpu.errors import UsageError, few_of
 from podgpu.history.answers import parse_range, parse_time
 
-IDLE = "idle"
-"""The condition of a GPU whose holder has been idle for longer than --idle-after."""
+IDLE = "idle"  # the condition of a GPU whose holder has been idle for longer than --idle-after
 MOST_EVENTS = 1000
 _MAX_SPANS = 20_000
 _NODE_WIDE = ("node_gone", "driver_away")
@@ -89,12 +88,11 @@ class _Span(NamedTuple):
 
 
 def parse_events_query(query: Mapping[str, str]) -> EventQuery:
-    seconds = parse_range(query.get("range", "24h"))
     given = [name for name in _WHERE if name in query]
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)}: give only one of gpu, node and pod")
-    selector, value = (given[0], query[given[0]]) if given else ("", "")
-    return EventQuery(seconds, selector, value, parse_time(query, "to"))
+    seconds, selector = parse_range(query.get("range", "24h")), "".join(given)
+    return EventQuery(seconds, selector, query.get(selector, ""), parse_time(query, "to"))
 
 
 def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> EventsAnswer:
@@ -107,8 +105,9 @@ def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> Events
     [(began,)] = db.execute("SELECT min(time + resolution) FROM round").fetchall()
     conditions = [span for span in spans if not span.account]
     events = [_condition_event(at, group) for at, group in _group(conditions, lambda span: span.started)]
-    recovered = _group([span for span in conditions if span.name != IDLE], lambda span: span.ended)
-    events += [_recovery_event(at, group) for at, group in recovered]
+    for at, group in _group([span for span in conditions if span.name != IDLE], lambda span: span.ended):
+        event = _condition_event(at, group)
+        events.append(msgspec.structs.replace(event, kind="recovered", seconds=at - group[0].started))
     for run, ended in _find_runs(spans):
         started = run[0].started
         if started >= began:
@@ -174,8 +173,3 @@ def _condition_event(at: int, spans: list[_Span]) -> Event:
     what = f"GPU {first.gpu} of {first.node}" if len(gpus) == 1 else f"{first.node}, {len(gpus)} GPUs"
     uuid = first.uuid if len(gpus) == 1 else ""
     return Event(at=at, kind=first.name, text=f"{what}: {first.message}", node=first.node, uuid=uuid)
-
-
-def _recovery_event(at: int, spans: list[_Span]) -> Event:
-    event = _condition_event(at, spans)
-    return msgspec.structs.replace(event, kind="recovered", seconds=at - spans[0].started)

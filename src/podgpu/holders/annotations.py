@@ -199,8 +199,7 @@ def _split(containers: Sequence[ContainerRecord]) -> list[float]:
     return [1 / len(containers)] * len(containers)
 
 
-_Slice = tuple[str, float | None]
-"""Device and share."""
+_Slice = tuple[str, float | None]  # device and share
 _ContainerSlices = list[_Slice | None]
 """Devices of one container. None: the device is not a GPU, or is a MIG instance that does not exist yet."""
 

@@ -33,16 +33,13 @@ from podgpu.kube.reflector import Informer
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload, group_by_key
 
 NVIDIA_DRIVER = "gpu.nvidia.com"
-DRIVER_CHECKPOINT = f"plugins/{NVIDIA_DRIVER}/checkpoint.json"
-"""Relative to the kubelet's root directory."""
+DRIVER_CHECKPOINT = f"plugins/{NVIDIA_DRIVER}/checkpoint.json"  # relative to the kubelet's root directory
 _MAX_CHECKPOINT_BYTES = 16 * 1024 * 1024
 _READ_CLAIMS_SECONDS = 2.0
 _RETRY_SECONDS = 10.0
 
-ClaimName = tuple[str, str]
-"""Namespace and name."""
-DeviceName = tuple[str, str]
-"""Pool and name."""
+ClaimName = tuple[str, str]  # namespace and name
+DeviceName = tuple[str, str]  # pool and name
 
 _log = logging.getLogger("podgpu")
 
@@ -249,8 +246,6 @@ def _strip_domains(members: KubeObject | None) -> dict[str, Any]:
 
 
 class ClaimedDevice(NamedTuple):
-    """A device that a container holds through a claim."""
-
     holder: Workload
     name: ClaimName
     device: DeviceName

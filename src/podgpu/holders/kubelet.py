@@ -98,7 +98,6 @@ class KubeletAllocation(AllocationSource):
         self._identity = identity
 
     def map(self, response: Any, devices: Sequence[Device]) -> Allocation:
-        """Maps a decoded List answer to the devices."""
         held = list(_held_ids(response))
         gpus = [entry for entry in held if is_gpu(entry, self.resource_names)]
         by_id = replace(map_held(SOURCE, gpus, devices, self._replicas), vcuda=count_vcuda(held))

@@ -55,7 +55,6 @@ class SourceType:
 
 
 def _podlist_paths(settings: SourceSettings) -> tuple[str, ...]:
-    """Returns the paths at which to search for podlist.json."""
     path = os.path.join(os.path.dirname(settings.kubelet_socket), "podlist.json")
     return DEFAULT_PATHS if os.path.normpath(path) == DEFAULT_PATHS[0] else (path,)
 

@@ -98,6 +98,11 @@ export function podHash(namespace, pod, cluster, range) {
   return writeHash({ pod: `${namespace}/${pod}`, cluster, range });
 }
 
+// Returns the link of a holder: the page of a pod, or the GPUs of a user or job.
+export function holderHash({ namespace, pod, cluster, name }) {
+  return pod ? podHash(namespace, pod, cluster) : writeHash({ cluster, q: name });
+}
+
 export function gpuHash(uuid, range) {
   return writeHash({ gpu: uuid, range });
 }

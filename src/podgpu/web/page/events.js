@@ -86,9 +86,9 @@ export class OwnEvents {
 }
 
 export class EventRows {
-  // `isFull`: rows link to their GPU, pod and node. `isPart`: the list has a heading of its own.
-  constructor(isFull, isPart = false) {
-    Object.assign(this, { isFull, isPart });
+  // `isFull`: rows link to their GPU, pod and node.
+  constructor(isFull) {
+    this.isFull = isFull;
     this.element = h("div");
   }
 
@@ -101,7 +101,7 @@ export class EventRows {
     this.shown = shown;
     place(this.element, [...new Set(ages)].flatMap((age) => {
       const rows = events.flatMap((event, i) => (ages[i] === age ? [this.row(event, ranges[i])] : []));
-      return [age && h(this.isPart ? "h3" : "h2", {}, age), h("ul", { class: "marks" }, ...rows)].filter(Boolean);
+      return [age && h("h2", {}, age), h("ul", { class: "marks" }, ...rows)].filter(Boolean);
     }));
   }
 

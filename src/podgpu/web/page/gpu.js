@@ -184,7 +184,7 @@ function factsOf(device, currency) {
     ["Power", watts(device.power)],
     ["Temperature", celsius(device.temperature)],
     ["Allocated", percent(device.amounts.allocated)],
-    device.energy !== undefined && ["Energy", energy(device.energy)],
+    device.energy !== undefined && ["Energy since start", energy(device.energy)],
     device.price !== undefined && ["Price", perHour(device.price, currency)],
     device.wasted !== undefined && ["Wasted", perHour(device.wasted, currency)],
   ].filter(Boolean);

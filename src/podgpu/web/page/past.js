@@ -24,7 +24,7 @@ export class Past {
     this.choice = byId("time");
     this.banner = byId("past");
     this.input = byId("past-input");
-    this.list = new EventRows(false, true);
+    this.list = new EventRows(false);
     byId("past-events").prepend(this.list.element);
     this.other = h("option", { value: "other" }, "Other time\u2026");
     this.shown = h("option", { hidden: true });
