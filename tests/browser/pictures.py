@@ -259,13 +259,7 @@ def three_nodes(turn: int = 0) -> View:
 
 
 def _namespace(name: str, allocated: float, used: float, idle: float) -> NamespaceView:
-    return NamespaceView(
-        namespace=name,
-        allocated_gpus=allocated,
-        used_gpus=used,
-        idle_gpus=idle,
-        unknown_gpus=0.0,
-    )
+    return NamespaceView(namespace=name, allocated_gpus=allocated, used_gpus=used, idle_gpus=idle, unknown_gpus=0.0)
 
 
 def _wave(index: int, turn: int, base: float, swing: float) -> float:

@@ -26,11 +26,9 @@ from podgpu.errors import few_of
 from podgpu.holders.annotations import find_reserved
 from podgpu.holders.reader import describe, explain
 from podgpu.metrics.conditions import UNALLOCATED
-from podgpu.metrics.dcgm import render_dcgm
+from podgpu.metrics.dcgm import Policy, render_dcgm
 from podgpu.metrics.encode import NO_LABELS, Body, Family, Sample, encode, families_in
-from podgpu.metrics.fields import THROTTLE_REASONS, by_name, fields
-from podgpu.metrics.labels import Policy
-from podgpu.metrics.names import device_figures, gpu_figures, in_legacy_units
+from podgpu.metrics.fields import THROTTLE_REASONS, by_name, device_figures, fields, gpu_figures, in_legacy_units
 from podgpu.metrics.render import render_gpu_manager, render_own, render_self
 from podgpu.model import (
     RESERVATION,
@@ -71,14 +69,14 @@ def build_node_state(
     allocation: Allocation,
     usage: UsageResult,
     health: Mapping[str, dict[str, Any]],
-    configured: Collection[int] = (),
+    unsupported: Iterable[tuple[str, str]] = (),
     pod_labels: PodLabels | None = None,
     **members: Any,
 ) -> NodeState:
     """Builds the document from the latest readings.
 
-    `health`: result of `HealthWatch.report`. `configured`: ids of the fields in the counter file. `members`: other
-    fields of `NodeState`.
+    `health`: result of `HealthWatch.report`. `unsupported`: result of `list_unsupported`. `members`: other fields of
+    `NodeState`.
     """
     names = fields()
     return NodeState(
@@ -91,7 +89,7 @@ def build_node_state(
         gpus_expected=telemetry.gpus_expected,
         gpus_visible=telemetry.gpus_visible,
         gpus_lost=telemetry.gpus_lost,
-        devices=tuple(_build_gpus(telemetry, _join_holders(allocation, usage), usage, health, configured)),
+        devices=tuple(_build_gpus(telemetry, _join_holders(allocation, usage), usage, health, unsupported)),
         namespaces=usage.namespaces,
         entities=tuple(entity for reading in telemetry.readings.values() for entity in reading.entities),
         vcuda=tuple(map(allocation.with_api_uid, allocation.vcuda)),
@@ -102,7 +100,6 @@ def build_node_state(
 
 
 def _join_holders(allocation: Allocation, usage: UsageResult) -> dict[str, list[Holder]]:
-    """Returns the holders of each device with their usage, by device key."""
     holders = defaultdict[str, list[Holder]](list)
     usages = {key: dict(entries) for key, entries in sorted(usage.holders.items())}
 
@@ -131,13 +128,13 @@ def _build_gpus(
     holders: Mapping[str, Sequence[Holder]],
     usage: UsageResult,
     health: Mapping[str, dict[str, Any]],
-    configured: Collection[int],
+    unsupported: Iterable[tuple[str, str]],
 ) -> Iterator[DeviceState]:
     values_of = telemetry.values
     figures_of = {key: _read_figures(values) for key, values in values_of.items()}
     shown = {device.key for device in telemetry.selected}
     names = fields()
-    unsupported = group_by_key((key, name) for name, key in list_unsupported(telemetry, configured))
+    unsupported_by = group_by_key((key, name) for name, key in unsupported)
 
     def build_device(key: str) -> dict[str, Any]:
         values, used = values_of.get(key), usage.devices.get(key)
@@ -150,7 +147,7 @@ def _build_gpus(
             "usage": used,
             "holders": tuple(holders.get(key, ())),
             "fields": None if values is None else by_name(values),
-            "unsupported": tuple(unsupported.get(key, ())),
+            "unsupported": tuple(unsupported_by.get(key, ())),
             **health.get(key, {}),
         }
 

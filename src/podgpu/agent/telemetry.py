@@ -12,9 +12,9 @@ from functools import partial
 
 from podgpu.clock import Clock
 from podgpu.device_selection import Selection
-from podgpu.gpu.source import FieldGroup, GpuReading, HostEngine, Inventory, Telemetry
+from podgpu.gpu.source import FieldGroup, HostEngine, Telemetry
 from podgpu.metrics.fields import Field
-from podgpu.model import Device, EntityState, SourceStatus, Value
+from podgpu.model import Device, EntityState, GpuReading, Inventory, SourceStatus, Value
 from podgpu.workers import ErrorCounts, Workers
 
 OTHERS = "others"  # worker that reads switches and CPUs
@@ -146,6 +146,8 @@ class TelemetryCollector:
     def _find_devices(self, gpu: Device) -> tuple[Device, ...]:
         """Returns the GPU and its last known instances. A GPU that reappears has its old instances until it is read."""
         last = self._known.get(gpu.uuid) or self._absent.get(gpu.uuid) or (gpu,)
+        if last[0].index == gpu.index:
+            return last if last[0].model else (gpu,)
         return tuple(replace(device, index=gpu.index) for device in last) if last[0].model else (gpu,)
 
     # -- GPUs that disappeared -----------------------------------------------------------------------------------
@@ -212,7 +214,6 @@ class TelemetryCollector:
         )
 
     def _report_unreachable(self) -> Iterator[SourceStatus]:
-        """Yields a failed status for each GPU that the driver lists but cannot read."""
         for index, why in self._inventory.unreachable.items():
             if self._selection.instances is not None or self._selection.shows_gpu(index):
                 source, reason = f"gpu{index}", "hung" if index in self._inventory.hung else "unreachable"

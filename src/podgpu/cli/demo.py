@@ -52,7 +52,7 @@ from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
-from podgpu.metrics.labels import Policy
+from podgpu.metrics.dcgm import Policy
 from podgpu.model import WorkloadOwner
 from podgpu.simulate.gpu import SimulatedGpu
 from podgpu.simulate.node import DemoNode, Tenant
@@ -215,8 +215,6 @@ def perform(script: Sequence[Act], stopping: threading.Event) -> None:
 
 
 class DemoExporter(NamedTuple):
-    """The exporter of one simulated node."""
-
     node: DemoNode
     agent: Agent
     ledger: Ledger
@@ -340,8 +338,6 @@ def _list_runs(node: DemoNode) -> Iterator[tuple[Tenant, float, float]]:
 
 
 class _PastDevice(NamedTuple):
-    """A GPU or MIG instance with its holders at one time."""
-
     node: str
     gpu: SimulatedGpu
     instance: int | None

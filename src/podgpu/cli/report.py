@@ -26,8 +26,7 @@ _COLUMNS = (
 )
 
 
-_Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]
-"""A table of the report: title, header and rows."""
+_Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]  # a table of the report: title, header and rows
 
 
 @make_command(

@@ -41,8 +41,6 @@ _UNKNOWN = (None, None, None, None)
 
 
 class _Device(NamedTuple):
-    """A GPU, or one MIG instance."""
-
     uuid: str
     instance: str
     number: int | None

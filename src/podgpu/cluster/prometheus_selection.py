@@ -9,7 +9,7 @@ import asyncio
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 import msgspec
@@ -17,26 +17,12 @@ from msgspec import Meta
 
 from podgpu.cluster.loop import Cluster, PublishedState
 from podgpu.cluster.prices import ReadPrices
-from podgpu.cluster.prometheus import (
-    BROKEN,
-    FB_FREE,
-    FB_USED,
-    TEMPERATURE,
-    UTIL,
-    PrometheusClient,
-    PrometheusCollector,
-    PrometheusServer,
-    by,
-    escape,
-    field_query,
-    one_of,
-    quote,
-    select,
-)
+from podgpu.cluster.prometheus import BROKEN, PrometheusClient, PrometheusCollector, PrometheusServer
+from podgpu.cluster.promql import by, escape, field_query, one_of, quote, select
 from podgpu.cluster.state import ClusterState, build_cluster_state
 from podgpu.errors import SourceError, UsageError, utc_text
 from podgpu.metrics.adapter import MODEL_LABELS, POD_LABEL_VARIANTS, UUID_LABELS
-from podgpu.metrics.names import names_of
+from podgpu.metrics.fields import FB_FREE, FB_USED, TEMPERATURE, UTIL, names_of
 
 PAGE_SIZE = 20  # nodes; VictoriaMetrics rejects queries of more than 16 KiB
 _TIMEOUT = 30.0
@@ -75,15 +61,15 @@ def parse_gpu_query(query: Mapping[str, str]) -> GpuQuery | None:
         raise UsageError(str(error)) from error
 
 
+@dataclass(eq=False)
 class PrometheusSelection:
     """Answers requests for a GPU, a pod or a page of nodes. Equal requests share a result until the next round."""
 
-    def __init__(self, server: PrometheusServer, cluster: Cluster, prices: ReadPrices) -> None:
-        self._server = server
-        self._cluster = cluster
-        self._prices = prices
-        self._state: ClusterState | None = None
-        self._results: dict[GpuQuery, asyncio.Task[PublishedState]] = {}
+    _server: PrometheusServer
+    _cluster: Cluster
+    _prices: ReadPrices
+    _state: ClusterState | None = None
+    _results: dict[GpuQuery, asyncio.Task[PublishedState]] = field(default_factory=dict)
 
     async def __call__(self, query: GpuQuery) -> PublishedState:
         """Returns the nodes that match, and the totals of all nodes. Raises SourceError."""
@@ -193,7 +179,7 @@ def _write_conditions(query: GpuQuery, node: str, server: PrometheusServer, wher
 def _write_values(sort: str, labels: str, where: Sequence[str]) -> str:
     """Returns a query for the values by which nodes are sorted."""
     used, free, utilization = (
-        f"({field_query(number, labels, lambda names: select(names, *where))})" for number in (FB_USED, FB_FREE, UTIL)
+        f"({field_query(field, labels, lambda names: select(names, *where))})" for field in (FB_USED, FB_FREE, UTIL)
     )
     return {
         "broken": f"count {labels} ({select(_CONDITIONS, BROKEN, *where)})",

@@ -292,7 +292,6 @@ def _hours(seconds: float) -> float:
 
 
 def _add_up_now(held: Sequence[HeldPart]) -> dict[str, Any]:
-    """Adds up a row's current GPUs. Returns fields of `RangeRow`."""
     now = sum_held(held).rounded()
     since = [part.idle_since for part in held if part.idle_since is not None]
     return {

@@ -8,15 +8,7 @@ from typing import NamedTuple
 
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.nodes import NodeEntry, describe_condition
-from podgpu.cluster.parts import (
-    HeldPart,
-    device_memory,
-    device_model,
-    device_utilization,
-    divide_gpu,
-    is_mps_client,
-    key_of,
-)
+from podgpu.cluster.parts import HeldPart, device_memory, device_model, device_utilization, divide_gpu, key_of
 from podgpu.cluster.ranges import account_of
 from podgpu.cluster.state import ClusterState
 from podgpu.history.events import IDLE
@@ -100,7 +92,7 @@ class RoundReader:
             allocated = part.part * seconds
             idle = _idle_seconds(part, seconds, node.read_at + state.clock_offset)
             hourly = (part.cost_per_hour or 0.0) / 3600
-            if usage.busy_ns is None and not is_mps_client(part.device, part.holder):
+            if usage.busy_ns is None and not part.is_mps_client:
                 ratio = usage.utilization_ratio
                 if ratio is None and part.share == 1:
                     ratio = device_utilization(part.device)

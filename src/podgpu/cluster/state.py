@@ -37,16 +37,7 @@ from podgpu.cluster.parts import (
 from podgpu.cluster.prices import NO_PRICES, Prices
 from podgpu.errors import few_of
 from podgpu.metrics.conditions import NODE_GONE
-from podgpu.model import (
-    NS,
-    Condition,
-    DeviceState,
-    GpuOrInstance,
-    Holder,
-    HolderUsage,
-    MigInstance,
-    NodeState,
-)
+from podgpu.model import NS, Condition, DeviceState, GpuOrInstance, Holder, HolderUsage, MigInstance, NodeState
 
 AVERAGED = frozenset({"cluster", "namespace", "node", "model"})
 _MAX_RATIO = 1.01  # a ratio can exceed 1 if its counter is read slightly late
@@ -223,11 +214,7 @@ def bound_notes(notes: Sequence[str], most: int = MAX_NOTES) -> tuple[str, ...]:
 
 
 def complete_node(
-    node: NodeEntry,
-    idle: _IdleTimes | None,
-    prices: Prices,
-    offset: float,
-    owners: Owners | None = None,
+    node: NodeEntry, idle: _IdleTimes | None, prices: Prices, offset: float, owners: Owners | None = None
 ) -> NodeEntry:
     """Sets `held` and `prices`. If the node is gone, adds the condition `node_gone` to its GPUs."""
     if node.gone:

@@ -299,7 +299,7 @@ def _held_parts(state: ClusterState) -> Iterator[HeldPart]:
 def _unheld_unknown(node: NodeEntry, gpu: DeviceState) -> float:
     """Returns the fraction of the GPU without a known holder, if it may be in use. Returns 0 if it is free."""
     parts = [part.part for part in node.held if part.gpu is gpu]
-    is_unknown = node.gone or (not parts and may_be_busy(gpu_utilization(gpu), device_memory(gpu)))
+    is_unknown = node.gone or node.silent or (not parts and may_be_busy(gpu_utilization(gpu), device_memory(gpu)))
     return max(0.0, 1.0 - sum(parts)) if is_unknown else 0.0
 
 

@@ -13,8 +13,7 @@ import msgspec
 from podgpu.errors import UsageError, few_of
 from podgpu.history.answers import parse_range, parse_time
 
-IDLE = "idle"
-"""The condition of a GPU whose holder has been idle for longer than --idle-after."""
+IDLE = "idle"  # the condition of a GPU whose holder has been idle for longer than --idle-after
 MOST_EVENTS = 1000
 _MAX_SPANS = 20_000
 _NODE_WIDE = ("node_gone", "driver_away")

@@ -189,8 +189,7 @@ class UsageAccount(NamedTuple):
     methods: str = ""  # names of measuring methods (see podgpu_device_usage_method), separated by spaces
 
 
-UNALLOCATED = UsageAccount()
-"""The account for GPUs, and fractions of GPUs, that no pod or job held."""
+UNALLOCATED = UsageAccount()  # the account for GPUs, and fractions of GPUs, that no pod or job held
 
 
 class HolderSample(NamedTuple):
@@ -289,7 +288,9 @@ class HistoryStore:
         except (sqlite3.Error, OSError, OverflowError) as error:
             if _is_damage(error):
                 self._damage = error
-            raise HistoryError(f"cannot {action} {self._path or 'history'}: {error}") from error
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # SQLite reports some full disks as I/O errors
+            hint = "; check that the disk has free space" if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR) else ""
+            raise HistoryError(f"cannot {action} {self._path or 'history'}: {error}{hint}") from error
 
     def _open_or_replace(self) -> None:
         try:

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, lru_cache
 from operator import itemgetter
 
-from podgpu.metrics.encode import Family, Labels, Sample, families_in, make_families
-from podgpu.metrics.labels import (
+from podgpu.metrics.dcgm import (
     Policy,
     all_devices,
     assigned_holders,
@@ -20,6 +19,7 @@ from podgpu.metrics.labels import (
     make_labels,
     visible_devices,
 )
+from podgpu.metrics.encode import Family, FamilySpec, Labels, Sample, families_in, make_families
 from podgpu.metrics.mig import billed_name, fraction_of_gpu
 from podgpu.model import MIB, NS, HolderUsage, MigInstance, NodeState, VcudaRequest, WorkloadKey
 
@@ -121,15 +121,20 @@ def _waits(state: NodeState, policy: Policy) -> Iterator[Row]:
 
 def _figures(part: str, rows: Iterable[tuple[Labels, object]]) -> Iterator[Family]:
     """Renders the families whose `FamilySpec.part` is `part`. `rows`: labels, and the struct with the values."""
-    for spec in families_in("exporter").values():
-        if spec.part == part:
-            members = [(labels, getattr(row, spec.member)) for labels, row in rows]
-            if spec.is_text:
-                texts = (make_labels((*labels.pairs, (spec.member, text))) for labels, text in members if text)
-                yield spec.of(Sample(labels, 1) for labels in texts)
-            else:
-                divisor = spec.factor if spec.factor > 1 else None
-                yield spec.of(Sample(labels, n / divisor if divisor else n) for labels, n in members if n is not None)
+    for spec in _families_of(part):
+        members = [(labels, n) for labels, row in rows if (n := getattr(row, spec.member)) is not None]
+        if spec.is_text:
+            texts = [make_labels((*labels.pairs, (spec.member, text))) for labels, text in members if text]
+            yield spec.of([Sample(labels, 1) for labels in texts])
+        elif spec.factor > 1:
+            yield spec.of([Sample(labels, n / spec.factor) for labels, n in members])
+        else:
+            yield spec.of([Sample(labels, n) for labels, n in members])
+
+
+@cache
+def _families_of(part: str) -> list[FamilySpec]:
+    return [spec for spec in families_in("exporter").values() if spec.part == part]
 
 
 # Health, devices and allocations

@@ -114,7 +114,7 @@ class LimitedServer:
 
     async def _close_overdue(self) -> None:
         while True:
-            await asyncio.sleep(1)
+            await asyncio.sleep(self._limits.header_seconds / 4)
             for connection in self._connections.values():
                 if connection.deadline < monotonic():
                     connection.close()

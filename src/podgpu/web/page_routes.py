@@ -28,8 +28,7 @@ from podgpu.web.responses import JSON_HEADERS, PAGE_HEADERS, Handler, body_respo
 JsonObject = dict[str, Any]
 Complete = Callable[[GpuResponse], Awaitable[GpuResponse]]
 """Adds details to the answer about a GPU. Only the GPU's exporter has these details."""
-Select = Callable[[GpuQuery], Awaitable[PublishedState]]
-"""Reads the GPUs that match the query."""
+Select = Callable[[GpuQuery], Awaitable[PublishedState]]  # reads the GPUs that match the query
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
 _FOLDER = Path(__file__).parent / "page"
 

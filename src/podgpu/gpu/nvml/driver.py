@@ -31,10 +31,7 @@ _UNSUPPORTED = {
 }
 _LOST = {pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED}
 _GONE = {
-    pynvml.NVML_ERROR_UNINITIALIZED: (
-        "driver_not_loaded",
-        "the NVIDIA driver was unloaded while podgpu used it",
-    ),
+    pynvml.NVML_ERROR_UNINITIALIZED: ("driver_not_loaded", "the NVIDIA driver was unloaded while podgpu used it"),
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: (
         "driver_not_loaded",
         "no NVIDIA driver is loaded on this node (check `nvidia-smi` on the host)",
@@ -146,12 +143,9 @@ class CallGuard(Generic[Key]):
     """
 
     def __init__(self, unsupported: Iterable[Key] = ()) -> None:
-        self.unsupported: set[Key] = set(unsupported)
-        """Values that the GPU does not support. They are not read again."""
-        self.errors: list[str] = []
-        """Reasons of the calls that failed."""
-        self.dropped: list[Key] = []
-        """Values that were invalid: special codes, NaN and impossible values."""
+        self.unsupported: set[Key] = set(unsupported)  # values that the GPU does not support; they are not read again
+        self.errors: list[str] = []  # reasons of the calls that failed
+        self.dropped: list[Key] = []  # values that were invalid: special codes, NaN and impossible values
 
     def begin(self) -> None:
         """Clears the errors of the last reading."""
@@ -163,12 +157,17 @@ class CallGuard(Generic[Key]):
         """Collects errors of the enclosed calls, which read the values `keys`. Re-raises DeviceLost and DriverGone."""
         try:
             yield
-        except Unsupported:
-            self.unsupported.update(keys)
-        except (DeviceLost, DriverGone):
-            raise
         except SourceError as e:
-            self.errors.append(e.reason)
+            self.add(e, keys)
+
+    def add(self, error: SourceError, keys: Iterable[Key]) -> None:
+        """Collects an error. `keys`: the values that could not be read. Raises it if it is DeviceLost or DriverGone."""
+        if isinstance(error, DeviceLost | DriverGone):
+            raise error
+        if isinstance(error, Unsupported):
+            self.unsupported.update(keys)
+        else:
+            self.errors.append(error.reason)
 
 
 def handle_address(handle: Any) -> int | None:
@@ -278,17 +277,17 @@ def _deduplicate(usages: Iterable[ProcessUsage]) -> tuple[ProcessUsage, ...]:
     merged: dict[tuple[str, int], ProcessUsage] = {}
     for usage in usages:
         key = (usage.device, usage.pid)
-        known = merged.get(key, usage)
-        larger = known if usage.memory is None or (known.memory or 0) > usage.memory else usage
-        merged[key] = replace(larger, mps=known.mps or usage.mps)
+        known = merged.setdefault(key, usage)
+        if known is not usage:
+            larger = known if usage.memory is None or (known.memory or 0) > usage.memory else usage
+            merged[key] = replace(larger, mps=known.mps or usage.mps)
     return tuple(merged[key] for key in sorted(merged))
 
 
 # Fields
 
 _VALUE_MEMBERS = dict(enumerate(("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")))
-MIN_GPM_SECONDS = 0.1
-"""Minimum time between two GPM samples that NVML allows."""
+MIN_GPM_SECONDS = 0.1  # minimum time between two GPM samples that NVML allows
 
 
 @dataclass(eq=False)
@@ -348,8 +347,8 @@ class DevicePlan:
     _fields: Sequence[Field]
     _values: dict[int, Value] = field(default_factory=dict)
     _once: dict[int, Value] = field(default_factory=dict)
-    _groups: dict[object, list[tuple[Field, Any]]] = field(default_factory=dict)
-    """Fields to read, grouped by NVML call."""
+    _groups: dict[object, tuple[list[tuple[Field, Any]], tuple[Any, ...]]] = field(default_factory=dict)
+    """Fields to read, grouped by NVML call, and the arguments of the call."""
     _grouped: tuple[int, int] | None = None  # numbers of unsupported and of constant fields when `_groups` was built
     _totals: dict[int, tuple[float, float]] = field(default_factory=dict)
     """Time and value of the last reading by field id, used to compute rates."""
@@ -367,17 +366,24 @@ class DevicePlan:
                 if wanted.id not in self.guard.unsupported and wanted.id not in self._once:
                     recipe = wanted.recipe
                     group = (recipe.function, recipe.arguments) if isinstance(recipe, NvmlCall) else type(recipe)
-                    self._groups.setdefault(group, []).append((wanted, recipe))
-        for users in self._groups.values():
-            with self.guard.catch(*(wanted.id for wanted, _ in users)):
+                    arguments = self._list_arguments(recipe) if isinstance(recipe, NvmlCall) else ()
+                    self._groups.setdefault(group, ([], arguments))[0].append((wanted, recipe))
+        for users, arguments in self._groups.values():
+            try:
                 match users[0][1]:
                     case NvmlCall():
-                        self._read_call(users)
+                        self._read_call(users, arguments)
                     case FieldValue():
                         self._read_field_values(users, now)
                     case Gpm():
                         self._read_gpm(users, now)
+            except SourceError as e:
+                self.guard.add(e, [wanted.id for wanted, _ in users])
         return self._values
+
+    def _list_arguments(self, call: NvmlCall) -> tuple[Any, ...]:
+        own = (self._handle,) if call.takes_device else ()
+        return *own, *(self._driver.constant(a) if isinstance(a, str) else a for a in call.arguments)
 
     def _accept(self, wanted: Field, raw: Any) -> None:
         try:
@@ -388,12 +394,8 @@ class DevicePlan:
         if wanted.once:
             self._once[wanted.id] = value
 
-    def _read_call(self, users: list[tuple[Field, NvmlCall]]) -> None:
-        call = users[0][1]
-        arguments = [self._driver.constant(a) if isinstance(a, str) else a for a in call.arguments]
-        if call.takes_device:
-            arguments.insert(0, self._handle)
-        answer = self._driver.call(call.function, *arguments)
+    def _read_call(self, users: list[tuple[Field, NvmlCall]], arguments: tuple[Any, ...]) -> None:
+        answer = self._driver.call(users[0][1].function, *arguments)
         for wanted, recipe in users:
             try:
                 value = getattr(answer, recipe.member) if recipe.member else answer
@@ -427,11 +429,11 @@ class DevicePlan:
         answer = self.gpm.read([recipe.metric for _, recipe in users], now)
         for wanted, recipe in users:
             code, value = answer.get(recipe.metric, (0, None))
-            with self.guard.catch(wanted.id):
-                if code:
+            if code:
+                with self.guard.catch(wanted.id):
                     raise translate(code, "nvmlGpmMetricsGet")
-                if value is not None:
-                    self._accept(wanted, value)
+            elif value is not None:
+                self._accept(wanted, value)
 
 
 def _decode_field_value(entry: Any) -> Any:
