@@ -32,9 +32,10 @@ WHERE account = 0 AND started <= :at AND (ended IS NULL OR ended > :at) ORDER BY
 _HOLDERS = """
 SELECT gpu, account, owner_kind, owner_name, namespace, pod, name, uid, container_id,
     iif(job LIKE 'user %', '', job), iif(job LIKE 'user %', substr(job, 6), ''), 'history'
-FROM span JOIN account ON account.id = account WHERE started <= :at AND (ended IS NULL OR ended > :at OR EXISTS (
-    SELECT * FROM span AS gone WHERE gone.gpu = span.gpu AND gone.name = 'node_gone' AND gone.started = span.ended
-    AND (gone.ended IS NULL OR gone.ended > :at))) ORDER BY started"""
+FROM span JOIN account ON account.id = account
+WHERE started <= :at AND (ended IS NULL OR ended > :at OR (gpu, ended) IN (
+    SELECT gpu, started FROM span WHERE name = 'node_gone' AND started <= :at AND (ended IS NULL OR ended > :at)))
+ORDER BY started"""
 _GPUS = "SELECT id, node, uuid, instance, gpu_index FROM gpu ORDER BY node, gpu_index, uuid, instance"
 _UNKNOWN = (None, None, None, None)
 
