@@ -189,7 +189,7 @@ class Agent:
         settings, policy = self.settings, self._policy
         telemetry, allocation, usage = self._telemetry_result, self._allocation_result, self._usage_result
         sources = (*telemetry.sources, *allocation.sources, *usage.sources, *self._counter_sources)
-        unsupported = list_unsupported(telemetry, policy.field_ids)
+        unsupported = list_unsupported(telemetry, {counter.field.id for counter in policy.counters})
         self._changes.report(sources, unsupported, allocation.unmapped)
         build = partial(
             build_node_state,

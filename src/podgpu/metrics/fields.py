@@ -354,9 +354,8 @@ def _number(field: Field, raw: Any, converted: int | float) -> int | float:
 
 
 def _is_sentinel(raw: Any, converted: int | float) -> bool:
-    if isinstance(converted, float):
-        return converted >= _DCGM_FLOAT_BLANK or (isinstance(raw, int) and raw in _BLANKS)
-    return converted in _BLANKS or (isinstance(raw, int) and raw in _BLANKS)
+    is_blank = converted >= _DCGM_FLOAT_BLANK if isinstance(converted, float) else converted in _BLANKS
+    return is_blank or (isinstance(raw, int) and raw in _BLANKS)
 
 
 def within_unit(field: Field, number: int | float) -> int | float:

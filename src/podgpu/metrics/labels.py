@@ -55,10 +55,6 @@ class Policy:
     clock_window_ms: int = 300_000
 
     @cached_property
-    def field_ids(self) -> frozenset[int]:
-        return frozenset(counter.field.id for counter in self.counters)
-
-    @cached_property
     def host(self) -> LabelPairs:
         return tuple((label, self.hostname) for label in self.hostname_labels) if self.hostname else ()
 

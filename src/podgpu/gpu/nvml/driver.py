@@ -373,8 +373,7 @@ class DevicePlan:
                 if wanted.id not in self.guard.unsupported and wanted.id not in self._once:
                     recipe = wanted.recipe
                     group = (recipe.function, recipe.arguments) if isinstance(recipe, NvmlCall) else type(recipe)
-                    arguments = self._list_arguments(recipe) if isinstance(recipe, NvmlCall) else ()
-                    self._groups.setdefault(group, ([], arguments))[0].append((wanted, recipe))
+                    self._groups.setdefault(group, ([], self._list_arguments(recipe)))[0].append((wanted, recipe))
         for users, arguments in self._groups.values():
             try:
                 match users[0][1]:
@@ -388,9 +387,11 @@ class DevicePlan:
                 self.guard.add(e, [wanted.id for wanted, _ in users])
         return self._values
 
-    def _list_arguments(self, call: NvmlCall) -> tuple[Any, ...]:
-        own = (self._handle,) if call.takes_device else ()
-        return *own, *(self._driver.constant(a) if isinstance(a, str) else a for a in call.arguments)
+    def _list_arguments(self, call: Any) -> tuple[Any, ...]:
+        if not isinstance(call, NvmlCall):
+            return ()
+        constants = (self._driver.constant(a) if isinstance(a, str) else a for a in call.arguments)
+        return (self._handle, *constants) if call.takes_device else tuple(constants)
 
     def _accept(self, wanted: Field, raw: Any) -> None:
         try:
