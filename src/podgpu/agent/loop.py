@@ -30,6 +30,7 @@ from podgpu.workers import ErrorCounts, Workers
 _log = logging.getLogger(__name__)
 _SERIAL = 53  # DCGM_FI_DEV_SERIAL
 Forgotten = Literal["gpu", "xids", "nothing"]  # what `podgpu forget` has removed
+_AFTER_TELEMETRY = 0.2  # seconds after a telemetry reading, whose energy a usage reading then uses
 _UNALLOCATED_READINGS = 12  # use without an allocation is reported after this many readings
 
 
@@ -265,7 +266,8 @@ class Agent:
 
     def _usage_loop(self) -> None:
         """Reads at fixed times, however long a reading takes, so that counters have the same age in every scrape."""
-        due, interval = self.clock.monotonic(), self.settings.usage_interval
+        due, interval = self.clock.monotonic() + _AFTER_TELEMETRY, self.settings.usage_interval
+        self._stopped.wait(_AFTER_TELEMETRY)
         while not self._stopping:
             self.read_usage()
             late = max(0.0, self.clock.monotonic() - due)

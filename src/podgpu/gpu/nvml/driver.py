@@ -283,10 +283,9 @@ def _deduplicate(usages: Iterable[ProcessUsage]) -> tuple[ProcessUsage, ...]:
     merged: dict[tuple[str, int], ProcessUsage] = {}
     for usage in usages:
         key = (usage.device, usage.pid)
-        known = merged.setdefault(key, usage)
-        if known is not usage:
-            larger = known if usage.memory is None or (known.memory or 0) > usage.memory else usage
-            merged[key] = replace(larger, mps=known.mps or usage.mps)
+        known = merged.get(key, usage)
+        larger = known if usage.memory is None or (known.memory or 0) > usage.memory else usage
+        merged[key] = larger if larger.mps or not (known.mps or usage.mps) else replace(larger, mps=True)
     return tuple(merged[key] for key in sorted(merged))
 
 
@@ -354,8 +353,8 @@ class DevicePlan:
     _fields: Sequence[Field]
     _values: dict[int, Value] = field(default_factory=dict)
     _once: dict[int, Value] = field(default_factory=dict)
+    # Fields to read, grouped by NVML call, and the arguments of the call.
     _groups: dict[object, tuple[list[tuple[Field, Any]], tuple[Any, ...]]] = field(default_factory=dict)
-    """Fields to read, grouped by NVML call, and the arguments of the call."""
     _grouped: tuple[int, int] | None = None  # numbers of unsupported and of constant fields when `_groups` was built
     _totals: dict[int, tuple[float, float]] = field(default_factory=dict)
     """Time and value of the last reading by field id, used to compute rates."""
@@ -390,8 +389,8 @@ class DevicePlan:
     def _list_arguments(self, call: Any) -> tuple[Any, ...]:
         if not isinstance(call, NvmlCall):
             return ()
-        constants = (self._driver.constant(a) if isinstance(a, str) else a for a in call.arguments)
-        return (self._handle, *constants) if call.takes_device else tuple(constants)
+        own = (self._handle,) if call.takes_device else ()
+        return *own, *(self._driver.constant(a) if isinstance(a, str) else a for a in call.arguments)
 
     def _accept(self, wanted: Field, raw: Any) -> None:
         try:

@@ -57,12 +57,10 @@ class RecordDecoder:
         if len(chunk) % RECORD.size:
             raise SwitchLogError("bad_record", f"the context-switch log ends within a record ({len(chunk)} bytes)")
         # Slices of the chunk contain one field of all records. Unpacking each record would take twice as long.
-        words = memoryview(chunk).cast("H")
-        kinds, numbers, engines = words[::16].tolist(), words[5::16].tolist(), words[11::16].tolist()
+        kinds, numbers, engines = (memoryview(chunk).cast("H")[place::16].tolist() for place in (0, 5, 11))
         tags, times = chunk[8::32], memoryview(chunk).cast("Q")[3::4].tolist()
         if not ({*kinds} <= {FECS_RECORD} and {*tags} <= {SWITCHED_IN, SAVED}):
-            found = f"types {set(kinds)}, tags {set(tags)}"
-            raise SwitchLogError("bad_record", f"the context-switch log has unknown records ({found})")
+            raise SwitchLogError("bad_record", f"the context-switch log has types {set(kinds)} with tags {set(tags)}")
         first = self._next if self._next is not None else numbers[0] if numbers else 0
         expected = [number % _NUMBERS for number in range(first, first + len(numbers))]
         if numbers != expected:
@@ -83,10 +81,6 @@ class Period(NamedTuple):
     began: int
     since: int
     until: int
-
-
-_make_period: Callable[[tuple[int, int, int, int]], Period] = partial(tuple.__new__, Period)
-"""Takes a third of the time of `Period(...)`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +138,7 @@ class Timeline:
     """Times of the switches since the last window. Arrays save memory, as there may be 10,000 switches per second."""
     _pids: array[int] = field(default_factory=partial(array, "q"))
     """For each switch, the pid of the process that was switched in, or `~pid` if the process was saved."""
-    _last: tuple[list[int], list[int]] = ([], [])
-    """Time and pid of the last switch. Empty before the first switch."""
+    _last: tuple[list[int], list[int]] = ([], [])  # time and pid of the last switch; empty before the first switch
     _resident: tuple[int, int] | None = None
     """Pid and switch-in time of the resident process."""
     _saved_at: int = -_MAX_SWITCH_NS
@@ -168,26 +161,22 @@ class Timeline:
         count = bisect_left(self._times, until)
         times, pids = self._times[:count].tolist(), self._pids[:count].tolist()
         del self._times[:count], self._pids[:count]
+        if self._resident is None and pids and pids[0] < 0:  # the log was opened while the process was resident
+            self._resident = ~pids[0], since
         if self._resident is not None:
-            pids.insert(0, self._resident[0])
-            times.insert(0, self._resident[1])
-        elif pids and pids[0] < 0:  # the log was opened while the process was resident
-            pids.insert(0, ~pids[0])
-            times.insert(0, since)
+            pids, times = [self._resident[0], *pids], [self._resident[1], *times]
         begins, saves = times[::2], [self._saved_at, *times[1::2]]
-        self._resident, self._saved_at, self.now = None, saves[-1], until
-        ends = [*saves[1:], until]
-        if len(begins) == len(saves):
-            self._resident = pids[-1], begins[-1]
-        else:
-            begins.append(until)
+        self._resident = (pids[-1], begins[-1]) if len(begins) == len(saves) else None
+        self._saved_at, self.now = saves[-1], until
+        begins, ends = [*begins, until], [*saves[1:], until]
+        make: Callable[[tuple[int, int, int, int]], Period] = partial(tuple.__new__, Period)  # faster than Period(...)
         periods = [
-            _make_period((pid, began + lead, begin, end))
+            make((pid, began + lead, begin, end))
             for pid, began, end in zip(pids[::2], begins, ends, strict=False)
             if (begin := began + lead if began + lead > since else since) < end
         ]
-        gaps = [(saved, began) for saved, began in zip(saves, begins, strict=True) if began - saved >= _MAX_SWITCH_NS]
-        unknown = sum(max(began, since) - max(saved, since) for saved, began in gaps)
+        gaps = zip(saves, begins, strict=False)
+        unknown = sum(max(end, since) - max(begin, since) for begin, end in gaps if end - begin >= _MAX_SWITCH_NS)
         resident = sum(end - begin for _, _, begin, end in periods)
         return Residency(since, until, periods, until - since - resident - unknown, unknown, self.costs)
 
@@ -224,10 +213,6 @@ BusySample = tuple[int, bool]
 """Time, and True if the engine was busy."""
 _Kind = tuple[int, bool]
 """Pid, and True for a period longer than a time slice. Most of these long periods end with idle time."""
-
-
-def _kind(pid: int, age: int) -> _Kind:
-    return pid, age > _LONG_NS
 
 
 def _age_class(age: int) -> int:
@@ -302,7 +287,7 @@ class BusyShareModel:
             history.fade(keep)
         for (moment, busy), period in zip(samples, _find_periods(residency, samples), strict=True):
             if period is not None:
-                history = self._samples.setdefault(_kind(period.pid, period.until - period.began), _AgeSamples())
+                history = self._samples.setdefault((period.pid, period.until - period.began > _LONG_NS), _AgeSamples())
                 age_class = _age_class(moment - period.began)
                 history.seen[age_class] += 1
                 history.busy[age_class] += busy
@@ -324,11 +309,11 @@ class BusyShareModel:
             if since > began:
                 ages.add(since - began, -1)
         shares = {kind: self._samples.get(kind, _AgeSamples()).compute_shares(overall) for kind in kinds}
-        saving = _compute_saving(residency, lambda pid, age: shares[_kind(pid, age)][_age_class(age)])
+        saving = _compute_saving(residency, lambda pid, age: shares[pid, age > _LONG_NS][_age_class(age)])
         estimates = {pid: -float(ns) for pid, ns in saving.items()}
         uncertainty: dict[int, float] = {}
         for period, since, until, was_busy in _sampled_parts(residency, samples):
-            ages = kinds[_kind(period.pid, period.until - period.began)]
+            ages = kinds[period.pid, period.until - period.began > _LONG_NS]
             ages.add(since - period.began)
             ages.add(until - period.began, -1)
             estimates[period.pid] = estimates.get(period.pid, 0.0) + (until - since) * was_busy
