@@ -17,8 +17,7 @@ from podgpu.holders.reader import explanations
 from podgpu.metrics.conditions import conditions, words_for
 from podgpu.metrics.counters import SHIPPED, CounterSpec, shipped_counters
 from podgpu.metrics.encode import families_in
-from podgpu.metrics.fields import Gpm
-from podgpu.metrics.names import Rename, renames
+from podgpu.metrics.fields import Gpm, Rename, renames
 
 ROOT = Path(__file__).resolve().parent.parent
 _BLOCK = re.compile(r"(<!-- generated:(?P<name>[\w-]+) -->\n)(?P<body>.*?)(<!-- /generated:(?P=name) -->)", re.DOTALL)

@@ -32,6 +32,7 @@ class Hang:
     gpu: int | None
     released: threading.Event = field(default_factory=threading.Event)
     entered: threading.Event = field(default_factory=threading.Event)  # set when the first call hangs
+    threads: set[int] = field(default_factory=set)  # ids of the threads of all calls that hung
 
     def release(self) -> None:
         self.released.set()
@@ -165,6 +166,7 @@ class FaultyNvml(SimulatedNvml):
         gpu = self._find_gpu(name, arguments)
         for hang in self._hangs:
             if hang.function == name and hang.gpu in (None, gpu):
+                hang.threads.add(threading.get_ident())
                 hang.entered.set()
                 hang.released.wait()
         with self.lock:

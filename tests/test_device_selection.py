@@ -62,11 +62,7 @@ def test_gpus_and_instances_together(text: str, shown: set[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("g:7+i:0", "this node has no GPU 7"),
-        ("g:0+i:2", "this node has no MIG instance 2"),
-    ],
+    ("text", "complaint"), [("g:7+i:0", "this node has no GPU 7"), ("g:0+i:2", "this node has no MIG instance 2")]
 )
 def test_devices_that_do_not_exist(text: str, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):

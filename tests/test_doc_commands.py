@@ -33,11 +33,7 @@ _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<body>.*?)^(?P=ind
 _NAMED_FILE = re.compile(r"# ([\w.-]+\.yaml)\b")
 _OWN_ADDRESS = re.compile(r"(?<==):\d{4}\b")
 _OTHER_ADDRESS = re.compile(r"\b(?:localhost|node-\d):(\d{4})\b")
-_DEFAULT_PORTS = {
-    "exporter": {"-a": 9400},
-    "demo": {"-a": 9400, "--cluster-address": 9401},
-    "cluster": {"-a": 9401},
-}
+_DEFAULT_PORTS = {"exporter": {"-a": 9400}, "demo": {"-a": 9400, "--cluster-address": 9401}, "cluster": {"-a": 9401}}
 _FOLDERS = {"/var/lib/node_exporter/textfile/": "textfile/", "/run/prometheus/": ""}
 """Maps folders of a real machine to folders of the session."""
 

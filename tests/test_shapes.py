@@ -76,11 +76,7 @@ def podgpu_text(folder: Path, arguments: Sequence[str], pods: Sequence[dict[str,
 
 @pytest.mark.parametrize(
     ("recorded", "arguments"),
-    [
-        ("default", ["-f", "default"]),
-        ("dcp_pod", ["-k", "-f", "dcp"]),
-        ("old", ["-k", "-o", "-f", "1.x"]),
-    ],
+    [("default", ["-f", "default"]), ("dcp_pod", ["-k", "-f", "dcp"]), ("old", ["-k", "-o", "-f", "1.x"])],
 )
 def test_same_as_dcgm_exporter(folder: Path, recorded: str, arguments: list[str]) -> None:
     theirs = shapes((FIXTURES / "h200" / f"{recorded}.prom").read_text(encoding="utf-8"))

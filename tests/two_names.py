@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from podgpu.metrics.names import NameSet, rename_of
+from podgpu.metrics.fields import NameSet, rename_of
 
 _SAMPLE = re.compile(r"(?P<name>DCGM_\w+)\{(?P<labels>.*)\} (?P<value>\S+)")
 _COMMENT = re.compile(r"# (?P<kind>HELP|TYPE) (?P<name>DCGM_\w+) (?P<rest>.*)")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from podgpu.metrics.encode import families_in
-from podgpu.metrics.names import rename_of
+from podgpu.metrics.fields import rename_of
 
 _SERIES = re.compile(
     r"(?P<call>\b(?:rate|increase|last_over_time)\()?"

@@ -27,7 +27,7 @@ from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
-from podgpu.metrics.labels import Policy
+from podgpu.metrics.dcgm import Policy
 from podgpu.usage.containers import ContainerFinder
 
 SPEED = 100.0
@@ -131,9 +131,13 @@ def _figures(world: World, judge: Judge, seen: list[Vitals], speed: float, lines
 def _agent(world: World, folder: Path) -> Iterator[Agent]:
     clock, count = world.clock, len(world.numbers)
     names = IdentityReader(str(folder / "log" / "pods"), str(folder / "log" / "containers"))
+    telemetry = NvmlTelemetry(world.driver, "simulated", lambda: count, clock.monotonic, clock.wall)
+    kubelet = KubeletAllocation(world.kubelet.socket, clock=clock.monotonic)
+    world.calls.track(telemetry, "inventory", "read", "usage")
+    world.calls.track(kubelet, "assignments")
     agent = Agent(
-        NvmlTelemetry(world.driver, "simulated", lambda: count, clock.monotonic, clock.wall),
-        HolderSources([KubeletAllocation(world.kubelet.socket, clock=clock.monotonic)], names.read),
+        telemetry,
+        HolderSources([kubelet], names.read),
         # The interval limits the real time of a hung call. `Churn` calls the agent's turns.
         Settings(interval=_FASTEST_DEADLINE, policy=Policy(counters=shipped_counters("dcp") or (), hostname="soak")),
         Clock(clock.monotonic, clock.wall),

@@ -51,6 +51,13 @@ class Churn:
         self._look()
 
     def _take_turns(self, now: float) -> None:
+        """Repeats turns in which a call was late because the machine is busy. The simulated clock does not advance."""
+        self._world.calls.finish()  # calls that hung until a repair
+        self._take_turn(now)
+        while self._world.calls.finish():
+            self._take_turn(now)
+
+    def _take_turn(self, now: float) -> None:
         if now % INTERVAL == 0:
             self._agent.read_telemetry()
             self._agent.read_allocation()

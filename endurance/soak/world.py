@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 from uuid import NAMESPACE_DNS, uuid5
 
+from endurance.soak.calls import Calls
 from endurance.soak.truth import HeldDevice, SoakClock, Truth
 from podgpu.simulate.gpu import SimulatedLoad
 from podgpu.simulate.kubelet import SimulatedPod
@@ -97,6 +98,7 @@ class World:
         self.pods: dict[Place, Pod] = {}
         self.count = {"pods": 0, "processes": 0, "layouts": 0, "faults": 0}
         self._hangs: dict[int, Hang] = {}
+        self.calls = Calls(lambda: {thread for hang in self._hangs.values() for thread in hang.threads.copy()})
         self._foreign_pids: list[int] = []
         self._next_pid = 5000
         self._update_kubelet()

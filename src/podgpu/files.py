@@ -67,7 +67,6 @@ def _require_regular(status: os.stat_result, path: str) -> None:
 
 
 def explain_read_error(error: OSError | ValueError, path: str) -> SourceError:
-    """Returns a SourceError that explains why the file cannot be read."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return SourceError(
             "file_missing",

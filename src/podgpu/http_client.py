@@ -115,7 +115,6 @@ def redact_url(url: str) -> str:
 
 
 def _parse_url(text: str, access: Access) -> URL:
-    """Parses HOST:PORT or an http(s) URL. Raises UsageError for anything else."""
     try:
         url = URL(with_scheme(text, "https" if access.ca_file or access.insecure else "http"))
         is_usable = url.scheme in ("http", "https") and url.host and url.port and text.isprintable() and " " not in text

@@ -32,6 +32,8 @@ Fields = Annotated[dict[Name, int | float | Text], Meta(max_length=1024)]  # nam
 WorkloadKey = tuple[str, ...]
 PodLabels = Mapping[tuple[str, str], tuple[tuple[str, str], ...]]  # (namespace, pod) -> selected labels
 Detail = tuple[int, dict[str, str], int | float]  # field id, labels, value
+Lack = Literal["no_process_utilization", "no_energy", "no_memory", "no_instance_utilization", "no_process_list"]
+"""Error reason for a usage value that a GPU does not provide."""
 UsageMethod = Literal["samples", "switches", "exact", "mps"]
 """How busy time is split among processes. `samples`: by the driver's samples. `switches`: by context switches. `exact`:
 by context switches and busy samples. `mps`: not split, because the driver reports only the MPS server."""
@@ -123,6 +125,12 @@ class Workload(Document, frozen=True):
         return ("user", self.user) if self.user else ()
 
     @property
+    def is_reservation(self) -> bool:
+        """Returns True for a pod of KAI Scheduler or Run:ai that only reserves a GPU. Other pods hold the GPU."""
+        is_named = self.pod.startswith(("gpu-reservation-", "runai-reservation-gpu-"))
+        return is_named and self.container in ("resource-reservation", "runai-reservation")
+
+    @property
     def has_labels(self) -> bool:
         """Returns False for processes of a user that belong to no job. podgpu exports no series for them."""
         return bool(self.job or not self.user)
@@ -156,8 +164,7 @@ class WorkloadOwner(Document, frozen=True, order=True):
 
 
 WORKLOAD_PARTS = Workload.__struct_fields__
-parts_of = attrgetter(*WORKLOAD_PARTS)
-"""Sort key of workloads."""
+parts_of = attrgetter(*WORKLOAD_PARTS)  # sort key of workloads
 
 
 class WaitPart(Workload, frozen=True, kw_only=True):
@@ -197,8 +204,7 @@ class RunningProcess(Document, frozen=True):
     command: Name = ""  # the program's name without arguments; set only on a node without Kubernetes
 
 
-RESERVATION = "reservation"
-"""`Holder.source` if a scheduler reserved the device for pods that podgpu cannot find."""
+RESERVATION = "reservation"  # `Holder.source` if a scheduler reserved the device for pods that podgpu cannot find
 
 
 class Holder(Workload, frozen=True):
@@ -370,11 +376,40 @@ def decode_node(body: bytes) -> NodeState:
     """Decodes a NodeState. Raises msgspec.DecodeError if it is invalid or has a newer schema."""
     state = _decoder.decode(body)
     if state.schema > SCHEMA:
-        raise msgspec.ValidationError(f"schema {state.schema} is newer than {SCHEMA}")
+        raise msgspec.ValidationError(f"schema {state.schema} is newer than {SCHEMA}, so update this podgpu")
     return state
 
 
 # -- readings --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    gpus: tuple[Device, ...]
+    unreachable: dict[int, str] = field(default_factory=dict)  # index and reason of GPUs that the driver cannot read
+    hung: frozenset[int] = frozenset()  # indices of unreachable GPUs whose first driver call has not returned yet
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """The values of one physical GPU and its MIG instances. Fields without a value are omitted."""
+
+    values: Mapping[Device, Mapping[int, Value]]  # by device and field id; the GPU comes before its instances
+    details: tuple[Detail, ...] = ()  # fields of the GPU that have several values, such as health checks
+    unsupported: tuple[tuple[str, int], ...] = ()  # device key and field id
+    dropped: tuple[int, ...] = ()  # fields with an invalid value (special code, NaN, impossible), once per occurrence
+    errors: tuple[str, ...] = ()  # reasons of failed calls; the values of other calls are still valid
+    entities: tuple[EntityState, ...] = ()  # links of the GPU, or (in `read_others`) switches and CPUs
+    slow_values: Mapping[int, Value] = field(default_factory=dict)  # additional fields for the GPU's page, by id
+    reports_errors: bool = True  # False if the source cannot report errors (XIDs) of this GPU
+    links_up: int | None = None  # number of NVLinks that are up; None if the GPU has none or does not report them
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorEvent:
+    device: str  # `Device.key`
+    code: int  # the vendor's error number; NVIDIA's is the XID
+    at: float  # Unix time
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,6 +475,25 @@ class ProcessWaits:
 
 
 @dataclass(frozen=True, slots=True)
+class SwitchStatus:
+    """State of the context-switch log. The log is used only while a GPU is shared."""
+
+    errors: tuple[str, ...] = ()  # reasons of the errors in this reading
+    fallback_reason: str = ""  # why usage comes from the driver's samples instead of the log; empty if it does not
+    fallback: str = ""  # message for `fallback_reason`
+
+
+@dataclass(frozen=True, slots=True)
+class UsageProblems:
+    """What could not be read of a GPU's usage."""
+
+    dropped: tuple[str, ...] = ()  # driver functions that returned an invalid value, once per occurrence
+    errors: tuple[str, ...] = ()  # reasons of the calls that failed
+    lacks: tuple[tuple[str, Lack], ...] = ()  # unsupported driver functions, and the value that is missing
+    switches: SwitchStatus | None = None  # None if context switches are not used
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceUsage:
     """Usage of one device since the previous reading. Unknown values are None."""
 
@@ -457,3 +511,5 @@ class DeviceUsage:
     waits: ProcessWaits | None = None  # None if context switches are not read
     bounded: bool = False  # True if lower and upper bounds of the busy time are computed
     power_mw: int | None = None  # at the end of the window; used to estimate energy while the counter is not read
+    instances: tuple[DeviceUsage, ...] = ()  # usage of the GPU's MIG instances
+    problems: UsageProblems = UsageProblems()  # of the GPU and its instances

@@ -1,7 +1,8 @@
-"""Loads certificates and keys, and builds TLS contexts for clients and servers."""
+"""Loads certificates and keys, builds TLS contexts for clients and servers, and uses renewed files."""
 
 from __future__ import annotations
 
+import logging
 import os
 import ssl
 from collections.abc import Callable, Iterator
@@ -9,9 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from podgpu.errors import SourceError
+from podgpu.errors import SourceError, UsageError
 from podgpu.files import read_bounded
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 MakeTlsContext = Callable[[], ssl.SSLContext]
 """Returns the TLS context of a new connection. Called for each connection, so that renewed certificates are used."""
@@ -34,7 +36,6 @@ class Pem:
         return self.file or self.origin
 
     def read(self) -> bytes:
-        """Returns the PEM. Raises SourceError if the file cannot be read."""
         return read_bounded(self.file, _MAX_PEM_BYTES) if self.file else self.text.encode()
 
 
@@ -52,6 +53,31 @@ class ContextCache(Generic[T]):
         if self._cached is None or self._cached[0] != material:
             self._cached = material, self._make(material)
         return self._cached[1]
+
+
+class LastValid(Generic[T]):
+    """Reads a value at every access. If reading fails, logs the error once and returns the last valid value."""
+
+    def __init__(self, read: Callable[[], T], consequence: str) -> None:
+        """`read` may raise SourceError or UsageError. Raises UsageError if the first read fails."""
+        self._read = read
+        self._consequence = consequence
+        self._problem = ""
+        try:
+            self._last = read()
+        except SourceError as error:
+            raise UsageError(str(error)) from error
+
+    def get(self) -> T:
+        problem = ""
+        try:
+            self._last = self._read()
+        except (SourceError, UsageError) as error:
+            problem = str(error)
+            if problem != self._problem:
+                _log.error("%s; %s until this is fixed", problem, self._consequence)
+        self._problem = problem
+        return self._last
 
 
 def make_client_context(authorities: bytes | None, name: str, verify: bool = True) -> ssl.SSLContext:

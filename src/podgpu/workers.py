@@ -174,6 +174,21 @@ class _Call(Generic[T]):
             self.on_late()
 
 
+def run_loop(name: str, loop: Callable[[], object]) -> StartError | None:
+    """Runs a loop of the process. Returns the error that must end the process, or None if the loop was stopped.
+
+    A bug in a loop ends the process, because podgpu would otherwise serve old values forever.
+    """
+    try:
+        loop()
+    except StartError as error:
+        return error
+    except Exception as error:  # noqa: BLE001 - the outermost frame of a thread
+        _log.exception("unexpected error in the %s loop, please report it", name)
+        return StartError(f"the {name} loop stopped because of a bug ({type(error).__name__}: {error}); exiting")
+    return None
+
+
 class DriverLock:
     """Opens and closes a library. Closes it only when no call is in progress."""
 

@@ -8,8 +8,7 @@ from typing import Any
 from podgpu.agent.publish import build_node_state
 from podgpu.agent.telemetry import TelemetryResult
 from podgpu.agent.usage import UsageResult
-from podgpu.gpu.source import GpuReading
-from podgpu.model import Allocation, Assignment, Device, HolderUsage, NodeState, Value, Workload
+from podgpu.model import Allocation, Assignment, Device, GpuReading, HolderUsage, NodeState, Value, Workload
 
 
 def make_state(

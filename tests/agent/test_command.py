@@ -48,8 +48,7 @@ def complaint(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("chosen", "words"),
-    [("crystal-ball", f"or some of {', '.join(SOURCES)}"), ("auto,kubelet", "write auto alone")],
+    ("chosen", "words"), [("crystal-ball", f"or some of {', '.join(SOURCES)}"), ("auto,kubelet", "write auto alone")]
 )
 def test_a_wrong_option_is_one_line(
     chosen: str, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

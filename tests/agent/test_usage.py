@@ -12,7 +12,7 @@ from podgpu.cluster.view import make_view
 from podgpu.errors import SourceError
 from podgpu.holders.identity import Identities
 from podgpu.metrics.counters import shipped_counters
-from podgpu.metrics.labels import Policy
+from podgpu.metrics.dcgm import Policy
 from podgpu.model import Assignment, Unmapped, VcudaRequest, Workload
 from podgpu.simulate.gpu import SimulatedLoad
 from podgpu.web.exporter_app import build_state
@@ -163,7 +163,7 @@ def test_a_container_on_a_gpu_of_nobody_is_reported_although_its_processes_name_
 
 
 @pytest.mark.parametrize(
-    "case", ["the kubelet is away", "an allocation is not mapped", "gpu-manager", "no device plugin"]
+    "case", ["the kubelet is away", "an allocation is not mapped", "gpu-manager", "no device plugin", "reserved"]
 )
 def test_use_is_not_called_unallocated_if_the_allocation_is_not_known(node: Node, case: str) -> None:
     train = Workload("ns", "train", "main")
@@ -176,6 +176,11 @@ def test_use_is_not_called_unallocated_if_the_allocation_is_not_known(node: Node
         node.holders.more = {"unmapped": (Unmapped("kubelet", "unknown_device", "GPU-x", "nvidia.com/gpu", train),)}
     elif case == "gpu-manager":
         node.holders.more = {"vcuda": (VcudaRequest.for_holder(train, 50, 4),)}
+    elif case == "reserved":  # by KAI Scheduler, without access to the API server
+        pod = Workload("kai-resource-reservation", "gpu-reservation-9f8", "resource-reservation")
+        reserved = Unmapped("kubelet", "reserved", node.uuid(0), "", pod)
+        node.holders.more = {"unmapped": (reserved,), "offered": frozenset({node.uuid(0)})}
+        node.holders.now = [Assignment(node.uuid(0), train, "processes")]
     node.work("train", 41, 0.5, GIB)
     node.run(70)
     assert unallocated_use(node) == []

@@ -17,13 +17,7 @@ from aiohttp import web
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from podgpu.autoscale.metrics_api import (
-    MAX_CERTIFICATES,
-    CaBundleUpdater,
-    issue,
-    merge_bundle,
-    parse_bundle,
-)
+from podgpu.autoscale.metrics_api import MAX_CERTIFICATES, CaBundleUpdater, issue, merge_bundle, parse_bundle
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import ApiConfig
 from podgpu.tls import load_pair

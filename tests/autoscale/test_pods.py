@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from podgpu.autoscale.pods import PodWatcher
+from podgpu.autoscale.pods import PodWatcher, parse_running_pod
 from podgpu.clock import Clock
 from podgpu.kube.config import ApiConfig
 from tests.kube.api_server import SimulatedApiServer
@@ -38,6 +38,14 @@ def test_running_pods_have_owner_and_labels() -> None:
             eventually(lambda: len(watcher.current().by_key) == 2)
         finally:
             watcher.informer.close()
+
+
+@pytest.mark.parametrize("annotation", ["gpu-fraction", "gpu-memory", "other"])
+def test_pods_of_kai_scheduler_request_gpus_by_annotation(annotation: str) -> None:
+    body = pod_object("a", uid="u", annotations={annotation: "1"}) | {"spec": {"containers": [{"name": "main"}]}}
+    seen = parse_running_pod(body)
+    assert seen is not None
+    assert seen.requests_gpu == (annotation != "other")
 
 
 @pytest.mark.fault(

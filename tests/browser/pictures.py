@@ -84,6 +84,9 @@ class Showing:
         @web.middleware
         async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
             path = request.path.removeprefix("/api/v1/")
+            if path == "view" and "at" in request.query:
+                past = {"at": float(request.query["at"]), "step_seconds": 300}
+                return web.json_response(json.loads(self.latest().view_json[0].plain) | past)
             if self.records is None or path.split("/")[0] not in ("history", "range", "events", "summary", "gpus"):
                 return await handler(request)
             found = self.records(path, request.query)
@@ -256,13 +259,7 @@ def three_nodes(turn: int = 0) -> View:
 
 
 def _namespace(name: str, allocated: float, used: float, idle: float) -> NamespaceView:
-    return NamespaceView(
-        namespace=name,
-        allocated_gpus=allocated,
-        used_gpus=used,
-        idle_gpus=idle,
-        unknown_gpus=0.0,
-    )
+    return NamespaceView(namespace=name, allocated_gpus=allocated, used_gpus=used, idle_gpus=idle, unknown_gpus=0.0)
 
 
 def _wave(index: int, turn: int, base: float, swing: float) -> float:

@@ -162,6 +162,8 @@ VIEWS = (
     "#view=events",
     "#view=cost",
     "#view=cost&by=owner&from=1794800000&to=1794900000",
+    "#at=1794800000",
+    f"#at=1794800000&gpu={LOST}",
 )
 
 

@@ -86,3 +86,35 @@ def test_money_and_owners_are_there_from_the_start(tab: Tab, demo: Demo) -> None
     tab.wait_for(f"document.querySelector('.plot')?.innerText.includes('{size}')", "the memory of the instance")
     csv = demo.page.ask(link.removeprefix(demo.page.address.url)).text
     assert "jupyter-ada" in csv
+
+
+def test_the_page_shows_the_gpus_of_a_past_time(tab: Tab) -> None:
+    banner, lost = "document.querySelector('#past').hidden", "document.querySelectorAll('main .tile.has-broken').length"
+    with ExitStack() as opened:
+        demo = Demo(opened, past=True)
+        url, at = demo.page.address.url, int(demo.time.wall()) - 3500
+        tab.open(f"{url}#view=events")
+        tab.wait_for("document.querySelector('.events .marks a[href^=\"#at\"]')", "events with links")
+        assert tab.evaluate(banner)
+        tab.evaluate(
+            "[...document.querySelectorAll('.events li')].find(row => row.innerText.includes('Lost')).lastChild.click()"
+        )
+        tab.wait_for(f"{lost} === 1", "the GPU that was lost then")
+        assert not tab.evaluate(banner)
+        tab.evaluate(f"location.hash = '#at={at}'")
+        tab.wait_for("document.querySelector('main').innerText.includes('finetune-5')", "a job that has ended since")
+        assert "You are looking at" in tab.text("#past-time")
+        tab.wait_for("document.querySelectorAll('#past-events li').length > 1", "the events around that time")
+        assert not tab.evaluate("[...document.querySelectorAll('.spark')].some(line => line.checkVisibility())")
+        tab.click("main .tile.has-broken .tile-name")
+        tab.wait_for("document.querySelector('.gpu .mark-moment.is-past')", "charts with a line at that time")
+        assert tab.evaluate("location.hash").startswith(f"#at={at}&gpu="), "links keep the time"
+        tab.evaluate("history.back()")
+        for bad in ("1e308", "abc", str(at - 200_000)):
+            tab.evaluate(f"location.hash = '#at={bad}'")
+            tab.wait_for("document.querySelector('#status').innerText === 'No record'", f"a message about {bad}")
+            assert tab.count("main .message") == 1
+        tab.click("#past-now")
+        tab.wait_for(f"{TILES} === 22 && {lost} === 0", "the GPUs of now")
+        assert (tab.evaluate(banner), tab.evaluate("location.hash")) == (True, "")
+        tab.errors[:] = [error for error in tab.errors if "status of 400" not in error]

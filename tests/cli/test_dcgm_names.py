@@ -12,7 +12,7 @@ import pytest
 
 from podgpu.agent.counters import read_counters
 from podgpu.metrics.counters import SHIPPED
-from podgpu.metrics.names import NameSet
+from podgpu.metrics.fields import NameSet
 from tests.nodes.node import Description, node_of
 from tests.web.server import running
 

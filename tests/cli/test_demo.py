@@ -276,11 +276,62 @@ def test_the_demo_has_a_past_from_its_first_second(capsys: pytest.CaptureFixture
         shared = demo.ask("/api/v1/summary/batch/embed-0")
         assert shared["mean_use"] <= shared["peak_use"]
         assert shared["wait_seconds"] > 0
-        lines = demo.ask("/api/v1/history")["devices"].values()
+        lines = demo.ask("/api/v1/history")["devices"]
         assert len(lines) == 28, "22 GPUs and 6 MIG instances"
-        assert all(b64decode(line).count(255) <= 2 for line in lines), "sparklines have almost no gaps"
+        gaps = {uuid for uuid, line in lines.items() if b64decode(line).count(255) > 2}
+        assert gaps == {demo.nodes[1].driver.gpus[3].uuid}, "only the GPU that was lost has a gap"
         on_node = json.loads(demo.clients[2].ask("/api/v1/events").body)["events"]
         assert {event["node"] for event in on_node} == {"node-3"}
+
+
+def test_the_cluster_almost_an_hour_ago() -> None:
+    with ExitStack() as opened:
+        demo = Demo(opened, past=True)
+        at = demo.time.wall() - 3500
+        then, now = demo.ask(f"/api/v1/view?at={at}"), demo.ask("/api/v1/view")
+        assert (then["taken_at"], then["at"], then["step_seconds"]) == (at, at, 15)
+        found, current = gpus(then), gpus(now)
+        assert found.keys() == current.keys()
+        assert (then["totals"]["gpus"], then["totals"]["broken"], now["totals"]["broken"]) == (22, 1, 0)
+        lost = found["node-2", 3]
+        assert (conditions(lost), lost["absent"], "utilization_ratio" in lost) == ({"lost"}, True, False)
+        assert [h["pod"] for h in lost["holders"]] == ["chat-1"]
+        ended = found["node-3", 0]["holders"][0]
+        assert (ended["pod"], ended["owner"]["kind"], ended["use"]) == ("finetune-5", "Job", "used")
+        assert "finetune-5" not in pods(now)
+        idle = found["node-1", 5]["holders"][0]
+        assert (idle["use"], at - idle["idle_since"]) == ("idle", pytest.approx(22 * 3600, rel=0.01))
+        shared = found["node-1", 4]
+        assert shared["utilization_ratio"] == pytest.approx(
+            sum(h["utilization_ratio"] for h in shared["holders"]), abs=0.001
+        )
+        mig, mig_now = found["node-2", 6]["instances"], current["node-2", 6]["instances"]
+        assert [(i["id"], i["profile"]) for i in mig] == [(i["id"], i["profile"]) for i in mig_now]
+        assert {h.get("job", h.get("user")) for h in found["workstation-1", 1]["holders"]} == {"4711", "cleo"}
+        for uuid in (lost["uuid"], found["node-1", 0]["uuid"]):
+            history = demo.ask(f"/api/v1/history/gpus/{uuid}?range=1h")
+            step = history["series"]["utilization_ratio"][int((at - history["from"]) // history["step_seconds"])]
+            (gpu,) = (gpu for gpu in found.values() if gpu["uuid"] == uuid)
+            assert gpu.get("utilization_ratio") == step, "the view and the chart show the same"
+        around = demo.ask(f"/api/v1/events?range=1h&to={at + 1800}")
+        assert {event["kind"] for event in around["events"]} == {"lost", "recovered", "ended"}
+        assert all(around["from"] <= event["at"] <= at + 1800 for event in around["events"])
+        event = next(event for event in around["events"] if event["kind"] == "lost")
+        since = gpus(demo.ask(f"/api/v1/view?at={event['at']}"))["node-2", 3]["conditions"][0]["since"]
+        assert since == event["at"], "a link from the event shows the fault"
+        for text in ("abc", "nan", "1e308", "-1", "9e10", "1000", str(at - 90_000)):
+            answer = demo.page.ask(f"/api/v1/view?at={text}")
+            assert (answer.status, list(json.loads(answer.body))) == (400, ["error"])
+        of_node = json.loads(demo.clients[2].ask(f"/api/v1/view?at={at}").body)
+        assert (of_node["scope"], pods(of_node)) == ("node", {"finetune-5", "chat-2"})
+
+
+def test_an_event_has_the_time_of_the_tile(demo: Demo) -> None:
+    view = demo.go_to(44.0)
+    events = {event.get("uuid"): event["at"] for event in demo.ask("/api/v1/events")["events"]}
+    for place in (("node-1", 6), ("node-2", 3)):
+        gpu = gpus(view)[place]
+        assert events[gpu["uuid"]] == pytest.approx(gpu["conditions"][0]["since"], abs=1)
 
 
 def test_without_grpc_the_message_names_the_package_to_install() -> None:

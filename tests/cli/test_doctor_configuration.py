@@ -147,11 +147,7 @@ def configmap(text: str | None) -> dict[str, object]:
     ids=["missing", "no key", "malformed", "forbidden"],
 )
 def test_an_unreadable_configmap(
-    held: dict[str, object] | None,
-    refusal: tuple[int, str] | None,
-    words: str,
-    doctor: Doctor,
-    api: SimulatedApiServer,
+    held: dict[str, object] | None, refusal: tuple[int, str] | None, words: str, doctor: Doctor, api: SimulatedApiServer
 ) -> None:
     doctor.know(api)
     api.put("pods", api_pod("train"))
@@ -191,11 +187,7 @@ def test_a_configmap_is_checked(doctor: Doctor, api: SimulatedApiServer) -> None
     ],
 )
 def test_a_wrong_node_name(
-    known: tuple[str, ...],
-    words: str,
-    doctor: Doctor,
-    kubelet: FaultyKubelet,
-    api: SimulatedApiServer,
+    known: tuple[str, ...], words: str, doctor: Doctor, kubelet: FaultyKubelet, api: SimulatedApiServer
 ) -> None:
     kubelet.pods = tuple(simulated_pod(f"p{n}") for n in range(7))
     api.put("pods", *(api_pod(name) for name in known), api_pod("p1", node="gpu-8"))

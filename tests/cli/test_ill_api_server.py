@@ -227,10 +227,7 @@ def test_nonsense_costs_the_api_server_only(case: str, folder: Path) -> None:
         wait_until(lambda: feed.error is None, "all is well again")
 
 
-@pytest.mark.fault(
-    "the API server hangs, or sends lists of 60 MiB",
-    "/livez answers: nothing waits for the API server",
-)
+@pytest.mark.fault("the API server hangs, or sends lists of 60 MiB", "/livez answers: nothing waits for the API server")
 @pytest.mark.parametrize("ill", ["hangs", "sends 60 MiB"])
 def test_probes_are_answered_whatever_the_api_server_does(ill: str, folder: Path) -> None:
     with SimulatedApiServer() as server:

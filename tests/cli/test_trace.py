@@ -187,6 +187,7 @@ def test_mps_has_no_context_switches(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--gpu", "9"], "--gpu 9: this node has no such GPU; it has 0, 1"),
+        (["--gpu", "²"], "--gpu ²: this node has no such GPU"),
         (["--seconds", "0"], "--seconds: 0 is not in the range 1<=x<=60"),
         (["--seconds", "many"], "--seconds: 'many' is not a valid integer range"),
         (["-o", "/nowhere/trace.json"], "the directory /nowhere does not exist"),

@@ -165,5 +165,5 @@ def test_a_bug_in_a_round_ends_the_process_instead_of_leaving_old_figures() -> N
     cluster = Cluster(lambda: Script(burst), SETTINGS)
     cluster.start(on_fatal=ended.set)
     assert ended.wait(30)
-    assert "failed unexpectedly (ZeroDivisionError: oops)" in str(cluster.fatal)
+    assert "because of a bug (ZeroDivisionError: oops)" in str(cluster.fatal)
     cluster.stop()

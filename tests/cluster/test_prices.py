@@ -9,12 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.cluster.prices import (
-    Price,
-    Prices,
-    parse_prices,
-    read_prices,
-)
+from podgpu.cluster.prices import Price, Prices, parse_prices, read_prices
 from podgpu.errors import UsageError
 from podgpu.simulate.models import MODELS
 
@@ -98,13 +93,7 @@ def test_no_file_makes_it_fall_over(content: bytes) -> None:
 
 def test_a_mig_instance_costs_its_slices() -> None:
     prices = Prices(
-        "EUR",
-        {
-            H100: Price(7.0),
-            "NVIDIA A30": Price(4.0),
-            f"{H100} MIG 3g.40gb": Price(9.0),
-            "*": Price(14.0),
-        },
+        "EUR", {H100: Price(7.0), "NVIDIA A30": Price(4.0), f"{H100} MIG 3g.40gb": Price(9.0), "*": Price(14.0)}
     )
     assert prices.of(f"{H100} MIG 1g.10gb") == Price(1.0)
     assert prices.of(f"{H100} MIG 2g.20gb+me").gpu_hour == pytest.approx(2)

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from podgpu.clock import Clock
 from podgpu.cluster.collect import ClusterReading, ViewSettings
 from podgpu.cluster.metrics import cluster_families
-from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer, quote
+from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer
 from podgpu.cluster.prometheus_history import PrometheusHistory
+from podgpu.cluster.promql import quote
 from podgpu.cluster.state import build_cluster_state
 from podgpu.cluster.view import make_pod, make_view
 from podgpu.errors import SourceError, UsageError

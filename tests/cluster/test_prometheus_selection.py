@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,7 +45,7 @@ def points(now: float) -> Iterator[Point]:
                     continue
                 busy = (10 * node + gpu if gpu else 0) / 100
                 yield Point("DCGM_FI_DEV_GPU_TEMP", {**device, **host}, 40, at)
-                yield Point("DCGM_FI_DEV_GPU_UTIL", {**device, **host}, 100 * busy, at)
+                yield Point("DCGM_FI_DEV_GPU_UTIL", {**device, **host}, 100 * busy if at > now - 400 else 0, at)
                 yield Point("DCGM_FI_DEV_FB_USED", {**device, **host}, 10 * gpu - node, at)
                 yield Point("DCGM_FI_DEV_FB_FREE", {**device, **host}, 1000, at)
                 if gpu < 3:
@@ -114,6 +115,31 @@ def test_pages_of_many_gpus(serving: Serving, tmp_path: Path) -> None:
     pod = make_pod(one.state, one.view, "team-1", "job-3-1")
     assert pod is not None
     assert pod.totals.cost_per_hour == 10.0
+
+
+@both_servers
+def test_a_past_time(serving: Serving, tmp_path: Path) -> None:
+    now = time.time() // 15 * 15
+
+    async def read(url: str, most: float, *queries: GpuQuery) -> list[View]:
+        server, settings = PrometheusServer(url), ViewSettings(max_gpus=most)
+        cluster = Cluster(lambda: PrometheusCollector(server, settings), settings)
+        select = PrometheusSelection(server, cluster, lambda: (PRICES, ()))
+        with pytest.raises(UsageError, match="no GPU metrics at"):
+            await select(GpuQuery(at=now - 5000))
+        return [(await select(query)).view for query in queries]
+
+    stored = sorted(points(now), key=lambda point: (point.name, sorted(point.labels.items())))
+    with serving(tmp_path, stored) as url:
+        earlier, later = asyncio.run(read(url, math.inf, GpuQuery(at=now - 450), GpuQuery(at=now - 30)))
+        (page,) = asyncio.run(read(url, 3, GpuQuery(node="n1", at=now - 450)))
+    assert (earlier.at, earlier.taken_at, earlier.totals.gpus, earlier.totals.broken) == (now - 450, now - 450, 20, 1)
+    assert (earlier.totals.allocated, earlier.totals.cost_per_hour) == (14, 140.0)
+    free = [[node.gpus[3].utilization_ratio for node in view.nodes] for view in (earlier, later, page)]
+    assert free == [[0] * 5, [0.03, 0.13, 0.23, 0.23, 0.33], [0]]
+    assert not any(node.old for view in (earlier, later) for node in view.nodes)
+    assert earlier.nodes[0].gpus[0].holders[0].owner == WorkloadOwner("Job", "job-0")
+    assert (page.paged, page.found, [node.name for node in page.nodes]) == (True, 1, ["east/n1"])
 
 
 def test_bad_requests_and_a_failing_server() -> None:

@@ -25,12 +25,11 @@ from podgpu.cluster.ranges import (
     escape_cell,
     group_now,
     parse_range_query,
-    utc_text,
 )
 from podgpu.cluster.record import RoundReader
 from podgpu.cluster.state import ClusterState
 from podgpu.cluster.view import make_view
-from podgpu.errors import UsageError
+from podgpu.errors import UsageError, utc_text
 from podgpu.history.answers import UsageSum
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.history.store import Amounts, UsageAccount

@@ -67,9 +67,7 @@ def test_kept_fields_have_one_name_and_unit() -> None:
     name = "DCGM_FI_DEV_MEM_COPY_UTIL"
     for fields in ({name: 50}, {"DCGM_FI_DEV_MEMORY_UTIL_RATIO": 0.5}):
         document = node_document(0, devices=(DeviceState(uuid="G", fields=fields),))
-        (node,) = run_rounds(
-            Exporter(document=document),
-        ).nodes
+        (node,) = run_rounds(Exporter(document=document)).nodes
         assert node.state.devices[0].fields == {name: 50}
 
 

@@ -13,16 +13,17 @@ from podgpu.autoscale.answers import compute_value
 from podgpu.autoscale.pods import RunningPods
 from podgpu.autoscale.requests import MetricRequest, PodSelector, find_metric
 from podgpu.autoscale.samples import SampleStore
-from podgpu.cluster.collect import Collector, ViewSettings
+from podgpu.cluster.collect import Collector, NodeReading, ViewSettings
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.prices import Price, Prices
 from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer
 from podgpu.cluster.scrape import ScrapeCollector
+from podgpu.cluster.view import make_view
 from podgpu.model import NodeState, encode_node
 from tests.autoscale.scenes import pod
 from tests.cluster.exporters import Exporter, running_exporters
 from tests.cluster.prometheus_double import running_double
-from tests.cluster.states import H100, gpu, holder
+from tests.cluster.states import H100, World, gpu, holder
 
 PODS = ("train", "infer")
 PRICES = Prices("EUR", {H100: Price(3.0)})
@@ -56,6 +57,29 @@ async def prometheus() -> AsyncIterator[tuple[Collector, str, str]]:
                     double.put("podgpu_container_gpu_utilization_ratio", 0.5, **own, **held)
         double.put("podgpu_exporter_build_info", 1, version="1", job="zeta", instance="zeta:9400")
         yield PrometheusCollector(PrometheusServer(double.url), ViewSettings()), "zeta:9400", "alpha:9400"
+
+
+@pytest.mark.fault(
+    "The exporter that names the pods stops, and a second exporter without pods still reports the same GPUs",
+    "The holders are unknown, not free, and a warning names both exporters, until the first exporter answers again",
+)
+@pytest.mark.parametrize("listed", [True, None])  # None: Prometheus, where the series of a stopped exporter disappear
+@pytest.mark.parametrize("node", ["alpha", "zeta"])
+def test_the_exporter_that_names_the_pods_stops(listed: bool | None, node: str) -> None:
+    named = tuple(gpu(n, holder(name, utilization_ratio=0.0), busy=0.0) for n, name in enumerate(PODS))
+    first = NodeState(producer="podgpu", node="zeta", devices=named)
+    second = NodeState(producer="dcgm-exporter", node=node, devices=tuple(gpu(n, busy=0.0) for n in range(2)))
+    world = World(ViewSettings())
+    for at, answered in ((0.0, 0.0), (100.0, 0.0), (200.0, 0.0), (215.0, 215.0)):
+        readings = [NodeReading(state=second, read_at=at, target="http://dcgm", listed=listed)]
+        if listed or at == answered:
+            readings.append(NodeReading(state=first, read_at=answered, target="http://podgpu", listed=listed))
+        view = make_view(world.round(*readings, at=at, prices=PRICES))
+        totals = (view.totals.allocated, view.totals.unheld_unknown, view.totals.free)
+        assert totals == ((2.0, 0.0, 0.0) if at == answered else (0.0, 2.0, 0.0))
+        (alert,) = view.alerts
+        assert "http://podgpu" in alert.text
+        assert "http://dcgm" in alert.text
 
 
 @pytest.mark.fault(

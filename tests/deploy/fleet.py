@@ -25,9 +25,8 @@ from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import parse_counters, shipped_counters
-from podgpu.metrics.fields import THROTTLE_REASONS, fields
-from podgpu.metrics.labels import Policy
-from podgpu.metrics.names import HOST_LABELS, NameSet
+from podgpu.metrics.dcgm import Policy
+from podgpu.metrics.fields import HOST_LABELS, THROTTLE_REASONS, NameSet, fields
 from podgpu.simulate.node import Tenant, create_host_files, place_loads, pods
 from podgpu.usage.containers import ContainerFinder
 from podgpu.web.app import Address
@@ -86,12 +85,7 @@ class Node:
     """One GPU node: driver, kubelet, /proc, log directories, and the exporter that reads them."""
 
     def __init__(
-        self,
-        name: str,
-        gpus: str,
-        root: Path,
-        tenants: Callable[[FaultyNvml], list[Tenant]],
-        names: NameSet = "4.8",
+        self, name: str, gpus: str, root: Path, tenants: Callable[[FaultyNvml], list[Tenant]], names: NameSet = "4.8"
     ) -> None:
         """`names`: value of --dcgm-names."""
         self.name = name
@@ -122,11 +116,7 @@ class Node:
                 interval=0.3,
                 allocation_interval=0.3,
                 usage_interval=0.3,
-                policy=Policy(
-                    counters=counters,
-                    hostname=self.name,
-                    hostname_labels=HOST_LABELS[self._names],
-                ),
+                policy=Policy(counters=counters, hostname=self.name, hostname_labels=HOST_LABELS[self._names]),
             ),
             containers=ContainerFinder(str(root / "proc")),
         )
@@ -271,9 +261,7 @@ def write_whole(file: Path, text: str) -> None:
 
 @contextmanager
 def fleet_in(
-    folder: Path,
-    more_jobs: Sequence[Mapping[str, Any]] = (),
-    names: tuple[NameSet, NameSet] = ("4.8", "4.8"),
+    folder: Path, more_jobs: Sequence[Mapping[str, Any]] = (), names: tuple[NameSet, NameSet] = ("4.8", "4.8")
 ) -> Iterator[Fleet]:
     """Starts everything and waits until every node is scraped. `names` has the --dcgm-names of each node."""
     nodes = [

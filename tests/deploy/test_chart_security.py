@@ -97,7 +97,7 @@ VERSIONS = {"nonResourceURLs": ["/apis/resource.k8s.io"], "verbs": ["get"]}
         ("pod uid", {}),
         ("pod labels", {"ClusterRole": [PODS]}),
         ("annotations", {"ClusterRole": [PODS]}),
-        ("dra", {"ClusterRole": [SLICES, CLAIMS, VERSIONS]}),
+        ("dra", {"ClusterRole": [PODS, SLICES, CLAIMS, VERSIONS]}),
     ],
 )
 def test_roles_of_enabled_features(variant: str, expected: dict[str, list[Object]]) -> None:

@@ -15,23 +15,13 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pynvml
-from shared_gpu import (
-    BUSY,
-    METHODS,
-    Burst,
-    SharedGpu,
-    Tenant,
-    exposition,
-    method_of,
-    series,
-    value,
-    wait_for,
-)
+from shared_gpu import BUSY, METHODS, PORTS, Burst, SharedGpu, Tenant, exposition, method_of, series, value, wait_for
 
 SECONDS = 30.0
 POINTS = 2.0
@@ -205,18 +195,28 @@ def check_profiling(bench: SharedGpu) -> None:
     bench.check(f"{TENSOR}: only for the device", not pods_with(text, TENSOR, tenants) and TENSOR in text)
 
 
+def check_view(bench: SharedGpu) -> None:
+    """Compares the figures that the page shows together: the holders' and their GPU's."""
+    loads: list[Burst] = [(45, 110), (20, 90), (3, 40)]
+    views, over = 0, dict.fromkeys(("utilization_ratio", "memory_used_bytes", "power_watts"), 0)
+    with bench.loads(loads, "random", "cool") as tenants, bench.exporters(tenants, METHODS, "-c", "1000"):
+        time.sleep(8)
+        for _ in range(25):
+            time.sleep(0.9)
+            for method in METHODS:
+                with urllib.request.urlopen(f"http://127.0.0.1:{PORTS[method]}/api/v1/view", timeout=5) as answer:
+                    (gpu,) = json.load(answer)["nodes"][0]["gpus"]
+                views += 1
+                for key in over:
+                    over[key] += sum(holder.get(key, 0.0) for holder in gpu["holders"]) > gpu[key] * 1.0001
+    bench.check(f"view: holders exceed their GPU {over} in {views} views", not any(over.values()))
+
+
 def kernel_lines() -> list[str]:
     return subprocess.run(["dmesg"], capture_output=True, text=True, check=False).stdout.splitlines()
 
 
-CHECKS = (
-    check_kill,
-    check_restart,
-    check_unprivileged,
-    check_fast_switches,
-    check_mps,
-    check_profiling,
-)
+CHECKS = (check_kill, check_restart, check_unprivileged, check_fast_switches, check_mps, check_profiling, check_view)
 
 
 def main() -> int:

@@ -101,10 +101,7 @@ def test_frozen_process_continues(folder: Path) -> None:
 
 
 @needs_dev_full
-@pytest.mark.fault(
-    "the disk that the log goes to is full",
-    "the exporter continues without a log",
-)
+@pytest.mark.fault("the disk that the log goes to is full", "the exporter continues without a log")
 def test_full_disk_of_the_log(folder: Path) -> None:
     with open("/dev/full", "wb") as full, podgpu(EXPORTER, folder, has_values, stderr=full) as exporter:
         first = sum(exporter.series(ENERGY).values())

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from podgpu.gpu.nvml.telemetry import NvmlTelemetry
-from podgpu.gpu.source import GpuReading, UsageAnswer
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.fields import Field
-from podgpu.model import DeviceUsage, Value
+from podgpu.model import DeviceUsage, GpuReading, UsageProblems, Value
 from podgpu.simulate.gpu import SimulatedLoad
 from tests.simulated import FaultyNvml
 
@@ -33,8 +32,7 @@ class NvmlBench:
             wall=self.wall,
             sees_processes=sees_processes,
         )
-        self.answer = UsageAnswer(())
-        """Result of the last reading of usage."""
+        self.problems = UsageProblems()  # of the last reading of usage
 
     def wall(self) -> float:
         return self.epoch + self.now
@@ -53,8 +51,9 @@ class NvmlBench:
         return self.telemetry.read(self.telemetry.inventory().gpus[index], fields)
 
     def usages(self) -> tuple[DeviceUsage, ...]:
-        self.answer = self.telemetry.usage(self.gpu)
-        return self.answer.usages
+        usage = self.telemetry.usage(self.gpu)
+        self.problems = usage.problems
+        return usage, *usage.instances
 
     def after(self, seconds: float) -> DeviceUsage:
         self.now += seconds
@@ -66,7 +65,7 @@ class NvmlBench:
 
     @property
     def lacks(self) -> set[str]:
-        return {lack for _, lack in self.answer.lacks}
+        return {lack for _, lack in self.problems.lacks}
 
     def stop(self) -> None:
         self.faults.release_all()

@@ -12,8 +12,8 @@ from podgpu.gpu.exporter import ExporterTelemetry, FileExposition
 from podgpu.gpu.nvml.telemetry import NvmlTelemetry
 from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
+from podgpu.metrics.dcgm import Policy
 from podgpu.metrics.fields import Field, field_named, fields
-from podgpu.metrics.labels import Policy
 from podgpu.metrics.parse import ParsedSample, parse_text
 from podgpu.model import Allocation, Assignment, Workload
 from tests.gpu.nvml_bench import of_gpu
@@ -67,10 +67,7 @@ def test_the_gpu_of_recorded_texts(name: str) -> None:
 
 def test_mig_labels() -> None:
     found = values(fixture("seeds/001-mig.prom"), ENGINE, TEMPERATURE)
-    assert found == {
-        A100: {ENGINE.id: 0.99563, TEMPERATURE.id: 61},
-        f"{A100}/gi13": {ENGINE.id: 0.995687},
-    }
+    assert found == {A100: {ENGINE.id: 0.99563, TEMPERATURE.id: 61}, f"{A100}/gi13": {ENGINE.id: 0.995687}}
 
 
 def test_the_companion_driver_completes_devices() -> None:

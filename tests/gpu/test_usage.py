@@ -29,14 +29,7 @@ def on(*specs: str) -> pytest.MarkDecorator:
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize(
-    "loads",
-    [
-        {41: 0.5, 42: 0.2},
-        {41: 0.9, 42: 0.6},
-    ],
-    ids=["steady", "more than 100 %"],
-)
+@pytest.mark.parametrize("loads", [{41: 0.5, 42: 0.2}, {41: 0.9, 42: 0.6}], ids=["steady", "more than 100 %"])
 def test_busy_time_of_a_minute(seed: int, loads: dict[int, float]) -> None:
     bench, moments = NvmlBench(), random.Random(seed)
     for pid, duty in loads.items():
@@ -78,7 +71,7 @@ def test_the_newer_call_is_used_if_the_old_one_is_refused(bench: NvmlBench) -> N
         assert bench.after(1).process_busy_ns == {41: SECOND // 2, 42: SECOND // 5}
     assert bench.driver.calls[PROCESSES] == 1, "a refused call must not be repeated"
     assert not bench.lacks, "the newer call works"
-    assert not bench.answer.errors
+    assert not bench.problems.errors
 
 
 @on("1xH100", "1xA100")
@@ -100,6 +93,23 @@ def test_busy_time_without_samples(bench: NvmlBench) -> None:
     assert total[41] == pytest.approx(0.5 * total["window"], rel=0.01)
     assert total[42] == pytest.approx(0.2 * total["window"], rel=0.01)
     assert bench.driver.calls[SAMPLES] == 1
+
+
+def test_energy_counter_is_not_read_again_after_a_telemetry_reading(bench: NvmlBench) -> None:
+    """A reading of the counter is expensive. Telemetry reads it every second here."""
+    bench.place(11)
+    for _ in range(3):
+        bench.read()
+        bench.after(1.01)
+    before, total = bench.driver.calls[ENERGY], 0
+    for _ in range(20):
+        bench.read()
+        total += bench.after(1.01).energy_mj or 0
+    assert bench.driver.calls[ENERGY] - before == 20, "only the readings of telemetry"
+    assert total > 0
+    bench.place(12)
+    bench.after(0.1)
+    assert bench.driver.calls[ENERGY] - before == 21, "processes changed, so the energy up to now is read"
 
 
 def test_energy_adds_up_to_the_difference_of_the_counter(bench: NvmlBench) -> None:

@@ -40,12 +40,7 @@ STARTED, ENDED = "ml/web-0 started on GPU 0 of n1", "ml/web-0 ended on GPU 0 of 
 def test_each_run_of_a_pod_name_has_its_own_duration() -> None:
     first, second = 600, 600 + 5 * HOUR
     events = read_pod_events((0, ()), (first, (WEB,)), (first + HOUR, ()), (second, (WEB,)), (second + 1800, ()))
-    assert events == [
-        (STARTED, first),
-        (ENDED, first + HOUR, HOUR),
-        (STARTED, second),
-        (ENDED, second + 1800, 1800),
-    ]
+    assert events == [(STARTED, first), (ENDED, first + HOUR, HOUR), (STARTED, second), (ENDED, second + 1800, 1800)]
 
 
 def test_a_pod_that_comes_back_with_its_node_did_not_start() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from podgpu.history.answers import MAX_POINTS, UsageSum, read_gpu, read_pod, read_range, read_usage_start
+from podgpu.history.recorder import HistoryRecorder
 from podgpu.history.store import (
     Amounts,
     Figures,
@@ -296,3 +297,12 @@ def test_after_the_clock_was_set_back_new_rounds_replace_old_ones(store: History
         history = read_gpu(db, "GPU-1", START, START + 2 * HOUR)
     assert history is not None
     assert [value for value in history.series["utilization_ratio"] if value is not None] == [0.25, 0.75]
+
+
+def test_files_of_the_previous_release_are_named_and_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("hour-00000001.history", "waste.json"):
+        (tmp_path / name).write_bytes(b"0.2")
+    HistoryRecorder(lambda: None, directory=str(tmp_path)).stop()
+    for name in ("hour-00000001.history", "waste.json"):
+        assert name in caplog.text
+        assert (tmp_path / name).read_bytes() == b"0.2"

@@ -11,12 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.errors import SourceError
-from podgpu.holders.annotations import (
-    FORMATS,
-    AnnotationsAllocation,
-    BadAnnotation,
-    read_grants,
-)
+from podgpu.holders.annotations import FORMATS, AnnotationsAllocation, BadAnnotation, read_grants
 from podgpu.kube.objects import ContainerRecord, PodRecord
 from podgpu.model import Allocation, Device, Unmapped, VcudaRequest, Workload
 from tests.holders.devices import failure, uuid
@@ -160,11 +155,7 @@ def test_an_init_container_holds_until_it_is_finished() -> None:
         pytest.param(f"{A},NVIDIA,1,1:;", {"a": GPU}, {"i": {}}, [("a", A)], id="before 2.9 and HAMi#3079"),
         pytest.param(f"{A},NVIDIA,1,1:;", {"a": GPU}, {"i": GPU}, [("a", A)], id="before 2.9, init requests"),
         pytest.param(
-            f"{A},NVIDIA,1,1:;{B},NVIDIA,1,1:;",
-            {"a": GPU, "b": GPU},
-            {"i": {}},
-            [("a", A), ("b", B)],
-            id="HAMi#2899",
+            f"{A},NVIDIA,1,1:;{B},NVIDIA,1,1:;", {"a": GPU, "b": GPU}, {"i": {}}, [("a", A), ("b", B)], id="HAMi#2899"
         ),
         pytest.param(
             f"{A},NVIDIA,1000,0:;;,,0,0:;,,0,0:;,,0,0:;",

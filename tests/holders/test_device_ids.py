@@ -9,14 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.holders.device_ids import (
-    DeviceIndex,
-    HeldId,
-    count_vcuda,
-    group_replicas,
-    map_held,
-    parse_device_id,
-)
+from podgpu.holders.device_ids import DeviceIndex, HeldId, count_vcuda, group_replicas, map_held, parse_device_id
 from podgpu.model import Device, VcudaRequest, Workload
 
 UUID = "b1e4a9c2-0d3f-4b57-8a61-92f0c7d5e381"

@@ -383,6 +383,18 @@ def test_a_monitor_is_no_holder_if_the_api_server_starts_late(
     assert pods_by_device(source.assignments(NODE)) == [(uuid(1), "train")]
 
 
+def test_a_claim_that_was_allocated_again_is_read_again(
+    kubelet: FaultyKubelet, make_source: MakeSource, api: SimulatedApiServer
+) -> None:
+    """A claim that is not made from a template keeps its name when it is allocated to other pods."""
+    reader = ClaimReader(ApiConfig(server=api.url, origin="the test"), FakeClock().monotonic)
+    source = make_source(kubelet.socket, claims=DraClaims(feed_of(*OFFERED), reader=reader))
+    for name, device, memory in (("a-1", "gpu-0", "20Gi"), ("a-2", "gpu-0", "40Gi"), ("a-2", "gpu-1", "60Gi")):
+        api.put("resourceclaims", claim_object("named", result(device, memory=memory)))
+        kubelet.pods = (pod(name, claim("named", device)),)
+        assert shares(source) == [(name, int(memory[:2]) / 80)]
+
+
 @pytest.mark.fault(
     "the API server is upgraded and has another version of DRA",
     "the next claim is read in the new version, including its adminAccess",

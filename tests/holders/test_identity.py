@@ -10,11 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from podgpu.errors import SourceError
-from podgpu.holders.identity import (
-    Identities,
-    IdentityReader,
-    parse_log_name,
-)
+from podgpu.holders.identity import Identities, IdentityReader, parse_log_name
 from podgpu.kube.objects import ContainerRecord, PodRecord
 from podgpu.model import Workload
 
@@ -115,10 +111,7 @@ INIT = PodRecord("ml", "train", UID, init_containers=(ContainerRecord("init", co
         pytest.param(known(DIRECTORY, LOG, OLD_LOG, pods=[record(main=X)]), BY_NAME, FULL, id="current container"),
         pytest.param(known(DIRECTORY, OLD_LOG, pods=[record(main=X)]), BY_NAME, WITH_UID, id="the API server lags"),
         pytest.param(
-            known(pods=[INIT]),
-            Workload(container_id=Z),
-            Workload("ml", "train", "init", UID, Z),
-            id="init container",
+            known(pods=[INIT]), Workload(container_id=Z), Workload("ml", "train", "init", UID, Z), id="init container"
         ),
     ],
 )

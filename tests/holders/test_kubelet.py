@@ -151,9 +151,7 @@ def test_the_simulated_kubelet_answers_like_the_real_one() -> None:
     pods = [
         SimulatedPod("default", "train-node1", {"main": {"nvidia.com/gpu": [uuid(5), uuid(0)]}}),
         SimulatedPod(
-            "research",
-            "duo-node1",
-            {"main": {"nvidia.com/gpu": [uuid(4)]}, "sidecar": {"nvidia.com/gpu": [uuid(1)]}},
+            "research", "duo-node1", {"main": {"nvidia.com/gpu": [uuid(4)]}, "sidecar": {"nvidia.com/gpu": [uuid(1)]}}
         ),
         SimulatedPod("serving", "slice-a-node1", {"main": {"nvidia.com/gpu.shared": [uuid(6) + "::0"]}}),
         SimulatedPod("serving", "slice-b-node1", {"main": {"nvidia.com/gpu.shared": [uuid(6) + "::1"]}}),

@@ -96,9 +96,7 @@ READINGS = st.lists(
 
 
 @given(READINGS)
-def test_every_assignment_is_merged_or_counted(
-    readings: list[tuple[str, list[tuple[str, Workload]]]],
-) -> None:
+def test_every_assignment_is_merged_or_counted(readings: list[tuple[str, list[tuple[str, Workload]]]]) -> None:
     allocations = [allocation(*(Assignment(d, w, name) for d, w in dict.fromkeys(pairs))) for name, pairs in readings]
     merged = merged_of(*allocations)
     claimed = {(a.device, a.holder): a.source for reading in allocations for a in reading.assignments}

@@ -121,8 +121,27 @@ def test_without_the_api_server_the_gpu_is_reserved() -> None:
     by_process = merged(listed(1) | {"processes": worker})
     assert [(one.holder.uid, one.share) for one in by_process.assignments] == [("u", 0.25)]
     assert find_reserved(by_process) == frozenset()
+    by_hook = Allocation((Assignment(uuid(1), Workload("ml", "a", "main"), "podlist"),))
+    (one,) = merged({"podlist": by_hook} | listed(1)).assignments
+    assert (one.holder.pod, one.share) == ("a", None), "the fraction of a pod on a reserved GPU is unknown"
     similar = Allocation((Assignment(uuid(1), Workload("ml", "gpu-reservation-x", "main"), "kubelet"),))
     assert merged({"kubelet": similar}).assignments != ()
+
+
+DCGM_EXPORTER = """
+DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-0",namespace="kai-resource-reservation",pod="gpu-reservation-9f8",container="resource-reservation"} 0
+DCGM_FI_DEV_GPU_UTIL{gpu="1",UUID="GPU-1",namespace="runai-reservation",pod="runai-reservation-gpu-n-x7k2p",container="runai-reservation"} 40
+DCGM_FI_DEV_GPU_UTIL{gpu="2",UUID="GPU-2",namespace="ml",pod="train",container="main"} 0
+"""  # noqa: E501
+
+
+def test_reservation_pods_in_the_metrics_of_dcgm_exporter() -> None:
+    (state,) = node_from_samples(samples_in(DCGM_EXPORTER), "node-1")
+    view, waste = view_of(state)
+    totals = view.totals
+    assert (totals.allocated, totals.used, totals.idle, totals.unknown) == (3.0, 1.0, 1.0, 1.0)
+    assert [row.namespace for row in view.namespaces if row.namespace] == ["ml"]
+    assert [row.pod for row in waste.rows] == ["train"]
 
 
 # Objects of the scheduler on a simulated API server and kubelet

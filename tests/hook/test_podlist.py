@@ -41,10 +41,7 @@ PICTURE = (Sandbox(nri_pb2.PodSandbox(id="s", namespace="ml", name="train"), (MA
 CONTENT = encode_podlist([PodlistEntry("train", "ml", "main", [uuid(1)])])
 
 
-@pytest.mark.fault(
-    "podlist.json is deleted or overwritten",
-    "The hook restores it within seconds",
-)
+@pytest.mark.fault("podlist.json is deleted or overwritten", "The hook restores it within seconds")
 def test_a_removed_or_overwritten_file_is_restored(podlist: Path) -> None:
     writer = PodlistWriter(AtomicFile(str(podlist)), HookCounters(), Cards)
     writer.write_changes()

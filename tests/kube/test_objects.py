@@ -7,16 +7,9 @@ from typing import Any
 
 import pytest
 
+from podgpu.cluster.discover import merge_urls, parse_endpoint_slice
 from podgpu.holders.annotations import is_read
-from podgpu.kube.objects import (
-    ContainerRecord,
-    PodRecord,
-    merge_urls,
-    parse_endpoint_slice,
-    parse_owner,
-    parse_pod,
-    parse_quantity,
-)
+from podgpu.kube.objects import ContainerRecord, PodRecord, parse_owner, parse_pod, parse_quantity
 from podgpu.model import WorkloadOwner
 
 ID = "3f" * 32

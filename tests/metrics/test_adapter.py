@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.metrics.adapter import node_from_samples, nodes_from_vectors, rules_for, samples_in
-from podgpu.metrics.names import NameSet
+from podgpu.metrics.fields import NameSet
 from podgpu.metrics.parse import ParsedSample, parse_text
 from podgpu.model import Condition, DeviceState, Holder, HolderUsage, NodeState, Workload
 from tests.two_names import renamed

@@ -5,15 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.metrics.conditions import (
-    HealthCode,
-    conditions,
-    health_code,
-    words_for,
-    xid_detail,
-    xid_spec,
-    xid_specs,
-)
+from podgpu.metrics.conditions import HealthCode, conditions, health_code, words_for, xid_detail, xid_spec, xid_specs
 
 
 def test_errors_of_applications_do_not_break_a_gpu() -> None:

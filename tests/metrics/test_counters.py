@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from podgpu.errors import UsageError
 from podgpu.metrics.counters import SHIPPED, CounterSpec, parse_counters, shipped_counters
-from podgpu.metrics.names import NameSet, renames
+from podgpu.metrics.fields import NameSet, names_of, rename_of, renames
 
 HERE = Path(__file__).parent
 FIXTURES = HERE.parent / "fixtures" / "h200"
@@ -136,6 +136,15 @@ def test_help_and_type_are_those_of_dcgm_exporter(short: str, fixture: str, not_
     }
 
 
+def test_every_name_has_one_meaning() -> None:
+    new = [r.new_name for r in renames()]
+    old = [name for r in renames() for name in r.old_names]
+    assert len({*new, *old}) == len(new) + len(old)
+    for rename in renames():
+        assert rename_of(rename.old.name) is rename_of(rename.new_name) is rename
+        assert {rename.old.name, rename.new_name} <= set(names_of(rename.old.name)), rename
+
+
 SETS: tuple[NameSet, ...] = ("4.8", "4.9", "both")
 
 
@@ -160,10 +169,7 @@ def test_shipped_files_follow(short: str) -> None:
         ("GPU_UTIL_RATIO,gauge,Busy (0 to 1)", ("GPU_UTIL", 203, "gauge", "Busy")),
         ("GPU_UTIL,gauge,", ("GPU_UTIL_RATIO", 1613, "gauge", "")),
         ("GPU_TEMP,gauge,Heat", ("GPU_TEMP_CELSIUS", 150, "gauge", "Heat")),
-        (
-            "NVLINK_THROUGHPUT_TOTAL,counter,x",
-            ("NVLINK_THROUGHPUT_BYTES_PER_SECOND", 1648, "gauge", "x"),
-        ),
+        ("NVLINK_THROUGHPUT_TOTAL,counter,x", ("NVLINK_THROUGHPUT_BYTES_PER_SECOND", 1648, "gauge", "x")),
         ("SERIAL,label,x", ("BOARD_SERIAL", 53, "label", "x")),
     ],
 )

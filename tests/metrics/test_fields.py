@@ -13,14 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.metrics.fields import (
-    Blank,
-    Field,
-    NvmlCall,
-    field_named,
-    fields,
-    value_of,
-)
+from podgpu.metrics.fields import Blank, Field, NvmlCall, field_named, fields, value_of
 
 ALL = list(fields().values())
 

@@ -107,6 +107,14 @@ def test_figures_that_are_not_current_are_not_shown(name: str) -> None:
     assert line.severity == {"stale": "", "thermal": "warn"}.get(name, "bad")
 
 
+def test_a_holder_of_a_shared_gpu_is_busy_only_if_its_own_use_is_known() -> None:
+    unmeasured, measured = (holder(who, use="used", utilization_ratio=r) for who, r in ((TRAINER, None), (SERVER, 0.5)))
+    (shared,) = lines_of(gpu(0, unmeasured, measured, utilization_ratio=0.5))
+    assert [inner.use for inner in shared.beneath] == [None, "used"]
+    (alone,) = lines_of(gpu(0, unmeasured, utilization_ratio=0.5))
+    assert alone.use == "used"
+
+
 def test_holders_never_show_more_than_their_gpu() -> None:
     for ratios in ((0.215, 0.225), (0.146, 0.147, 0.148), (0.335, 0.335, 0.33)):
         (line,) = lines_of(

@@ -10,15 +10,7 @@ from podgpu.history.answers import NO_DATA
 from podgpu.model import Workload
 from podgpu.top.lines import make_lines
 from podgpu.top.source import Sparklines
-from podgpu.top.table import (
-    Table,
-    as_text,
-    draw_sparkline,
-    fit_holder,
-    format_duration,
-    format_idle,
-    render_totals,
-)
+from podgpu.top.table import Table, as_text, draw_sparkline, fit_holder, format_duration, format_idle, render_totals
 from tests.top.scene import NOW, busy_gpu, gpu, holder, lines_of, node, view
 from tests.top.test_lines import ALL
 

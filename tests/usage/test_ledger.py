@@ -353,6 +353,9 @@ def test_mps_clients_have_no_busy_time_unless_all_are_of_one_container() -> None
         assert snapshot.devices[GPU.key].method == "mps"
     sole = charge(mps({1: A, 2: A}, {9}))
     assert (usage_of(sole, A).busy_ns, sole.devices[GPU.key].method) == (500, "samples")
+    assert (usage_of(sole, A).processes, usage_of(sole, A).memory_used_bytes) == (2, 20), (
+        "the server is not its process"
+    )
 
 
 def test_busy_time_before_and_after_mps_stays_within_the_upper_bound() -> None:

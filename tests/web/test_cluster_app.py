@@ -65,8 +65,7 @@ def test_page_and_view() -> None:
 
 
 @pytest.mark.fault(
-    "No exporter answers",
-    "The cluster view stays ready, so that its Service still serves the page with the reasons",
+    "No exporter answers", "The cluster view stays ready, so that its Service still serves the page with the reasons"
 )
 def test_probes() -> None:
     failed = TargetOutcome("http://n-1/metrics", 1.0, "timeout", "http://n-1/metrics: no whole answer within 5 s")

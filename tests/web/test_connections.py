@@ -14,7 +14,7 @@ from aiohttp import web
 
 from podgpu.web.app import make_application
 from podgpu.web.connections import ConnectionLimits
-from podgpu.web.exporter_app import limit_concurrency
+from podgpu.web.responses import limit_concurrency
 from tests.nodes.clock import PATIENCE, wait_until
 from tests.nodes.node import Node
 from tests.process import EXPORTER, podgpu
@@ -93,8 +93,7 @@ async def large(_request: web.Request) -> web.Response:
 
 
 @pytest.mark.fault(
-    "Clients request the metrics and do not read them",
-    "Each is closed after 60 s; scrapers are answered meanwhile",
+    "Clients request the metrics and do not read them", "Each is closed after 60 s; scrapers are answered meanwhile"
 )
 def test_slow_readers_are_closed(node: Node) -> None:
     def app(_agent: object) -> web.Application:

@@ -60,10 +60,7 @@ def wait_for(client: Client, path: str, words: str) -> None:
     wait_until(lambda: words in client.ask(path).text, f"{path} has {words!r}")
 
 
-@pytest.mark.fault(
-    "SIGTERM arrives while the driver hangs",
-    "podgpu ends at once and cleanly",
-)
+@pytest.mark.fault("SIGTERM arrives while the driver hangs", "podgpu ends at once and cleanly")
 @pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetFieldValues"])
 def test_hanging_driver_does_not_prevent_the_stop(function: str) -> None:
     with exporter(function) as (process, client):

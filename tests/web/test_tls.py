@@ -188,7 +188,7 @@ def test_the_previous_certificate_stays_until_a_problem_is_fixed(
         write(PAIR)
         assert "renewed.test" in shown_names(client(certificates.client()))
         assert is_allowed(client(certificates.client()))
-    levels = [record.levelname for record in caplog.records if record.name.startswith("podgpu.web")]
+    levels = [record.levelname for record in caplog.records if record.name == "podgpu.tls"]
     assert levels == ["ERROR"]
 
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from podgpu.errors import UsageError
-from podgpu.web.web_config import TLS13_CIPHERS, HttpConfig, TlsConfig, WebConfig, parse_web_config
+from podgpu.web.protection import TLS13_CIPHERS, HttpConfig, TlsConfig, WebConfig, parse_web_config
 from tests.cli.test_option_table import QUICK, execute
 
 FILE = "/etc/podgpu/web.yml"

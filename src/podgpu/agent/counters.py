@@ -16,8 +16,7 @@ from podgpu.holders.api import CONFIGMAP_KEY
 from podgpu.metrics.conditions import FIELD_CONDITIONS
 from podgpu.metrics.counters import SHIPPED, CounterSpec, parse_counters, shipped_counters
 from podgpu.metrics.dcgm import CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD
-from podgpu.metrics.fields import CLOCK_EVENTS_FIELD, THROTTLE_REASONS, fields
-from podgpu.metrics.names import NameSet, names_of, rename_of
+from podgpu.metrics.fields import CLOCK_EVENTS_FIELD, THROTTLE_REASONS, NameSet, fields, names_of, rename_of
 
 _log = logging.getLogger("podgpu")
 _COUNTERS_DIRECTORY = "/etc/dcgm-exporter"
@@ -27,8 +26,7 @@ _THROTTLE_INTERVAL = 5.0  # minimum interval of the throttling counters, because
 _TOGETHER_SECONDS = 0.02  # groups that are due within this time are read together
 WARM_UP_SECONDS = 1.0  # maximum time between the first two readings, because rates need two readings
 CounterSpecs = tuple[CounterSpec, ...]
-ReadCounters = Callable[[], CounterSpecs]
-"""Returns the current counters. Raises SourceError if they are invalid."""
+ReadCounters = Callable[[], CounterSpecs]  # returns the current counters; raises SourceError if they are invalid
 
 
 def read_counters(chosen: str, names: NameSet = "4.8") -> tuple[CounterSpecs, ReadCounters | None]:
@@ -128,14 +126,11 @@ def collection_of_fields(
 def _match(counters: Sequence[CounterSpec], pattern: str) -> list[CounterSpec]:
     matches = re.compile(translate(pattern.replace("[^", "[!"))).match  # Go negates character classes with ^
     as_written = [counter for counter in counters if matches(counter.name)]
-    return as_written or [counter for counter in counters if any(map(matches, names_of(counter.field.id)))]
+    return as_written or [counter for counter in counters if any(map(matches, names_of(counter.field.name)))]
 
 
 def group_fields(
-    counters: Sequence[CounterSpec],
-    interval: float,
-    collections: Sequence[Collection] = (),
-    skip_empty: bool = False,
+    counters: Sequence[CounterSpec], interval: float, collections: Sequence[Collection] = (), skip_empty: bool = False
 ) -> tuple[FieldGroup, ...]:
     """Returns one group per collection, and one group for all other fields, including those that podgpu needs.
 

@@ -15,7 +15,6 @@ from typing import Any
 
 from podgpu.agent.telemetry import TelemetryResult
 from podgpu.clock import Clock, RepeatFilter, UnixTime
-from podgpu.gpu.source import ErrorEvent, GpuReading
 from podgpu.metrics.conditions import (
     DRIVER_AWAY,
     LOST,
@@ -30,7 +29,18 @@ from podgpu.metrics.conditions import (
     xid_spec,
 )
 from podgpu.metrics.fields import CLOCK_EVENTS, CLOCK_EVENTS_FIELD, THROTTLE_REASONS
-from podgpu.model import Assignment, Condition, Device, Value, Workload, XidCount, group_by_key, split_key
+from podgpu.model import (
+    Assignment,
+    Condition,
+    Device,
+    ErrorEvent,
+    GpuReading,
+    Value,
+    Workload,
+    XidCount,
+    group_by_key,
+    split_key,
+)
 
 XID_SECONDS = 86_400.0  # how long a GPU is reported as broken after its last XID that needs action
 THROTTLE_SECONDS = 60.0  # shorter throttling is normal operation
@@ -103,7 +113,6 @@ class HealthWatch:
         self._clock_masks: dict[str, int] = {}
 
     def update(self, result: TelemetryResult) -> None:
-        """Checks the GPUs after a reading."""
         now, all_values = self._clock(), result.values
         is_due = any(f.id == CLOCK_EVENTS_FIELD for group in result.groups for f in group.fields)
         for key, values in all_values.items() if is_due else ():

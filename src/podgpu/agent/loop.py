@@ -21,11 +21,11 @@ from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.gpu.source import Telemetry
 from podgpu.holders.reader import AllocationReader, HolderSources, find_lost_gpus
 from podgpu.metrics.counters import CounterSpec
-from podgpu.metrics.labels import Policy
+from podgpu.metrics.dcgm import Policy
 from podgpu.model import Allocation, PodLabels, RunningProcess, SourceStatus, Value
 from podgpu.usage.containers import ContainerFinder, ProcessOwners
 from podgpu.usage.ledger import Ledger
-from podgpu.workers import ErrorCounts, Workers
+from podgpu.workers import ErrorCounts, Workers, run_loop
 
 _log = logging.getLogger(__name__)
 _SERIAL = 53  # DCGM_FI_DEV_SERIAL
@@ -137,7 +137,6 @@ class Agent:
         self._publish()
 
     def read_allocation(self, *, counters_first: bool = False) -> None:
-        """Reads the allocation sources and publishes the result."""
         self._allocate_now.clear()  # cleared first, so that a request during this reading starts another one
         if counters_first:
             self.read_counters()
@@ -146,7 +145,6 @@ class Agent:
         self._publish()
 
     def read_usage(self) -> None:
-        """Reads the usage of the GPUs and publishes the result."""
         if self._usage_collector is None or self.clock.monotonic() < self._released_until:
             return
         result = self._usage_collector.collect(self._telemetry_result, self._allocation_result)
@@ -236,17 +234,8 @@ class Agent:
             threading.Thread(target=self._guard, args=(name, loop, on_fatal), name=name, daemon=True).start()
 
     def _guard(self, name: str, loop: Callable[[], None], on_fatal: Callable[[], object]) -> None:
-        """Runs a loop. If the loop fails, ends the process, because the values would no longer be updated."""
-        try:
-            loop()
-        except StartError as e:
-            self.fatal = e
-        except Exception as e:  # noqa: BLE001 - top level of a thread
-            _log.exception("unexpected error in the %s loop, please report it", name)
-            self.fatal = StartError(
-                f"the {name} loop stopped because of a bug ({type(e).__name__}: {e}); exiting for a restart"
-            )
-        if self.fatal is not None:
+        if error := run_loop(name, loop):
+            self.fatal = error
             on_fatal()
 
     def _telemetry_loop(self) -> None:
@@ -327,7 +316,6 @@ class Agent:
         return self.clock.monotonic() - self._read_at <= self.settings.stale_after
 
     def is_fresh(self, published: Published) -> bool:
-        """Returns True if the values are recent enough to serve."""
         return self.clock.monotonic() - published.read_at <= self.settings.stale_after
 
     def stop(self) -> None:

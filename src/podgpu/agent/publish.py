@@ -26,11 +26,9 @@ from podgpu.errors import few_of
 from podgpu.holders.annotations import find_reserved
 from podgpu.holders.reader import describe, explain
 from podgpu.metrics.conditions import UNALLOCATED
-from podgpu.metrics.dcgm import render_dcgm
+from podgpu.metrics.dcgm import Policy, render_dcgm
 from podgpu.metrics.encode import NO_LABELS, Body, Family, Sample, encode, families_in
-from podgpu.metrics.fields import THROTTLE_REASONS, by_name, fields
-from podgpu.metrics.labels import Policy
-from podgpu.metrics.names import device_figures, gpu_figures, in_legacy_units
+from podgpu.metrics.fields import THROTTLE_REASONS, by_name, device_figures, fields, gpu_figures, in_legacy_units
 from podgpu.metrics.render import render_gpu_manager, render_own, render_self
 from podgpu.model import (
     RESERVATION,
@@ -102,7 +100,6 @@ def build_node_state(
 
 
 def _join_holders(allocation: Allocation, usage: UsageResult) -> dict[str, list[Holder]]:
-    """Returns the holders of each device with their usage, by device key."""
     holders = defaultdict[str, list[Holder]](list)
     usages = {key: dict(entries) for key, entries in sorted(usage.holders.items())}
 

@@ -12,9 +12,9 @@ from functools import partial
 
 from podgpu.clock import Clock
 from podgpu.device_selection import Selection
-from podgpu.gpu.source import FieldGroup, GpuReading, HostEngine, Inventory, Telemetry
+from podgpu.gpu.source import FieldGroup, HostEngine, Telemetry
 from podgpu.metrics.fields import Field
-from podgpu.model import Device, EntityState, SourceStatus, Value
+from podgpu.model import Device, EntityState, GpuReading, Inventory, SourceStatus, Value
 from podgpu.workers import ErrorCounts, Workers
 
 OTHERS = "others"  # worker that reads switches and CPUs
@@ -212,7 +212,6 @@ class TelemetryCollector:
         )
 
     def _report_unreachable(self) -> Iterator[SourceStatus]:
-        """Yields a failed status for each GPU that the driver lists but cannot read."""
         for index, why in self._inventory.unreachable.items():
             if self._selection.instances is not None or self._selection.shows_gpu(index):
                 source, reason = f"gpu{index}", "hung" if index in self._inventory.hung else "unreachable"

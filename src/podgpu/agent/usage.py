@@ -12,8 +12,7 @@ from msgspec import structs
 from podgpu.agent.telemetry import TelemetryResult
 from podgpu.clock import Clock
 from podgpu.errors import SourceError
-from podgpu.gpu.source import Telemetry, UsageAnswer
-from podgpu.holders.annotations import find_reserved
+from podgpu.gpu.source import Telemetry
 from podgpu.holders.reader import LAST_RESORT
 from podgpu.model import (
     NS,
@@ -26,6 +25,7 @@ from podgpu.model import (
     NamespaceUsage,
     RunningProcess,
     SourceStatus,
+    UsageProblems,
     Workload,
     WorkloadKey,
     group_by_key,
@@ -72,10 +72,11 @@ class UsageCollector:
         results = dict(zip(gpus, self._workers.run(jobs, self._deadline).values(), strict=True))
         answers = {g.uuid: result.value for g, result in results.items() if result.value is not None}
         errors = {g.uuid: result.error for g, result in results.items() if result.error is not None}
-        usages = [usage for answer in answers.values() for usage in answer.usages]
+        usages = [usage for answer in answers.values() for usage in (answer, *answer.instances)]
         listed = {process.pid for usage in usages for process in usage.processes or ()}
         owners = self._processes.find(listed.union(*(usage.process_busy_ns or () for usage in usages)))
-        self._count_errors(answers, (*owners.unknown.values(), *(getattr(e, "reason", "") for e in errors.values())))
+        problems = {uuid: answer.problems for uuid, answer in answers.items()}
+        self._count_errors(problems, (*owners.unknown.values(), *(getattr(e, "reason", "") for e in errors.values())))
         self._shared = frozenset(usage.device.key for usage in usages if _is_shared(usage, owners))
         elapsed = 0 if self._charged_at is None else round((began - self._charged_at) * NS)
         self._charged_at = began
@@ -90,18 +91,18 @@ class UsageCollector:
             self._ledger.list_devices(),
             self._ledger.list_namespaces(),
             at=began_at,
-            sources=(status, *_switches_status(answers.values())),
+            sources=(status, *_switches_status(problems.values())),
             processes={usage.device.key: _list_processes(usage, owners) for usage in usages},
         )
 
-    def _count_errors(self, answers: Mapping[str, UsageAnswer], reasons: Iterable[str]) -> None:
+    def _count_errors(self, problems: Mapping[str, UsageProblems], reasons: Iterable[str]) -> None:
         # Counts an unsupported value once per GPU instead of in every reading.
-        lacking = {(uuid, *lack) for uuid, answer in answers.items() for lack in answer.lacks} - self._lacking
+        lacking = {(uuid, *lack) for uuid, own in problems.items() for lack in own.lacks} - self._lacking
         self._lacking |= lacking
         counted = [*filter(None, reasons), *(reason for _, _, reason in lacking)]
-        for answer in answers.values():
-            counted += [*answer.errors, *("bad_value" for _ in answer.dropped)]
-            for reason in answer.switches.errors if answer.switches is not None else ():
+        for own in problems.values():
+            counted += [*own.errors, *("bad_value" for _ in own.dropped)]
+            for reason in own.switches.errors if own.switches is not None else ():
                 self._errors.add(SWITCHES, reason)
         for reason in counted:
             self._errors.add(SOURCE, reason)
@@ -183,7 +184,8 @@ def make_sample(usage: DeviceUsage, assignments: Sequence[Assignment], owners: O
         owner = sole_owner or "host" if pid in servers else find_owner(pid)
         is_measured = pid not in clients or sole_owner is not None
         memory = listed[pid].memory if pid in listed else None
-        return ProcessSample(pid, owner, busy.get(pid, 0) if is_measured else None, memory, pid not in listed)
+        only_busy = pid not in listed or (pid in servers and sole_owner is not None)  # not a process of the container
+        return ProcessSample(pid, owner, busy.get(pid, 0) if is_measured else None, memory, only_busy)
 
     return DeviceSample(
         usage,
@@ -206,7 +208,7 @@ def _find_unallocated(
     if not is_known or not (allocated or allocation.offered):
         return set()
     unclear = {(one.namespace, one.pod) for one in (*(u.holder for u in allocation.unmapped), *allocation.vcuda)}
-    reserved = find_reserved(allocation)
+    reserved = {entry.device_id for entry in allocation.unmapped if entry.reason == "reserved"}
     return {
         (sample.device.key, owner.key)
         for devices in samples.values()
@@ -233,8 +235,8 @@ def _is_shared(usage: DeviceUsage, owners: OwnersByPid) -> bool:
     return len({owners.workloads.get(pid, pid) for pid in pids}) > 1
 
 
-def _switches_status(answers: Iterable[UsageAnswer]) -> list[SourceStatus]:
+def _switches_status(problems: Iterable[UsageProblems]) -> list[SourceStatus]:
     """Returns the status of the context-switch logs. Empty if no GPU uses a log."""
-    statuses = [answer.switches for answer in answers if answer.switches is not None]
+    statuses = [own.switches for own in problems if own.switches is not None]
     failed = [SourceStatus(SWITCHES, False, 0.0, s.fallback_reason, s.fallback) for s in statuses if s.fallback]
     return failed[:1] or [SourceStatus(SWITCHES, True, 0.0) for _ in statuses[:1]]

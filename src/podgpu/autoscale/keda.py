@@ -9,6 +9,7 @@ from __future__ import annotations
 import ssl
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -19,9 +20,8 @@ from podgpu.autoscale.answers import compute_value, is_active
 from podgpu.autoscale.requests import MetricRequest, Refusal, forbidden, parse_trigger
 from podgpu.autoscale.samples import SampleStore
 from podgpu.errors import StartError
-from podgpu.tls import Pem, load_authorities, load_pair
+from podgpu.tls import LastValid, Pem, load_authorities, load_pair
 from podgpu.web.app import Address
-from podgpu.web.web_config import LastValid
 
 KEDA_OPTION = "--keda-address"
 _SERVICE = "externalscaler.ExternalScaler"
@@ -48,23 +48,14 @@ _OPTIONS = (
 )
 
 
+@dataclass(eq=False)
 class ExternalScaler:
-    """Answers KEDA's calls from the stored samples."""
-
-    def __init__(
-        self,
-        store: SampleStore,
-        address: Address,
-        credentials: Any = None,
-        client_names: frozenset[str] = frozenset(),
-    ) -> None:
-        """Without `credentials`, the server uses no TLS. If `client_names` is empty, it accepts all client names."""
-        self._store = store
-        self._address = address
-        self._credentials = credentials
-        self._client_names = client_names
-        self._server: Any = None
-        self.calls: Counter[tuple[str, str]] = Counter()  # by method and status
+    _store: SampleStore
+    _address: Address
+    _credentials: Any = None  # None: no TLS
+    _client_names: frozenset[str] = frozenset()  # if empty, all client names are accepted
+    _server: Any = None
+    calls: Counter[tuple[str, str]] = field(default_factory=Counter)  # by method and status
 
     async def start(self) -> Address:
         """Starts the gRPC server and returns its address. Raises StartError if it cannot listen."""
@@ -110,7 +101,6 @@ class ExternalScaler:
         )
 
     def _check_client(self, context: Any) -> None:
-        """Raises Refusal if the client's verified certificate contains none of the accepted names."""
         values = context.auth_context()
         names = (*values.get("x509_common_name", ()), *values.get("x509_subject_alternative_name", ()))
         texts = {name.decode("utf-8", "replace") for name in names}

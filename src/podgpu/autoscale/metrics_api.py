@@ -14,6 +14,7 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -29,22 +30,13 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from podgpu import __version__
 from podgpu.autoscale.answers import MIN_VALUE, MetricValue, compute_pod_values, compute_value
 from podgpu.autoscale.metrics import METRICS
-from podgpu.autoscale.requests import (
-    CUSTOM_GROUP,
-    CUSTOM_VERSIONS,
-    KINDS,
-    MetricRequest,
-    Refusal,
-    forbidden,
-    parse_path,
-)
+from podgpu.autoscale.requests import API_GROUP, API_VERSIONS, KINDS, MetricRequest, Refusal, forbidden, parse_path
 from podgpu.autoscale.samples import MetricsSnapshot, SampleStore
 from podgpu.clock import FaultLog
 from podgpu.errors import SourceError
 from podgpu.kube.client import ApiClient
 from podgpu.kube.objects import KubeObject
-from podgpu.tls import ContextCache, MakeTlsContext, Pem, load_authorities, load_pair
-from podgpu.web.web_config import LastValid
+from podgpu.tls import ContextCache, LastValid, MakeTlsContext, Pem, load_authorities, load_pair
 
 API_OPTION = "--api-address"
 _LIFETIME = timedelta(days=3650)  # longer than a process runs, so that podgpu never renews the certificate
@@ -132,7 +124,7 @@ class MetricsApi:
         for path in documents:
             app.router.add_get(path, discover)
         app.router.add_get(
-            f"/apis/{CUSTOM_GROUP}/{{version:{'|'.join(CUSTOM_VERSIONS)}}}/namespaces/{{path:.+}}", self._get_values
+            f"/apis/{API_GROUP}/{{version:{'|'.join(API_VERSIONS)}}}/namespaces/{{path:.+}}", self._get_values
         )
         return app
 
@@ -152,7 +144,7 @@ class MetricsApi:
         except web.HTTPException as error:
             response = _respond_status(error.status, f"{error.reason}: see /apis")
         if "path" in request.match_info:
-            self.calls[CUSTOM_GROUP, str(response.status)] += 1
+            self.calls[API_GROUP, str(response.status)] += 1
         return response
 
 
@@ -161,7 +153,6 @@ def _respond(body: KubeObject, code: int = 200) -> web.Response:
 
 
 def _respond_status(code: int, message: str) -> web.Response:
-    """Builds an error response in Kubernetes' format."""
     reason = _REASONS.get(code, "BadRequest")
     status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
     return _respond({**status, "message": message, "reason": reason, "code": code}, code)
@@ -176,7 +167,7 @@ def answer(snapshot: MetricsSnapshot, version: str, query: MetricRequest) -> Kub
         values = {name: compute_value(snapshot, query)}
     return {
         "kind": "MetricValueList",
-        "apiVersion": f"{CUSTOM_GROUP}/{version}",
+        "apiVersion": f"{API_GROUP}/{version}",
         "metadata": {},
         "items": [_make_item(version, query, name, value) for name, value in values.items()],
     }
@@ -206,8 +197,8 @@ def format_quantity(value: float) -> str:
 
 def make_discovery() -> dict[str, KubeObject]:
     """Returns the discovery documents by path. Aggregated discovery is optional and not provided."""
-    versions = [{"groupVersion": f"{CUSTOM_GROUP}/{version}", "version": version} for version in CUSTOM_VERSIONS]
-    group = {"name": CUSTOM_GROUP, "versions": versions, "preferredVersion": versions[0]}
+    versions = [{"groupVersion": f"{API_GROUP}/{version}", "version": version} for version in API_VERSIONS]
+    group = {"name": API_GROUP, "versions": versions, "preferredVersion": versions[0]}
     resources = [
         {
             "name": f"{resource}/{metric.name}",
@@ -221,7 +212,7 @@ def make_discovery() -> dict[str, KubeObject]:
     ]
     documents: dict[str, KubeObject] = {
         "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": [group]},
-        f"/apis/{CUSTOM_GROUP}": {"kind": "APIGroup", "apiVersion": "v1", **group},
+        f"/apis/{API_GROUP}": {"kind": "APIGroup", "apiVersion": "v1", **group},
         # If the following two documents are missing, the API server logs errors.
         "/openapi/v2": {"swagger": "2.0", "info": {"title": "podgpu autoscale", "version": __version__}, "paths": {}},
         "/openapi/v3": {"paths": {}},
@@ -280,20 +271,16 @@ def merge_bundle(bundle: str, own: x509.Certificate) -> str:
     return "".join(map(_to_pem, (own, *others[: MAX_CERTIFICATES - 1])))
 
 
+@dataclass(eq=False)
 class CaBundleUpdater:
     """Keeps podgpu's certificate in the caBundle of all APIServices that point to podgpu's Service."""
 
-    def __init__(
-        self, client: ApiClient, certificate: x509.Certificate, api_services: Sequence[str], service: str
-    ) -> None:
-        """`service`: namespace and name of the Service in front of podgpu, separated by a slash."""
-        self.client = client
-        self._certificate = certificate
-        self._api_services = api_services
-        self._service = service
-        self._faults: FaultLog[str] = FaultLog(time.monotonic, _LOG_AGAIN_SECONDS)
-        self.ready = False
-        """True after podgpu's certificate was added to all APIServices of podgpu."""
+    client: ApiClient
+    _certificate: x509.Certificate
+    _api_services: Sequence[str]
+    _service: str  # namespace and name of the Service in front of podgpu, separated by a slash
+    ready: bool = False  # True after podgpu's certificate was added to all APIServices of podgpu
+    _faults: FaultLog[str] = field(default_factory=lambda: FaultLog(time.monotonic, _LOG_AGAIN_SECONDS))
 
     async def run(self) -> None:
         while True:

@@ -43,7 +43,9 @@ def parse_running_pod(body: KubeObject) -> PodSeen | None:
     if record is None or body["metadata"].get("deletionTimestamp"):
         return None
     owned = parse_owner(body)
-    resources = {name for container in (*record.containers, *record.init_containers) for name, _ in container.requests}
+    requested = {name for container in record.all_containers for name, _ in container.requests}
+    # KAI Scheduler and Run:ai: a pod that uses a fraction of a GPU requests it by annotations only.
+    requested |= (body["metadata"].get("annotations") or {}).keys() & {"gpu-fraction", "gpu-memory"}
     started = body["status"].get("startTime")
     return PodSeen(
         record.namespace,
@@ -51,7 +53,7 @@ def parse_running_pod(body: KubeObject) -> PodSeen | None:
         record.node,
         datetime.fromisoformat(started).timestamp() if started else 0.0,
         (owned[1].kind, owned[1].name) if owned else None,
-        any(word in name.lower() for name in resources for word in _GPU_WORDS)
+        any(word in name.lower() for name in requested for word in _GPU_WORDS)
         or bool(body["spec"].get("resourceClaims")),
         record.labels,
     )

@@ -226,7 +226,7 @@ def _parse_trigger_pods(namespace: str, values: Mapping[str, str]) -> PodSelecto
 
 # Paths of the custom metrics API
 
-CUSTOM_GROUP, CUSTOM_VERSIONS = "custom.metrics.k8s.io", ("v1beta2", "v1beta1")
+API_GROUP, API_VERSIONS = "custom.metrics.k8s.io", ("v1beta2", "v1beta1")
 WORKLOADS = {  # kind and apiVersion by resource
     "deployments.apps": ("Deployment", "apps/v1"),
     "statefulsets.apps": ("StatefulSet", "apps/v1"),

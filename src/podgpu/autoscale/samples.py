@@ -10,7 +10,7 @@ import logging
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby, starmap
 from math import inf, nan
 from operator import attrgetter
@@ -48,8 +48,6 @@ class RoundSamples(NamedTuple):
 
 
 class _UsageRate(NamedTuple):
-    """The counters of one holder, and their rates since the previous reading."""
-
     at: float  # time of the counters, from the exporter's clock
     read_at: float  # monotonic time of the reading in this process
     exporter_id: str
@@ -279,21 +277,20 @@ class MetricsSnapshot:
         return self.age(pod) < 2 * self.interval + _STARTING_SECONDS
 
 
+@dataclass(eq=False)
 class SampleStore:
     """Stores rounds and provides snapshots. Only the cluster loop's thread may add rounds."""
 
-    def __init__(
-        self, settings: ViewSettings, max_window: float, pods: Callable[[], RunningPods], clock: Clock | None = None
-    ) -> None:
-        self.settings = settings
-        self.max_window = max_window
-        self._pods = pods
-        self._clock = clock or Clock()
-        self._rates = UsageRates(settings.stale_after)
-        self._snapshot: MetricsSnapshot | None = None
+    settings: ViewSettings
+    max_window: float
+    _pods: Callable[[], RunningPods]
+    _clock: Clock = field(default_factory=Clock)
+    _snapshot: MetricsSnapshot | None = None
+
+    def __post_init__(self) -> None:
+        self._rates = UsageRates(self.settings.stale_after)
 
     def add_round(self, state: ClusterState) -> None:
-        """Adds the samples of a finished round and publishes a new snapshot."""
         before, now, pods = self._snapshot, self._clock.monotonic(), self._pods()
         samples = sample_round(state, self._rates, pods, now)
         for key, nodes in samples.ignored.items():

@@ -18,11 +18,11 @@ from podgpu.autoscale.keda import KEDA_OPTION, ExternalScaler, load_credentials
 from podgpu.autoscale.metrics import PROFILING_METRICS
 from podgpu.autoscale.metrics_api import API_OPTION, CaBundleUpdater, FrontProxy, MetricsApi, issue, parse_front_proxy
 from podgpu.autoscale.pods import PodWatcher
-from podgpu.autoscale.requests import CUSTOM_GROUP, CUSTOM_VERSIONS, Refusal
+from podgpu.autoscale.requests import API_GROUP, API_VERSIONS, Refusal
 from podgpu.autoscale.samples import SampleStore
 from podgpu.cli.cluster import choose_collector, make_settings
 from podgpu.cli.options import make_command
-from podgpu.cluster.collect import MAX_ROUNDS, ViewSettings, duration_text
+from podgpu.cluster.collect import ViewSettings, check_window
 from podgpu.cluster.loop import Cluster
 from podgpu.errors import UsageError
 from podgpu.kube.client import ApiClient
@@ -33,7 +33,7 @@ from podgpu.tls import Pem
 from podgpu.web.app import PROBE_OPTION, Address, Listener, make_application, run
 from podgpu.web.responses import metrics_route, probe_routes
 
-API_SERVICES = tuple(f"{version}.{CUSTOM_GROUP}" for version in CUSTOM_VERSIONS)
+API_SERVICES = tuple(f"{version}.{API_GROUP}" for version in API_VERSIONS)
 _CONFIGMAP = "extension-apiserver-authentication"
 _CONFIGMAPS = "/api/v1/namespaces/kube-system/configmaps"
 _log = logging.getLogger("podgpu")
@@ -56,12 +56,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
     Give exactly one of --prometheus, --scrape or --discover-kubernetes. Running pods are read from the API server.
     """
-    interval, longest = options["interval"], options["longest_window"]
-    if longest / interval > MAX_ROUNDS:
-        raise UsageError(
-            f"--longest-window {duration_text(longest)} holds more than {MAX_ROUNDS} readings of --interval "
-            f"{duration_text(interval)}: make the window shorter or the interval longer"
-        )
+    interval = options["interval"]
+    check_window("--longest-window", options["longest_window"], interval)
     extra_fields = tuple(metric.field for metric in PROFILING_METRICS)
     settings = make_settings(ctx, options, extra_fields=extra_fields, window=interval, one_cluster=True)
     with ExitStack() as stack:
@@ -115,7 +111,6 @@ def _make_keda_tls(options: Mapping[str, Any], address: Address) -> Any:
 
 
 def _check_api_certificate(options: Mapping[str, Any]) -> None:
-    """Raises UsageError unless either --api-service or both certificate files are set."""
     files, service = [options[name] for name in ("api_cert_file", "api_key_file")], options["api_service"]
     if any(files) if service else not all(files):
         raise UsageError(
@@ -149,7 +144,6 @@ class AutoscaleServer:
         return listeners
 
     async def _run_services(self, _app: web.Application) -> AsyncIterator[None]:
-        """Runs KEDA's external scaler and the CA bundle updater as long as the HTTP server runs."""
         async with AsyncExitStack() as stack:
             if self.updater is not None:
                 stack.push_async_callback(self.updater.client.close)

@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from podgpu.cli.options import is_set, make_command, naming_option
-from podgpu.cluster.collect import Collector, ViewSettings, check_settings
+from podgpu.cluster.collect import Collector, ViewSettings, check_window, full_scale
 from podgpu.cluster.discover import ApiMap, KubernetesTargets, ServiceSelector
 from podgpu.cluster.loop import Cluster, MakeCollector
 from podgpu.cluster.prices import ReadPrices, no_prices, read_prices
@@ -94,15 +94,16 @@ def make_settings(ctx: click.Context, options: dict[str, Any], **more: Any) -> V
     """Builds the settings of the cluster view. Raises UsageError if options contradict each other."""
     _check_backend(ctx, options)
     stale_after = options["stale_after"] if is_set(ctx, "stale_after") else _INTERVALS_FRESH * options["interval"]
-    return check_settings(
-        ViewSettings(
-            interval=options["interval"],
-            stale_after=stale_after,
-            drop_after=max(_DROP_AFTER, 2 * stale_after),
-            used_field=options["used_field"],
-            **more,
-        )
+    settings = ViewSettings(
+        interval=options["interval"],
+        stale_after=stale_after,
+        drop_after=max(_DROP_AFTER, 2 * stale_after),
+        used_field=options["used_field"],
+        **more,
     )
+    full_scale(settings.used_field)
+    check_window("--window", settings.window, settings.interval)
+    return settings
 
 
 def _check_backend(ctx: click.Context, options: dict[str, Any]) -> None:

@@ -52,7 +52,7 @@ from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
-from podgpu.metrics.labels import Policy
+from podgpu.metrics.dcgm import Policy
 from podgpu.model import WorkloadOwner
 from podgpu.simulate.gpu import SimulatedGpu
 from podgpu.simulate.node import DemoNode, Tenant
@@ -122,6 +122,8 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
         )
         recorder = cluster_recorder(cluster)
         write_past(exporters, recorder, read()[0], time.time())
+        for exporter in exporters:
+            exporter.agent.read_telemetry()  # the last values may be too old by now
         usage = RecordedUsage(recorder, lambda: cluster.published.state)
         app = cluster_application(cluster, history=recorder, usage=usage)
         listeners = [
@@ -213,8 +215,6 @@ def perform(script: Sequence[Act], stopping: threading.Event) -> None:
 
 
 class DemoExporter(NamedTuple):
-    """The exporter of one simulated node."""
-
     node: DemoNode
     agent: Agent
     ledger: Ledger
@@ -277,13 +277,14 @@ def _owner_of(pod: str) -> WorkloadOwner | None:
 
 _JOB_HOURS = 4.0
 _PAUSE_HOURS = 0.5
+_JOB_BEGAN = 0.3  # hours ago; an hour ago, an earlier job ran
 _NIGHT = 0.6  # load of services at night, relative to the day
 _IDLE_ALARM = 23.0  # hours ago
 _FAULTS = (  # node, GPU (None: all), from and to (hours ago), condition, message
-    ("node-3", None, 6.35, 6.15, "node_gone", "its node does not answer"),  # between two jobs
-    ("node-1", 6, 5.0, 4.6, "xid", "it reported XID 48 (double-bit ECC error)"),
-    ("node-2", 3, 11.0, 10.3, "lost", "the driver no longer lists it: it fell off the bus or was removed"),
-    ("node-2", 0, 1.2, 0.9, "thermal", "thermal throttling for most of the last minute"),
+    ("node-3", None, 5.15, 4.95, "node_gone", "its node does not answer"),  # between two jobs
+    ("node-1", 6, 11.0, 10.3, "xid", "it reported XID 48 (double-bit ECC error)"),
+    ("node-2", 3, 1.1, 0.85, "lost", "the driver no longer lists it: it fell off the bus or was removed"),
+    ("node-2", 0, 3.2, 2.9, "thermal", "thermal throttling for most of the last minute"),
 )
 
 
@@ -328,17 +329,15 @@ def _list_runs(node: DemoNode) -> Iterator[tuple[Tenant, float, float]]:
     """
     jobs = [tenant for tenant in node.tenants if tenant.pod.startswith("llm-train-")] if node.name == "node-3" else []
     for tenant in node.tenants:
-        yield tenant, 1.5 if tenant in jobs else math.inf if tenant.duty else 24.0, 0.0
+        yield tenant, _JOB_BEGAN if tenant in jobs else math.inf if tenant.duty else 24.0, 0.0
     for job in range(5):
-        end = 1.5 + _PAUSE_HOURS + job * (_JOB_HOURS + _PAUSE_HOURS)
+        end = _JOB_BEGAN + _PAUSE_HOURS + job * (_JOB_HOURS + _PAUSE_HOURS)
         for tenant in jobs:
             past = replace(tenant, pod=f"finetune-{5 - job}", duty=0.25 if job == 1 else tenant.duty)
             yield past, end + _JOB_HOURS, end
 
 
 class _PastDevice(NamedTuple):
-    """A GPU or MIG instance with its holders at one time."""
-
     node: str
     gpu: SimulatedGpu
     instance: int | None

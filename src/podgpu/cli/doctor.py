@@ -15,19 +15,8 @@ from podgpu.cli.node import Options, choose_counters, make_allocations, make_ide
 from podgpu.cli.options import is_set, make_command
 from podgpu.cli.terminal import print_out, quiet_logs, wants_colour
 from podgpu.device_selection import parse_selection
+from podgpu.doctor import node
 from podgpu.doctor.findings import Finding, Level, as_json, as_text, count, note, ok, wrong
-from podgpu.doctor.node import (
-    SIMULATED,
-    check_device_files,
-    check_gpus,
-    check_holders,
-    check_host_name,
-    check_pid_namespace,
-    check_privileges,
-    check_usage,
-    check_watches,
-    read_gpus,
-)
 from podgpu.errors import SourceError, UsageError
 from podgpu.gpu.source import Telemetry
 from podgpu.holders import AllocationSource
@@ -90,26 +79,26 @@ def examine_node(
         stack.callback(workers.run, {"release": lambda: telemetry.release(deadline / 2)}, deadline)
         counters, findings = _read_configmap(options, api, counters)
         sources, source_findings = _make_sources(options, api, telemetry, deadline)
-        readings = read_gpus(telemetry, counters, workers, deadline, pause)
+        readings = node.read_gpus(telemetry, counters, workers, deadline, pause)
         findings += source_findings
-        findings += check_gpus(readings, telemetry, counters, options["path_proc"], options["path_sysfs"])
+        findings += node.check_gpus(readings, telemetry, counters, options["path_proc"], options["path_sysfs"])
         if readings.is_complete:
             try:
                 selection.check(readings.devices)
             except UsageError as error:
                 findings.append(wrong("devices", str(error)))
-        findings += check_privileges(options["path_proc"], options["usage_from"] == "exact")
+        findings += node.check_privileges(options["path_proc"], options["usage_from"] == "exact")
         if telemetry.name == "nvml":
-            findings += check_device_files(dev)
-        if telemetry.name != SIMULATED and options["usage_from"] != "none":
-            findings.append(check_pid_namespace(options["path_proc"]))
+            findings += node.check_device_files(dev)
+        if telemetry.name != node.SIMULATED and options["usage_from"] != "none":
+            findings.append(node.check_pid_namespace(options["path_proc"]))
         whole = [device for device in readings.devices if not device.is_instance and device not in readings.failures]
         if options["usage_from"] != "none" and whole:
-            findings += check_usage(telemetry, whole, options["usage_from"], workers, deadline)
-        findings += check_watches(api.feeds, deadline)
+            findings += node.check_usage(telemetry, whole, options["usage_from"], workers, deadline)
+        findings += node.check_watches(api.feeds, deadline)
         identities, required = make_identities(options, api), options["kubernetes"]
-        findings += check_holders(sources, readings, selection, identities, required, api, workers, deadline)
-        return [*findings, check_host_name(options["no_hostname"])]
+        findings += node.check_holders(sources, readings, selection, identities, required, api, workers, deadline)
+        return [*findings, node.check_host_name(options["no_hostname"])]
 
 
 def _read_configmap(options: Options, api: ApiAccess, counters: CounterSpecs) -> tuple[CounterSpecs, list[Finding]]:

@@ -23,7 +23,7 @@ from podgpu.gpu.exporter import ExpositionSource, FileExposition, parse_expositi
 from podgpu.gpu.source import CompanionDriver
 from podgpu.holders.api import ApiAccess
 from podgpu.holders.reader import AllocationReader
-from podgpu.metrics.labels import Policy
+from podgpu.metrics.dcgm import Policy
 from podgpu.metrics.parse import ParsedFamily
 from podgpu.workers import ErrorCounts, Workers
 
@@ -38,10 +38,7 @@ _DEADLINE_SECONDS = 5.0
         "podgpu enrich --in localhost:9400 --out /var/lib/node_exporter/gpu.prom",
         "add pod labels to the metrics of this node's dcgm-exporter",
     ),
-    (
-        "podgpu enrich --in /run/dcgm.prom --out /var/lib/node_exporter/gpu.prom",
-        "read the metrics from a file",
-    ),
+    ("podgpu enrich --in /run/dcgm.prom --out /var/lib/node_exporter/gpu.prom", "read the metrics from a file"),
     ("podgpu enrich --in localhost:9400 --out gpu.prom --once", "write the file once and exit"),
 )
 @click.pass_context

@@ -6,8 +6,7 @@ import click
 
 from podgpu.cli.options import make_command
 from podgpu.cli.terminal import print_out
-from podgpu.metrics.fields import Field, FieldValue, Gpm, NvmlCall, Recorded, fields
-from podgpu.metrics.names import rename_of
+from podgpu.metrics.fields import Field, FieldValue, Gpm, NvmlCall, Recorded, fields, rename_of
 
 
 @make_command(

@@ -127,7 +127,7 @@ def run(arguments: list[str]) -> int:
 
 def _explain(error: click.UsageError) -> str:
     """Formats a usage error. click's own text names the environment variable even if the value came from the flag."""
-    if isinstance(error, click.BadParameter) and error.param is not None:
+    if isinstance(error, click.BadParameter) and error.param is not None and error.message:
         return f"{max(error.param.opts, key=len)}: {error.message}{describe_origin(error.param, error.ctx)}"
     return error.format_message()
 

@@ -94,8 +94,6 @@ _PLAIN_UNITS = {"duration": "s", "milliseconds": "ms"}
 
 
 class _Parsed(click.ParamType):  # type: ignore[type-arg]
-    """A click type whose values are parsed by a function that raises UsageError."""
-
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name = name
         self._parse = parse

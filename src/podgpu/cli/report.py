@@ -10,10 +10,10 @@ import msgspec
 
 from podgpu.cli.options import make_command
 from podgpu.cli.terminal import print_out
-from podgpu.cluster.ranges import RangeAnswer, RangeFigures, describe_row, parse_range_query, utc_text
+from podgpu.cluster.ranges import RangeAnswer, RangeFigures, describe_row, parse_range_query
 from podgpu.cluster.view import decode_view
 from podgpu.decode import find_decoder
-from podgpu.errors import SourceError, UsageError
+from podgpu.errors import SourceError, UsageError, utc_text
 from podgpu.http_client import HttpClient
 
 _TIMEOUT = 90.0  # longer than a query to Prometheus
@@ -26,8 +26,7 @@ _COLUMNS = (
 )
 
 
-_Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]
-"""A table of the report: title, header and rows."""
+_Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]  # a table of the report: title, header and rows
 
 
 @make_command(

@@ -106,7 +106,7 @@ def _find_gpu(telemetry: NvmlTelemetry, wanted: str) -> Device:
     for gpu in inventory.gpus:
         if wanted in (str(gpu.index), gpu.uuid):
             return gpu
-    if wanted.isdigit() and int(wanted) in inventory.unreachable:
+    if wanted.isdecimal() and int(wanted) in inventory.unreachable:
         raise StartError(f"GPU {wanted} cannot be read: {inventory.unreachable[int(wanted)]}")
     raise UsageError(f"--gpu {wanted}: this node has no such GPU; it has {few_of(g.index for g in inventory.gpus)}")
 
@@ -172,8 +172,8 @@ class Recording:
 
     def _read(self) -> None:
         now = time.time()
-        usages = self._telemetry.usage(self._gpu).usages
-        for usage in usages:
+        whole = self._telemetry.usage(self._gpu)
+        for usage in (whole, *whole.instances):
             device = usage.device
             residency, samples = self._listener.take_window(now, device.gi_id)
             self._find_names({period.pid for period in residency.periods})

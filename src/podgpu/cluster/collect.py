@@ -10,8 +10,7 @@ from typing import NamedTuple, Protocol
 
 from podgpu.errors import UsageError
 from podgpu.metrics.adapter import PodName
-from podgpu.metrics.fields import nearest_names
-from podgpu.metrics.names import meaning
+from podgpu.metrics.fields import meaning, nearest_names
 from podgpu.model import NodeState, WorkloadOwner
 
 MAX_ROUNDS = 1000  # limit of --window divided by --interval; bounds the memory of the rolling means
@@ -50,15 +49,13 @@ class ViewSettings:
         return spec.field.name if spec else self.used_field
 
 
-def check_settings(settings: ViewSettings) -> ViewSettings:
-    """Returns the settings unchanged. Raises UsageError if they are invalid."""
-    full_scale(settings.used_field)
-    if settings.window / settings.interval > MAX_ROUNDS:
+def check_window(option: str, window: float, interval: float) -> None:
+    """Raises UsageError if the window has too many readings."""
+    if window / interval > MAX_ROUNDS:
         raise UsageError(
-            f"--window {duration_text(settings.window)} has more than {MAX_ROUNDS} readings at --interval "
-            f"{duration_text(settings.interval)}: make the window shorter or the interval longer"
+            f"{option} {duration_text(window)} has more than {MAX_ROUNDS} readings at --interval "
+            f"{duration_text(interval)}: make the window shorter or the interval longer"
         )
-    return settings
 
 
 def full_scale(field: str) -> float:

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from podgpu.errors import UsageError
+from podgpu.errors import UsageError, few_of
 from podgpu.kube.config import ApiConfig
-from podgpu.kube.objects import (
-    SERVICE_LABEL,
-    EndpointSliceRecord,
-    KubeObject,
-    collection_path,
-    merge_urls,
-    parse_endpoint_slice,
-)
+from podgpu.kube.objects import KubeObject
 from podgpu.kube.reflector import Informer, ReflectorSettings
 
 K = TypeVar("K")
@@ -50,6 +43,52 @@ class ServiceSelector(NamedTuple):
         return f"{self.namespace}/{self.labels}" if self.namespace else self.labels
 
 
+SERVICE_LABEL = "kubernetes.io/service-name"
+"""Kubernetes sets this label on EndpointSlices. The value is the name of the Service."""
+METRICS_PORT = "metrics"  # name of the port to scrape; if a Service has only one port, the port may have any name
+
+
+class EndpointSliceRecord(NamedTuple):
+    """The endpoints of a Service. Endpoints that are not ready are included: failing exporters are still scraped."""
+
+    service: tuple[str, str]  # namespace and name
+    urls: tuple[tuple[str, str], ...] = ()  # the pod's uid (may be empty) and the URL
+    problem: str = ""  # message if the Service has no port for metrics
+
+
+def _collection_path(api: str, kind: str, namespace: str) -> str:
+    return f"{api}/namespaces/{namespace}/{kind}" if namespace else f"{api}/{kind}"
+
+
+def parse_endpoint_slice(body: KubeObject, https: bool = False) -> EndpointSliceRecord:
+    """Parses an EndpointSlice. With `https`, all URLs use https; otherwise only those of ports declared as https."""
+    metadata = body["metadata"]
+    service = metadata["namespace"], (metadata.get("labels") or {}).get(SERVICE_LABEL) or metadata["name"]
+    ports = [port for port in body.get("ports") or () if port.get("port") and port.get("protocol") in (None, "TCP")]
+    chosen = next((port for port in ports if port.get("name") == METRICS_PORT), ports[0] if len(ports) == 1 else None)
+    if chosen is None:
+        existing = few_of(f"{port.get('name') or 'unnamed'} ({port['port']})" for port in ports)
+        problem = f"the Service {'/'.join(service)} has no port named {METRICS_PORT}; it has {existing}: rename a port"
+        return EndpointSliceRecord(service, problem=problem if body.get("endpoints") else "")
+    is_https = https or "https" in f"{chosen.get('appProtocol')} {chosen.get('name')}".lower()
+    urls = []
+    for endpoint in body.get("endpoints") or ():
+        address = endpoint["addresses"][0]
+        host = f"[{address}]" if ":" in address else address
+        url = f"{'https' if is_https else 'http'}://{host}:{chosen['port']}/metrics"
+        urls.append(((endpoint.get("targetRef") or {}).get("uid", ""), url))
+    return EndpointSliceRecord(service, tuple(urls))
+
+
+def merge_urls(slices: Iterable[EndpointSliceRecord]) -> tuple[str, ...]:
+    """Returns one URL per pod, sorted. If a pod has an IPv4 and an IPv6 address, uses the IPv4 address."""
+    urls: dict[str, str] = {}
+    every = [each for record in slices for each in record.urls]
+    for uid, url in sorted(every, key=lambda each: ("[" in each[1], each[1])):
+        urls.setdefault(uid or url, url)
+    return tuple(dict.fromkeys(urls.values()))
+
+
 class KubernetesTargets:
     """Lists the exporters that --discover-kubernetes selects. Keeps the last list while the API server is unavailable.
 
@@ -71,7 +110,7 @@ class KubernetesTargets:
         self._settings = settings
         self._services: Informer[tuple[str, str]] = Informer(
             config,
-            collection_path("/api/v1", "services", selector.namespace),
+            _collection_path("/api/v1", "services", selector.namespace),
             {"labelSelector": selector.labels},
             lambda body: (body["metadata"]["namespace"], body["metadata"]["name"]),
             settings=settings,
@@ -85,7 +124,7 @@ class KubernetesTargets:
     def _watch_slices(self, selector: str) -> Informer[EndpointSliceRecord]:
         return Informer(
             self._config,
-            collection_path("/apis/discovery.k8s.io/v1", "endpointslices", self._selector.namespace),
+            _collection_path("/apis/discovery.k8s.io/v1", "endpointslices", self._selector.namespace),
             {"labelSelector": selector},
             lambda body: parse_endpoint_slice(body, self._https),
             settings=self._settings,

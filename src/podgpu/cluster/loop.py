@@ -29,6 +29,7 @@ from podgpu.cluster.view import View, make_view
 from podgpu.errors import SourceError, StartError
 from podgpu.metrics.encode import Body, encode, etag_of
 from podgpu.model import group_by_key
+from podgpu.workers import run_loop
 
 LATE_ROUNDS = 3.0
 _CLOSE_SECONDS = 3.0
@@ -120,7 +121,6 @@ class Cluster:
     # Rounds
 
     async def round(self, collector: Collector) -> None:
-        """Runs one round and publishes its results."""
         self._collector = collector
         await collector.run_round()
         self._publish(collector.reading())
@@ -193,16 +193,11 @@ class Cluster:
         self._thread.start()
 
     def _run(self, on_fatal: Callable[[], object]) -> None:
-        """Runs the loop. A bug in the loop ends the process; otherwise podgpu would serve old values forever."""
-        try:
-            asyncio.run(self._rounds())
-        except asyncio.CancelledError:
-            return  # stopped
-        except StartError as error:
-            self.fatal = error
-        except Exception as error:  # noqa: BLE001 - the outermost frame of a thread
-            _log.exception("unexpected error in the cluster loop; please report it")
-            self.fatal = StartError(f"the cluster loop failed unexpectedly ({type(error).__name__}: {error}); exiting")
+        def run_rounds() -> None:
+            with suppress(asyncio.CancelledError):  # stopped
+                asyncio.run(self._rounds())
+
+        self.fatal = run_loop("cluster", run_rounds)
         if self.fatal is not None:
             on_fatal()
 

@@ -12,8 +12,8 @@ from podgpu.cluster.nodes import NodeEntry
 from podgpu.cluster.parts import HeldPart, device_model, device_utilization, gpu_id, holders_of, sum_held
 from podgpu.cluster.state import CLUSTER, ClusterState, Scope
 from podgpu.metrics.conditions import NODE_GONE
+from podgpu.metrics.dcgm import holder_names
 from podgpu.metrics.encode import NO_LABELS, VERSIONS, Family, Labels, Sample, families_in, make_families
-from podgpu.metrics.labels import holder_names
 from podgpu.model import DeviceState, MigInstance, Workload, group_by_key
 
 _PLACE_LABELS = ("node", "gpu", "gpu_id", "model")
@@ -141,7 +141,6 @@ def _scope_labels(scope: Scope, *more: tuple[str, str]) -> Labels:
 
 
 def _idle_samples(state: ClusterState) -> list[Sample]:
-    """Returns samples of the holders that have been idle for longer than --idle-after."""
     idle_since: dict[tuple[tuple[str, str], ...], float] = {}
     for node in _fresh(state):
         for part in node.held:

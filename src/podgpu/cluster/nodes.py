@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from podgpu.cluster.collect import NodeReading, TargetOutcome, ViewSettings
 from podgpu.cluster.parts import HeldPart, is_lost, is_shown
 from podgpu.cluster.prices import NO_PRICES, Prices
-from podgpu.errors import few_of
+from podgpu.errors import few_of, plural
 from podgpu.metrics.conditions import DRIVER_AWAY, LOST, NODE_GONE, UNREADABLE, conditions, words_for
 from podgpu.model import Condition, DeviceState, MigInstance, NodeState, Workload, XidCount, group_by_key, parts_of
 
@@ -35,6 +35,7 @@ class NodeEntry(msgspec.Struct, frozen=True, gc=False):
     notes: tuple[str, ...] = ()
     held: tuple[HeldPart, ...] = ()
     prices: Prices = NO_PRICES  # the prices that apply to the labels of this node
+    silent: NodeReading | None = None  # last reading of the podgpu that reported the holders and no longer answers
 
     @property
     def read_at(self) -> float:
@@ -58,6 +59,12 @@ class Alert(msgspec.Struct, frozen=True, omit_defaults=True):
     uuid: str = ""
 
 
+class RecordedCondition(Condition, frozen=True):
+    """A condition of a past time. The history has its text."""
+
+    says: str = ""
+
+
 def choose_nodes(
     readings: Sequence[NodeReading],
     before: Mapping[str, NodeEntry],
@@ -72,11 +79,11 @@ def choose_nodes(
     chooser = _Chooser(before, settings.stale_after, now)
     reported = {reading.state.node for reading in readings}
     missing = [replace_fields(node.reading, listed=False) for node in before.values() if node.name not in reported]
-    by_node = group_by_key(
-        (reading.state.node, reading)
-        for reading in (*readings, *missing)
-        if now - reading.read_at <= settings.drop_after or (reading.listed and reading.state.devices)
-    )
+
+    def is_kept(reading: NodeReading) -> bool:
+        return now - reading.read_at <= settings.drop_after or bool(reading.listed and reading.state.devices)
+
+    by_node = group_by_key((reading.state.node, reading) for reading in filter(is_kept, (*readings, *missing)))
     chosen = {name: min(by_node[name], key=chooser.rank) for name in sorted(by_node)}
     alerts = []
     for name, reading in chosen.items():
@@ -87,9 +94,17 @@ def choose_nodes(
         rival = f"{chosen[other].target} (node {other})"
         alerts.append(_describe_conflict(name, chosen[name].target, {rival}, "the same GPUs"))
     nodes = []
+    targets = {reading.target for reading in readings}
+    earlier = (old for node in before.values() for old in (node.reading, node.silent) if old)
+    gone = [replace_fields(old, listed=False) for old in earlier if old.target not in targets]
+    unread = list(filter(is_kept, (*filter(chooser.is_stale, readings), *gone)))
     for name, reading in chosen.items():
         state = _remove_gpus(reading.state, hidden[name])
         if state.devices or not reading.state.devices:
+            silent = next((old for old in unread if _is_missed(old, state)), None)
+            if silent is not None:
+                text = f"node {name}: {silent.target} does not answer, and {reading.target} does not report holders"
+                alerts.append(Alert("warning", f"{text}: check that podgpu runs on this node", name))
             nodes.append(
                 NodeEntry(
                     name=name,
@@ -99,6 +114,7 @@ def choose_nodes(
                     stale=chooser.is_stale(reading),
                     gone=now - reading.read_at > settings.stale_after,
                     notes=tuple(_describe_reading(reading, by_node[name], outcomes)),
+                    silent=silent,
                 )
             )
     return nodes, alerts
@@ -136,7 +152,7 @@ class _Chooser:
             uuid != "" and uuid not in _present_gpus(state),
             reading.listed is False,
             not state.devices,
-            not any(device.holders for gpu in state.devices for device in (gpu, *gpu.instances)),
+            not _has_holders(state),
             not reading.named,
             -reading.read_at if stale else 0.0,
             not was_chosen,
@@ -187,6 +203,16 @@ def _describe_conflict(node: str, used: str, others: Collection[str], what: str)
         " stop the other exporter, or remove it from the sources of the cluster view"
     )
     return Alert("warning", text, node)
+
+
+def _has_holders(state: NodeState) -> bool:
+    return any(device.holders for gpu in state.devices for device in (gpu, *gpu.instances))
+
+
+def _is_missed(old: NodeReading, state: NodeState) -> bool:
+    """Returns True if `old` is from a podgpu with holders, and `state` from another exporter that reports none."""
+    is_other = old.state.producer == "podgpu" != state.producer and not _has_holders(state)
+    return is_other and _has_holders(old.state) and not _present_gpus(state).isdisjoint(_present_gpus(old.state))
 
 
 def _present_gpus(state: NodeState) -> set[str]:
@@ -265,20 +291,20 @@ def describe_node(name: str, state: NodeState, gone: bool = False) -> Iterator[A
     lost = state.gpus_lost or 0
     if gone:
         gpus = sum(map(is_shown, state.devices))
-        with_it = f", with its {count_gpus(gpus)}" if gpus else ""
+        with_it = f", with its {plural(gpus, 'GPU')}" if gpus else ""
         yield Alert("broken", f"node {name} does not answer{with_it}: {words_for(NODE_GONE)[1]}", name)
     elif lost > silent:
         verb = "does" if lost - silent == 1 else "do"
         yield Alert(
             "broken",
-            f"node {name}: {count_gpus(lost - silent)} on its PCI bus {verb} not answer and cannot be identified: "
+            f"node {name}: {plural(lost - silent, 'GPU')} on its PCI bus {verb} not answer and cannot be identified: "
             "run nvidia-smi on the node and see dmesg",
             name,
         )
     without_driver = [c for gpu in broken for c in gpu.conditions if c.name == DRIVER_AWAY]
     if len(without_driver) > 1:
         says, do = words_for(DRIVER_AWAY, without_driver[0].detail)
-        says = says.replace("for it", f"for its {count_gpus(len(without_driver))}")
+        says = says.replace("for it", f"for its {plural(len(without_driver), 'GPU')}")
         yield Alert("broken", f"node {name}: {says}: {do}", name)
     for gpu in broken:
         label = "a GPU" if gpu.index is None else f"GPU {gpu.index}"
@@ -299,12 +325,10 @@ def describe_node(name: str, state: NodeState, gone: bool = False) -> Iterator[A
         yield Alert("warning", text, name)
 
 
-def count_gpus(number: int) -> str:
-    return f"{number} GPU" if number == 1 else f"{number} GPUs"
-
-
 def describe_condition(condition: Condition, xids: Iterable[XidCount] = ()) -> tuple[str, str]:
     """Returns the problem and the advice. For a condition unknown to this version, returns its name and no advice."""
+    if isinstance(condition, RecordedCondition):
+        return condition.says, ""
     repeated = tuple((count.xid, count.total) for count in xids if count.total > 1)
     is_known = condition.name in conditions()
     return words_for(condition.name, condition.detail, repeated) if is_known else (condition.name, "")

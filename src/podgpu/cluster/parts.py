@@ -53,7 +53,11 @@ class HeldPart(msgspec.Struct, frozen=True, gc=False):
     @property
     def unknown_because(self) -> str:
         """The reason why `use` is unknown. Empty if `use` is known, or if podgpu does not know the reason."""
-        return MPS_REASON if self.use == "unknown" and is_mps_client(self.device, self.holder) else ""
+        return MPS_REASON if self.use == "unknown" and self.is_mps_client else ""
+
+    @property
+    def is_mps_client(self) -> bool:
+        return is_mps_client(self.device, self.holder)
 
     @property
     def device(self) -> GpuOrInstance:

@@ -6,7 +6,6 @@ The server also provides idle times and pod owners, so that a restart of podgpu 
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import re
 from collections import Counter, defaultdict
@@ -20,33 +19,17 @@ from msgspec.structs import replace as replace_members
 
 from podgpu.clock import Clock
 from podgpu.cluster.collect import ClusterReading, FleetCounts, NodeReading, Owners, TargetOutcome, ViewSettings
+from podgpu.cluster.promql import by, field_names, idle_query, one_of, own_names, quote, select, series_queries
 from podgpu.errors import SourceError, UsageError, one_line
 from podgpu.http_client import Access, HttpClient, open_session
-from podgpu.metrics.adapter import (
-    GPU_LABELS,
-    IDENTITY,
-    NODE_LABELS,
-    REPLICA_LABELS,
-    TARGET_LABELS,
-    UUID_LABELS,
-    WORKLOAD_LABELS,
-    PodName,
-    TargetState,
-    nodes_from_vectors,
-    read_device_key,
-)
-from podgpu.metrics.conditions import FIELD_CONDITIONS
-from podgpu.metrics.fields import XID_FIELD
+from podgpu.metrics.adapter import NODE_LABELS, UUID_LABELS, PodName, TargetState, nodes_from_vectors, read_device_key
+from podgpu.metrics.fields import TEMPERATURE, UTIL
 from podgpu.metrics.mig import billed_name
-from podgpu.metrics.names import generations, meaning, names_of, successors
 from podgpu.metrics.parse import ParsedSample
 from podgpu.model import NodeState, WorkloadOwner
 
-UTIL, GR_ENGINE, TEMPERATURE, POWER = 203, 1001, 150, 155
-FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED = 250, 251, 252, 253
 _OWNER_SECONDS = 60.0  # time between queries for unknown owners; kube-state-metrics may report new pods late
 _PODS_PER_QUERY = 100  # VictoriaMetrics rejects queries of more than 16 KiB
-_IDLE_CHECKS = 30  # number of times in the idle window at which a sample must exist
 
 MAX_ANSWER_BYTES = 32 * 1024 * 1024  # twice the response for 8,000 GPUs
 MAX_NOTES = 5
@@ -54,42 +37,12 @@ _CONCURRENCY = 5  # a quarter of the 20 queries that Prometheus runs at a time b
 _MAX_TEXT = 300
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 BROKEN = 'condition!="unallocated_use"'
-_DCGM_BLANK = 0x7FFFFFF0
-_SPECIAL = re.compile(r"([\\.+*?()|\[\]{}^$])")  # special characters in RE2
 RULE_LABELS = ("kind", "namespace", "owner_kind", "owner_name", "hpc_job", "modelName", "GPU_I_PROFILE")
 USAGE_RULE = "podgpu:usage:increase5m"
 _NO_RULE = (
     f"allocated, used and idle GPUs and cost are not known, because Prometheus lacks the recording rule {USAGE_RULE}:"
     " set rules.enabled in podgpu's Helm chart, or add its file podgpu-usage.yaml to Prometheus or vmalert"
 )
-
-
-# Writing PromQL
-
-
-def quote(value: str) -> str:
-    """Quotes a label value."""
-    return json.dumps(value, ensure_ascii=False)
-
-
-def one_of(label: str, values: Iterable[str]) -> str:
-    """Returns a matcher for any of the values."""
-    return f"{label}=~{quote('|'.join(map(escape, values)))}"
-
-
-def escape(text: str) -> str:
-    """Escapes the special characters of a regular expression."""
-    return _SPECIAL.sub(r"\\\1", text)
-
-
-def select(names: Sequence[str], *matchers: str) -> str:
-    """Returns a selector for series with one of the names. Skips empty matchers."""
-    name = (one_of("__name__", names),) if len(names) != 1 else ()
-    return f"{names[0] if len(names) == 1 else ''}{{{','.join(filter(None, (*name, *matchers)))}}}"
-
-
-def by(*labels: str) -> str:
-    return f"by ({', '.join(dict.fromkeys(labels))})"
 
 
 # Requests
@@ -113,8 +66,6 @@ class PrometheusServer:
 
 
 class RangeSeries(NamedTuple):
-    """One series of a range query."""
-
     labels: Mapping[str, str]
     points: Sequence[tuple[float, float]]  # Unix time, value
 
@@ -221,31 +172,23 @@ def _shorten(text: str) -> str:
 # Collecting the nodes
 
 
+@dataclass(eq=False)
 class PrometheusCollector:
     """Implements `Collector`."""
 
-    def __init__(
-        self,
-        server: PrometheusServer,
-        settings: ViewSettings,
-        *,
-        owners: Callable[[], Owners] = dict,  # returns owners of pods that kube-state-metrics does not report
-        label_names: Callable[[], Sequence[str]] = list,  # returns the names of the node labels to read
-        clock: Clock | None = None,
-        targets: str = "",  # matcher that selects the exporters
-        has_clusters: bool = False,  # add the cluster's name to node names, even if there is only one cluster
-    ) -> None:
-        self._server = server
-        self._label_names = label_names
-        self._match = ",".join(filter(None, (targets, server.match)))
-        self._node_labels = server.node_labels
-        self._cluster_label = server.cluster_label
-        self._client = PrometheusClient(server)
-        self._settings = settings
-        self._clock = clock or Clock()
+    server: PrometheusServer
+    settings: ViewSettings
+    owners: Callable[[], Owners] = dict  # returns owners of pods that kube-state-metrics does not report
+    label_names: Callable[[], Sequence[str]] = list  # returns the names of the node labels to read
+    clock: Clock = field(default_factory=Clock)
+    targets: str = ""  # matcher that selects the exporters
+    has_clusters: bool = False  # add the cluster's name to node names, even if there is only one cluster
+    at: float | None = None  # Unix time to read; None: now
+
+    def __post_init__(self) -> None:
+        self._match = ",".join(filter(None, (self.targets, self.server.match)))
+        self._client = PrometheusClient(self.server)
         self._owners: dict[str, PodOwners] = {}  # by cluster
-        self._other_owners = owners
-        self._has_clusters = has_clusters
         self._errors: Counter[tuple[str, str]] = Counter()
         self._reading = ClusterReading()
 
@@ -259,7 +202,7 @@ class PrometheusCollector:
         await self._client.aclose()
 
     async def run_round(self) -> None:
-        started = self._clock.monotonic()
+        started = self.clock.monotonic()
         self._client.notes.clear()
         try:
             failures = await self._read_all()
@@ -269,14 +212,14 @@ class PrometheusCollector:
         first = failures[0][1] if failures else None
         self._errors.update((self._client.name, failure.reason) for _, failure in failures)
         outcome = TargetOutcome(
-            self._client.name, self._clock.monotonic() - started, first.reason if first else "", str(first or "")
+            self._client.name, self.clock.monotonic() - started, first.reason if first else "", str(first or "")
         )
         self._reading = replace(self._reading, outcomes=(outcome,), errors=dict(self._errors))
 
     async def _read_all(self) -> list[tuple[str, SourceError]]:
         """Runs all queries. Returns the optional queries that failed. Raises SourceError if a required query fails."""
-        now = await self._client.query_time()
-        monotonic = self._clock.monotonic()
+        now = await self._client.query_time() if self.at is None else self.at
+        monotonic = self.clock.monotonic()
         failures: list[tuple[str, SourceError]] = []
 
         async def query(what: str, text: str) -> list[ParsedSample]:
@@ -286,13 +229,15 @@ class PrometheusCollector:
                 failures.append((what, error))
                 return []
 
-        fleet = await self._count_fleet(now) if self._settings.max_gpus < math.inf else None
+        fleet = await self._count_fleet(now) if self.settings.max_gpus < math.inf else None
         if fleet is not None:
             source = f"totals are means of 5 minutes from {USAGE_RULE}" if fleet.has_rule else _NO_RULE
             self._client.notes.append(f"Prometheus has {fleet.gpus:,} GPUs: the page shows a part of them; {source}")
             self._reading = replace(self._reading, nodes=(), fleet=fleet, notes=tuple(self._client.notes))
             return failures
-        queries = series_queries(self._match, self._node_labels, self._settings.keep_fields, self._cluster_label)
+        queries = series_queries(
+            self._match, self.server.node_labels, self.settings.keep_fields, self.server.cluster_label
+        )
         vectors = await asyncio.gather(*(query(part.what, part.text) for part in queries))
         required = {part.what for part in queries if part.required}
         for what, error in failures:
@@ -300,28 +245,29 @@ class PrometheusCollector:
                 raise error
         targets, errors = nodes_from_vectors(
             vectors,
-            keep_fields=self._settings.keep_fields,
-            node_labels=self._node_labels,
-            cluster_label=self._cluster_label,
+            keep_fields=self.settings.keep_fields,
+            node_labels=self.server.node_labels,
+            cluster_label=self.server.cluster_label,
         )
-        several = self._has_clusters or len({target.cluster for target in targets}) > 1
-        if several and self._settings.one_cluster:
+        several = self.has_clusters or len({target.cluster for target in targets}) > 1
+        if several and self.settings.one_cluster:
             text = 'Prometheus has GPUs of several clusters: select one with --match, such as cluster="a"'
             raise SourceError("several_clusters", text)
         if several:
             targets = [_name_cluster(target) for target in targets]
-        others = self._other_owners()
+        others = self.owners()
         owners: dict[str, Owners] = {}
         for cluster in {target.cluster for target in targets}:
             if cluster not in self._owners:
-                self._owners[cluster] = PodOwners(self._client, self._server.match, self._cluster_label, cluster)
+                self._owners[cluster] = PodOwners(self._client, self.server.match, self.server.cluster_label, cluster)
             try:
-                await self._owners[cluster].update([t.state for t in targets if t.cluster == cluster], monotonic)
+                own = [target.state for target in targets if target.cluster == cluster]
+                await self._owners[cluster].update(own, monotonic, self.at)
             except SourceError as error:
                 failures.append(("owners of pods", error))
             owners[cluster] = {**others, **self._owners[cluster].known}
-        node_labels = await read_node_labels(query, self._server, self._label_names())
-        idle, window = [], self._settings.idle_after
+        node_labels = await read_node_labels(query, self.server, self.label_names())
+        idle, window = [], self.settings.idle_after
         if window and not self._reading.nodes:  # only in the first round; afterwards podgpu measures idle times itself
             idle = await query("idle GPUs", idle_query(self._match, window))
         notes = [*self._client.notes, *(f"{name}: {why}" for name, why in sorted(errors.items())[:3])]
@@ -348,7 +294,7 @@ class PrometheusCollector:
 
     async def _count_fleet(self, now: float) -> FleetCounts | None:
         """Returns totals if there are more than `max_gpus` GPUs. Without the recording rule, only counts GPUs."""
-        label = self._cluster_label
+        label = self.server.cluster_label
         series = f"last_over_time({select((USAGE_RULE,), self._match)}[10m])"
         keys = by(label, "kind", "namespace", "modelName", "GPU_I_PROFILE")
         query = f"sum {keys} (max {by(label, *RULE_LABELS)} ({series})) / 300"
@@ -358,13 +304,13 @@ class PrometheusCollector:
             found[labels.get("kind", "")][key] = value
         has_rule = "gpu_seconds" in found
         if not has_rule:
-            conditions = _own_names("device_condition_since_timestamp_seconds")
-            for kind, names in (("gpu_seconds", _field_names(TEMPERATURE, UTIL)), ("broken_seconds", conditions)):
+            conditions = own_names("device_condition_since_timestamp_seconds")
+            for kind, names in (("gpu_seconds", field_names(TEMPERATURE, UTIL)), ("broken_seconds", conditions)):
                 gpus = select(names, BROKEN if names is conditions else "", self._match)
                 counts = await self._client.query(f"count {by(label)} (group {by(label, *UUID_LABELS)} ({gpus}))", now)
                 found[kind] = {(count.labels.get(label, ""), "", ""): count.value for count in counts}
         totals = {kind: math.fsum(amounts.values()) for kind, amounts in found.items()}
-        if totals["gpu_seconds"] <= self._settings.max_gpus:
+        if totals["gpu_seconds"] <= self.settings.max_gpus:
             return None
         has_clusters = len({cluster for cluster, _, _ in found["gpu_seconds"]}) > 1
         return FleetCounts(
@@ -406,109 +352,6 @@ def _billed_model(labels: Mapping[str, str]) -> str:
     return billed_name(model, profile) if profile else model
 
 
-# Queries for the series of all nodes
-
-
-class SeriesQuery(NamedTuple):
-    what: str
-    text: str
-    required: bool = False  # if it fails, the round fails; otherwise GPUs would be shown with wrong holders
-
-
-def series_queries(
-    match: str, node_labels: Sequence[str], keep_fields: Iterable[str] = (), cluster_label: str = "cluster"
-) -> list[SeriesQuery]:
-    """Returns queries for the input of `nodes_from_vectors`. `max by` drops unused labels, to keep responses small."""
-    kept = [spec.field.id for name in sorted(keep_fields) if (spec := meaning(name))]
-    identity = (*IDENTITY, *node_labels)
-    target_labels = (cluster_label, *TARGET_LABELS, *REPLICA_LABELS)
-    series_labels = ("__name__", *target_labels, *GPU_LABELS, "GPU_I_ID", *WORKLOAD_LABELS)
-
-    def query(
-        what: str, names: Sequence[str], *labels: str, condition: str = "", required: bool = False
-    ) -> SeriesQuery:
-        series = f"{select(names, match)}{condition}"
-        return SeriesQuery(what, f"max {by(*series_labels, *labels)} ({series})", required)
-
-    gpus = _field_names(UTIL, GR_ENGINE, TEMPERATURE, *kept)
-    timed = (
-        *_field_names(UTIL, GR_ENGINE, TEMPERATURE),
-        *_own_names("device_condition_since_timestamp_seconds"),
-    )
-    target = by(*target_labels)
-    own_pods = by("__name__", "job", "instance", "namespace", "pod")
-    return [
-        query("GPUs", gpus, *identity, required=True),
-        query("holders", _own_names("allocation_info", "allocation_share_ratio", "container_gpu_processes"), "source",
-              required=True),
-        SeriesQuery("targets", f"max {own_pods} (up) and on (job, instance) group by (job, instance) "
-                    f"({select(timed, match)})", required=True),
-        SeriesQuery("times of scrapes",
-                    " or ".join(f"max {target} (timestamp({select((name,), match)}))" for name in timed),
-                    required=True),
-        query("memory",
-              (*_field_names(FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED), *_own_names("device_memory_used_bytes")),
-              *identity),
-        query("power", (*_field_names(POWER), *_own_names("device_energy_joules_total")), *identity),
-        query("use by containers",
-              _own_names("container_gpu_utilization_ratio", "container_gpu_memory_used_bytes")),
-        query("time by containers",
-              _own_names("container_gpu_busy_seconds_total", "container_gpu_idle_seconds_total",
-                         "container_gpu_energy_joules_total")),
-        query("exporters",
-              _own_names("exporter_build_info", "exporter_snapshot_timestamp_seconds", "exporter_source_up",
-                         "device_count"),
-              "version", "source", "state", *node_labels),
-        query("conditions",
-              _own_names("device_condition_since_timestamp_seconds", "device_last_holder_info"),
-              "condition", "detail", *identity),
-        query("faults", _field_names(*FIELD_CONDITIONS, XID_FIELD), condition=" > 0"),
-    ]  # fmt: skip
-
-
-def _field_names(*numbers: int) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for number in numbers for name in names_of(number)))
-
-
-def _own_names(*names: str) -> tuple[str, ...]:
-    return tuple(f"podgpu_{name}" for name in names)
-
-
-def field_query(number: int, labels: str, select_names: Callable[[Sequence[str]], str]) -> str:
-    """Returns a query for a DCGM field in the unit of dcgm-exporter 4.8. `max` merges equal values of MIG instances."""
-    old_names, new_names = generations(number)
-    query = f"max {labels} (({select_names(old_names)}) < {_DCGM_BLANK})"
-    if new_names:
-        successor = successors().get(number)
-        factor = 1.0 if successor is None else successor.factor
-        newer = f"max {labels} (({select_names(new_names)}) < {_DCGM_BLANK * factor:.0f})"
-        query += f" or {newer} / {factor!r}"
-    return query
-
-
-def idle_query(match: str, window: float) -> str:
-    """Returns a query for devices whose utilisation was 0 during the whole window.
-
-    Uses GPU_UTIL for GPUs, and engine activity for MIG instances and GPUs without GPU_UTIL.
-    """
-    length = round(window * 1000)
-    step = max(1, length // _IDLE_CHECKS)
-
-    def idle(number: int, keys: Sequence[str], *matchers: str) -> str:
-        largest = " or ".join(
-            f"max_over_time({select(names, *matchers, match)}[{length}ms])" for names in generations(number) if names
-        )
-        # The device may have been busy in a gap without samples, so samples must exist at every check.
-        present = f"group {by(*keys)} ({select(names_of(number), *matchers, match)})"
-        checks = f"count_over_time(({present})[{length}ms:{step}ms]) >= {_IDLE_CHECKS}"
-        return f"((max {by(*keys)} ({largest}) == 0) and on ({', '.join(keys)}) ({checks}))"
-
-    gpu = ("UUID", "uuid")
-    whole, instances = 'GPU_I_ID=""', 'GPU_I_ID!=""'
-    engine = f"({idle(GR_ENGINE, gpu, whole)} unless on (UUID, uuid) {select(names_of(UTIL), match)})"
-    return f"{idle(UTIL, gpu)} or {engine} or {idle(GR_ENGINE, (*gpu, 'GPU_I_ID'), instances)}"
-
-
 # Labels of nodes and owners of pods
 
 Ask = Callable[[str, str], Awaitable[list[ParsedSample]]]
@@ -548,14 +391,14 @@ class PodOwners:
         self.known: dict[PodName, WorkloadOwner] = {}
         self._queried_at = -math.inf
 
-    async def update(self, states: Iterable[NodeState], now: float) -> None:
+    async def update(self, states: Iterable[NodeState], now: float, at: float | None = None) -> None:
         """Queries the owners of new pods, at most once a minute."""
         devices = (device for state in states for gpu in state.devices for device in (gpu, *gpu.instances))
         pods = {(h.namespace, h.pod) for device in devices for h in device.holders if h.pod}
         self.known = {pod: owner for pod, owner in self.known.items() if pod in pods}
         missing = sorted(pods - self.known.keys())
         if missing and now - self._queried_at >= _OWNER_SECONDS:
-            owners = await self.read(missing)
+            owners = await self.read(missing, at=at)
             self._queried_at = now
             self.known |= {pod: owner for pod, owner in owners.items() if pod in pods}
 

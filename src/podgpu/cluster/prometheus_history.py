@@ -11,21 +11,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from podgpu.cluster.prometheus import (
-    FB_USED,
-    GR_ENGINE,
-    POWER,
-    TEMPERATURE,
-    UTIL,
-    PrometheusClient,
-    PrometheusServer,
-    RangeSeries,
-    by,
-    field_query,
-    one_of,
-    quote,
-    select,
-)
+from podgpu.cluster.prometheus import PrometheusClient, PrometheusServer, RangeSeries
+from podgpu.cluster.promql import by, field_query, one_of, quote, select
 from podgpu.history.answers import (
     JSON,
     MAX_POINTS,
@@ -44,8 +31,7 @@ from podgpu.history.answers import (
 from podgpu.history.store import Figures
 from podgpu.metrics.adapter import POD_LABEL_VARIANTS, UUID_LABELS, WORKLOAD_LABELS, LabelMap, PodName, read_workload
 from podgpu.metrics.conditions import conditions, words_for
-from podgpu.metrics.fields import fields
-from podgpu.metrics.names import names_of
+from podgpu.metrics.fields import ENGINE, FB_USED, POWER, TEMPERATURE, UTIL, field_named, names_of
 from podgpu.model import MIB, Workload
 
 CACHE_SECONDS = 15.0
@@ -55,7 +41,7 @@ _MAX_GAP_SECONDS = 300  # a holder or condition continues through a shorter gap,
 _MAX_GPUS_OF_POD = 256
 _GPUS_PER_QUERY = 16  # VictoriaMetrics rejects queries of more than 16 KiB
 _KEYS = (*UUID_LABELS, "GPU_I_ID")
-_HELD_NAMES = ("podgpu_allocation_info", *names_of(UTIL), *names_of(GR_ENGINE))
+_HELD_NAMES = ("podgpu_allocation_info", *names_of(UTIL), *names_of(ENGINE))
 
 Device = tuple[str, str]  # UUID, MIG instance
 Values = list[float | None]  # one per step
@@ -193,7 +179,7 @@ class _HistoryReader:
         """Returns queries for ratios, bytes, watts and degrees of the given devices, or of all devices."""
         memory = f"max {by(*_KEYS)} ({self._select(('podgpu_device_memory_used_bytes',), uuids)})"
         queries = {
-            "utilization_ratio": f"({self._field(UTIL, uuids)}) / 100 or {self._field(GR_ENGINE, uuids)}",
+            "utilization_ratio": f"({self._field(UTIL, uuids)}) / 100 or {self._field(ENGINE, uuids)}",
             "memory_used_bytes": f"({self._field(FB_USED, uuids)}) * {MIB} or {memory}",
             "power_watts": self._field(POWER, uuids),
             "temperature_celsius": self._field(TEMPERATURE, uuids),
@@ -230,9 +216,10 @@ class _HistoryReader:
         series = f"({self._select(('podgpu_device_health',), uuids)}) == 1"
         return self._over_steps("max", self._while_held(f"max {by(*_KEYS, 'condition')} ({series})", pod))
 
-    def _field(self, number: int, uuids: Sequence[str]) -> str:
-        labels = by(*_KEYS) if fields()[number].per_instance else by(*UUID_LABELS)
-        return field_query(number, labels, lambda names: self._select(names, uuids))
+    def _field(self, name: str, uuids: Sequence[str]) -> str:
+        field = field_named(name)
+        labels = by(*_KEYS) if field is not None and field.per_instance else by(*UUID_LABELS)
+        return field_query(name, labels, lambda names: self._select(names, uuids))
 
     def _select(self, names: Sequence[str], uuids: Sequence[str]) -> str:
         matchers = [one_of(label, uuids) if uuids else f'{label}!=""' for label in UUID_LABELS]
@@ -249,8 +236,6 @@ class _HistoryReader:
 
 @dataclass(slots=True)
 class _DeviceLines:
-    """The values of one device, by step."""
-
     device: Device
     window: Window
     node: str = ""
@@ -263,7 +248,6 @@ class _DeviceLines:
     def add(
         self, what: str, labels: LabelMap, values: Values, holder: Workload | None, node_labels: Sequence[str]
     ) -> None:
-        """Adds the result of the query `what`."""
         steps = {number for number, value in enumerate(values) if value is not None}
         figure = what.removesuffix(" of holders")
         if figure == "utilization_ratio":

@@ -18,34 +18,22 @@ from typing import Any, NamedTuple
 
 from podgpu.cluster.prices import Prices, ReadPrices
 from podgpu.cluster.prometheus import (
-    GR_ENGINE,
     RULE_LABELS,
-    TEMPERATURE,
     USAGE_RULE,
-    UTIL,
     PodOwners,
     PrometheusClient,
     PrometheusServer,
-    by,
     read_node_labels,
-    select,
 )
-from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RowName, group_now, make_range, name_row, utc_text
+from podgpu.cluster.promql import by, select
+from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RowName, group_now, make_range, name_row
 from podgpu.cluster.state import ClusterState, describe_unpriced
-from podgpu.errors import SourceError
+from podgpu.errors import SourceError, utc_text
 from podgpu.history.answers import UsageSum
 from podgpu.history.store import COARSE, FINE, HOUR, UNALLOCATED, Amounts, UsageAccount
-from podgpu.metrics.adapter import (
-    MODEL_LABELS,
-    UUID_LABELS,
-    WORKLOAD_LABELS,
-    LabelMap,
-    PodName,
-    read_gpu_id,
-    read_workload,
-)
+from podgpu.metrics.adapter import MODEL_LABELS, UUID_LABELS, WORKLOAD_LABELS, PodName, read_gpu_id, read_workload
+from podgpu.metrics.fields import ENGINE, TEMPERATURE, UTIL, names_of
 from podgpu.metrics.mig import billed_name, parent_and_fraction
-from podgpu.metrics.names import names_of
 from podgpu.metrics.parse import ParsedSample
 from podgpu.model import Workload, WorkloadOwner, group_by_key
 
@@ -64,7 +52,7 @@ _COUNTERS = {
 _RULES = {"podgpu:usage:sum1h": HOUR, USAGE_RULE: COARSE}  # the coarsest first
 _MIN_SAMPLES = 200  # a rule with fewer samples in a range is not exact enough at the start and end
 _GPU_NAMES = (
-    *(name for field in (TEMPERATURE, UTIL, GR_ENGINE) for name in names_of(field)),
+    *(name for field in (TEMPERATURE, UTIL, ENGINE) for name in names_of(field)),
     "podgpu_device_energy_joules_total",
 )
 _GPU_KEYS = (*UUID_LABELS, *MODEL_LABELS)
@@ -353,7 +341,7 @@ class _RangeReader:
                 parts[part] += sample.value
         return dict(parts)
 
-    def _read_part(self, labels: LabelMap) -> _HolderPart | None:
+    def _read_part(self, labels: Mapping[str, str]) -> _HolderPart | None:
         cluster = labels.get(self.server.cluster_label, "")
         if "kind" not in labels:
             workload = read_workload(labels)
@@ -371,7 +359,7 @@ class _RangeReader:
         )
 
 
-def _read_first(labels: LabelMap, names: Iterable[str]) -> str:
+def _read_first(labels: Mapping[str, str], names: Iterable[str]) -> str:
     return next((labels[name] for name in names if labels.get(name)), "")
 
 

@@ -9,7 +9,7 @@ import asyncio
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 import msgspec
@@ -17,26 +17,12 @@ from msgspec import Meta
 
 from podgpu.cluster.loop import Cluster, PublishedState
 from podgpu.cluster.prices import ReadPrices
-from podgpu.cluster.prometheus import (
-    BROKEN,
-    FB_FREE,
-    FB_USED,
-    TEMPERATURE,
-    UTIL,
-    PrometheusClient,
-    PrometheusCollector,
-    PrometheusServer,
-    by,
-    escape,
-    field_query,
-    one_of,
-    quote,
-    select,
-)
+from podgpu.cluster.prometheus import BROKEN, PrometheusClient, PrometheusCollector, PrometheusServer
+from podgpu.cluster.promql import by, escape, field_query, one_of, quote, select
 from podgpu.cluster.state import ClusterState, build_cluster_state
-from podgpu.errors import SourceError, UsageError
+from podgpu.errors import SourceError, UsageError, utc_text
 from podgpu.metrics.adapter import MODEL_LABELS, POD_LABEL_VARIANTS, UUID_LABELS
-from podgpu.metrics.names import names_of
+from podgpu.metrics.fields import FB_FREE, FB_USED, TEMPERATURE, UTIL, names_of
 
 PAGE_SIZE = 20  # nodes; VictoriaMetrics rejects queries of more than 16 KiB
 _TIMEOUT = 30.0
@@ -63,6 +49,7 @@ class GpuQuery(msgspec.Struct, frozen=True):
     q: str = ""  # words; each must occur in the name of the node, model, namespace or pod, or in the UUID
     sort: Literal["", "broken", "idle", "utilization", "memory"] = ""  # by a node's highest value; if empty, by name
     page: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+    at: float | None = None  # a past Unix time
 
 
 def parse_gpu_query(query: Mapping[str, str]) -> GpuQuery | None:
@@ -74,15 +61,15 @@ def parse_gpu_query(query: Mapping[str, str]) -> GpuQuery | None:
         raise UsageError(str(error)) from error
 
 
+@dataclass(eq=False)
 class PrometheusSelection:
     """Answers requests for a GPU, a pod or a page of nodes. Equal requests share a result until the next round."""
 
-    def __init__(self, server: PrometheusServer, cluster: Cluster, prices: ReadPrices) -> None:
-        self._server = server
-        self._cluster = cluster
-        self._prices = prices
-        self._state: ClusterState | None = None
-        self._results: dict[GpuQuery, asyncio.Task[PublishedState]] = {}
+    _server: PrometheusServer
+    _cluster: Cluster
+    _prices: ReadPrices
+    _state: ClusterState | None = None
+    _results: dict[GpuQuery, asyncio.Task[PublishedState]] = field(default_factory=dict)
 
     async def __call__(self, query: GpuQuery) -> PublishedState:
         """Returns the nodes that match, and the totals of all nodes. Raises SourceError."""
@@ -100,20 +87,33 @@ class PrometheusSelection:
             raise
 
     async def _read(self, query: GpuQuery, state: ClusterState) -> PublishedState:
+        if query.at is not None:
+            state = await self._collect(state, (), query.at)
+            if state.fleet is None and not state.nodes:
+                raise UsageError(f"Prometheus has no GPU metrics at {utc_text(query.at)}")
+            if state.fleet is None:
+                return PublishedState(state)
         async with aclosing(PrometheusClient(replace(self._server, timeout=_TIMEOUT))) as client:
             found = await _find_targets(client, self._server, query)
-        last, clock, prices = query.page * PAGE_SIZE, self._cluster.clock, self._prices()[0]
+        last = query.page * PAGE_SIZE
         targets = found[last - PAGE_SIZE : last]
         if not targets:
             return PublishedState(replace(state, found=len(found)))
+        selected = await self._collect(state, targets, query.at)
+        return PublishedState(replace(selected, fleet=state.fleet, found=len(found), used={}))
+
+    async def _collect(self, state: ClusterState, targets: Sequence[tuple[str, str]], at: float | None) -> ClusterState:
+        """Reads the targets (cluster, address). Without targets, reads all of them, or totals if there are too many."""
+        clock, prices, settings = self._cluster.clock, self._prices()[0], self._cluster.settings
         collector = PrometheusCollector(
             self._server,
-            replace(self._cluster.settings, max_gpus=math.inf),
+            replace(settings, max_gpus=math.inf) if targets else settings,
             owners=lambda: state.owners,
             label_names=lambda: prices.label_names,
             clock=clock,
-            targets=one_of("instance", (instance for _, instance in targets)),
+            targets=one_of("instance", (instance for _, instance in targets)) if targets else "",
             has_clusters=state.fleet is not None and state.fleet.has_clusters,
+            at=at,
         )
         try:
             await collector.run_round()
@@ -123,12 +123,12 @@ class PrometheusSelection:
         if reading.outcomes[0].error and not reading.nodes:
             raise SourceError(reading.outcomes[0].error, reading.outcomes[0].message)
         # Exporters of two clusters may have the same address, so compare the cluster, too.
-        nodes = tuple(node for node in reading.nodes if not node.cluster or (node.cluster, node.target) in targets)
-        reading = replace(reading, nodes=nodes)
-        selected = build_cluster_state(
-            reading, None, self._cluster.settings, clock.monotonic(), clock.wall(), prices=prices, notes=state.notes
-        )
-        return PublishedState(replace(selected, fleet=state.fleet, found=len(found), used={}))
+        if targets:
+            nodes = (node for node in reading.nodes if not node.cluster or (node.cluster, node.target) in targets)
+            reading = replace(reading, nodes=tuple(nodes))
+        wall, notes = (clock.wall(), state.notes) if at is None else (at, ())
+        built = build_cluster_state(reading, None, settings, clock.monotonic(), wall, prices=prices, notes=notes)
+        return replace(built, at=at, alerts=built.alerts if at is None else ())  # alerts say what to do now
 
 
 async def _find_targets(client: PrometheusClient, server: PrometheusServer, query: GpuQuery) -> list[tuple[str, str]]:
@@ -141,7 +141,7 @@ async def _find_targets(client: PrometheusClient, server: PrometheusServer, quer
     if query.sort:
         gpus, labels = f"({_write_values(query.sort, by(*keys), where)})", (server.cluster_label,)
     conditions = _write_conditions(query, node, server, where, f"on ({', '.join(keys)})")
-    samples = await client.query(f"max {by('instance', *labels)} ({gpus}{conditions})")
+    samples = await client.query(f"max {by('instance', *labels)} ({gpus}{conditions})", query.at)
     names = (*labels, "instance")
     samples.sort(key=lambda one: (-one.value if query.sort else 0, [one.labels.get(name, "") for name in names]))
     return [(one.labels.get(server.cluster_label, ""), one.labels.get("instance", "")) for one in samples]
@@ -179,7 +179,7 @@ def _write_conditions(query: GpuQuery, node: str, server: PrometheusServer, wher
 def _write_values(sort: str, labels: str, where: Sequence[str]) -> str:
     """Returns a query for the values by which nodes are sorted."""
     used, free, utilization = (
-        f"({field_query(number, labels, lambda names: select(names, *where))})" for number in (FB_USED, FB_FREE, UTIL)
+        f"({field_query(field, labels, lambda names: select(names, *where))})" for field in (FB_USED, FB_FREE, UTIL)
     )
     return {
         "broken": f"count {labels} ({select(_CONDITIONS, BROKEN, *where)})",

@@ -11,22 +11,23 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from sqlite3 import Connection
 from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
 from podgpu.cluster.parts import MPS_REASON, HeldPart, sum_held
+from podgpu.cluster.past import read_past
 from podgpu.cluster.prices import Prices
 from podgpu.cluster.state import ClusterState, describe_unpriced
-from podgpu.errors import UsageError
+from podgpu.errors import UsageError, utc_text
 from podgpu.history.answers import (
     Mark,
     PodHistory,
     UsageSum,
     make_pod_history,
     parse_range,
+    parse_time,
     read_pod,
     read_range,
     read_usage_start,
@@ -146,22 +147,10 @@ def parse_range_query(query: Mapping[str, str], order: Order = "cost") -> RangeQ
     if form not in ("json", "csv"):
         raise UsageError(f"format={form[:60]!r}: use json or csv")
     seconds = parse_range(name)
-    start, end = (_parse_time(query, name) for name in ("from", "to"))
+    start, end = (parse_time(query, name) for name in ("from", "to"))
     if start is not None and end is not None and start >= end:
         raise UsageError(f"from={start:g} is not before to={end:g}")
     return RangeQuery(by, seconds, start, end, form == "csv", order)
-
-
-def _parse_time(query: Mapping[str, str], name: str) -> float | None:
-    if name not in query:
-        return None
-    try:
-        time = float(query[name])
-    except ValueError:
-        time = math.nan
-    if not 0 <= time < 1e11:
-        raise UsageError(f"{name}={query[name][:60]!r}: write a Unix time in seconds")
-    return time
 
 
 RowName = tuple[tuple[str, Any], ...]
@@ -303,7 +292,6 @@ def _hours(seconds: float) -> float:
 
 
 def _add_up_now(held: Sequence[HeldPart]) -> dict[str, Any]:
-    """Adds up a row's current GPUs. Returns fields of `RangeRow`."""
     now = sum_held(held).rounded()
     since = [part.idle_since for part in held if part.idle_since is not None]
     return {
@@ -336,10 +324,6 @@ def describe_row(row: RangeRow) -> str:
     job = f"job {row.job}" if row.job and not row.job.startswith("user ") else row.job
     names = (row.cluster, row.namespace, owner, row.pod, job, row.uid or row.container_id, row.label)
     return "/".join(filter(None, names)) or "(none)"
-
-
-def utc_text(time: float) -> str:
-    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def encode_range_csv(answer: RangeAnswer) -> bytes:
@@ -437,6 +421,9 @@ class RecordedUsage:
     async def events(self, query: EventQuery) -> EventsAnswer:
         return await self._recorder.ask(lambda db, now: read_events(db, query, now))
 
+    async def past(self, at: float) -> ClusterState:
+        return await self._recorder.ask(lambda db, _: read_past(db, at, self._read_state()))
+
     async def summary(self, namespace: str, pod: str) -> JobSummary | None:
         """Returns None if there is no record of the pod."""
         return await self._recorder.ask(lambda db, now: read_summary(db, namespace, pod, now, self._read_state()))
@@ -502,17 +489,16 @@ def _add_history(summary: JobSummary, history: PodHistory, end: float, state: Cl
     summary.peak_use = max(known, default=None)
     # Here, use is relative to the whole GPU or MIG instance. In /api/v1/range, it is relative to the pod's share.
     summary.mean_use = round(sum(known) / len(known), 4) if known else summary.mean_use
-    summary.p95_use = max((_p95(values) for values in use if values), default=None)
+    p95 = [_p95(values) for values in use if values]
+    summary.p95_use = max(p95, default=None)
     summary.peak_memory_bytes = peak = max((value for values in memory for value in values), default=None)
     summary.step_seconds = history.step_seconds
-    summary.throttled_seconds = sum(
-        _overlap(mark, history, end) for mark in history.marks if mark.condition in _THROTTLING
-    )
+    throttled = (mark for mark in history.marks if mark.condition in _THROTTLING)
+    summary.throttled_seconds = sum(_overlap(mark, history, end) for mark in throttled)
     summary.errors = sum(mark.condition not in (*_THROTTLING, IDLE) for mark in history.marks)
     held_whole = summary.allocated_hours * 3600 > 0.9 * summary.duration_seconds * summary.gpus
     if summary.duration_seconds >= _SHORTEST and held_whole:
         gpus = {gpu.uuid: gpu for node in state.nodes for gpu in node.gpus}
-        p95 = [_p95(values) for values in use if values]
         peaks = [max(values, default=peak or 0.0) for values in memory]
         summary.hint = _hint(summary, p95, peaks, [gpus[d.uuid] for d in history.devices if d.uuid in gpus])
 

@@ -8,20 +8,13 @@ from typing import NamedTuple
 
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.nodes import NodeEntry, describe_condition
-from podgpu.cluster.parts import (
-    HeldPart,
-    device_memory,
-    device_model,
-    device_utilization,
-    divide_gpu,
-    is_mps_client,
-    key_of,
-)
+from podgpu.cluster.parts import HeldPart, device_memory, device_model, device_utilization, divide_gpu, key_of
 from podgpu.cluster.ranges import account_of
 from podgpu.cluster.state import ClusterState
 from podgpu.history.events import IDLE
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.history.store import Amounts, Figures, GpuSample, HistoryRound, HolderSample
+from podgpu.metrics.conditions import NODE_GONE
 from podgpu.model import MJ, NS, DeviceState, HolderUsage, MigInstance, WorkloadKey
 
 _OWN_DIFFERENCE = 0.05  # minimum difference from the GPU's utilisation for storing a sole holder's own values
@@ -79,6 +72,7 @@ class RoundReader:
                         *((condition.name, describe_condition(condition)[0]) for condition in gpu.conditions),
                         *_idle_alarms(parts, node.read_at + state.clock_offset, state.settings.idle_after),
                     ],
+                    since={c.name: c.since for c in gpu.conditions if c.since and c.name != NODE_GONE},
                     unallocated=self._read_rest(gpu, instance, node, device_part, price, holders, users_joules),
                     currency="" if price is None else state.prices.currency,
                 )
@@ -98,7 +92,7 @@ class RoundReader:
             allocated = part.part * seconds
             idle = _idle_seconds(part, seconds, node.read_at + state.clock_offset)
             hourly = (part.cost_per_hour or 0.0) / 3600
-            if usage.busy_ns is None and not is_mps_client(part.device, part.holder):
+            if usage.busy_ns is None and not part.is_mps_client:
                 ratio = usage.utilization_ratio
                 if ratio is None and part.share == 1:
                     ratio = device_utilization(part.device)

@@ -59,7 +59,6 @@ class ScrapeTarget:
     async def read_states(
         self, session: aiohttp.ClientSession, keep_fields: frozenset[str], node_labels: Sequence[str], wall: float
     ) -> list[NodeState]:
-        """Returns the states that the exporter reports. Raises SourceError."""
         response = await self.api.send(session, path="/api/v1/node", accept="application/json")
         if response.status == 200 and response.content_type == "application/json":
             try:

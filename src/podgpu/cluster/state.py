@@ -37,16 +37,7 @@ from podgpu.cluster.parts import (
 from podgpu.cluster.prices import NO_PRICES, Prices
 from podgpu.errors import few_of
 from podgpu.metrics.conditions import NODE_GONE
-from podgpu.model import (
-    NS,
-    Condition,
-    DeviceState,
-    GpuOrInstance,
-    Holder,
-    HolderUsage,
-    MigInstance,
-    NodeState,
-)
+from podgpu.model import NS, Condition, DeviceState, GpuOrInstance, Holder, HolderUsage, MigInstance, NodeState
 
 AVERAGED = frozenset({"cluster", "namespace", "node", "model"})
 _MAX_RATIO = 1.01  # a ratio can exceed 1 if its counter is read slightly late
@@ -97,6 +88,8 @@ class ClusterState:
     fleet: FleetCounts | None = None  # totals, if there are too many GPUs to read; then `nodes` has only a selection
     found: int | None = None  # number of nodes that match the selection
     clock_offset: float = 0.0  # Unix time minus monotonic time. Constant until the wall clock is set
+    at: float | None = None  # set only for a past time
+    step_seconds: int | None = None  # set only for a past time: values are means over this time
 
     @property
     def used_ratio(self) -> float | None:
@@ -142,7 +135,7 @@ def build_cluster_state(
         shown = hide_missing_gpus(node, removed) if removed else node
         if shown is not None:
             idle = _IdleTimes(shown, earlier, offset, clock_change, reading.idle_for)
-            nodes.append(_complete(shown, idle, prices, offset, shown.reading.owners or reading.owners))
+            nodes.append(complete_node(shown, idle, prices, offset, shown.reading.owners or reading.owners))
     read = {node.target for node in reading.nodes}
     unread = [outcomes[target].text for target in sorted(outcomes) if outcomes[target].error and target not in read]
     alerts = (alert for node in nodes for alert in describe_node(node.name, node.state, node.gone))
@@ -175,7 +168,7 @@ def build_single_node_state(
     """Builds the state of an exporter's own page. If not `fresh`, omits GPUs and shows the first note as an alert."""
     prices = prices.at(wall)
     shown = state if fresh else replace(state, devices=())
-    node = _complete(
+    node = complete_node(
         NodeEntry(state.node, NodeReading("", shown, read_at=now), shown, stale=not fresh), None, prices, wall - now
     )
     alerts = tuple(Alert("broken", text, state.node) for text in notes[:1])
@@ -220,12 +213,8 @@ def bound_notes(notes: Sequence[str], most: int = MAX_NOTES) -> tuple[str, ...]:
 # Holders and their idle times
 
 
-def _complete(
-    node: NodeEntry,
-    idle: _IdleTimes | None,
-    prices: Prices,
-    offset: float,
-    owners: Owners | None = None,
+def complete_node(
+    node: NodeEntry, idle: _IdleTimes | None, prices: Prices, offset: float, owners: Owners | None = None
 ) -> NodeEntry:
     """Sets `held` and `prices`. If the node is gone, adds the condition `node_gone` to its GPUs."""
     if node.gone:

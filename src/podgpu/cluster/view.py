@@ -167,6 +167,8 @@ class View(_JsonStruct, kw_only=True):
     prices: str = ""
     paged: bool = False  # there are too many GPUs to read all; `nodes` has one page of the matching nodes
     found: int | None = None  # number of nodes that match the request
+    at: float | None = None  # the past time that was requested
+    step_seconds: int | None = None  # values of a past time are means over this time
     totals: Totals
     namespaces: list[NamespaceView]
     nodes: list[NodeView]
@@ -249,6 +251,8 @@ def make_view(state: ClusterState) -> View:
         prices=prices.source,
         paged=state.fleet is not None,
         found=state.found,
+        at=state.at,
+        step_seconds=state.step_seconds,
         totals=total_of(state),
         namespaces=_make_namespaces(state),
         nodes=[_make_node(node) for node in state.nodes],
@@ -258,13 +262,8 @@ def make_view(state: ClusterState) -> View:
 def total_of(state: ClusterState) -> Totals:
     fleet, currency = state.fleet, state.prices.currency
     if fleet is not None:
-        gpus, broken, power, unknown = (
-            fleet.gpus,
-            fleet.broken,
-            fleet.power_watts,
-            0.0 if fleet.has_rule else fleet.gpus,
-        )
-        currency = currency if fleet.has_rule else ""
+        gpus, broken, power = fleet.gpus, fleet.broken, fleet.power_watts
+        unknown, currency = (0.0, currency) if fleet.has_rule else (fleet.gpus, "")
     else:
         every = [(node, gpu) for node in state.nodes for gpu in node.gpus]
         watts = [gpu.power_mw / 1000 for node, gpu in every if gpu.power_mw is not None and not node.stale]
@@ -300,7 +299,7 @@ def _held_parts(state: ClusterState) -> Iterator[HeldPart]:
 def _unheld_unknown(node: NodeEntry, gpu: DeviceState) -> float:
     """Returns the fraction of the GPU without a known holder, if it may be in use. Returns 0 if it is free."""
     parts = [part.part for part in node.held if part.gpu is gpu]
-    is_unknown = node.gone or (not parts and may_be_busy(gpu_utilization(gpu), device_memory(gpu)))
+    is_unknown = node.gone or node.silent or (not parts and may_be_busy(gpu_utilization(gpu), device_memory(gpu)))
     return max(0.0, 1.0 - sum(parts)) if is_unknown else 0.0
 
 
@@ -505,18 +504,18 @@ def _make_fields(values: Mapping[str, Value], source: str, links_up: int | None)
     helps = detail_helps()
     order = {number: place for place, number in enumerate(helps)}
     known_fields = [(field, value) for name, value in values.items() if (field := field_named(name)) is not None]
-    views = []
+    rows = []
     for field, value in sorted(known_fields, key=lambda pair: (order.get(pair[0].id, len(order)), pair[0].id)):
         if field.id == CLOCK_EVENTS_FIELD and isinstance(value, int):
             value = clock_events_in_words(value)
-        views.append(
+        rows.append(
             FieldView(name=field.name, help=helps.get(field.id, ""), unit=field.unit, value=value, source=source)
         )
     if links_up is not None:
-        views.append(
+        rows.append(
             FieldView(name="nvlinks_up", help="NVLinks that are up.", unit="links", value=links_up, source=source)
         )
-    return views
+    return rows
 
 
 def _concerns(status: SourceStatus, gpu: DeviceState) -> bool:

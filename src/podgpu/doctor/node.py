@@ -23,7 +23,7 @@ from podgpu.gpu.exporter import ExporterTelemetry
 from podgpu.gpu.nvml.driver import MIN_GPM_SECONDS, VersionMismatch
 from podgpu.gpu.nvml.switch_attribution import SwitchLogError
 from podgpu.gpu.nvml.telemetry import NvmlTelemetry, count_pci_gpus
-from podgpu.gpu.source import GpuReading, Inventory, Telemetry
+from podgpu.gpu.source import Telemetry
 from podgpu.holders import AllocationSource
 from podgpu.holders.annotations import replace_reservations
 from podgpu.holders.api import ApiAccess
@@ -34,7 +34,7 @@ from podgpu.holders.reader import describe, explain, merge
 from podgpu.kube.reflector import Informer
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.fields import Field, Gpm, fields
-from podgpu.model import Allocation, Device, Unmapped, UsageMethod
+from podgpu.model import Allocation, Device, GpuReading, Inventory, Unmapped, UsageMethod
 from podgpu.usage.containers import in_host_pid_namespace
 from podgpu.workers import Workers
 
@@ -52,8 +52,6 @@ ReadError = SourceError | StartError
 
 @dataclass(frozen=True, slots=True)
 class GpuReadings:
-    """Values and errors that were read from the driver and the GPUs."""
-
     inventory: Inventory | None = None  # None if the driver could not be read, see `error`
     error: ReadError | None = None
     read: Mapping[Device, GpuReading] = field(default_factory=dict)

@@ -14,16 +14,15 @@ from podgpu.files import AtomicFile, OutputError, identify_file
 from podgpu.gpu.exporter import find_devices
 from podgpu.gpu.source import CompanionDriver
 from podgpu.metrics.adapter import LabelMap, read_device_key
+from podgpu.metrics.dcgm import HOLDER_LABELS, Policy, holder_pairs
 from podgpu.metrics.encode import Family, Labels, Sample, encode
-from podgpu.metrics.labels import HOLDER_LABELS, Policy, holder_pairs
 from podgpu.metrics.parse import ParsedFamily, ParsedSample, encode_parsed
 from podgpu.metrics.render import render_self
 from podgpu.model import Allocation, Assignment, Device, NodeState, SourceStatus
 from podgpu.workers import ErrorCounts
 
 _log = logging.getLogger("podgpu")
-SOURCE = "exporter"
-"""Value of the `source` label in podgpu's own metrics, for reads of the other exporter."""
+SOURCE = "exporter"  # value of the `source` label in podgpu's own metrics, for reads of the other exporter
 OUTPUT = "textfile"
 _OWN_PREFIX = "podgpu_"
 _LOG_AGAIN_SECONDS = 60.0
@@ -171,11 +170,7 @@ class Enricher:
         return limit is not None and (self._written_at is None or self.clock.monotonic() - self._written_at > limit)
 
     def _encode_self(
-        self,
-        sources: tuple[SourceStatus, ...],
-        held: Allocation,
-        taken_at: float,
-        existing: Set[str] = frozenset(),
+        self, sources: tuple[SourceStatus, ...], held: Allocation, taken_at: float, existing: Set[str] = frozenset()
     ) -> bytes:
         """Encodes podgpu's own metrics. Skips families in `existing`, because a second HELP line would be invalid."""
         statuses = self.errors.add_to(sources, held.unmapped)

@@ -17,15 +17,7 @@ import msgspec
 
 from podgpu.errors import DeviceLost, SourceError, UsageError
 from podgpu.files import identify_file, read_bounded
-from podgpu.gpu.source import (
-    EXPORTER_FIELDS,
-    CompanionDriver,
-    ErrorEvent,
-    ErrorEvents,
-    GpuReading,
-    Inventory,
-    Telemetry,
-)
+from podgpu.gpu.source import EXPORTER_FIELDS, CompanionDriver, ErrorEvents, Telemetry
 from podgpu.http_client import (
     DEFAULT_TIMEOUT,
     MAX_METRICS_BYTES,
@@ -37,10 +29,9 @@ from podgpu.http_client import (
     with_scheme,
 )
 from podgpu.metrics.adapter import MAX_LINES, node_from_samples, read_device_key
-from podgpu.metrics.fields import Blank, Field, field_named, value_printed
-from podgpu.metrics.names import XID_NAME, converted, meaning
+from podgpu.metrics.fields import XID_NAME, Blank, Field, converted, field_named, meaning, value_printed
 from podgpu.metrics.parse import BadExposition, ParsedFamily, ParsedSample, parse_text
-from podgpu.model import Device, DeviceState, Value
+from podgpu.model import Device, DeviceState, ErrorEvent, GpuReading, Inventory, Value
 
 _MAX_AGE = 300.0  # maximum age of a file in seconds
 _OTHER_ENTITIES = ("nvlink", "nvswitch", "cpu", "cpucore")
@@ -154,8 +145,7 @@ class ExporterTelemetry:
     ) -> None:
         """`device_name_ids`: True if the kubelet's GPU ids are nvidia<N>."""
         self.expected: int | None = None
-        self.shown = source.shown
-        """Name of the source in messages."""
+        self.shown = source.shown  # name of the source in messages
         self._source = source
         self._companion = CompanionDriver(driver)
         self.processes = self._companion.processes

@@ -9,15 +9,13 @@ import threading
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 from podgpu.errors import SourceError, StartError, Unsupported
 from podgpu.metrics.fields import Field
-from podgpu.model import Detail, Device, DeviceUsage, EntityState, ProcessUsage, Value
+from podgpu.model import Device, DeviceUsage, ErrorEvent, GpuReading, Inventory, ProcessUsage
 
-Lack = Literal["no_process_utilization", "no_energy", "no_memory", "no_instance_utilization", "no_process_list"]
-"""Error reason for a usage value that a GPU does not provide."""
 EXPORTER_FIELDS = 9000  # dcgm-exporter or podgpu computes the fields from this id on; DCGM does not have them
 _COMPANION_WAIT = 0.5
 
@@ -28,61 +26,6 @@ class FieldGroup:
 
     fields: tuple[Field, ...]
     interval: float
-
-
-@dataclass(frozen=True, slots=True)
-class GpuReading:
-    """The values of one physical GPU and its MIG instances. Fields without a value are omitted."""
-
-    values: Mapping[Device, Mapping[int, Value]]  # by device and field id; the GPU comes before its instances
-    details: tuple[Detail, ...] = ()  # fields of the GPU that have several values, such as health checks
-    unsupported: tuple[tuple[str, int], ...] = ()  # device key and field id
-    dropped: tuple[int, ...] = ()  # fields with an invalid value (special code, NaN, impossible), once per occurrence
-    errors: tuple[str, ...] = ()  # reasons of failed calls; the values of other calls are still valid
-    entities: tuple[EntityState, ...] = ()  # links of the GPU, or (in `read_others`) switches and CPUs
-    slow_values: Mapping[int, Value] = field(default_factory=dict)  # additional fields for the GPU's page, by id
-    reports_errors: bool = True  # False if the source cannot report errors (XIDs) of this GPU
-    links_up: int | None = None  # number of NVLinks that are up; None if the GPU has none or does not report them
-
-
-@dataclass(frozen=True, slots=True)
-class SwitchStatus:
-    """State of the context-switch log. The log is used only while a GPU is shared."""
-
-    errors: tuple[str, ...] = ()
-    """Reasons of the errors in this reading."""
-    fallback_reason: str = ""
-    """Why usage comes from the driver's samples instead of the log. Empty if it comes from the log."""
-    fallback: str = ""
-    """Message for `fallback_reason`."""
-
-
-@dataclass(frozen=True, slots=True)
-class UsageAnswer:
-    """Usage of one GPU since the last call."""
-
-    usages: tuple[DeviceUsage, ...]
-    """Usage of the GPU, then of each MIG instance."""
-    dropped: tuple[str, ...] = ()
-    """Driver functions that returned an invalid value (special code, NaN or impossible), once per occurrence."""
-    errors: tuple[str, ...] = ()
-    """Reasons of the calls that failed."""
-    lacks: tuple[tuple[str, Lack], ...] = ()
-    """Unsupported driver functions, and the value that is missing because of each of them."""
-    switches: SwitchStatus | None = None
-    """None if context switches are not used."""
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorEvent:
-    """An error that a device reported."""
-
-    device: str
-    """`Device.key`."""
-    code: int
-    """The vendor's error number. NVIDIA's is the XID."""
-    at: float
-    """Unix time."""
 
 
 class ErrorEvents:
@@ -96,21 +39,9 @@ class ErrorEvents:
         return [self._events.popleft() for _ in range(len(self._events))]
 
 
-@dataclass(frozen=True, slots=True)
-class Inventory:
-    """The GPUs of this node."""
-
-    gpus: tuple[Device, ...]
-    unreachable: dict[int, str] = field(default_factory=dict)
-    """Index of each GPU that the driver lists but cannot read, with the reason."""
-    hung: frozenset[int] = frozenset()
-    """Indices of unreachable GPUs whose first driver call has not returned yet."""
-
-
 class Telemetry(Protocol):
     name: str
-    expected: int | None
-    """Number of GPUs on the PCI bus. None if unknown."""
+    expected: int | None  # number of GPUs on the PCI bus; None if unknown
 
     def inventory(self) -> Inventory:
         """Returns the physical GPUs. Opens the driver if necessary. Raises SourceError if this fails."""
@@ -121,7 +52,7 @@ class Telemetry(Protocol):
     def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
         """Lists the processes on a GPU and its instances. May run in another worker than `read`. Raises SourceError."""
 
-    def usage(self, gpu: Device, shared: Collection[str] = ()) -> UsageAnswer:
+    def usage(self, gpu: Device, shared: Collection[str] = ()) -> DeviceUsage:
         """Returns the usage of one GPU and its instances since the last call. Raises SourceError if it cannot be read.
 
         `shared`: keys of devices on which processes of several containers run. All calls for a GPU come from the same
@@ -197,7 +128,7 @@ class CompanionDriver:
     def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
         return self._find_driver(gpu).processes(gpu)
 
-    def usage(self, gpu: Device, shared: Collection[str] = ()) -> UsageAnswer:
+    def usage(self, gpu: Device, shared: Collection[str] = ()) -> DeviceUsage:
         return self._find_driver(gpu).usage(gpu, shared)
 
     def discard_error_events(self) -> None:

@@ -101,6 +101,19 @@ def parse_range(text: str) -> int:
     return int(found[1]) * _UNITS[found[2]]
 
 
+def parse_time(query: Mapping[str, str], name: str, most: float = 1e11) -> float | None:
+    """Returns a Unix time of the query, or None if it is not given. Raises UsageError."""
+    if name not in query:
+        return None
+    try:
+        time = float(query[name])
+    except ValueError:
+        time = math.nan
+    if not 0 <= time < most:
+        raise UsageError(f"{name}={query[name][:60]!r}: write a Unix time in seconds, not after {most:.0f}")
+    return time
+
+
 def sparkline_start(now: float) -> int:
     """Returns the Unix time of the first point. A sparkline has 60 points and ends with the current minute."""
     return (int(now) // SPARKLINE_STEP + 1 - SPARKLINE_POINTS) * SPARKLINE_STEP
@@ -135,13 +148,11 @@ def make_pod_history(namespace: str, pod: str, gpus: Iterable[GpuHistory]) -> Po
     marks: list[Mark] = []
     for gpu in gpus:
         own = [span for span in gpu.holders if (span.namespace, span.pod) == (namespace, pod)]
-        devices.append(
-            DeviceHistory(
-                uuid=gpu.uuid, instance=gpu.instance, node=gpu.node, index=gpu.index, series=gpu.series, holders=own
-            )
-        )
+        names: dict[str, Any] = {"uuid": gpu.uuid, "instance": gpu.instance, "node": gpu.node, "index": gpu.index}
+        devices.append(DeviceHistory(**names, series=gpu.series, holders=own))
         for mark in gpu.marks:
-            if any(_overlaps(mark, span) for span in own):
+            end = math.inf if mark.until is None else mark.until
+            if any(span.from_ < end and (span.to is None or mark.at < span.to) for span in own):
                 marks.append(msgspec.structs.replace(mark, uuid=gpu.uuid, instance=gpu.instance))
     if not devices:
         return None
@@ -155,10 +166,6 @@ def make_pod_history(namespace: str, pod: str, gpus: Iterable[GpuHistory]) -> Po
         devices=devices,
         marks=marks,
     )
-
-
-def _overlaps(mark: Mark, span: HolderSpan) -> bool:
-    return (span.to is None or mark.at < span.to) and (mark.until is None or mark.until > span.from_)
 
 
 # Reading from SQLite

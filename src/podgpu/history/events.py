@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from podgpu.errors import UsageError, few_of
-from podgpu.history.answers import parse_range
+from podgpu.history.answers import parse_range, parse_time
 
-IDLE = "idle"
-"""The condition of a GPU whose holder has been idle for longer than --idle-after."""
+IDLE = "idle"  # the condition of a GPU whose holder has been idle for longer than --idle-after
 MOST_EVENTS = 1000
 _MAX_SPANS = 20_000
 _NODE_WIDE = ("node_gone", "driver_away")
@@ -25,7 +24,8 @@ SELECT started, ended, name, message, uuid, instance, gpu.node, gpu_index, ifnul
     ifnull(namespace, ''), ifnull(pod, ''),
     coalesce(nullif(pod, ''), nullif(job, ''), nullif(uid, ''), 'container ' || substr(container_id, 1, 12), '')
 FROM span JOIN gpu ON gpu.id = span.gpu LEFT JOIN account ON account.id = span.account
-WHERE (name = 'node_gone' OR span.account IN (SELECT account FROM span WHERE started >= :start OR ended >= :start))
+WHERE started <= :end
+AND (name = 'node_gone' OR span.account IN (SELECT account FROM span WHERE started >= :start OR ended >= :start))
 {{where}} ORDER BY max(started, ifnull(ended, 0)) DESC LIMIT {_MAX_SPANS}"""
 # Selects the spans of a pod, and the conditions that a GPU had while the pod held the GPU.
 _OF_POD = """
@@ -37,11 +37,12 @@ _WHERE = {"gpu": "AND uuid = :gpu", "node": "AND gpu.node = :node", "pod": _OF_P
 
 
 class EventQuery(NamedTuple):
-    """Selects events of the last `seconds`. If `selector` is empty, selects all. A pod is written `NAMESPACE/POD`."""
+    """Selects events. If `selector` is empty, selects all. A pod is written `NAMESPACE/POD`."""
 
-    seconds: int
+    seconds: int  # before `end`
     selector: str = ""
     value: str = ""
+    end: float | None = None  # Unix time; None: now
 
 
 class Event(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -87,34 +88,36 @@ class _Span(NamedTuple):
 
 
 def parse_events_query(query: Mapping[str, str]) -> EventQuery:
-    seconds = parse_range(query.get("range", "24h"))
     given = [name for name in _WHERE if name in query]
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)}: give only one of gpu, node and pod")
-    return EventQuery(seconds, given[0], query[given[0]]) if given else EventQuery(seconds)
+    seconds, selector = parse_range(query.get("range", "24h")), "".join(given)
+    return EventQuery(seconds, selector, query.get(selector, ""), parse_time(query, "to"))
 
 
 def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> EventsAnswer:
-    start = now - query.seconds
+    end = now if query.end is None else min(query.end, now)
+    start = end - query.seconds
     sql = _SPANS.format(where=_WHERE.get(query.selector, ""))
-    parameters = {"start": start, query.selector: query.value} if query.selector else {"start": start}
+    parameters = {"start": start, "end": end, **({query.selector: query.value} if query.selector else {})}
     spans = [_Span(*row) for row in db.execute(sql, parameters)]
     # The start of pods in the first reading is unknown, so they have no start event.
     [(began,)] = db.execute("SELECT min(time + resolution) FROM round").fetchall()
     conditions = [span for span in spans if not span.account]
     events = [_condition_event(at, group) for at, group in _group(conditions, lambda span: span.started)]
-    recovered = _group([span for span in conditions if span.name != IDLE], lambda span: span.ended)
-    events += [_recovery_event(at, group) for at, group in recovered]
+    for at, group in _group([span for span in conditions if span.name != IDLE], lambda span: span.ended):
+        event = _condition_event(at, group)
+        events.append(msgspec.structs.replace(event, kind="recovered", seconds=at - group[0].started))
     for run, ended in _find_runs(spans):
         started = run[0].started
         if started >= began:
             events.append(_pod_event("started", started, run))
         if ended < math.inf:
             events.append(_pod_event("ended", ended, run, ended - started))
-    events = sorted((event for event in events if event.at >= start), key=lambda event: (-event.at, event.text))
+    events = sorted((event for event in events if start <= event.at <= end), key=lambda event: (-event.at, event.text))
     return EventsAnswer(
         from_=start,
-        to=now,
+        to=end,
         truncated=len(events) > MOST_EVENTS or len(spans) == _MAX_SPANS,
         events=events[:MOST_EVENTS],
     )
@@ -170,8 +173,3 @@ def _condition_event(at: int, spans: list[_Span]) -> Event:
     what = f"GPU {first.gpu} of {first.node}" if len(gpus) == 1 else f"{first.node}, {len(gpus)} GPUs"
     uuid = first.uuid if len(gpus) == 1 else ""
     return Event(at=at, kind=first.name, text=f"{what}: {first.message}", node=first.node, uuid=uuid)
-
-
-def _recovery_event(at: int, spans: list[_Span]) -> Event:
-    event = _condition_event(at, spans)
-    return msgspec.structs.replace(event, kind="recovered", seconds=at - spans[0].started)

@@ -29,6 +29,7 @@ from podgpu.history.answers import (
 from podgpu.history.store import FINE, HistoryError, HistoryRound, HistoryStore
 
 FILE_NAME = "history.db"
+_OLD_FILES = ("*.history", "waste.json")  # of podgpu 0.1 and 0.2
 _REOPEN_SECONDS = 60.0
 _EMPTY_RETRY_SECONDS = 2.0  # interval of attempts until the first values are available
 _STOP_SECONDS = 2.0
@@ -69,7 +70,7 @@ class HistoryRecorder:
         try:
             self._store.append(round_)
         except HistoryError as error:
-            self._report(f"{error}; values are not stored until this is solved; check that the disk has free space")
+            self._report(f"{error}; values are not stored until this is solved")
         else:
             if self._path is not None and self._reopen_at == float("inf"):
                 self._report("")
@@ -92,6 +93,9 @@ class HistoryRecorder:
         self._store.close()
         self._store = store
         self._report("")
+        if old := [path for pattern in _OLD_FILES for path in self._path.parent.glob(pattern)]:
+            names = ", ".join(sorted(path.name for path in old))
+            _log.warning("history: files of podgpu 0.1 or 0.2 in %s are not read: %s", self._path.parent, names)
 
     def _report(self, problem: str) -> None:
         if problem and problem != self._problem:

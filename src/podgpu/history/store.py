@@ -8,7 +8,7 @@ import os
 import sqlite3
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from operator import add
 from pathlib import Path
@@ -18,6 +18,7 @@ from podgpu.errors import PodgpuError
 
 SCHEMA_VERSION = 4
 FINE, COARSE, HOUR, DAY = 15, 300, 3600, 86_400  # resolutions in seconds; days are UTC days
+_LATEST = 60  # seconds; a condition that began longer before the last round had another text until now
 MAX_BYTES = 2 * 1024**3  # 8,000 GPUs with one pod each need 1.6 GB
 
 
@@ -188,8 +189,7 @@ class UsageAccount(NamedTuple):
     methods: str = ""  # names of measuring methods (see podgpu_device_usage_method), separated by spaces
 
 
-UNALLOCATED = UsageAccount()
-"""The account for GPUs, and fractions of GPUs, that no pod or job held."""
+UNALLOCATED = UsageAccount()  # the account for GPUs, and fractions of GPUs, that no pod or job held
 
 
 class HolderSample(NamedTuple):
@@ -214,6 +214,7 @@ class GpuSample(NamedTuple):
     conditions: Sequence[tuple[str, str]] = ()  # name and message, such as ("xid", "XID 79: fallen off the bus")
     unallocated: Amounts = Amounts()  # unallocated time and its cost since the previous round
     currency: str = ""  # currency of `unallocated`
+    since: Mapping[str, float] = {}  # name of a condition -> Unix time when it began
 
 
 class HistoryRound(NamedTuple):
@@ -287,7 +288,9 @@ class HistoryStore:
         except (sqlite3.Error, OSError, OverflowError) as error:
             if _is_damage(error):
                 self._damage = error
-            raise HistoryError(f"cannot {action} {self._path or 'history'}: {error}") from error
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # SQLite reports some full disks as I/O errors
+            hint = "; check that the disk has free space" if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR) else ""
+            raise HistoryError(f"cannot {action} {self._path or 'history'}: {error}{hint}") from error
 
     def _open_or_replace(self) -> None:
         try:
@@ -348,18 +351,20 @@ class HistoryStore:
             self._ids_hour = time // HOUR * HOUR
             self._ids.clear()
         samples: list[tuple[float | None, ...]] = []
-        spans: set[tuple[int, int, str, str]] = set()
+        spans: dict[tuple[int, int, str, str], int] = {}  # with the start of each span, if it is new
         for gpu in round_.gpus:
             gpu_id = self._row_id(_UPSERT_GPU, (gpu.uuid, gpu.instance, gpu.node, gpu.gpu_index))
             if gpu.figures is not None:
                 samples.append((FINE, time, gpu_id, 0, *gpu.figures))
             for holder in gpu.holders:
                 account_id = self._row_id(_UPSERT_ACCOUNT, holder.account)
-                spans.add((gpu_id, account_id, holder.container, ""))
+                spans[gpu_id, account_id, holder.container, ""] = time
                 if holder.figures is not None:
                     samples.append((FINE, time, gpu_id, account_id, *holder.figures))
             for name, message in gpu.conditions:
-                spans.add((gpu_id, 0, name, message))
+                since = round(gpu.since.get(name, time))
+                is_new = rolled_up_until - _LATEST < since <= round_.time + 1
+                spans[gpu_id, 0, name, message] = since if is_new else time
         usage = (  # a generator, so that the garbage collector has fewer objects to track
             (COARSE, step, self._row_id(_UPSERT_ACCOUNT, account), currency, *total)
             for (step, currency), totals in self._pending_usage.items()
@@ -368,11 +373,12 @@ class HistoryStore:
         self._db.execute(_INSERT_ROUND, (FINE, time))
         self._db.executemany(_INSERT_SAMPLE, samples)
         self._db.executemany(_ADD_USAGE, usage)
-        self._db.executemany(_START_SPAN, [(*span, time) for span in spans - self._open_spans])
+        new = ((*span, started) for span, started in spans.items() if span not in self._open_spans)
+        self._db.executemany(_START_SPAN, new)
         # If podgpu did not run for some time, holders and conditions are recorded as ended at the last round before.
         ended = time if time - self._last_round <= COARSE else self._last_round + FINE
-        self._db.executemany(_END_SPAN, [(ended, *span) for span in self._open_spans - spans])
-        self._open_spans, self._last_round = spans, time
+        self._db.executemany(_END_SPAN, [(ended, *span) for span in self._open_spans - spans.keys()])
+        self._open_spans, self._last_round = set(spans), time
         if self._window != time // COARSE:
             self._window = time // COARSE
             self._roll_up_usage(rolled_up_until, time)

@@ -20,15 +20,7 @@ from msgspec import Meta, Struct, field
 from podgpu.decode import find_decoder
 from podgpu.errors import SourceError, one_line
 from podgpu.holders import AllocationSource, Complete
-from podgpu.holders.device_ids import (
-    VCUDA_CORE,
-    VCUDA_MEMORY,
-    DeviceId,
-    DeviceIndex,
-    HeldId,
-    map_held,
-    parse_device_id,
-)
+from podgpu.holders.device_ids import VCUDA_CORE, VCUDA_MEMORY, DeviceId, DeviceIndex, HeldId, map_held, parse_device_id
 from podgpu.kube.objects import ContainerRecord, PodRecord, parse_quantity
 from podgpu.model import MIB, Allocation, Assignment, Device, Unmapped, VcudaRequest, Workload, parts_of
 
@@ -207,8 +199,7 @@ def _split(containers: Sequence[ContainerRecord]) -> list[float]:
     return [1 / len(containers)] * len(containers)
 
 
-_Slice = tuple[str, float | None]
-"""Device and share."""
+_Slice = tuple[str, float | None]  # device and share
 _ContainerSlices = list[_Slice | None]
 """Devices of one container. None: the device is not a GPU, or is a MIG instance that does not exist yet."""
 
@@ -332,8 +323,6 @@ FORMATS: Mapping[str, Callable[[PodRecord], list[HeldId]]] = {
 
 _GROUP = "runai-gpu-group"
 """Label with the group name. A pod on several GPUs instead has one label `runai-gpu-group/<group>` per GPU."""
-_NAME_PREFIXES = ("gpu-reservation-", "runai-reservation-gpu-")
-_CONTAINERS = ("resource-reservation", "runai-reservation")
 _SCALING_NAMESPACES = ("kai-scale-adjust", "runai-scale-adjust")
 """Namespaces of pods that request whole GPUs only to make an autoscaler add nodes."""
 _MEMORY_MIB = re.compile(r"[1-9][0-9]{0,9}")
@@ -347,7 +336,8 @@ def replace_reservations(
 ) -> dict[str, Allocation]:
     """Replaces each reservation pod by the pods of its group, in the readings of all sources.
 
-    If `pods` is empty, the groups are unknown, and the GPU is reported as unmapped (`reserved`).
+    If `pods` is empty, the groups are unknown, and the GPU is reported as unmapped (`reserved`). A holder that another
+    source reports for this GPU has an unknown fraction.
     """
     reserved: dict[PodRecord, set[str]] = defaultdict(set)
     records = {(pod.namespace, pod.name): pod for pod in pods}
@@ -362,11 +352,17 @@ def replace_reservations(
             pod = records.get((holder.namespace, holder.pod))
             if pod is not None and _is_reservation(pod):
                 reserved[pod].add(assignment.device)
-            elif pod is None and holder.pod.startswith(_NAME_PREFIXES) and holder.container in _CONTAINERS:
+            elif pod is None and holder.is_reservation:
                 unknown.append(Unmapped(source, "reserved", assignment.device, "", holder))
             elif holder.namespace not in _SCALING_NAMESPACES:
                 kept.append(assignment)
         replaced[source] = replace(reading, assignments=tuple(kept), unmapped=(*reading.unmapped, *unknown))
+    shared = {
+        entry.device_id for reading in replaced.values() for entry in reading.unmapped if entry.reason == "reserved"
+    }
+    for source, reading in replaced.items() if shared else ():
+        own = (replace(one, is_shared=one.is_shared or one.device in shared) for one in reading.assignments)
+        replaced[source] = replace(reading, assignments=tuple(own))
     if pods:
         groups = _find_groups(pods, reserved, DeviceIndex(devices))
         members, unmapped = _find_members(pods, groups, {device.key: device for device in devices})
@@ -378,8 +374,8 @@ def replace_reservations(
 
 
 def _is_reservation(pod: PodRecord) -> bool:
-    has_container = any(container.name in _CONTAINERS for container in pod.containers)
-    return bool(_read_groups(pod)) and (has_container or bool(pod.annotation(RESERVED_GPU)))
+    is_named = any(_workload(pod, container).is_reservation for container in pod.containers)
+    return bool(_read_groups(pod)) and (is_named or bool(pod.annotation(RESERVED_GPU)))
 
 
 def _read_groups(pod: PodRecord) -> set[str]:

@@ -80,8 +80,6 @@ def _number(digits: str | None) -> int | None:
 
 
 class DeviceIndex:
-    """Finds devices of the node by id."""
-
     def __init__(self, devices: Sequence[Device]) -> None:
         whole = (device for device in devices if not device.is_instance)
         self._whole = tuple(sorted(whole, key=lambda device: -1 if device.index is None else device.index))
@@ -106,8 +104,6 @@ class DeviceIndex:
 
 
 class HeldId(NamedTuple):
-    """A device id held by a container."""
-
     holder: Workload
     resource: str
     text: str

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -28,32 +28,30 @@ from podgpu.holders.device_ids import DeviceIndex, parse_device_id, sort_allocat
 from podgpu.holders.kubelet import SOURCE
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import ApiConfig
-from podgpu.kube.objects import KubeObject, Pairs, parse_quantity
+from podgpu.kube.objects import KubeObject, Pairs, PodRecord, parse_quantity
 from podgpu.kube.reflector import Informer
-from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
+from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload, group_by_key
 
 NVIDIA_DRIVER = "gpu.nvidia.com"
-DRIVER_CHECKPOINT = f"plugins/{NVIDIA_DRIVER}/checkpoint.json"
-"""Relative to the kubelet's root directory."""
+DRIVER_CHECKPOINT = f"plugins/{NVIDIA_DRIVER}/checkpoint.json"  # relative to the kubelet's root directory
 _MAX_CHECKPOINT_BYTES = 16 * 1024 * 1024
 _READ_CLAIMS_SECONDS = 2.0
 _RETRY_SECONDS = 10.0
 
-ClaimName = tuple[str, str]
-"""Namespace and name."""
-DeviceName = tuple[str, str]
-"""Pool and name."""
+ClaimName = tuple[str, str]  # namespace and name
+DeviceName = tuple[str, str]  # pool and name
 
 _log = logging.getLogger("podgpu")
 
 
 @dataclass(eq=False)
 class DraClaims:
-    """Maps the claims in the kubelet's answer to devices. `slices`, `checkpoint` and `reader` are optional."""
+    """Maps the claims in the kubelet's answer to devices. `slices`, `checkpoint`, `reader` and `pods` are optional."""
 
     slices: Informer[PoolSlice] | None
     checkpoint: DriverCheckpoint | None = None
     reader: ClaimReader | None = None
+    pods: Callable[[], Sequence[PodRecord]] = tuple  # the node's pods in the API server
     _pools: frozenset[str] = frozenset()
     _offered: dict[DeviceName, SliceDevice] = field(default_factory=dict)
     """Known devices by name. Devices of removed pools, and held devices, are kept, because slices disappear while the
@@ -67,14 +65,17 @@ class DraClaims:
         if self.slices is not None and is_synced:
             self._update_offered(self.slices.items(), {claim.device for claim in claimed})
         if self.reader is not None and is_synced:  # before the first sync, no claim can be mapped
-            results |= self.reader.read({claim.name for claim in claimed} - results.keys())
-        users = Counter((claim.name, claim.device) for claim in claimed)
+            users = group_by_key((claim.name, claim) for claim in claimed if claim.name not in results)
+            results |= self.reader.read({name: frozenset(own) for name, own in users.items()})
+        requests = _find_requests(self.pods())
+        used = {claim: _select_results(claim, results.get(claim.name, ()), requests) for claim in claimed}
+        counts = Counter((claim.name, claim.device) for claim in claimed if used[claim] is not None)
         index = DeviceIndex(devices)
         held: dict[tuple[str, Workload], list[Assignment]] = defaultdict(list)
         unmapped: set[Unmapped] = set()
         for claim in claimed:
-            own = [result for result in results.get(claim.name, ()) if (result.pool, result.device) == claim.device]
-            if own and all(result.admin for result in own):
+            own = used[claim]
+            if own is None or (own and all(result.admin for result in own)):
                 continue  # adminAccess is for monitoring, so the pod does not hold the device
             offered = self._offered.get(claim.device)
             uuid = (offered and offered.uuid) or prepared.uuids.get(claim.device, "")
@@ -89,7 +90,7 @@ class DraClaims:
                 device.key,
                 claim.holder,
                 SOURCE,
-                share=None if share is None else share / users[claim.name, claim.device],
+                share=None if share is None else share / counts[claim.name, claim.device],
                 attributes=claim.build_attributes(uuid if device.is_instance else "", device.profile),
                 is_shared=is_shared,
             )
@@ -112,6 +113,27 @@ class DraClaims:
         if not is_synced:
             return "slices_not_synced"
         return "unknown_claim_device" if claim.device[0] in self._pools else "unknown_pool"
+
+
+def _find_requests(pods: Iterable[PodRecord]) -> dict[tuple[Workload, str], list[str]]:
+    """Returns the requests of a claim that a container uses, by container and claim. Empty text: the whole claim."""
+    return group_by_key(
+        ((Workload(pod.namespace, pod.name, container.name), claim), request.partition("/")[0])
+        for pod in pods
+        for container in pod.all_containers
+        for claim, request in container.claims
+    )
+
+
+def _select_results(
+    claim: ClaimedDevice, results: Iterable[ClaimResult], requests: Mapping[tuple[Workload, str], Collection[str]]
+) -> list[ClaimResult] | None:
+    """Returns the results for the claimed device. Returns None if the container uses only other requests of the claim,
+    because the kubelet lists all devices of the claim."""
+    own = [result for result in results if (result.pool, result.device) == claim.device]
+    names = requests.get((claim.holder, claim.name[1]), ("",))
+    used = [result for result in own if "" in names or result.request.partition("/")[0] in names]
+    return used if used or not own else None
 
 
 def _compute_share(results: Sequence[ClaimResult], offered: SliceDevice | None, device: Device) -> float | None:
@@ -224,8 +246,6 @@ def _strip_domains(members: KubeObject | None) -> dict[str, Any]:
 
 
 class ClaimedDevice(NamedTuple):
-    """A device that a container holds through a claim."""
-
     holder: Workload
     name: ClaimName
     device: DeviceName
@@ -268,6 +288,7 @@ def parse_claims(response: Any) -> Iterator[ClaimedDevice]:
 class ClaimResult(Struct):
     """One allocation of a device to a claim. A claim can have several results for the same device."""
 
+    request: str = ""  # `<request>/<subrequest>` if the claim lists alternatives
     driver: str = ""
     pool: str = ""
     device: str = ""
@@ -284,18 +305,23 @@ def _read_results(status: KubeObject | None) -> tuple[ClaimResult, ...]:
 
 @dataclass(eq=False)
 class ClaimReader:
-    """Reads claims from the API server. Reads each claim only once, because the allocation of a held claim is fixed."""
+    """Reads claims from the API server. Reads a claim again only if all its users are new, because the allocation of a
+    held claim is fixed."""
 
     _config: ApiConfig
     _clock: Callable[[], float] = time.monotonic
-    _cached: dict[ClaimName, tuple[ClaimResult, ...]] = field(default_factory=dict)
+    _cached: dict[ClaimName, tuple[Set[ClaimedDevice], tuple[ClaimResult, ...]]] = field(default_factory=dict)
     _retry_at: float = float("-inf")
     _logged: str = ""
 
-    def read(self, held: Collection[ClaimName]) -> Mapping[ClaimName, tuple[ClaimResult, ...]]:
-        """Returns the results of all claims that could be read. Waits at most 2 s."""
-        self._cached = {name: results for name, results in self._cached.items() if name in held}
-        new = sorted(set(held) - self._cached.keys())
+    def read(self, held: Mapping[ClaimName, Set[ClaimedDevice]]) -> Mapping[ClaimName, tuple[ClaimResult, ...]]:
+        """Returns the results of all claims that could be read. Waits at most 2 s. `held`: the users of each claim."""
+        self._cached = {
+            name: (held[name], results)
+            for name, (users, results) in self._cached.items()
+            if not users.isdisjoint(held.get(name, ()))
+        }
+        new = {name: held[name] for name in sorted(held.keys() - self._cached.keys())}
         if new and self._clock() >= self._retry_at:
             try:
                 asyncio.run(self._fetch(new))
@@ -309,14 +335,14 @@ class ClaimReader:
                         " unknown: %s; will retry",
                         error,
                     )
-        return self._cached
+        return {name: results for name, (_, results) in self._cached.items()}
 
-    async def _fetch(self, names: Collection[ClaimName]) -> None:
+    async def _fetch(self, held: Mapping[ClaimName, Set[ClaimedDevice]]) -> None:
         try:
             async with asyncio.timeout(_READ_CLAIMS_SECONDS), ApiClient(self._config) as client:
                 version = await _find_version(client)  # not cached, because an upgrade can remove versions
-                for name in names:
-                    self._cached[name] = await _get_results(client, version, name)
+                for name, users in held.items():
+                    self._cached[name] = users, await _get_results(client, version, name)
         except TimeoutError as error:
             raise SourceError("timeout", f"no answer within {_READ_CLAIMS_SECONDS:g} s") from error
 

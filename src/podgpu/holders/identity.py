@@ -176,8 +176,6 @@ def _to_workloads(record: PodRecord) -> Iterable[Workload]:
 
 @dataclass(frozen=True, slots=True)
 class IdentityReader:
-    """Reads the names of the kubelet's log files, and the pods of the API server."""
-
     pods_dir: str  # usually /var/log/pods
     containers_dir: str  # usually /var/log/containers
     read_pods: Callable[[], tuple[PodRecord, ...]] = tuple  # returns the pods from the API server

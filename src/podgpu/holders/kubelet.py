@@ -14,14 +14,7 @@ from urllib.parse import unquote
 
 from google.protobuf.message import DecodeError
 from h2.connection import H2Connection
-from h2.events import (
-    ConnectionTerminated,
-    DataReceived,
-    ResponseReceived,
-    StreamEnded,
-    StreamReset,
-    TrailersReceived,
-)
+from h2.events import ConnectionTerminated, DataReceived, ResponseReceived, StreamEnded, StreamReset, TrailersReceived
 from h2.exceptions import H2Error
 
 from podgpu.errors import SourceError
@@ -105,7 +98,6 @@ class KubeletAllocation(AllocationSource):
         self._identity = identity
 
     def map(self, response: Any, devices: Sequence[Device]) -> Allocation:
-        """Maps a decoded List answer to the devices."""
         held = list(_held_ids(response))
         gpus = [entry for entry in held if is_gpu(entry, self.resource_names)]
         by_id = replace(map_held(SOURCE, gpus, devices, self._replicas), vcuda=count_vcuda(held))

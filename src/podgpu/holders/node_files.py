@@ -89,8 +89,7 @@ def parse_podlist(content: bytes, path: str = "podlist.json") -> tuple[HeldId, .
 # The kubelet's checkpoint contains pod UIDs and the replicas of shared GPUs, but no pod names. It can be outdated,
 # because the kubelet removes finished pods only when it next allocates a device.
 
-CHECKPOINT_NAME = "device-plugins/kubelet_internal_checkpoint"
-"""Relative to the kubelet's root directory."""
+CHECKPOINT_NAME = "device-plugins/kubelet_internal_checkpoint"  # relative to the kubelet's root directory
 
 
 class _PodDevices(Struct):
@@ -143,8 +142,6 @@ _JOB_FILE = re.compile(r"\d+(\.\d+)?", re.ASCII)
 
 
 class HpcAllocation(AllocationSource):
-    """Reads all job files for each reading."""
-
     name = "hpc"
 
     def __init__(self, directory: str) -> None:

@@ -59,8 +59,7 @@ class HolderSources:
 
 
 _resource_key = attrgetter("device", "replica", "attributes")  # attributes distinguish the DRA claims on a device
-IsAlive = Callable[[Workload], bool | None]
-"""Returns whether a container runs, or None if unknown."""
+IsAlive = Callable[[Workload], bool | None]  # returns whether a container runs, or None if unknown
 
 
 @dataclass(slots=True)

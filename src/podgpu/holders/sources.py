@@ -55,7 +55,6 @@ class SourceType:
 
 
 def _podlist_paths(settings: SourceSettings) -> tuple[str, ...]:
-    """Returns the paths at which to search for podlist.json."""
     path = os.path.join(os.path.dirname(settings.kubelet_socket), "podlist.json")
     return DEFAULT_PATHS if os.path.normpath(path) == DEFAULT_PATHS[0] else (path,)
 
@@ -76,7 +75,7 @@ def _create_claims(settings: SourceSettings) -> DraClaims | None:
     slices = open_if_api("kubernetes-enable-dra", lambda: watch_slices(settings.api))
     if slices is None:
         return DraClaims(None, DriverCheckpoint(path)) if os.path.exists(path) else None
-    return DraClaims(slices, DriverCheckpoint(path), ClaimReader(settings.api.config))
+    return DraClaims(slices, DriverCheckpoint(path), ClaimReader(settings.api.config), settings.api.known_pods)
 
 
 def _checkpoint_path(settings: SourceSettings) -> str:

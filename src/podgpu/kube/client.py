@@ -111,7 +111,6 @@ class ApiClient:
     async def _open(
         self, method: str, path: str, silence: float, headers: Mapping[str, str], **content: Any
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Sends a request and yields a successful response. Raises SourceError for any other result."""
         token, tls = await self._credentials.current()
         # Compression is off, because a server may hold back a compressed event until the next event.
         headers = {"Accept": "application/json", "Accept-Encoding": "identity", **headers}
@@ -269,7 +268,6 @@ class Credentials:
 
 
 def _check_token(token: str, where: str, reason: str = "no_token") -> str:
-    """Returns the token. Raises SourceError if the token cannot be sent in a header."""
     if token and token.isascii() and token.isprintable() and " " not in token:
         return token
     raise SourceError(reason, f"there is no usable token in {where}: it is empty or contains spaces")

@@ -71,10 +71,7 @@ class ApiConfig:
 
 
 def load_config(
-    kubeconfig: str = "",
-    *,
-    environ: Mapping[str, str] = os.environ,
-    service_account: str = SERVICE_ACCOUNT,
+    kubeconfig: str = "", *, environ: Mapping[str, str] = os.environ, service_account: str = SERVICE_ACCOUNT
 ) -> ApiConfig:
     """Returns the API server to use. The file `kubeconfig`, if given, overrides the service account.
 
@@ -113,7 +110,7 @@ def _find_config(kubeconfig: str, environ: Mapping[str, str], service_account: s
         return _read_kubeconfig(existing)
     raise NoApi(
         f"no Kubernetes API server is configured: there is neither {token} nor {' nor '.join(files)}: in a pod, set"
-        " automountServiceAccountToken: true in its spec; elsewhere, set $KUBECONFIG to a kubeconfig",
+        " automountServiceAccountToken: true in its spec; elsewhere, set $KUBECONFIG to a kubeconfig"
     )
 
 
@@ -125,8 +122,6 @@ def is_loopback(host: str) -> bool:
 
 
 class _Named(msgspec.Struct):
-    """An entry of `contexts`, `clusters` or `users`."""
-
     name: str
     context: dict[str, Any] | None = None
     cluster: dict[str, Any] | None = None
@@ -142,8 +137,6 @@ class _Kubeconfig(msgspec.Struct, rename="kebab"):
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One context, cluster or user of a kubeconfig."""
-
     file: str
     where: str  # path in the file, for messages
     values: Mapping[str, Any]

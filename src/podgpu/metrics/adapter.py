@@ -14,10 +14,19 @@ from typing import Any, NamedTuple
 import msgspec
 
 from podgpu.metrics.conditions import FIELD_CONDITIONS, LOST, XID, conditions, xid_spec
+from podgpu.metrics.dcgm import EXPORTED, JOB_LABEL, NAMELESS_LABELS, OLD_POD_LABELS, POD_LABELS
 from podgpu.metrics.encode import FamilySpec, families_in
-from podgpu.metrics.fields import DEVICE_LEVELS, fields
-from podgpu.metrics.labels import EXPORTED, JOB_LABEL, NAMELESS_LABELS, OLD_POD_LABELS, POD_LABELS
-from podgpu.metrics.names import KEY_FIELDS, POWER, XID_NAME, Meaning, device_figures, gpu_figures, meaning
+from podgpu.metrics.fields import (
+    DEVICE_LEVELS,
+    KEY_FIELDS,
+    POWER,
+    XID_NAME,
+    Meaning,
+    device_figures,
+    fields,
+    gpu_figures,
+    meaning,
+)
 from podgpu.metrics.parse import ParsedSample, parse_text
 from podgpu.model import RESERVATION, NodeState, Workload, WorkloadKey, device_key
 
@@ -83,8 +92,6 @@ def keep_known_fields(values: Mapping[str, Any], keep_fields: frozenset[str]) ->
 
 @dataclass(slots=True)
 class _DeviceBuilder:
-    """Collects the samples of a GPU or a MIG instance."""
-
     identity: dict[str, str] = field(default_factory=dict)
     values: dict[str, dict[WorkloadKey, float]] = field(default_factory=dict)  # by field and holder (or ())
     texts: dict[str, str] = field(default_factory=dict)  # DCGM fields with text values, which are exported as labels
@@ -136,7 +143,11 @@ class _DeviceBuilder:
         values = self.resolve_values(is_podgpu)
         stored = {n: v for n, v in (self.texts | values).items() if keep_fields is None or n in keep_fields}
         source = "" if is_podgpu else "dcgm-exporter"
-        holders = [{"source": source, **holder} for holder in self.holders.values() if "is_last" not in holder]
+        holders = [
+            {"source": source, **holder} if key else {"source": RESERVATION}
+            for key, holder in self.holders.items()
+            if "is_last" not in holder
+        ]
         return {
             **self.identity,
             **device_figures(values),
@@ -218,7 +229,7 @@ class _NodeBuilder:
             if len(own.identity) < 5:  # not every series has all labels
                 own.identity.update((name, labels[label]) for label, name in IDENTITY.items() if labels.get(label))
         workload = read_workload(labels, self._own_pods)
-        if workload is None and labels.get("source") == RESERVATION:
+        if labels.get("source") == RESERVATION if workload is None else workload.is_reservation:
             workload = Workload()
         if workload is not None:
             holder = device.holders.setdefault(workload.key, msgspec.structs.asdict(workload))

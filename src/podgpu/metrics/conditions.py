@@ -31,8 +31,7 @@ _ACTIONS: Mapping[str, str] = {
 @dataclass(frozen=True, slots=True)
 class ConditionSpec:
     name: str
-    severity: str
-    """`broken` or `warning`."""
+    severity: str  # `broken` or `warning`
     says: str
     do: str
 
@@ -68,10 +67,8 @@ def conditions_from_fields(values: Mapping[int, object]) -> dict[str, bool]:
 
 class XidSpec(NamedTuple):
     text: str = "unknown error"
-    cause: str = ""
-    """NVIDIA's class: application, driver, hardware or none. Empty if unknown."""
-    action: str = "none"
-    """Key of `_ACTIONS`, or `none` if the GPU is healthy."""
+    cause: str = ""  # NVIDIA's class: application, driver, hardware or none; empty if unknown
+    action: str = "none"  # key of `_ACTIONS`, or `none` if the GPU is healthy
 
     @property
     def needs_action(self) -> bool:
@@ -117,8 +114,6 @@ def _xid_action(detail: str, times: Mapping[int, int]) -> str:
 
 
 class HealthCode(NamedTuple):
-    """A finding of DCGM's health checks."""
-
     name: str
     severity: str
     category: str

@@ -13,8 +13,7 @@ from functools import cache
 from io import StringIO
 
 from podgpu.errors import UsageError
-from podgpu.metrics.fields import Field, field_named, nearest_names, table_text
-from podgpu.metrics.names import NameSet, rename_of
+from podgpu.metrics.fields import Field, NameSet, field_named, nearest_names, rename_of, table_text
 
 SHIPPED = {"default": "default-counters.csv", "dcp": "dcp-metrics-included.csv", "1.x": "1.x-compatibility-metrics.csv"}
 """Short name -> name of the file in dcgm-exporter."""
@@ -29,10 +28,8 @@ class CounterSpec:
     """One row of a counter file."""
 
     field: Field
-    name: str
-    """Name of the metric, or of the label for rows of type label."""
-    type: str
-    """gauge, counter, untyped or label."""
+    name: str  # name of the metric, or of the label for rows of type label
+    type: str  # gauge, counter, untyped or label
     help: str
 
     @property

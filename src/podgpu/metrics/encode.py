@@ -66,12 +66,9 @@ class FamilySpec:
     labels: tuple[str, ...]
     part: str = ""
     """The struct in `NodeState` with the values, such as `node` or `holder_usage`. Empty if there is none."""
-    member: str = ""
-    """Name of the struct's field. `{label}` in the name is replaced by the value of that label."""
-    factor: int = 0
-    """Multiplier that converts the sample's value to the field's integer value. 0: no conversion."""
-    is_text: bool = False
-    """True if the field is a text. Texts are exported as a label with the field's name."""
+    member: str = ""  # name of the struct's field; `{label}` in the name is replaced by the value of that label
+    factor: int = 0  # multiplier that converts the sample's value to the field's integer value; 0: no conversion
+    is_text: bool = False  # True if the field is a text; texts are exported as a label with the field's name
 
     def of(self, samples: Iterable[Sample]) -> Family:
         return Family(self.name, self.type, self.help, tuple(samples))
@@ -151,8 +148,6 @@ def format_float(value: float) -> str:
 
 
 class Body:
-    """A response body, plain and compressed."""
-
     def __init__(self, plain: bytes) -> None:
         self.plain = plain
         self.zipped = gzip.compress(plain, _GZIP_LEVEL, mtime=0)

@@ -46,8 +46,7 @@ class BadExposition(SourceError):
 
 class ParsedSample(NamedTuple):  # a tuple is four times as fast to create as a frozen dataclass
     name: str
-    labels: Mapping[str, str]
-    """Read-only, because samples with the same label text share one mapping."""
+    labels: Mapping[str, str]  # read-only, because samples with the same label text share one mapping
     value: float
 
 
@@ -89,8 +88,7 @@ class _Parser:
     def __init__(self) -> None:
         self.families: dict[str, ParsedFamily] = {}
         self.by_sample_name: dict[str, ParsedFamily] = {}
-        self.labels: dict[str, dict[str, str]] = {}
-        """Parsed labels by their text, including the closing brace."""
+        self.labels: dict[str, dict[str, str]] = {}  # parsed labels by their text, including the closing brace
         self._label_names: set[str] = set()
 
     def split_labels(self, text: str) -> dict[str, str] | None:
@@ -149,7 +147,6 @@ class _Parser:
 
 
 def _parse_labels(text: str) -> dict[str, str]:
-    """Parses the text between the braces of a sample."""
     labels: dict[str, str] = {}
     text, at = text.strip(" \t"), 0
     while at < len(text):
@@ -169,7 +166,6 @@ def _unescape(text: str) -> str:
 
 
 def _shorten(text: str) -> str:
-    """Shortens a text for messages and escapes control characters."""
     return ascii(text) if len(text) <= 40 else f"{text[:40]!a}…"
 
 

@@ -14,14 +14,7 @@ from dataclasses import dataclass
 import yaml
 
 from podgpu.errors import UsageError
-from podgpu.migrate.promql import (
-    PromqlError,
-    RewriteResult,
-    apply_edits,
-    find_old_names,
-    renamed_labels,
-    rewrite_query,
-)
+from podgpu.migrate.promql import PromqlError, RewriteResult, apply_edits, find_old_names, renamed_labels, rewrite_query
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +55,6 @@ _TEMPLATE = re.compile(r"\{\{\s*(\w+)\s*\}\}|\$\{__(?:field\.labels|data\.fields
 
 @dataclass(frozen=True, slots=True)
 class _JsonString:
-    """A key or a string value in the file."""
-
     path: tuple[str | int, ...]
     value: str
     start: int
@@ -150,7 +141,6 @@ def _rename_in_legend(match: re.Match[str]) -> str:
 
 
 def _find_strings(text: str) -> list[_JsonString]:
-    """Returns all keys and string values of valid JSON, in the order of the file."""
     strings: list[_JsonString] = []
     path: list[str | int | None] = []  # key or index at each nesting level; None where a key is expected
     for match in _TOKEN.finditer(text):
@@ -176,8 +166,7 @@ def _find_strings(text: str) -> list[_JsonString]:
 
 _BLOCKS = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 _LABELS = re.compile(r"((?:\$labels|\.Labels)\.|index\s+\$labels\s+\")(\w+)")
-_PROPERTIES = re.compile(r"(?:[&!]\S*[ \t]+)+")
-"""Matches the YAML anchors and tags in front of a value."""
+_PROPERTIES = re.compile(r"(?:[&!]\S*[ \t]+)+")  # matches the YAML anchors and tags in front of a value
 _USES = {"expr": "expr", "record": "record", "annotations": "template", "labels": "template"}
 """Key of a rule -> `_Scalar.use`."""
 

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from podgpu.errors import PodgpuError
 from podgpu.metrics.counters import shipped_counters
-from podgpu.metrics.names import HOST_LABELS, renames
+from podgpu.metrics.fields import HOST_LABELS, renames
 
 _Item = TypeVar("_Item")
 _NAME = "__name__"

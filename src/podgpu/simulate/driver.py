@@ -20,20 +20,7 @@ from typing import Any
 import pynvml
 
 from podgpu.gpu.nvml.switch_attribution import FECS_RECORD, RECORD, SAVED, SWITCHED_IN, WHOLE_GPU
-from podgpu.simulate.device_calls import (
-    GPU_CALLS,
-    MIG_CALLS,
-    NO_INSTANCE,
-    GpmSample,
-    address_in,
-    evaluate_gpm,
-    fill,
-    list_processes,
-    pci_bus_id,
-    pointer_to,
-    raise_error,
-    read_field_values,
-)
+from podgpu.simulate import device_calls as calls
 from podgpu.simulate.gpu import SimulatedGpu, SimulatedInstance, SimulatedLoad
 from podgpu.simulate.models import MigProfile, parse_spec
 
@@ -72,10 +59,9 @@ class SimulatedNvml:
         self._sessions = 0
         self._addresses = itertools.count(0x7F00_0000_1000, 0x40)
         self._layouts = itertools.count()
-        self._targets: dict[int, tuple[SimulatedGpu, SimulatedInstance | None]] = {}
-        """Address in a handle -> device."""
+        self._targets: dict[int, tuple[SimulatedGpu, SimulatedInstance | None]] = {}  # address in a handle -> device
         self._event_sets: dict[int, EventSet] = {}
-        self._gpm_samples: dict[int, GpmSample] = {}
+        self._gpm_samples: dict[int, calls.GpmSample] = {}
         epoch = wall() - clock()  # computed once, so that the timestamp of a sample never changes
         self.gpus: list[SimulatedGpu] = []
         for number, one in enumerate(parse_spec(spec)):
@@ -90,8 +76,7 @@ class SimulatedNvml:
             if one.profiles:
                 self._create_instances(gpu, one.profiles)
             self.gpus.append(gpu)
-        self._listed = list(self.gpus)
-        """GPUs in the order of their index."""
+        self._listed = list(self.gpus)  # GPUs in the order of their index
         linked = [gpu for gpu in self.gpus if gpu.model.nvlinks]
         for gpu in linked:  # a single GPU has no active NVLink, as measured on an H200
             gpu.nvlinks = gpu.model.nvlinks if len(linked) > 1 else 0
@@ -128,12 +113,12 @@ class SimulatedNvml:
             address = next((address for address, target in self._targets.items() if target == (gpu, None)), None)
             for event_set in self._event_sets.values():
                 if address is not None and number in event_set.registered:
-                    event = fill(
+                    event = calls.fill(
                         pynvml.c_nvmlEventData_t(),
-                        device=pointer_to(address, pynvml.c_nvmlDevice_t),
+                        device=calls.pointer_to(address, pynvml.c_nvmlDevice_t),
                         eventType=pynvml.nvmlEventTypeXidCriticalError,
                         eventData=xid,
-                        gpuInstanceId=NO_INSTANCE if gi_id is None else gi_id,
+                        gpuInstanceId=calls.NO_INSTANCE if gi_id is None else gi_id,
                     )
                     event_set.waiting.append(event)
             self._changed.notify_all()
@@ -158,16 +143,16 @@ class SimulatedNvml:
             if name in self._functions:
                 return self._functions[name](*arguments)
             if not name.startswith(("nvmlDevice", "nvmlGpm")):
-                raise_error()
+                calls.raise_error()
             gpu, instance = self._find(self._targets, arguments[0])
             _check_present(gpu)
             return self._call_device(name, self.advance(gpu), instance, *arguments[1:])
 
     def _call_device(self, name: str, gpu: SimulatedGpu, instance: SimulatedInstance | None, *arguments: Any) -> Any:
         if "RunningProcesses" in name:
-            return list_processes(gpu.running(None if instance is None else instance.gi_id), name)
+            return calls.list_processes(gpu.running(None if instance is None else instance.gi_id), name)
         if instance is not None:
-            function = MIG_CALLS.get(name) or raise_error()
+            function = calls.MIG_CALLS.get(name) or calls.raise_error()
             return function(gpu, instance, *arguments)
         match name:
             case "nvmlDeviceGetIndex":
@@ -175,14 +160,14 @@ class SimulatedNvml:
             case "nvmlDeviceGetMigDeviceHandleByIndex":
                 return self._find_mig_handle(gpu, *arguments)
             case "nvmlDeviceGetFieldValues":
-                return read_field_values(gpu, arguments[0])
+                return calls.read_field_values(gpu, arguments[0])
             case "nvmlDeviceRegisterEvents":
                 return self._find(self._event_sets, arguments[1]).registered.add(gpu.number)
             case "nvmlGpmSampleGet":
                 return self._fill_gpm_sample(gpu, None, *arguments)
             case "nvmlGpmMigSampleGet":
                 return self._fill_gpm_sample(gpu, *arguments)
-        function = GPU_CALLS.get(name) or raise_error()
+        function = calls.GPU_CALLS.get(name) or calls.raise_error()
         return function(gpu, *arguments)
 
     def _make_functions(self) -> dict[str, Callable[..., Any]]:
@@ -195,13 +180,17 @@ class SimulatedNvml:
             "nvmlSystemGetCudaDriverVersion_v2": lambda: 13000,
             "nvmlDeviceGetCount": lambda: len(self._listed),
             "nvmlDeviceGetHandleByIndex": lambda index: self._find_handle(
-                self._listed[index] if index < len(self._listed) else raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+                self._listed[index]
+                if index < len(self._listed)
+                else calls.raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
             ),
             "nvmlDeviceGetHandleByUUID": self._find_by_uuid,
             "nvmlDeviceGetHandleByPciBusId": lambda wanted: self._find_handle(
-                next((gpu for gpu in self._listed if pci_bus_id(gpu) == wanted), None)
+                next((gpu for gpu in self._listed if calls.pci_bus_id(gpu) == wanted), None)
             ),
-            "nvmlGpmSampleAlloc": lambda: self._allocate(self._gpm_samples, GpmSample(), pynvml.c_nvmlGpmSample_t),
+            "nvmlGpmSampleAlloc": lambda: self._allocate(
+                self._gpm_samples, calls.GpmSample(), pynvml.c_nvmlGpmSample_t
+            ),
             "nvmlGpmSampleFree": lambda sample: self._free(self._gpm_samples, sample),
             "nvmlGpmMetricsGet": self._read_gpm,
             "nvmlEventSetCreate": lambda: self._allocate(self._event_sets, EventSet(), pynvml.c_nvmlEventSet_t),
@@ -214,7 +203,7 @@ class SimulatedNvml:
 
     def _shutdown(self) -> None:
         if not self._sessions:
-            raise_error(pynvml.NVML_ERROR_UNINITIALIZED)
+            calls.raise_error(pynvml.NVML_ERROR_UNINITIALIZED)
         self._sessions -= 1
         if not self._sessions:
             self._gpm_samples.clear()
@@ -223,7 +212,7 @@ class SimulatedNvml:
 
     def _check_session(self) -> None:
         if not self._sessions:
-            raise_error(pynvml.NVML_ERROR_UNINITIALIZED)
+            calls.raise_error(pynvml.NVML_ERROR_UNINITIALIZED)
 
     def advance(self, gpu: SimulatedGpu) -> SimulatedGpu:
         """Updates the state of the GPU to the current time. The caller must hold the lock."""
@@ -231,16 +220,15 @@ class SimulatedNvml:
         return gpu
 
     def _find_handle(self, gpu: SimulatedGpu | None, instance: SimulatedInstance | None = None) -> Any:
-        """Returns the handle of a device. Repeated calls return the same handle."""
         if gpu is None:
-            raise_error(pynvml.NVML_ERROR_NOT_FOUND)
+            calls.raise_error(pynvml.NVML_ERROR_NOT_FOUND)
         _check_present(gpu)
         target = (gpu, instance)
         address = next((address for address, known in self._targets.items() if known == target), None)
         if address is None:
             address = next(self._addresses)
             self._targets[address] = target
-        return pointer_to(address, pynvml.c_nvmlDevice_t)
+        return calls.pointer_to(address, pynvml.c_nvmlDevice_t)
 
     def _find_by_uuid(self, wanted: str) -> Any:
         targets = [(gpu, instance) for gpu in self._listed for instance in (None, *gpu.instances)]
@@ -249,7 +237,7 @@ class SimulatedNvml:
 
     def _find_mig_handle(self, gpu: SimulatedGpu, index: int) -> Any:
         if not gpu.model.profiles:
-            raise_error()
+            calls.raise_error()
         instance = next((instance for instance in gpu.instances if instance.index == index), None)
         return self._find_handle(gpu if instance else None, instance)
 
@@ -273,15 +261,15 @@ class SimulatedNvml:
     def _allocate(self, objects: dict[int, Any], new: Any, kind: Any) -> Any:
         address = next(self._addresses)
         objects[address] = new
-        return pointer_to(address, kind)
+        return calls.pointer_to(address, kind)
 
     def _find(self, objects: Mapping[int, Any], pointer: Any) -> Any:
-        found = objects.get(address_in(pointer))
-        return raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT) if found is None else found
+        found = objects.get(calls.address_in(pointer))
+        return calls.raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT) if found is None else found
 
     def _free(self, objects: dict[int, Any], pointer: Any) -> None:
         self._find(objects, pointer)
-        del objects[address_in(pointer)]
+        del objects[calls.address_in(pointer)]
         self._changed.notify_all()
 
     def _wait(self, pointer: Any, timeout_ms: int) -> Any:
@@ -290,24 +278,24 @@ class SimulatedNvml:
             self._changed.wait(min(timeout_ms / 1000, _MAX_WAIT_SECONDS))
         self._check_session()
         waiting = self._find(self._event_sets, pointer).waiting
-        return waiting.popleft() if waiting else raise_error(pynvml.NVML_ERROR_TIMEOUT)
+        return waiting.popleft() if waiting else calls.raise_error(pynvml.NVML_ERROR_TIMEOUT)
 
     def _fill_gpm_sample(self, gpu: SimulatedGpu, gi_id: int | None, pointer: Any) -> Any:
         if not gpu.model.gpm:
-            raise_error()
+            calls.raise_error()
         meter = gpu.meter if gi_id is None else gpu.instance_meters[gi_id]
         self._find(self._gpm_samples, pointer)
-        self._gpm_samples[address_in(pointer)] = GpmSample(gpu.number, gi_id, gpu.at, gpu.nvlinks, meter)
+        self._gpm_samples[calls.address_in(pointer)] = calls.GpmSample(gpu.number, gi_id, gpu.at, gpu.nvlinks, meter)
         return pointer
 
     def _read_gpm(self, request: Any) -> Any:
         first, second = (self._find(self._gpm_samples, sample) for sample in (request.sample1, request.sample2))
-        return evaluate_gpm(request, first, second)
+        return calls.evaluate_gpm(request, first, second)
 
 
 def _check_present(gpu: SimulatedGpu) -> None:
     if gpu.lost:
-        raise_error(pynvml.NVML_ERROR_GPU_IS_LOST)
+        calls.raise_error(pynvml.NVML_ERROR_GPU_IS_LOST)
 
 
 class RoundRobinLog:
@@ -322,10 +310,8 @@ class RoundRobinLog:
         self._at = self.now()
         self._resident = 0
         self._works = False
-        self._left: dict[int, int] = {}
-        """Pid -> nanoseconds of work left in the current period."""
-        self._next: dict[int, int] = {}
-        """Pid -> start of the next period."""
+        self._left: dict[int, int] = {}  # pid -> nanoseconds of work left in the current period
+        self._next: dict[int, int] = {}  # pid -> start of the next period
         self._records: list[tuple[int, int, int]] = []
         """Time, tag and pid of the switches that have not been read yet."""
         self._number = 0

@@ -68,8 +68,6 @@ def split_busy(loads: Sequence[SimulatedLoad], start: float) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedInstance:
-    """A MIG GPU instance with one compute instance."""
-
     index: int  # NVML's index of the MIG device
     gi_id: int
     profile: MigProfile
@@ -84,8 +82,6 @@ class PlacedLoad:
 
 
 class GpuActivity(NamedTuple):
-    """Activity of a GPU and of its MIG instances in one second."""
-
     device: Activity
     instances: dict[int, Activity]  # by GPU instance id
     watts: float

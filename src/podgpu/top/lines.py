@@ -154,6 +154,7 @@ def _make_slot_line(node: NodeView, gpu: GpuView, slot: SlotOfView, now: float, 
     def make_holder(holder: HolderView) -> Line:
         own = [p for p in running if p.owner is not None and p.owner.key == holder.key]
         named = (msgspec.structs.replace(process, owner=holder) for process in holder.running)
+        is_guess = holder.utilization_ratio is None and len(slot.holders) > 1  # the busy holder may be another one
         return make(
             "holder",
             holder.key,
@@ -162,7 +163,7 @@ def _make_slot_line(node: NodeView, gpu: GpuView, slot: SlotOfView, now: float, 
             memory=holder.memory_used_bytes,
             power=holder.power_watts,
             processes=holder.processes,
-            use=holder.use,
+            use=None if is_guess and holder.use == "used" else holder.use,
             idle=None if holder.idle_since is None else max(0.0, now - holder.idle_since),
             beneath=tuple(map(make_process, own or named)),
         )

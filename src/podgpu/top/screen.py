@@ -372,7 +372,6 @@ def _problems(details: GpuDetails, width: int) -> Iterator[Spans]:
 
 
 def _fields(fields: Iterable[FieldView], width: int) -> Iterator[Spans]:
-    """Arranges the fields in as many columns as fit."""
     texts = [printable(f"{field.name} {_format_value(field)}") for field in fields]
     cell = min(max(map(cell_len, texts), default=0), max(_MAX_FIELD, width // 2 - 2))
     count = max(1, (width + 2) // (cell + 2))

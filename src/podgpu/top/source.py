@@ -46,8 +46,6 @@ class Sparklines:
 
 @dataclass(frozen=True, slots=True)
 class FetchedDetails:
-    """Details of the selected GPU, and the total usage of each holder."""
-
     uuid: str = ""
     details: GpuDetails | None = None  # None if the server has none
     error: str = ""

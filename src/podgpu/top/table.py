@@ -15,8 +15,7 @@ from podgpu.model import Workload
 from podgpu.top.lines import Kind, Line, Order, flatten, name_of
 from podgpu.top.source import Sparklines
 
-Span = tuple[str, str]
-"""A text and the name of its style; an empty name means unstyled."""
+Span = tuple[str, str]  # a text and the name of its style; an empty name means unstyled
 Spans = list[Span]
 _INDENT = "  "
 ABSENT = "–"
@@ -182,10 +181,7 @@ _IDLE_TIME = Column(
     style=lambda line: _style_above(line.idle, _IDLE, _LONG_IDLE),
     kinds=_HELD,
 )
-_COLUMNS = (
-    *(_NODE, _GPU, _MODEL, _HOLDER, _HISTORY, _UTIL),
-    *(_MEMORY, _POWER, _TEMPERATURE, _PROCESSES, _IDLE_TIME),
-)
+_COLUMNS = (*(_NODE, _GPU, _MODEL, _HOLDER, _HISTORY, _UTIL), *(_MEMORY, _POWER, _TEMPERATURE, _PROCESSES, _IDLE_TIME))
 _OPTIONAL = (_PROCESSES, _TEMPERATURE, _POWER, _MEMORY, _HISTORY, _IDLE_TIME, _NODE)  # hidden in this order
 _READABLE_HOLDER = 34
 _NARROW_NODE = 16

@@ -156,8 +156,7 @@ class ProcessOwners:
     _finder: ContainerFinder
     _complete: Callable[[Workload], Workload]
     """Adds the names of pod and container. Raises SourceError if sources disagree."""
-    _read_identities: Callable[[], None]
-    """Refreshes the names that `_complete` uses."""
+    _read_identities: Callable[[], None]  # refreshes the names that `_complete` uses
     _lookups: Mapping[int, ContainerLookup] = field(default_factory=dict)
     _last: OwnersByPid = field(default_factory=OwnersByPid)
     _nameless: frozenset[Workload] = frozenset()
@@ -236,7 +235,6 @@ def _find_user(folder: str, cgroup: str, container_id: str) -> Workload:
 
 @lru_cache(maxsize=1024)
 def _find_user_name(uid: int) -> str:
-    """Returns the name of the user. If this system does not know the user, returns the UID as text."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -49,7 +49,7 @@ class ProcessSample:
     owner: Owner
     busy_ns: int | None  # None for MPS clients
     memory: int | None = None
-    ended: bool = False  # True if the process ended since the previous reading; then only its busy time is used
+    ended: bool = False  # if True, only its busy time is used: it ended since the last reading, or is an MPS server
 
 
 @dataclass(frozen=True, slots=True)

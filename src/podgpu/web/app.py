@@ -37,8 +37,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    host: str
-    """Host name or IP address. Empty for all interfaces."""
+    host: str  # host name or IP address; empty for all interfaces
     port: int
     scheme: str = "http"
 
@@ -79,10 +78,8 @@ class Listener:
     address: Address
     option: str = "-a"
     tls: MakeTlsContext | None = None
-    announcement: str = ""
-    """Logged when the listener is up. %s is replaced by its URL."""
-    sockets: Sequence[socket.socket] = ()
-    """Bound sockets that replace `address`, for example from systemd."""
+    announcement: str = ""  # logged when the listener is up; %s is replaced by its URL
+    sockets: Sequence[socket.socket] = ()  # bound sockets that replace `address`, for example from systemd
 
 
 def make_listeners(main: Listener, probes: list[web.RouteDef], probe_address: Address | None) -> list[Listener]:

@@ -57,7 +57,6 @@ def cluster_application(
 
 
 async def _complete_gpu(cluster: Cluster, answer: GpuResponse) -> GpuResponse:
-    """Fetches a GPU's details from its exporter and adds them to the response."""
     target = next((node.reading.target for node in cluster.published.state.nodes if node.name == answer.node), "")
     try:
         async with asyncio.timeout(_EXPORTER_SECONDS):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from podgpu.agent.loop import Agent
-from podgpu.agent.publish import Published, RenderedText
+from podgpu.agent.publish import Published
 from podgpu.cluster.collect import ViewSettings
 from podgpu.cluster.loop import PublishedState
 from podgpu.cluster.nodes import describe_node, sort_alerts
@@ -19,12 +18,11 @@ from podgpu.cluster.record import LONGEST_GAP, RoundReader
 from podgpu.cluster.state import ClusterState, build_single_node_state
 from podgpu.cluster.view import GpuResponse, add_details, make_details
 from podgpu.history.recorder import HistoryRecorder
-from podgpu.metrics.encode import NO_METRICS
 from podgpu.model import has_readings
 from podgpu.web.app import make_application
 from podgpu.web.lifecycle import forget_on_node, forget_route, release_route
 from podgpu.web.page_routes import page_routes
-from podgpu.web.responses import JSON_HEADERS, METRICS_HEADERS, Handler, body_response, probe_routes, send_response
+from podgpu.web.responses import JSON_HEADERS, limit_concurrency, probe_routes, serve_text
 
 if TYPE_CHECKING:
     from podgpu.cluster.ranges import UsageAnswers
@@ -50,12 +48,12 @@ def application(
         return add_details(answer, make_details(agent.published.state, uuid, *agent.details(uuid)))
 
     routes = [
-        web.get("/metrics", limit_concurrency(scrapes, _serve_text(agent, "fresh", "stale"))),
-        *([web.get("/metric", _serve_text(agent, "gpu_manager", None))] if has_gpu_manager else []),
+        web.get("/metrics", limit_concurrency(scrapes, serve_text(agent, "fresh", "stale"))),
+        *([web.get("/metric", serve_text(agent, "gpu_manager", None))] if has_gpu_manager else []),
         *node_probes(agent),
         release_route(agent, lifecycle),
         forget_route(partial(forget_on_node, agent), lifecycle),
-        web.get("/api/v1/node", _serve_text(agent, "fresh_json", "stale_json", JSON_HEADERS)),
+        web.get("/api/v1/node", serve_text(agent, "fresh_json", "stale_json", JSON_HEADERS)),
         *page_routes(node_page(agent, prices), complete_gpu, links, history, usage),
     ]
     return make_application(routes, protection)
@@ -64,52 +62,12 @@ def application(
 def gpu_manager_application(agent: Agent, protection: Protection | None = None) -> web.Application:
     """Serves gpu-manager's metrics on /metric, which gpu-manager uses, and on /metrics, Prometheus' default."""
     return make_application(
-        [web.get(path, _serve_text(agent, "gpu_manager", None)) for path in ("/metric", "/metrics")], protection
+        [web.get(path, serve_text(agent, "gpu_manager", None)) for path in ("/metric", "/metrics")], protection
     )
 
 
 def node_probes(agent: Agent) -> list[web.RouteDef]:
     return probe_routes(partial(is_live, agent), partial(is_ready, agent))
-
-
-# Metrics
-
-_LONG_TEXT = 100_000  # bytes; rendering this much text takes about 2 ms
-
-
-def _serve_text(
-    agent: Agent, fresh: RenderedText, stale: RenderedText | None, headers: Mapping[str, str] = METRICS_HEADERS
-) -> Handler:
-    """Returns a handler that renders each snapshot once. Long texts are rendered in a thread, to keep probes fast."""
-    size = _LONG_TEXT  # size of the last text
-
-    async def handle(request: web.Request) -> web.Response:
-        nonlocal size
-        published = agent.published
-        text = fresh if agent.is_fresh(published) else stale
-        if text is None:
-            body = NO_METRICS
-        elif text in published.rendered:
-            body = published.rendered[text]
-        else:
-            body = published.render(text) if size < _LONG_TEXT else await asyncio.to_thread(published.render, text)
-            size = len(body.plain)
-        return body_response(request, body, headers)
-
-    return handle
-
-
-def limit_concurrency(limit: int, handler: Handler) -> Handler:
-    """Responds with 503, as dcgm-exporter does, if `limit` requests are already running."""
-    slots = asyncio.Semaphore(limit)
-
-    async def handle(request: web.Request) -> web.StreamResponse:
-        if slots.locked():
-            return web.Response(status=503, text="scrape concurrency limit reached\n")
-        async with slots:
-            return await send_response(request, await handler(request))
-
-    return handle
 
 
 # Probes

@@ -6,6 +6,7 @@ Responses are built and compressed in threads, so that they do not delay scrapes
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from podgpu.cluster.prometheus_selection import GpuQuery, parse_gpu_query
 from podgpu.cluster.ranges import Order, RecordedUsage, UsageAnswers, encode_range_csv, parse_range_query
 from podgpu.cluster.view import GpuResponse, make_gpu_answer, make_pod
 from podgpu.errors import SourceError, UsageError
-from podgpu.history.answers import HistorySource, parse_range
+from podgpu.history.answers import HistorySource, parse_range, parse_time
 from podgpu.history.events import parse_events_query
 from podgpu.metrics.encode import Body, etag_of
 from podgpu.web.responses import JSON_HEADERS, PAGE_HEADERS, Handler, body_response, json_error
@@ -27,8 +28,7 @@ from podgpu.web.responses import JSON_HEADERS, PAGE_HEADERS, Handler, body_respo
 JsonObject = dict[str, Any]
 Complete = Callable[[GpuResponse], Awaitable[GpuResponse]]
 """Adds details to the answer about a GPU. Only the GPU's exporter has these details."""
-Select = Callable[[GpuQuery], Awaitable[PublishedState]]
-"""Reads the GPUs that match the query."""
+Select = Callable[[GpuQuery], Awaitable[PublishedState]]  # reads the GPUs that match the query
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
 _FOLDER = Path(__file__).parent / "page"
 
@@ -60,11 +60,16 @@ def page_routes(
 
     async def find(query: GpuQuery | None) -> PublishedState:
         published = await asyncio.to_thread(latest)
-        if select is None or query is None or published.state.fleet is None:
+        if query is None or (query.at is None and published.state.fleet is None):
             return published
+        if query.at is not None and isinstance(usage, RecordedUsage):
+            return PublishedState(await usage.past(query.at))
+        if select is None:
+            raise UsageError("this server has no history")
         return await select(query)
 
     async def view(request: web.Request) -> web.Response:
+        parse_time(request.query, "at", time.time())  # rejects the future
         published = await find(parse_gpu_query(request.query))
         body, etag = await asyncio.to_thread(lambda: published.view_json)
         return body_response(request, body, {**JSON_HEADERS, "ETag": etag})

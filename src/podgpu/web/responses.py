@@ -1,18 +1,23 @@
-"""Builds and sends HTTP responses in the encoding that the client accepts."""
+"""Builds and sends HTTP responses: metrics, JSON and probes, in the encoding that the client accepts."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from podgpu.metrics.encode import CONTENT_TYPE, Body, Family, encode
+from podgpu.metrics.encode import CONTENT_TYPE, NO_METRICS, Body, Family, encode
+
+if TYPE_CHECKING:
+    from podgpu.agent.loop import Agent
+    from podgpu.agent.publish import RenderedText
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Probe = Callable[[], tuple[bool, str]]
-"""Returns whether the probe succeeds, and the text of the response."""
+Probe = Callable[[], tuple[bool, str]]  # returns whether the probe succeeds, and the text of the response
 
 PAGE_HEADERS = {
     "Cache-Control": "no-cache",
@@ -23,6 +28,7 @@ PAGE_HEADERS = {
 }
 METRICS_HEADERS = {"Content-Type": CONTENT_TYPE}
 JSON_HEADERS = {**PAGE_HEADERS, "Content-Type": "application/json; charset=utf-8"}
+_LONG_TEXT = 100_000  # bytes; rendering this much text takes about 2 ms
 
 
 def probe_routes(is_live: Probe, is_ready: Probe) -> list[web.RouteDef]:
@@ -45,6 +51,41 @@ def metrics_route(make_families: Callable[[], Iterable[Family]]) -> web.RouteDef
         return body_response(request, Body(encode(make_families())), METRICS_HEADERS)
 
     return web.get("/metrics", handle)
+
+
+def serve_text(
+    agent: Agent, fresh: RenderedText, stale: RenderedText | None, headers: Mapping[str, str] = METRICS_HEADERS
+) -> Handler:
+    """Returns a handler that renders each snapshot once. Long texts are rendered in a thread, to keep probes fast."""
+    size = _LONG_TEXT  # size of the last text
+
+    async def handle(request: web.Request) -> web.Response:
+        nonlocal size
+        published = agent.published
+        text = fresh if agent.is_fresh(published) else stale
+        if text is None:
+            body = NO_METRICS
+        elif text in published.rendered:
+            body = published.rendered[text]
+        else:
+            body = published.render(text) if size < _LONG_TEXT else await asyncio.to_thread(published.render, text)
+            size = len(body.plain)
+        return body_response(request, body, headers)
+
+    return handle
+
+
+def limit_concurrency(limit: int, handler: Handler) -> Handler:
+    """Responds with 503, as dcgm-exporter does, if `limit` requests are already running."""
+    slots = asyncio.Semaphore(limit)
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if slots.locked():
+            return web.Response(status=503, text="scrape concurrency limit reached\n")
+        async with slots:
+            return await send_response(request, await handler(request))
+
+    return handle
 
 
 def body_response(request: web.Request, body: Body, headers: Mapping[str, str]) -> web.Response:

@@ -16,8 +16,9 @@ import pytest
 
 from podgpu.gpu.dcgm.connection import EngineAddress
 from podgpu.gpu.dcgm.telemetry import DcgmSettings, DcgmTelemetry
-from podgpu.gpu.source import GpuReading, Telemetry
+from podgpu.gpu.source import Telemetry
 from podgpu.metrics.fields import Field, field_named
+from podgpu.model import GpuReading
 from tests.nodes.clock import FakeClock
 
 SOURCE = Path(__file__).with_name("fake_libdcgm.c")

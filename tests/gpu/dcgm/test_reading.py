@@ -15,20 +15,7 @@ from podgpu.gpu.dcgm.entities import decode
 from podgpu.gpu.dcgm.structs import FieldType, FieldValueV2
 from podgpu.gpu.source import FieldGroup
 from podgpu.metrics.fields import DEVICE_LEVELS, Blank, fields
-from tests.gpu.dcgm.double import (
-    CI,
-    FB_USED,
-    GI,
-    GPU,
-    GR_ACTIVE,
-    PLAIN,
-    POWER,
-    TEMP,
-    UTIL,
-    Bench,
-    Double,
-    uuid_of,
-)
+from tests.gpu.dcgm.double import CI, FB_USED, GI, GPU, GR_ACTIVE, PLAIN, POWER, TEMP, UTIL, Bench, Double, uuid_of
 from tests.gpu.nvml_bench import of_gpu
 
 

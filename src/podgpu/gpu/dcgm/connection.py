@@ -19,8 +19,7 @@ from podgpu.workers import DriverLock
 _log = logging.getLogger(__name__)
 _SONAMES = ("libdcgm.so.4", "libdcgm.so.3")
 _FOLDERS = ("/usr/lib64/", "/usr/lib/x86_64-linux-gnu/", "/usr/lib/aarch64-linux-gnu/", "/usr/lib/")
-Version = tuple[int, ...]
-"""A version such as (4, 2, 3); empty if unknown."""
+Version = tuple[int, ...]  # a version such as (4, 2, 3); empty if unknown
 
 _UNSUPPORTED = {-6, -13, -17, -20, -22, -29, -32, -33, -36}
 _LOST = {-18, -19}
@@ -102,12 +101,8 @@ _VSOCK = re.compile(r"vsock://\d{1,10}:\d{1,10}")
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """Address of a host engine."""
-
-    text: str
-    """The address in libdcgm's format."""
-    host: str = ""
-    """Host name or IP address. Empty for a Unix socket."""
+    text: str  # the address in libdcgm's format
+    host: str = ""  # host name or IP address; empty for a Unix socket
 
     @property
     def is_local(self) -> bool:
@@ -130,8 +125,6 @@ def parse_address(text: str) -> EngineAddress:
 
 
 class DcgmConnection:
-    """A connection to a DCGM engine."""
-
     def __init__(self, address: EngineAddress | None = None, library_path: str = "", log_level: str = "") -> None:
         """`address`: None for an engine inside this process. `log_level`: empty if DCGM must not log."""
         self._address = address
@@ -141,11 +134,9 @@ class DcgmConnection:
         self.library_version: Version = ()
         self.engine_version: Version = ()
         self._handle = s.Handle()
-        self.lost = False
-        """True if a call failed because the connection was lost. The connection must be reopened."""
+        self.lost = False  # True if a call failed because the connection was lost; the connection must be reopened
         self._lock = DriverLock("DCGM")
-        self.hold = self._lock.hold
-        """Context manager for calls. It prevents `close` from disconnecting during a call."""
+        self.hold = self._lock.hold  # context manager for calls; it prevents `close` from disconnecting during a call
 
     @property
     def is_open(self) -> bool:

@@ -16,8 +16,7 @@ from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
 from podgpu.gpu.dcgm import structs as s
 from podgpu.gpu.dcgm.connection import DcgmConnection, Version, translate
 from podgpu.gpu.dcgm.structs import EntityGroup
-from podgpu.metrics.fields import Blank, Field, fields, value_of, within_unit
-from podgpu.metrics.names import converted
+from podgpu.metrics.fields import Blank, Field, converted, fields, value_of, within_unit
 from podgpu.model import Device, Value
 
 _log = logging.getLogger(__name__)
@@ -32,13 +31,8 @@ class Entity(NamedTuple):
 # Layout
 
 _NAME, _UUID, _MINOR = 50, 54, 55
-_LOST_STATES = {
-    4: "lost: reset it or reboot the node (see dmesg)",
-    6: "disabled",
-    7: "detached from the host engine",
-}
-_MIG_MODE = 2
-"""Index of the MIG mode in `DeviceAttributes.settings`."""
+_LOST_STATES = {4: "lost: reset it or reboot the node (see dmesg)", 6: "disabled", 7: "detached from the host engine"}
+_MIG_MODE = 2  # index of the MIG mode in `DeviceAttributes.settings`
 _MAX_SWITCHES = 64
 SWITCH_LINK = "SWITCH_LINK"
 
@@ -48,16 +42,13 @@ class DcgmEntity:
     kind: str
     """`Field.level` of its fields, or SWITCH_LINK. Links of switches and links of GPUs have different fields."""
     entity: Entity
-    device: Device | None = None
-    """The GPU or MIG instance to which the entity belongs. None for switches and CPUs."""
-    labels: dict[str, str] = field(default_factory=dict)
-    """Labels of a link, switch, CPU or core."""
+    device: Device | None = None  # the GPU or MIG instance to which the entity belongs; None for switches and CPUs
+    labels: dict[str, str] = field(default_factory=dict)  # labels of a link, switch, CPU or core
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLayout:
-    entities: tuple[DcgmEntity, ...] = ()
-    """Each GPU is followed by its MIG instances and active links."""
+    entities: tuple[DcgmEntity, ...] = ()  # each GPU is followed by its MIG instances and active links
     unreachable: Mapping[int, str] = field(default_factory=dict)
 
     @property
@@ -79,8 +70,7 @@ class _Mig(NamedTuple):
 class Outline(NamedTuple):
     """The part of the layout that is cheap to read. It is read every time, to detect changes."""
 
-    states: Mapping[int, int]
-    """DCGM's status of each GPU, by GPU id."""
+    states: Mapping[int, int]  # DCGM's status of each GPU, by GPU id
     migs: tuple[_Mig, ...]
 
 
@@ -121,9 +111,7 @@ def read_layout(connection: DcgmConnection, outline: Outline, switches: Selectio
         minor = minors.get(entity)
         migs = [m for m in outline.migs if m.parent == entity]
         device = replace(
-            device,
-            minor=minor if isinstance(minor, int) else None,
-            mig_enabled=device.mig_enabled or bool(migs),
+            device, minor=minor if isinstance(minor, int) else None, mig_enabled=device.mig_enabled or bool(migs)
         )
         entities.append(DcgmEntity("GPU", entity, device))
         entities += _read_instances(connection, device, migs, outline.migs)
@@ -153,7 +141,6 @@ def _read_device(connection: DcgmConnection, gpu_id: int, state: int) -> Device:
 def _read_instances(
     connection: DcgmConnection, gpu: Device, instances: Sequence[_Mig], migs: Sequence[_Mig]
 ) -> Iterator[DcgmEntity]:
-    """Yields each GPU instance, followed by its compute instances."""
     profiles = read_live(connection, [m.entity for m in instances], fields()[_NAME])
     for instance in sorted(instances, key=lambda m: m.instance_id):
         compute = [m.entity for m in migs if m.parent == instance.entity]
@@ -231,8 +218,7 @@ def _read_cpus(connection: DcgmConnection, selection: Selection) -> Iterator[Dcg
 
 # Values
 
-_MAX_VALUES = 1024
-"""Maximum number of values per call, because each value needs 4 KiB of memory."""
+_MAX_VALUES = 1024  # maximum number of values per call, because each value needs 4 KiB of memory
 _NOT_YET_READ = {"no_data", "not_watched"}
 _KEEP_SECONDS = 600.0  # how long the engine keeps samples, as in dcgm-exporter
 _STALE_INTERVALS = 3
@@ -269,11 +255,9 @@ class Watch:
     _clock: Callable[[], float]
     _seen: dict[tuple[Entity, int], tuple[int, float]]
     """By entity and field id: last timestamp, and when the timestamp changed. Kept if the connection is reopened."""
-    groups: list[s.Handle] = field(default_factory=list)
-    """Handles of DCGM's groups of entities."""
+    groups: list[s.Handle] = field(default_factory=list)  # handles of DCGM's groups of entities
     field_groups: list[s.Handle] = field(default_factory=list)
-    rejected: set[int] = field(default_factory=set)
-    """Ids of the fields that the engine rejected."""
+    rejected: set[int] = field(default_factory=set)  # ids of the fields that the engine rejected
     _wanted: dict[int, list[Field]] = field(default_factory=dict)
     """Ids of the fields to read, and the fields that are computed from each of them."""
 

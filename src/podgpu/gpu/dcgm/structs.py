@@ -27,17 +27,13 @@ from ctypes import (
 from enum import IntEnum
 from typing import Any
 
-Handle = c_size_t
-"""Type of dcgmHandle_t, dcgmGpuGrp_t and dcgmFieldGrp_t. They have the size of a pointer."""
+Handle = c_size_t  # type of dcgmHandle_t, dcgmGpuGrp_t and dcgmFieldGrp_t; they have the size of a pointer
 MAX_GPUS = 32
-MAX_FIELDS = 128
-"""Maximum number of fields in a field group and in one call."""
-MAX_ENTITIES = 64
-"""Maximum number of entities in a group and in one call (DCGM 3). DCGM 4 allows 1024."""
+MAX_FIELDS = 128  # maximum number of fields in a field group and in one call
+MAX_ENTITIES = 64  # maximum number of entities in a group and in one call (DCGM 3); DCGM 4 allows 1024
 MODE_AUTO = 1
 GROUP_EMPTY = 1
-LIVE = 1
-"""Flag for reading from the driver instead of the engine's cache."""
+LIVE = 1  # flag for reading from the driver instead of the engine's cache
 LINK_UP = 3
 HEALTH_ALL = 0xFFFFFFFF
 INT64_BLANK = 0x7FFFFFFFFFFFFFF0

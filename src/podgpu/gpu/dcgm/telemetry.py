@@ -31,19 +31,10 @@ from podgpu.gpu.dcgm.entities import (
     read_outline,
 )
 from podgpu.gpu.dcgm.structs import EntityGroup
-from podgpu.gpu.source import (
-    EXPORTER_FIELDS,
-    CompanionDriver,
-    ErrorEvent,
-    ErrorEvents,
-    FieldGroup,
-    GpuReading,
-    Inventory,
-    Telemetry,
-)
+from podgpu.gpu.source import EXPORTER_FIELDS, CompanionDriver, ErrorEvents, FieldGroup, Telemetry
 from podgpu.metrics.conditions import health_code
 from podgpu.metrics.fields import DEVICE_LEVELS, XID_FIELD, Field, Recorded, by_name, fields
-from podgpu.model import Detail, Device, EntityState, group_by_key
+from podgpu.model import Detail, Device, EntityState, ErrorEvent, GpuReading, Inventory, group_by_key
 
 _log = logging.getLogger(__name__)
 _LAYOUT_SECONDS = 60.0
@@ -63,24 +54,19 @@ _P2P_STATES = (
     *("OK", "ChipsetNotSupported", "GPUNotSupported", "TopologyNotSupported"),
     *("DisabledByRegKey", "NotSupported", "Unknown"),
 )
-_OVERLAP_US = 60_000_000
-"""Each reading starts this much before the last XID, because samples may arrive out of order."""
+_OVERLAP_US = 60_000_000  # each reading starts this much before the last XID, because samples may arrive out of order
 
-Details = Mapping[int, Sequence[Detail]]
-"""Details by GPU id."""
+Details = Mapping[int, Sequence[Detail]]  # details by GPU id
 
 
 @dataclass(frozen=True)
 class DcgmSettings:
-    address: EngineAddress | None = None
-    """Address of the host engine. None for an engine inside this process."""
+    address: EngineAddress | None = None  # address of the host engine; None for an engine inside this process
     interval: float = 30.0
-    log_level: str = ""
-    """If empty, DCGM logs nothing."""
+    log_level: str = ""  # if empty, DCGM logs nothing
     switches: Selection = field(default_factory=Selection)
     cpus: Selection = field(default_factory=Selection)
-    library: str = ""
-    """Path of libdcgm. If empty, the newest libdcgm of this machine is used."""
+    library: str = ""  # path of libdcgm; if empty, the newest libdcgm of this machine is used
 
 
 class DcgmTelemetry:
@@ -112,13 +98,11 @@ class DcgmTelemetry:
         self._is_scheduled = False
         self._xid_group = FieldGroup((fields()[XID_FIELD],), self._settings.interval)
         self._watch_lock = threading.Lock()
-        self._watches: dict[tuple[str, FieldGroup], Watch] = {}
-        """Watches by kind of entity and field group."""
+        self._watches: dict[tuple[str, FieldGroup], Watch] = {}  # watches by kind of entity and field group
         self._watched: tuple[NodeLayout, tuple[FieldGroup, ...]] | None = None
         self._seen: dict[tuple[Entity, int], tuple[int, float]] = {}
         self._xids = ErrorEvents()
-        self._last_xids: dict[Entity, int] = {}
-        """Timestamp of the last XID of each entity."""
+        self._last_xids: dict[Entity, int] = {}  # timestamp of the last XID of each entity
         self._has_read_xids = False
         self._details: dict[int, Details | None] = {}
         """Health checks and NVLink peers of all GPUs, by field id. None if DCGM does not report them."""
@@ -291,7 +275,6 @@ class DcgmTelemetry:
         self._has_read_xids |= bool(watches)
 
     def _find_gpu_groups(self) -> list[s.Handle]:
-        """Returns the DCGM groups that together contain all GPUs."""
         watch = self._watches.get(("GPU", self._xid_group))
         return [] if watch is None else watch.groups
 
@@ -318,7 +301,6 @@ def _field_ids(groups: Sequence[FieldGroup]) -> set[int]:
 
 
 def _select_fields(fields: Sequence[Field], kind: str) -> tuple[Field, ...]:
-    """Returns those fields that DCGM provides for this kind of entity."""
     read = (f for f in fields if not isinstance(f.recipe, Recorded) and f.id < EXPORTER_FIELDS)
     if kind == "GPU":
         return tuple(f for f in read if f.level in DEVICE_LEVELS)

@@ -31,10 +31,7 @@ _UNSUPPORTED = {
 }
 _LOST = {pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED}
 _GONE = {
-    pynvml.NVML_ERROR_UNINITIALIZED: (
-        "driver_not_loaded",
-        "the NVIDIA driver was unloaded while podgpu used it",
-    ),
+    pynvml.NVML_ERROR_UNINITIALIZED: ("driver_not_loaded", "the NVIDIA driver was unloaded while podgpu used it"),
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: (
         "driver_not_loaded",
         "no NVIDIA driver is loaded on this node (check `nvidia-smi` on the host)",
@@ -146,12 +143,9 @@ class CallGuard(Generic[Key]):
     """
 
     def __init__(self, unsupported: Iterable[Key] = ()) -> None:
-        self.unsupported: set[Key] = set(unsupported)
-        """Values that the GPU does not support. They are not read again."""
-        self.errors: list[str] = []
-        """Reasons of the calls that failed."""
-        self.dropped: list[Key] = []
-        """Values that were invalid: special codes, NaN and impossible values."""
+        self.unsupported: set[Key] = set(unsupported)  # values that the GPU does not support; they are not read again
+        self.errors: list[str] = []  # reasons of the calls that failed
+        self.dropped: list[Key] = []  # values that were invalid: special codes, NaN and impossible values
 
     def begin(self) -> None:
         """Clears the errors of the last reading."""
@@ -292,8 +286,7 @@ def _deduplicate(usages: Iterable[ProcessUsage]) -> tuple[ProcessUsage, ...]:
 # Fields
 
 _VALUE_MEMBERS = dict(enumerate(("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")))
-MIN_GPM_SECONDS = 0.1
-"""Minimum time between two GPM samples that NVML allows."""
+MIN_GPM_SECONDS = 0.1  # minimum time between two GPM samples that NVML allows
 
 
 @dataclass(eq=False)

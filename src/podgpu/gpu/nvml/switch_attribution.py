@@ -22,8 +22,7 @@ RECORD = struct.Struct("<HHIBBHIIHBBQ")
 FECS_RECORD = 2
 SWITCHED_IN = 6
 SAVED = 7
-HIDDEN_PID = 0
-"""Pid in the log for processes of other users if podgpu has no CAP_SYS_ADMIN."""
+HIDDEN_PID = 0  # pid in the log for processes of other users if podgpu has no CAP_SYS_ADMIN
 KERNEL_PID = 0xFFFFFFFF
 WHOLE_GPU = 255
 _NUMBERS = 1 << 16
@@ -87,10 +86,8 @@ class Period(NamedTuple):
 class SwitchCosts:
     """Durations in nanoseconds, measured for one GPU architecture. 0 if not measured."""
 
-    lead: int = 0
-    """Time without work in each period, because the context is restored or saved."""
-    slice_work: int = 0
-    """Time of work in a period that lasted a whole time slice."""
+    lead: int = 0  # time without work in each period, because the context is restored or saved
+    slice_work: int = 0  # time of work in a period that lasted a whole time slice
 
 
 @dataclass(frozen=True)
@@ -101,8 +98,7 @@ class Residency:
     until: int
     periods: Sequence[Period] = ()
     switching: int = 0
-    unknown: int = 0
-    """Time in which it is unknown which process was resident, for example before the first switch."""
+    unknown: int = 0  # time in which it is unknown which process was resident, for example before the first switch
     costs: SwitchCosts = SwitchCosts()
 
     @property
@@ -139,8 +135,7 @@ class Timeline:
     _pids: array[int] = field(default_factory=partial(array, "q"))
     """For each switch, the pid of the process that was switched in, or `~pid` if the process was saved."""
     _last: tuple[list[int], list[int]] = ([], [])  # time and pid of the last switch; empty before the first switch
-    _resident: tuple[int, int] | None = None
-    """Pid and switch-in time of the resident process."""
+    _resident: tuple[int, int] | None = None  # pid and switch-in time of the resident process
     _saved_at: int = -_MAX_SWITCH_NS
 
     def add(self, times: list[int], pids: list[int]) -> None:
@@ -198,19 +193,16 @@ preempted."""
 _YOUNG_SHARE = 0.95
 """Busy share that is assumed for the youngest age class without samples. It is high, because a context is switched in
 when it has work."""
-_PRIOR_WEIGHT = 0.125
-"""Weight of the assumed busy share. A sample has the weight 1."""
+_PRIOR_WEIGHT = 0.125  # weight of the assumed busy share; a sample has the weight 1
 _SAMPLED_PERIOD_NS = 250_000_000
 """In longer periods, samples are used instead of learnt shares, because such a period has at least four samples."""
 _SAMPLE_REACH_NS = 60_000_000
 """A sample is valid for at most this long before and after it, and only where no other sample is nearer."""
 _SAMPLE_UNCERTAINTY = 0.1
 """Uncertainty of a busy time that comes from a sample. The uncertainty of a learnt share is `share * (1 - share)`."""
-_HALF_LIFE_NS = 60 * 10**9
-"""The weight of a sample halves in this time."""
+_HALF_LIFE_NS = 60 * 10**9  # the weight of a sample halves in this time
 
-BusySample = tuple[int, bool]
-"""Time, and True if the engine was busy."""
+BusySample = tuple[int, bool]  # time, and True if the engine was busy
 _Kind = tuple[int, bool]
 """Pid, and True for a period longer than a time slice. Most of these long periods end with idle time."""
 

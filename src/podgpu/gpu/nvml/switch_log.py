@@ -54,10 +54,8 @@ _NO_GPU: Final = (0, 0xFFFFFFFF)
 _BUSY_REGISTER: Final = 0x40060C
 """Register whose bit 0 is set while the graphics and compute engine is busy (see `MEASURED_ARCHITECTURES`)."""
 _REFUSED_VALUE: Final = 0xBADF
-_OLDEST_BRANCH: Final = 550
-"""Oldest supported driver. The structures of older drivers have another layout."""
-_MEMORY_BYTES: Final = 128
-"""Size of a memory object's parameters."""
+_OLDEST_BRANCH: Final = 550  # oldest supported driver; the structures of older drivers have another layout
+_MEMORY_BYTES: Final = 128  # size of a memory object's parameters
 
 
 def check_driver(version: str) -> None:

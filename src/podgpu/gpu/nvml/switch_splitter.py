@@ -33,8 +33,7 @@ from podgpu.gpu.nvml.switch_attribution import (
 )
 from podgpu.gpu.nvml.switch_log import ContextSwitchLog, check_driver
 from podgpu.gpu.nvml.switch_waiting import WaitEstimator
-from podgpu.gpu.source import SwitchStatus
-from podgpu.model import Device, DeviceUsage, ProcessUsage, UsageMethod
+from podgpu.model import Device, DeviceUsage, ProcessUsage, SwitchStatus, UsageMethod
 
 _log = logging.getLogger(__name__)
 
@@ -76,8 +75,7 @@ class SwitchListener:
     ) -> None:
         """`unsampled`: reason why no busy samples are taken. `in_background`: if False, the caller must call `step`."""
         self.unsampled = unsampled
-        self.pauses_sampling = False
-        """True while no samples are taken, because all contexts were busy all the time."""
+        self.pauses_sampling = False  # True while no samples are taken, because all contexts were busy all the time
         self._log = log
         self._costs = costs
         self._wall = wall
@@ -87,8 +85,7 @@ class SwitchListener:
         self._timelines: dict[int, Timeline] = {}
         self._compute_instances: dict[int, int] = {}
         self._samples: list[BusySample] = []
-        self.began = self._log_time = self._log.now()
-        """Start time, in nanoseconds of the GPU's clock."""
+        self.began = self._log_time = self._log.now()  # start time, in nanoseconds of the GPU's clock
         self._offset = self.began - int(wall() * 1e9)
         self._drained_at = self._read_at = clock()
         self._error: SwitchLogError | None = None
@@ -268,8 +265,7 @@ class BusyTimeSplitter:
         self._name = ""
         self._listener: SwitchListener | None = None
         self._model = BusyShareModel()
-        self._waits: defaultdict[str, WaitEstimator] = defaultdict(WaitEstimator)
-        """By device key."""
+        self._waits: defaultdict[str, WaitEstimator] = defaultdict(WaitEstimator)  # by device key
         self._shared: frozenset[str] = frozenset()
         self._previous_pids: frozenset[int] = frozenset()
         self._pids: frozenset[int] = frozenset()

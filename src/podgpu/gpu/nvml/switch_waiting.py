@@ -16,16 +16,13 @@ from statistics import median
 from podgpu.gpu.nvml.switch_attribution import HIDDEN_PID, KERNEL_PID, MAX_SAVE_NS, Period, Residency
 from podgpu.model import ProcessWaits
 
-DEFAULT_SLICE_NS = 2_140_000
-"""Length of a time slice on an H200. Used until `detect_slice` finds another length."""
+DEFAULT_SLICE_NS = 2_140_000  # length of a time slice on an H200; used until `detect_slice` finds another length
 _CUT_TOLERANCE = 0.04
 _NEVER_WAIT = frozenset({HIDDEN_PID, KERNEL_PID})
 _SATURATED_SHARE = 0.95
 """Processes that were busy for at least this fraction of their residency are assumed to be always busy."""
-_SHORT_NS = 30_000
-"""Uncertainty of the measured length of a period."""
-_LONG = 1.1
-"""A period counts as longer than a time slice if it exceeds the slice by this factor."""
+_SHORT_NS = 30_000  # uncertainty of the measured length of a period
+_LONG = 1.1  # a period counts as longer than a time slice if it exceeds the slice by this factor
 _BINS_PER_DOUBLING = 24
 _MIN_SLICE_NS = 500_000
 """Shorter periods are ignored when the slice is detected. Their length is often the duration of a kernel."""
@@ -33,13 +30,10 @@ _MIN_CUT_PERIODS = 20
 _MIN_CUT_PART = 4
 """The mode (most frequent length) must account for 1/4 of the total length of consecutive periods of equal length."""
 _A_LITTLE_LONGER = 1.6
-_MAX_LONGER_PART = 10
-"""For each ten periods in the mode, at most one period may be slightly longer."""
+_MAX_LONGER_PART = 10  # for each ten periods in the mode, at most one period may be slightly longer
 _RECENT_PERIODS = 32
-_DETECTION_WINDOWS = 16
-"""The slice is detected once in this many windows, because its length rarely changes."""
-_DIVIDED_WAITS = 128
-"""At most about this many waits per window are attributed to the processes that ran meanwhile."""
+_DETECTION_WINDOWS = 16  # the slice is detected once in this many windows, because its length rarely changes
+_DIVIDED_WAITS = 128  # at most about this many waits per window are attributed to the processes that ran meanwhile
 
 
 def detect_slice(residency: Residency, worked: int) -> int | None:
@@ -83,8 +77,7 @@ class WaitEstimator:
         self._windows = 0
         self._detection_windows = detection_windows
         self._until = -1
-        self._recent: list[Period] = []
-        """The most recent periods, preceded by the last period of each other process."""
+        self._recent: list[Period] = []  # the most recent periods, preceded by the last period of each other process
 
     def is_cut(self, duration: int) -> bool:
         """Returns True if a period of this length lasted a whole time slice, so that the process still had work."""

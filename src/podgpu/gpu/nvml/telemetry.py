@@ -35,15 +35,14 @@ from podgpu.gpu.nvml.driver import (
 )
 from podgpu.gpu.nvml.switch_splitter import SwitchListener, SwitchLogFactory
 from podgpu.gpu.nvml.usage import UsageReader, UsageSettings
-from podgpu.gpu.source import ErrorEvent, ErrorEvents, GpuReading, Inventory, UsageAnswer
+from podgpu.gpu.source import ErrorEvents
 from podgpu.metrics.fields import Field, detail_fields
-from podgpu.model import Device, ProcessUsage, Value, device_key
+from podgpu.model import Device, DeviceUsage, ErrorEvent, GpuReading, Inventory, ProcessUsage, Value, device_key
 
 _log = logging.getLogger(__name__)
 _MAX_PLANS = 64
 _ENERGY_FIELD = 156  # in fields.csv
-_MAX_WAIT_SECONDS = 4.5
-"""Maximum wait until all GPUs are open. It is shorter than the usual deadline of `inventory`."""
+_MAX_WAIT_SECONDS = 4.5  # maximum wait until all GPUs are open; it is shorter than the usual deadline of `inventory`
 _QUIET_SECONDS = 0.5
 """Minimum wait for the next GPU after one was opened. The wait is longer if GPUs open slowly. Without persistence mode,
 opening a GPU takes one or two seconds."""
@@ -51,10 +50,8 @@ _BUS_SECONDS = 10.0
 _CLOSE_WAIT = 0.45
 """Maximum wait for calls in progress before the driver is closed. It is longer than a wait for XIDs, and shorter than
 the shortest deadline of `inventory`."""
-_RESTART_SECONDS = 10.0
-"""Minimum time between two restarts of NVML."""
-SEARCH_SECONDS = 120.0
-"""Interval of restarts while NVML lists fewer GPUs than the PCI bus."""
+_RESTART_SECONDS = 10.0  # minimum time between two restarts of NVML
+SEARCH_SECONDS = 120.0  # interval of restarts while NVML lists fewer GPUs than the PCI bus
 
 _SLOW_SECONDS = 60.0
 """Interval at which additional fields and links of a GPU are read. This needs about fifty short calls."""
@@ -63,8 +60,7 @@ _MIG_OFF_SECONDS = 1.5
 _LINK_STATES = [(pynvml.NVML_FI_DEV_NVLINK_GET_STATE, link) for link in range(36)]
 _NVIDIA = "0x10de"
 _DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA controller and 3D controller; NVSwitches have another class
-_Lookup = tuple[int, DeviceHandle | SourceError | StartError]
-"""Index of a GPU, and the result of opening it."""
+_Lookup = tuple[int, DeviceHandle | SourceError | StartError]  # index of a GPU, and the result of opening it
 
 
 def _look_up(driver: NvmlDriver, index: int, results: SimpleQueue[_Lookup]) -> None:
@@ -97,24 +93,20 @@ class NvmlTelemetry:
         self._count_expected = count_expected
         self._clock = clock
         self._xids = XidWatcher(self._driver, wall)
-        self._opening = threading.Lock()
-        """Held while the driver is opened or closed."""
+        self._opening = threading.Lock()  # held while the driver is opened or closed
         self._is_open = False
-        self._pending: dict[int, float] = {}
-        """Indices of the GPUs that are being opened, and when this began."""
+        self._pending: dict[int, float] = {}  # indices of the GPUs that are being opened, and when this began
         self._errors: dict[int, SourceError | StartError] = {}
         """Indices of the GPUs that could not be opened, and why."""
         self._lookups: SimpleQueue[_Lookup] = SimpleQueue()
-        self._gpus: dict[str, NvmlGpu] = {}
-        """GPUs by UUID."""
+        self._gpus: dict[str, NvmlGpu] = {}  # GPUs by UUID
         self._replaced: list[NvmlGpu] = []
         """GPUs with an invalid handle. They are freed only when the driver is closed: workers may still use them."""
         self._previous: dict[str, NvmlGpu] = {}
         """GPUs by UUID, from before the driver was reopened. If a GPU is found again, its usage has no gap."""
         self.expected: int | None = None
         self._bus_read_at = float("-inf")
-        self._wants_restart = False
-        """True if the PCI bus changed, or if the last restart failed because a call hung."""
+        self._wants_restart = False  # True if the PCI bus changed, or if the last restart failed because a call hung
         self._restarted_at = float("-inf")
         self._listed = 0
 
@@ -234,7 +226,7 @@ class NvmlTelemetry:
         with self._hold(gpu) as state:
             return list_processes(self._driver, state.read_layout())
 
-    def usage(self, gpu: Device, shared: Collection[str] = ()) -> UsageAnswer:
+    def usage(self, gpu: Device, shared: Collection[str] = ()) -> DeviceUsage:
         with self._hold(gpu) as state:
             return state.usage_reader.read(state.read_layout(), shared)
 
@@ -248,7 +240,7 @@ class NvmlTelemetry:
         with self._driver.hold():
             state = self._gpus.get(gpu.uuid)
             if state is None:
-                raise DeviceLost(f"GPU {gpu.index} ({gpu.uuid}) is no longer listed by the driver")
+                raise DeviceLost(f"GPU {gpu.uuid} is not listed by the driver")
             try:
                 state = self._check_handle(state)
                 yield state
@@ -296,23 +288,18 @@ class NvmlGpu:
 
     def __init__(self, driver: NvmlDriver, gpu: DeviceHandle, settings: UsageSettings, xids: XidWatcher) -> None:
         self._driver = driver
-        self.layout: tuple[DeviceHandle, ...] = (gpu,)
-        """The GPU, then its MIG instances, at the last reading."""
-        self.handle_lock = threading.Lock()
-        """Held while the handle is checked."""
-        self.answers: bool | None = None
-        """True if the last reading succeeded. None before the first reading."""
+        self.layout: tuple[DeviceHandle, ...] = (gpu,)  # the GPU, then its MIG instances, at the last reading
+        self.handle_lock = threading.Lock()  # held while the handle is checked
+        self.answers: bool | None = None  # True if the last reading succeeded; None before the first reading
         self._clock = settings.clock
         self._has_mig = True
-        self._mig_off_at = float("-inf")
-        """When MIG was last found to be disabled."""
+        self._mig_off_at = float("-inf")  # when MIG was last found to be disabled
         self.usage_reader = UsageReader(driver, gpu.handle, settings)
         # State of `read`
         self._xids = xids
         self._xids_registered: bool | None = None
         """True if the GPU is registered, False if it cannot be registered, None if this is not known yet."""
-        self._plans: dict[tuple[tuple[int, ...], str], DevicePlan] = {}
-        """Plans by field ids and device key."""
+        self._plans: dict[tuple[tuple[int, ...], str], DevicePlan] = {}  # plans by field ids and device key
         self._slow_values_at = float("-inf")
         self._slow_values: Mapping[int, Value] = {}
         self._links_up: int | None = None
@@ -490,7 +477,6 @@ class XidWatcher:
                 self._driver.call("nvmlEventSetFree", event_set)
 
     def _run(self, event_set: Any) -> None:
-        """Waits for events until this event set is freed."""
         while True:
             try:
                 with self._driver.hold(gives_way=True):

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from podgpu.errors import SourceError
 from podgpu.gpu.nvml.driver import MAX_PID, CallGuard, DeviceHandle, GpmSampler, NvmlDriver, list_processes, translate
 from podgpu.gpu.nvml.switch_splitter import BusyTimeSplitter, SwitchLogFactory
-from podgpu.gpu.source import Lack, UsageAnswer
-from podgpu.model import Device, DeviceUsage, ProcessUsage
+from podgpu.model import Device, DeviceUsage, Lack, ProcessUsage, UsageProblems
 
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)
@@ -44,15 +43,14 @@ _SECOND_US = 1_000_000
 _MAX_WINDOW_US = 60 * _SECOND_US
 _MAX_SILENCE_US = 10 * _SECOND_US
 """If there is no sample for this long, the busy time is unknown, because the driver also samples an idle GPU."""
-_SLACK_US = 2 * _SECOND_US
-"""Maximum age of the driver's newest sample."""
+_SLACK_US = 2 * _SECOND_US  # maximum age of the driver's newest sample
 _NO_ENTRIES = frozenset({"not_found", "nvml_0"})
 """Error reasons that mean an empty list. pynvml raises `nvml_0` if the driver succeeds without entries."""
 _GRAPHICS_UTIL = 1
 _MAX_GPM_PERCENT = 101.0  # larger values are rejected; GPM slightly exceeds 100 % at full load
 _ENERGY_SECONDS = 5.0
 """Interval of energy readings if no process starts or ends. A reading costs 4.5 ms of CPU (H200)."""
-_SHARED_SECONDS = 1.0  # a reading of the telemetry loop is used if it is not older than this
+_SHARED_SECONDS = 1.5  # a reading of the telemetry loop is used up to this age, longer than its fastest interval
 _EARLY_SECONDS = 0.5  # the counter may be read this much before its interval ends
 _MAX_WATTS = 5000
 _MAX_COUNTER_MJ = 1 << 62  # larger values are NVML's code for "no value"
@@ -61,8 +59,7 @@ _COUNTER_STEP_SECONDS = 1.0  # the counter may lag by this much and then catch u
 
 @dataclass(frozen=True, slots=True)
 class UsageSettings:
-    sees_processes: bool = True
-    """False if podgpu is not in the host's PID namespace. It then cannot read processes."""
+    sees_processes: bool = True  # False if podgpu is not in the host's PID namespace; it then cannot read processes
     switch_logs: SwitchLogFactory = field(default_factory=SwitchLogFactory)
     clock: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
@@ -73,8 +70,7 @@ class BusyTime(NamedTuple):
     busy_ns: int | None = None
     since: int | None = None
     """Start of the window, as the driver's timestamp. None if the driver has no values per process."""
-    until: float | None = None
-    """End of the window, as Unix time."""
+    until: float | None = None  # end of the window, as Unix time
 
 
 class UsageReader:
@@ -87,15 +83,12 @@ class UsageReader:
         self._clock = settings.clock
         self._guard: CallGuard[str] = CallGuard()
         self._layout: tuple[DeviceHandle, ...] = ()
-        self._gpm: dict[str, GpmSampler] = {}
-        """Samplers of the MIG instances, by device key."""
+        self._gpm: dict[str, GpmSampler] = {}  # samplers of the MIG instances, by device key
         self._window_start: tuple[int, float] | None = None
         """Start of the next window: the driver's timestamp, and a monotonic time that is not later."""
         self.shared_energy: tuple[float, int] | None = None  # time and value of the telemetry loop's last reading
-        self._energy_at: tuple[float, int] | None = None
-        """Time and value of the last reading of the energy counter."""
-        self._energy_is_known = False
-        """True if the energy between the last two readings of the counter is known."""
+        self._energy_at: tuple[float, int] | None = None  # time and value of the last reading of the energy counter
+        self._energy_is_known = False  # True if the energy between the last two readings of the counter is known
         self._pids: Collection[int] | None = None
         self._splitter: BusyTimeSplitter | None = None
         if settings.switch_logs.wanted != "samples":
@@ -107,8 +100,8 @@ class UsageReader:
         self._window_start = previous._window_start
         self._energy_at = previous._energy_at
 
-    def read(self, layout: tuple[DeviceHandle, ...], shared: Collection[str] = ()) -> UsageAnswer:
-        """Reads the GPU and its instances. Raises DeviceLost or DriverGone. Other errors are part of the answer."""
+    def read(self, layout: tuple[DeviceHandle, ...], shared: Collection[str] = ()) -> DeviceUsage:
+        """Reads the GPU and its instances. Raises DeviceLost or DriverGone. Other errors are in `problems`."""
         self._guard.begin()
         self._follow_layout(layout)
         device = layout[0].device
@@ -118,21 +111,22 @@ class UsageReader:
             running = self._read(_PROCESS_LIST, lambda: list_processes(self._driver, layout))
         if self._splitter is not None:
             self._splitter.begin_reading(layout[0], running, shared)
-        parts = [self._read_instance(instance, running) for instance in layout[1:]]
+        instances = tuple(self._read_instance(instance, running) for instance in layout[1:])
         busy = BusyTime() if device.mig_enabled else self._read_busy()
         # Energy is read last, so that its slow call (5 to 20 ms) does not separate the other calls.
         power = self._read_power()
         energy = self._read_energy(None if running is None else frozenset(process.pid for process in running), power)
-        whole = self._make_usage(device, busy, running, memory, energy_mj=energy, power_mw=power)
+        more = {"energy_mj": energy, "power_mw": power, "instances": instances}
+        whole = self._make_usage(device, busy, running, memory, **more)
         # Removes the suffix ` gi<id>`, which the names have for MIG instances.
         functions = [(part, part.partition(" gi")[0]) for part in sorted(self._guard.unsupported)]
-        return UsageAnswer(
-            (whole, *parts),
+        problems = UsageProblems(
             dropped=tuple(self._guard.dropped),
             errors=tuple(self._guard.errors),
             lacks=tuple((part, _LACKS[name]) for part, name in functions if name in _LACKS),
             switches=None if self._splitter is None else self._splitter.status,
         )
+        return replace(whole, problems=problems)
 
     def close(self) -> None:
         """Frees the resources that this reader uses in the driver."""
@@ -302,7 +296,7 @@ class UsageReader:
             return None
         counter: int | None
         shared = self.shared_energy
-        if shared and now - _SHARED_SECONDS < shared[0] and (before is None or before[0] < shared[0]):
+        if shared and not changed and max(now - _SHARED_SECONDS, before[0] if before else 0.0) < shared[0]:
             now, counter = shared
         else:
             counter = self._read(_ENERGY, lambda: self._driver.call(_ENERGY, self._handle))

@@ -3,19 +3,20 @@
 import { answerOf } from "./ask.js";
 import { Card } from "./card.js";
 import { Cost } from "./cost.js";
-import { isFiltered, isList, matching, neighbours, pageOf, pagePath, placeOf, readHash, sorted, without, writeHash } from "./criteria.js";
+import { isFiltered, isList, matching, neighbours, pageOf, pagePath, placeOf, pastTime, readHash, sorted, viewPath, without, writeHash } from "./criteria.js";
 import { devicesOf } from "./devices.js";
 import { byId, h, place, setAttribute, setText } from "./dom.js";
 import { Events } from "./events.js";
 import { Feed } from "./feed.js";
 import { Filters } from "./filters.js";
-import { count, moment, parts, percent, perHour, plural } from "./format.js";
+import { count, localTimes, moment, parts, percent, perHour, plural } from "./format.js";
 import { GpuView } from "./gpu.js";
 import { HeatMap } from "./heatmap.js";
 import { History } from "./history.js";
 import { Keys } from "./keys.js";
 import { hasPods, Nodes, NodeView } from "./nodes.js";
 import { NO_FIGURES, Overview } from "./overview.js";
+import { Past } from "./past.js";
 import { PodView } from "./pod.js";
 import { Pods } from "./pods.js";
 import { startTheme } from "./theme.js";
@@ -32,8 +33,8 @@ const TABLES = ["pods", "nodes", "cost", "events"];
 class Page {
   constructor() {
     this.history = new History();
-    this.feed = new Feed("api/v1/view", (picture) => this.take(picture), () => this.turned());
     this.criteria = readHash(location.hash);
+    this.feed = new Feed(viewPath(), (picture) => this.take(picture), () => this.turned());
     this.list = { ...this.criteria, pod: "", gpu: "", view: "" }; // criteria of the last list of GPUs, for the way back
     this.listTop = 0;
     this.trail = []; // addresses of the previous views, to which Escape returns
@@ -42,6 +43,7 @@ class Page {
     const context = {
       history: this.history,
       now: () => this.feed.picture.taken_at,
+      clock: () => this.feed.now(),
       interval: () => Math.max(this.feed.picture.interval_seconds ?? 0, this.feed.pause),
       prices,
       currency: () => (this.criteria.cost ? prices() : undefined), // tiles show costs only on request
@@ -60,6 +62,7 @@ class Page {
     this.nodes = new Nodes(context, order);
     this.cost = new Cost(order, again);
     this.events = new Events(again);
+    this.past = new Past(() => this.feed.now(), (at) => (location.hash = writeHash(this.criteria, at)), again);
     this.main = byId("main");
     this.message = h("p", { class: "message" });
     this.keys = new Keys(this.main, byId("q"), byId("help"), () => this.escape(), (last) => this.map.reach(last));
@@ -82,8 +85,13 @@ class Page {
     const { state, data } = await answerOf("api/v1/history", AbortSignal.timeout(20_000));
     this.hasHistory = state === "ready" && this.history.seed(data);
     if (!this.hasHistory || !this.feed.picture) return;
-    this.history.add(this.feed.now(), this.devices);
+    if (!pastTime()) this.history.add(this.feed.now(), this.devices);
     this.render(false);
+  }
+
+  // True if the view of the time in the address has arrived.
+  get isCurrent() {
+    return (this.feed.picture?.at ?? "") === (pastTime() && Number(pastTime()));
   }
 
   take(picture) {
@@ -94,7 +102,7 @@ class Page {
     const away = now - (this.takenAt ?? now) > Math.max(AWAY_STEPS * this.history.step, 3 * picture.interval_seconds);
     const isYoung = !this.hasHistory && now - this.filledAt > YOUNG_SECONDS; // the server may have a history by now
     this.takenAt = now;
-    this.history.add(now, this.devices);
+    if (picture.at === undefined) this.history.add(now, this.devices);
     if ((away || isYoung) && !picture.paged) this.fillHistory();
     this.priced = Boolean(picture.currency);
     this.overview.show(picture, picture.paged ? totalsOfServer(picture) : totalsOf(this.devices, this.priced), this.devices);
@@ -110,8 +118,10 @@ class Page {
 
   turned() {
     this.overview.showState(this.feed);
+    if (this.feed.picture && !this.isCurrent) this.render(false);
     if (!this.feed.picture) {
-      setText(this.message, this.feed.failure);
+      this.past.show(this.criteria, this.viewOf(this.criteria));
+      setText(this.message, localTimes(this.feed.failure));
       place(this.main, [this.message]);
     }
   }
@@ -185,7 +195,7 @@ class Page {
   }
 
   render(anew) {
-    if (!this.feed.picture) return;
+    if (!this.feed.picture) return this.feed.aim(viewPath());
     try {
       this.draw(anew);
     } catch (error) {
@@ -202,27 +212,37 @@ class Page {
     const at = this.main.getBoundingClientRect();
     if (this.view && this.view !== view) this[this.view].leave?.();
     this.view = view;
-    if (picture.paged && (anew || !this.isAimed)) this.aim();
+    if (picture.paged ? anew || !this.isAimed : this.feed.url !== viewPath()) this.aim(picture.paged);
+    this.past.show(criteria, view, this.isCurrent ? picture : undefined);
     this.showPager(picture, view);
     this.overview.showChosen(criteria, !view ? "list" : TABLES.includes(view) ? "table" : "one");
     this.filters.show(criteria, view);
     byId("views").hidden = false;
     byId("controls").hidden = view !== "" && !TABLES.includes(view);
     byId("shown").hidden = true;
-    setAttribute(byId("tab-gpus"), "href", writeHash(this.list));
+    setAttribute(byId("status-text"), "href", writeHash({}));
     for (const name of ["", ...TABLES]) {
+      setAttribute(byId(`tab-${name || "gpus"}`), "href", writeHash(name ? { view: name } : this.list));
       setAttribute(byId(`tab-${name || "gpus"}`), "aria-current", name === view ? "page" : undefined);
     }
-    this.showView(view, picture, anew, at);
+    if (this.isCurrent) this.showView(view, picture, anew, at);
+    else this.clear();
     if (!this.map.element.isConnected) this.card.hide();
     this.keys.refresh();
   }
 
+  // There is no view of this time yet, or no record of it.
+  clear() {
+    for (const id of ["overview", "alerts", "notes", "controls"]) byId(id).hidden = true;
+    setText(this.message, this.feed.isRejected ? localTimes(this.feed.failure) : "Loading");
+    place(this.main, [this.message]);
+  }
+
   // Requests the nodes that the address selects, if the server does not list all of them. Waits while the user is typing.
-  aim() {
-    this.isAimed = true;
+  aim(isPaged) {
+    this.isAimed = isPaged;
     clearTimeout(this.aiming);
-    this.aiming = setTimeout(() => this.feed.aim(pagePath(this.criteria)), this.isTyping ? TYPING_MS : 0);
+    this.aiming = setTimeout(() => this.feed.aim(isPaged ? pagePath(this.criteria) : viewPath()), this.isTyping ? TYPING_MS : 0);
   }
 
   showPager({ paged, found, nodes }, view) {

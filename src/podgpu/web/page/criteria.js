@@ -36,14 +36,21 @@ const UNPAGED = { state: ["unknown", "unheld", "old"], sort: ["wasted"] }; // ch
 
 const EARLIER = { namespaces: { view: "pods", by: "namespace" }, waste: { view: "cost", order: "wasted" } }; // views of version 0.2
 
+let time = ""; // the past Unix time in the address; empty for now. All links of the page keep it.
+
+export function pastTime() {
+  return time;
+}
+
 export function readHash(hash) {
   const given = new URLSearchParams(hash.replace(/^#/, ""));
   for (const [name, value] of Object.entries(EARLIER[given.get("view")] ?? {})) given.set(name, value);
+  time = given.get("at") ?? "";
   return Object.fromEntries([...OTHERS, ...NAMES].map((name) => [name, given.get(name) ?? ""]));
 }
 
-export function writeHash(criteria) {
-  const given = new URLSearchParams();
+export function writeHash(criteria, at = time) {
+  const given = new URLSearchParams(at ? { at } : {});
   for (const name of [...OTHERS, ...NAMES]) {
     if (criteria[name]) given.set(name, criteria[name]);
   }
@@ -57,12 +64,17 @@ export function choicesOf(name, isPaged) {
   return isPaged ? all.filter(([value]) => !UNPAGED[name].includes(value)) : all;
 }
 
-// Returns the path of the view with the nodes that the page shows.
+// Returns the path of the view at the time of the address.
+export function viewPath() {
+  return time ? `api/v1/view?at=${encodeURIComponent(time)}` : "api/v1/view";
+}
+
+// Returns the path of the view with the nodes that the page shows, if the server does not list all of them.
 export function pagePath(criteria) {
   const { view, cluster } = criteria;
   const [gpu] = criteria.gpu.split("/"); // without the MIG instance
-  if (view === "cost" || view === "events") return "api/v1/view";
-  const given = { gpu };
+  if (view === "cost" || view === "events") return viewPath();
+  const given = { at: time, gpu };
   if (criteria.pod) [given.ns, given.pod] = criteria.pod.split("/");
   if (criteria.pod) given.cluster = cluster;
   else if (!gpu) for (const name of [...FILTERS, "sort"]) given[name] = UNPAGED[name]?.includes(criteria[name]) ? "" : criteria[name];
@@ -86,6 +98,11 @@ export function podHash(namespace, pod, cluster, range) {
   return writeHash({ pod: `${namespace}/${pod}`, cluster, range });
 }
 
+// Returns the link of a holder: the page of a pod, or the GPUs of a user or job.
+export function holderHash({ namespace, pod, cluster, name }) {
+  return pod ? podHash(namespace, pod, cluster) : writeHash({ cluster, q: name });
+}
+
 export function gpuHash(uuid, range) {
   return writeHash({ gpu: uuid, range });
 }
@@ -97,6 +114,11 @@ export function nodeHash(name, range) {
 // Returns the shortest range that contains a time some seconds ago, and that still contains it for a while.
 export function rangeFor(seconds) {
   return RANGES.find((_, i) => seconds < 0.9 * RANGE_HOURS[i] * 3600) ?? RANGES.at(-1);
+}
+
+// Returns the default range of charts: the shortest one that contains the time in the address. `now`: server's clock.
+export function pastRange(now) {
+  return time ? rangeFor(now - Number(time)) : RANGES[0];
 }
 
 // Returns a text that identifies the current view, without its filters.

@@ -2,7 +2,7 @@
 
 import { noneText, Question } from "./ask.js";
 import { conditionTitle, severityOf } from "./conditions.js";
-import { gpuHash, nodeHash, podHash, rangeFor, RANGES as ALL_RANGES, wordsOf, writeHash } from "./criteria.js";
+import { gpuHash, nodeHash, pastTime, podHash, rangeFor, RANGES as ALL_RANGES, wordsOf, writeHash } from "./criteria.js";
 import { h, place, plain, setAttribute, setText } from "./dom.js";
 import { duration, moment, plural } from "./format.js";
 
@@ -12,7 +12,13 @@ const RANGES = ["1h", "24h", "7d"];
 const KINDS = { "": "All", problems: "Problems", pods: "Pods", idle: "Idle" };
 const TITLES = { started: "Started", ended: "Ended", recovered: "Recovered" };
 const OF_PODS = ["started", "ended"];
+const AROUND = 1800; // events up to this many seconds after the past time are listed
 const MISSING = "This server records no events: its podgpu is older than this page.";
+
+// Returns the query for events around the past time in the address. Empty if the page shows now.
+export function aroundQuery() {
+  return pastTime() ? `&to=${Math.round(Number(pastTime()) + AROUND)}` : "";
+}
 
 // The tab with the events of all GPUs.
 export class Events {
@@ -35,12 +41,12 @@ export class Events {
   // `now`: time by the server's clock.
   show(criteria, isKube, now) {
     setText(this.kinds[2], isKube ? KINDS.pods : "Users and jobs");
-    const range = RANGES.includes(criteria.range) ? criteria.range : "24h";
+    const range = RANGES.includes(criteria.range) ? criteria.range : pastTime() ? "1h" : "24h";
     const kind = criteria.by in KINDS ? criteria.by : "";
     const here = { view: "events", q: criteria.q, ns: criteria.ns, range, by: kind };
     RANGES.forEach((way, i) => choose(this.ranges[i], { ...here, range: way }, way === range));
     Object.keys(KINDS).forEach((way, i) => choose(this.kinds[i], { ...here, by: way }, way === kind));
-    const { state, data, message } = this.question.want(`api/v1/events?range=${range}`, EVERY_SECONDS);
+    const { state, data, message } = this.question.want(`api/v1/events?range=${range}${aroundQuery()}`, EVERY_SECONDS);
     const words = wordsOf(criteria.q);
     const events = (data?.events ?? []).filter((event) => isOfKind(event, kind) && isMatch(event, words, criteria.ns));
     this.message.hidden = events.length > 0;
@@ -49,8 +55,9 @@ export class Events {
     const none = isFiltered ? "No event matches the filter." : "Nothing happened in this time.";
     setText(this.message, state === "ready" ? none : noneText(state, message, MISSING));
     const cut = data?.truncated ? ", the newest only" : "";
-    setText(this.about, events.length ? `${plural(events.length, "event")}${cut}` : "");
-    this.list.show(events, now);
+    const period = data && pastTime() ? `, ${moment(data.from)} to ${moment(data.to)}` : "";
+    setText(this.about, events.length ? `${plural(events.length, "event")}${cut}${period}` : "");
+    this.list.show(events, (event) => ageText(now - event.at), now);
   }
 }
 
@@ -78,18 +85,18 @@ export class OwnEvents {
   }
 }
 
-class EventRows {
+export class EventRows {
   // `isFull`: rows link to their GPU, pod and node.
   constructor(isFull) {
     this.isFull = isFull;
     this.element = h("div");
   }
 
-  // With `now`, headings say how long ago the events were.
-  show(events, now) {
-    const ages = events.map((event) => (now === undefined ? "" : ageText(now - event.at)));
+  // `titleOf(event)` returns the heading above the event. `now`: time by the server's clock.
+  show(events, titleOf = () => "", now = undefined) {
+    const ages = events.map(titleOf);
     const ranges = events.map((event) => (now === undefined ? "" : rangeFor(now - event.at)));
-    const shown = JSON.stringify([events, ages, ranges]);
+    const shown = JSON.stringify([events, ages, ranges, pastTime()]);
     if (this.shown === shown) return;
     this.shown = shown;
     place(this.element, [...new Set(ages)].flatMap((age) => {
@@ -102,7 +109,8 @@ class EventRows {
     const when = h("time", { class: "mark-when", datetime: new Date(event.at * 1000).toISOString?.() }, moment(event.at));
     const badge = h("span", { class: `badge badge-${badgeOf(event)}` }, TITLES[event.kind] ?? conditionTitle(event.kind));
     const links = this.isFull ? linksOf(event, range) : [];
-    return h("li", {}, when, badge, h("span", { class: "mark-says" }, textOf(event)), ...links);
+    const then = h("a", { href: writeHash({}, String(event.at)), title: "Show all GPUs at this time" }, "GPUs then");
+    return h("li", {}, when, badge, h("span", { class: "mark-says" }, textOf(event)), ...links, then);
   }
 }
 

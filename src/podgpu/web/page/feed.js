@@ -48,6 +48,7 @@ export class Feed {
     try {
       picture = await this.take(await this.answer());
       this.failure = "";
+      this.isRejected = false;
       this.lostAt = undefined;
     } catch (error) {
       this.failure = error instanceof Refused ? error.message : "Connection lost";
@@ -56,7 +57,8 @@ export class Feed {
     if (picture) this.show(picture);
     this.asking = false;
     this.onTurn();
-    if (!document.hidden) this.timer = setTimeout(() => this.turn(), url === this.url ? this.pause * 1000 : 0);
+    const isDone = this.picture?.at !== undefined || this.isRejected; // the past does not change
+    if (!document.hidden && (url !== this.url || !isDone)) this.timer = setTimeout(() => this.turn(), url === this.url ? this.pause * 1000 : 0);
   }
 
   get pause() {
@@ -77,6 +79,8 @@ export class Feed {
     if (response.status === 429) throw new Refused("Too many requests, trying again");
     if (!response.ok) {
       const { error } = await response.json().catch(() => ({}));
+      this.isRejected = response.status === 400; // the request is wrong, so it is not repeated
+      if (this.isRejected) throw new Refused(plain(error ?? "The server rejects this request"));
       throw new Refused(`${typeof error === "string" ? plain(error) : `The server responds with ${response.status}`}, trying again`);
     }
     const picture = await response.json();
@@ -132,9 +136,11 @@ export class Feed {
   }
 
   get state() {
+    if (this.isRejected) return "past";
     if (this.failure) return "lost";
     if (this.fault) return "failed";
     if (!this.picture) return "waiting";
+    if (this.picture.at !== undefined) return "past";
     const late = LATE_INTERVALS * this.picture.interval_seconds + SLACK_SECONDS;
     return this.isAllOld || this.age === undefined || this.age > late ? "old" : "live";
   }

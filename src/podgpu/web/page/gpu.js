@@ -3,7 +3,7 @@
 import { commandsFor, Commands, copyButton, ForgetButton } from "./actions.js";
 import { noneText, Question } from "./ask.js";
 import { conditionTitle } from "./conditions.js";
-import { gpuHash, nodeHash, RANGES } from "./criteria.js";
+import { gpuHash, nodeHash, pastRange, pastTime, RANGES } from "./criteria.js";
 import { fact, h, place, plain, setAttribute, setText } from "./dom.js";
 import { OwnEvents } from "./events.js";
 import { fieldSections, groupFacts, HEALTH, IDENTITY, isProblem, MEMORY, NOW, sourceRows, xidRows } from "./fields.js";
@@ -15,6 +15,7 @@ import { WaitMatrix } from "./waits.js";
 
 const EVERY_SECONDS = 10;
 const GROUPS = ["Now", "Memory", "Health", "Identity"];
+const NOT_RECORDED = "Fields, XID errors and processes are shown only for now: the history does not have them.";
 const NO_FIELDS = "This server provides no details: its podgpu is older than this page.";
 
 export class GpuView {
@@ -44,7 +45,7 @@ export class GpuView {
     this.runningSection = h("section", {}, h("h3", {}, "Processes"), this.running);
     this.timeline = new Timeline((criteria) => ({ gpu: criteria.gpu }));
     this.xids = h("ul", { class: "marks" });
-    this.xidSection = h("section", {}, h("h3", {}, "XID errors"), this.xids);
+    this.xidSection = h("section", {}, h("h3", {}, "XID errors since the exporter started"), this.xids);
     this.fields = h("div", { class: "fields" });
     this.sources = h("ul", { class: "marks" });
     this.sourceSection = h("section", {}, h("h3", {}, "Sources"), this.sources);
@@ -69,7 +70,7 @@ export class GpuView {
     const [uuid, instance] = splitGpu(criteria.gpu);
     this.shown = uuid;
     const device = devices.find((gpu) => gpu.uuid === uuid);
-    const answer = this.known.want(`api/v1/gpus/${encodeURIComponent(uuid)}`, EVERY_SECONDS);
+    const answer = pastTime() ? { state: "missing", message: NOT_RECORDED } : this.known.want(`api/v1/gpus/${encodeURIComponent(uuid)}`, EVERY_SECONDS);
     this.showHead(device, uuid, answer.data, hasPods);
     this.showGroups(device, answer.data);
     this.showParts(device, uuid, instance);
@@ -91,8 +92,8 @@ export class GpuView {
     this.badge.className = `badge badge-${device ? (device.broken ? device.severity : device.isMuted ? "resting" : "idle") : "old"}`;
     this.troubles.element.hidden = !device;
     this.holding.hidden = !device;
-    this.forget.element.hidden = device ? !device.absent && !device.gone : true;
-    this.commands.show(device?.conditions.length ? commandsFor(device, hasPods) : []);
+    this.forget.element.hidden = device && !pastTime() ? !device.absent && !device.gone : true;
+    this.commands.show(device?.conditions.length && !pastTime() ? commandsFor(device, hasPods) : []);
     const processes = device ? processRows(device) : [];
     place(this.running, processes);
     this.runningSection.hidden = !processes.length;
@@ -108,7 +109,7 @@ export class GpuView {
     const facts = {
       Now: [...(isThere ? factsOf(device, this.context.prices()) : []), ...groupFacts(fields, NOW)],
       Memory: [...(isThere ? memoryFacts(device) : []), ...groupFacts(fields, MEMORY)],
-      Health: healthFacts(device, fields, known?.xids ?? []),
+      Health: healthFacts(device, fields, known?.xids),
       Identity: [["Model", device?.model ?? known?.gpu?.model], ...groupFacts(fields, IDENTITY)].filter(([, text]) => text),
     };
     const written = JSON.stringify(facts);
@@ -124,7 +125,7 @@ export class GpuView {
   showParts(device, uuid, instance) {
     const choices = [["", "Whole GPU"], ...(device?.parts ?? []).map((part) => [String(part.id), `${part.profile} (${part.id})`])];
     this.parts.hidden = choices.length < 2;
-    const written = JSON.stringify([uuid, instance, choices]);
+    const written = JSON.stringify([uuid, instance, choices, pastTime()]);
     if (this.parts.hidden || written === this.writtenParts) return;
     this.writtenParts = written;
     place(this.parts, choices.map(([id, text]) => {
@@ -134,7 +135,7 @@ export class GpuView {
   }
 
   showHistory(device, uuid, instance, criteria) {
-    const range = RANGES.includes(criteria.range) ? criteria.range : RANGES[0];
+    const range = RANGES.includes(criteria.range) ? criteria.range : pastRange(this.context.clock());
     this.timeline.showRange(range, criteria);
     this.timeline.cluster = device?.cluster; // used in the links to pods
     this.events.show(`gpu=${encodeURIComponent(uuid)}`, range);
@@ -183,7 +184,7 @@ function factsOf(device, currency) {
     ["Power", watts(device.power)],
     ["Temperature", celsius(device.temperature)],
     ["Allocated", percent(device.amounts.allocated)],
-    device.energy !== undefined && ["Energy", energy(device.energy)],
+    device.energy !== undefined && ["Energy since start", energy(device.energy)],
     device.price !== undefined && ["Price", perHour(device.price, currency)],
     device.wasted !== undefined && ["Wasted", perHour(device.wasted, currency)],
   ].filter(Boolean);
@@ -200,7 +201,7 @@ function healthFacts(device, fields, xids) {
   const links = fields.find((field) => field.name === "nvlinks_up");
   return [
     ["State", state],
-    ["XID errors", xids.length ? xids.map(({ xid, total }) => `XID ${xid}${total > 1 ? ` (${total} times)` : ""}`).join(", ") : "none"],
+    xids && ["XID errors since the exporter started", xids.length ? xids.map(({ xid, total }) => `XID ${xid}${total > 1 ? ` (${total} times)` : ""}`).join(", ") : "none"],
     ...groupFacts(fields, HEALTH, isProblem),
     links && ["NVLinks up", String(links.value)],
   ].filter(Boolean);

@@ -2,8 +2,8 @@
 
 import { Commands, copyButton, ForgetButton, nodeCommands } from "./actions.js";
 import { goneText } from "./conditions.js";
-import { nodeHash, RANGES, wordsOf } from "./criteria.js";
-import { coded, fact, h, place, plain, setText } from "./dom.js";
+import { nodeHash, pastTime, RANGES, wordsOf, writeHash } from "./criteria.js";
+import { coded, fact, h, place, plain, setAttribute, setText } from "./dom.js";
 import { OwnEvents } from "./events.js";
 import { duration, localTimes, memoryOf, money, parts, percent, perHour, plural, watts } from "./format.js";
 import { groupsFor, holderColumns, holderRows } from "./pods.js";
@@ -100,7 +100,7 @@ export class NodeView {
     this.commands = new Commands();
     this.forget = new ForgetButton("Forget this node", () => this.target);
     this.tiles = new Tiles(context);
-    this.none = h("p", { class: "message" }, "This node is not listed now.");
+    this.none = h("p", { class: "message" }, "This node is not listed.");
     this.table = new Table("Pods of this node", onOrder);
     this.podsTitle = h("h2");
     this.pods = h("section", {}, this.podsTitle, this.table.element);
@@ -114,6 +114,7 @@ export class NodeView {
 
   show(picture, devices, criteria, anew) {
     const name = criteria.node;
+    setAttribute(this.back, "href", writeHash({ view: "nodes" }));
     const node = (picture.nodes ?? []).find((candidate) => candidate.name === name);
     const own = devices.filter((device) => device.node === name);
     const isKube = hasPods(picture, name);
@@ -127,8 +128,8 @@ export class NodeView {
     const notes = node?.notes ?? [];
     this.notes.hidden = !notes.length;
     place(this.notes, notes.map((text) => h("li", {}, ...coded(localTimes(text)))));
-    this.commands.show(node?.gone || totals.broken ? nodeCommands(name, own, isKube) : []);
-    this.forget.element.hidden = !node?.gone;
+    this.commands.show((node?.gone || totals.broken) && !pastTime() ? nodeCommands(name, own, isKube) : []);
+    this.forget.element.hidden = !node?.gone || Boolean(pastTime());
     this.none.hidden = Boolean(node);
     this.facts.hidden = !node || node.gone;
     place(this.facts, factsOf(totals, memoryTotals(own), this.context.prices()));

@@ -2,7 +2,7 @@
 
 import { Alerts } from "./alerts.js";
 import { byId, h, place, plain, setAttribute, setText } from "./dom.js";
-import { count, duration, money, parts, percent, plural, totalMoney, watts, UNKNOWN } from "./format.js";
+import { count, duration, money, moment, parts, percent, plural, totalMoney, watts, UNKNOWN } from "./format.js";
 
 const COLOURS = [
   ["u4", "80\u2013100\u202f%"],
@@ -16,7 +16,7 @@ const COLOURS = [
   ["free", "free"],
   ["broken", "broken"],
 ];
-const STATE_TEXT = { waiting: "Loading", live: "Live", old: "Old" };
+const STATE_TEXT = { waiting: "Loading", live: "Live", old: "Old", past: "Past" };
 export const NO_FIGURES = "No figures yet";
 
 export class Overview {
@@ -103,7 +103,7 @@ export class Overview {
   showState(feed) {
     const status = byId("status");
     const { state } = feed;
-    const health = state === "lost" || state === "failed" || state === "waiting" ? "" : this.health.level;
+    const health = feed.isRejected || state === "lost" || state === "failed" || state === "waiting" ? "" : this.health.level;
     const text = stateText(feed);
     const isSaid = state === "old" && this.health.isOld;
     const words = health && !isSaid ? `${this.health.words}. ` : "";
@@ -123,6 +123,7 @@ const EXAMPLE_HINT = "The prices are examples. Set yours with";
 function stateText(feed) {
   const { state } = feed;
   if (state === "failed") return feed.fault;
+  if (state === "past") return feed.isRejected ? "No record" : `As of ${moment(feed.picture.at)}`;
   const age = feed.age === undefined || state === "waiting" ? "" : `, ${state === "lost" ? "figures " : ""}${duration(feed.age)} old`;
   if (state === "lost") {
     const since = feed.failure === "Connection lost" ? ` ${duration(Date.now() / 1000 - feed.lostAt)} ago` : "";

@@ -1,7 +1,7 @@
 // The view of one pod: all GPUs that it holds, with their values and history.
 
 import { noneText, Question } from "./ask.js";
-import { podDevices, RANGES, writeHash } from "./criteria.js";
+import { pastRange, pastTime, podDevices, RANGES, writeHash } from "./criteria.js";
 import { fact, h, place, plain, setAttribute, setText } from "./dom.js";
 import { OwnEvents } from "./events.js";
 import { duration, energy, memory, parts, percent, perHour, plural, watts } from "./format.js";
@@ -24,7 +24,7 @@ export class PodView {
     this.namespace = h("bdi", { class: "row-namespace" });
     this.name = h("bdi");
     this.facts = h("dl", { class: "facts" });
-    this.none = h("p", { class: "message" }, "This pod holds no GPU now.");
+    this.none = h("p", { class: "message" });
     this.grid = h("div", { class: "tiles" });
     this.back = h("a", { href: "#", class: "back" }, "All GPUs");
     this.timeline = new Timeline(({ pod, cluster }) => ({ pod, cluster }), [...RANGES, LIFE]);
@@ -49,6 +49,7 @@ export class PodView {
     const isOwn = (holder) => holder.pod === pod && holder.namespace === namespace;
     const held = podDevices(devices, namespace, pod, cluster);
     this.none.hidden = held.length > 0;
+    setText(this.none, pastTime() ? "This pod held no GPU at this time." : "This pod holds no GPU now.");
     this.facts.hidden = !held.length;
     this.tiles = new Map(held.map((device) => [device.key, this.tile(device, isOwn)]));
     place(this.grid, [...this.tiles.values()].map((tile) => tile.element));
@@ -69,12 +70,12 @@ export class PodView {
     const isMig = held.length > 0 && held.every((device) => device.parts.length);
     this.summary.show(name, isMig ? "MIG instance" : held.length ? "GPU" : "GPU or MIG instance");
     const { life, isWaiting } = this.summary;
-    const asked = [...RANGES, LIFE].includes(criteria.range) ? criteria.range : held.length ? RANGES[0] : LIFE;
+    const asked = [...RANGES, LIFE].includes(criteria.range) ? criteria.range : held.length ? pastRange(this.context.clock()) : LIFE;
     if (asked === LIFE && isWaiting) return this.timeline.showNone("Loading");
     const chosen = asked === LIFE && !life ? RANGES[0] : asked;
     this.timeline.showRange(chosen, criteria);
     const isLife = chosen === LIFE;
-    const range = isLife ? `${Math.ceil((this.context.now() - life[0]) / 3600)}h` : chosen;
+    const range = isLife ? `${Math.ceil((this.context.clock() - life[0]) / 3600)}h` : chosen;
     const ofCluster = cluster === undefined ? "" : `&cluster=${encodeURIComponent(cluster)}`;
     this.events.show(`pod=${encodeURIComponent(criteria.pod)}`, range);
     const { state, data, message } = this.past.want(`api/v1/history/pods/${name}?range=${range}${ofCluster}`, EVERY_SECONDS);
@@ -116,11 +117,11 @@ function factsOf(held, isOwn, context, isAll) {
   return [
     first?.owner && fact("Owner", ownerLink(first)),
     fact("Holds", `${gpuText(amount)} on ${plural(new Set(held.map((device) => device.node)).size, "node")}`),
-    fact(`Use of the ${own.every(([, holder]) => holder.part) ? "MIG instance" : "GPU"} now`, unknown ?? percent(busy.value)),
+    fact(`Use of the ${own.every(([, holder]) => holder.part) ? "MIG instance" : "GPU"}${pastTime() ? "" : " now"}`, unknown ?? percent(busy.value)),
     fact("Memory used", memory(used.known ? used.total : undefined)),
     power.known === held.length && fact("Power", watts(power.total)),
-    isAll && known(own, "busySeconds", "Busy", duration),
-    isAll && known(own, "energy", "Energy", energy),
+    isAll && known(own, "busySeconds", "Busy since start", duration),
+    isAll && known(own, "energy", "Energy since start", energy),
     idle !== undefined && fact("Idle for", duration(context.now() - idle)),
     cost.known > 0 && fact("Cost", perHour(cost.total, context.prices())),
     wasted.known > 0 && fact("Wasted", perHour(wasted.total, context.prices())),

@@ -1,7 +1,7 @@
 // Shows the current holders of GPUs, as a table by pod, owner or namespace.
 
 import { copyButton } from "./actions.js";
-import { nodeHash, ofCluster, podHash, wordsOf, writeHash } from "./criteria.js";
+import { holderHash, nodeHash, ofCluster, wordsOf, writeHash } from "./criteria.js";
 import { h, place, plain, setAttribute, setText } from "./dom.js";
 import { duration, memory, money, parts, percent, perHour, plural } from "./format.js";
 import { ownMemory, ownUtilization } from "./history.js";
@@ -51,7 +51,7 @@ export class Pods {
     this.copy.hidden = this.table.element.hidden = !rows.length;
     const isFiltered = criteria.q || criteria.cluster || criteria.ns;
     const busy = devices.filter((device) => device.mayWork && !device.gone).length;
-    const none = busy ? busyText(busy, isKube, picture) : isKube ? "No pod holds a GPU now." : "Nobody uses a GPU now.";
+    const none = busy ? busyText(busy, isKube, picture) : isKube ? "No pod holds a GPU." : "Nobody uses a GPU.";
     setText(this.message, isFiltered ? "Nothing matches the filter. Press Escape to clear it." : none);
     setText(this.about, rows.length ? aboutText(rows, isKube ? by : "holder", this.context.prices(), isFiltered ? 0 : busy) : "");
     if (rows.length) this.table.show(rows, holderColumns(by, rows, this.context, isKube), criteria.order || "gpus", (row) => row.key);
@@ -122,7 +122,7 @@ function linkOf(holder, by) {
   const { cluster, namespace: ns } = holder;
   if (by === "namespace") return ns ? writeHash({ cluster, ns }) : undefined;
   if (by === "owner" && holder.owner) return writeHash({ cluster, ns, q: holder.owner });
-  return holder.pod ? podHash(ns, holder.pod, cluster) : undefined;
+  return holderHash(holder);
 }
 
 // Says why GPUs are busy without a known holder: the problem of a source, or no process.
@@ -136,11 +136,12 @@ function busyText(busy, isKube, { notes = [], nodes = [] }) {
 function aboutText(rows, by, currency, busy) {
   const total = (value) => rows.reduce((sum, row) => sum + value(row), 0);
   const idle = total((row) => row.idleGpus);
-  const texts = [plural(rows.length, by), `${parts(total((row) => row.gpus))} GPUs`];
+  const others = by === "pod" ? rows.filter((row) => !row.namespace).length : 0; // users and jobs outside Kubernetes
+  const texts = [plural(rows.length - others, by), others && plural(others, "user or job", "users and jobs"), `${parts(total((row) => row.gpus))} GPUs`];
   if (idle) texts.push(`${parts(idle)} idle`);
   if (busy) texts.push(`${plural(busy, "more GPU")} busy, holder unknown`);
   if (rows.some((row) => row.cost.known)) texts.push(perHour(total((row) => row.cost.total), currency));
-  return texts.join(" \u00b7 ");
+  return texts.filter(Boolean).join(" \u00b7 ");
 }
 
 export function holderColumns(by, rows, { now, prices }, isKube) {

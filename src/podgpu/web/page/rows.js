@@ -1,6 +1,6 @@
 // Shows a row for each holder of a GPU or MIG instance.
 
-import { gpuHash, podHash } from "./criteria.js";
+import { gpuHash, holderHash } from "./criteria.js";
 import { commandsOf } from "./devices.js";
 import { h, place, plain, setAttribute, setClass, setText } from "./dom.js";
 import { duration, memory, percent, perHour } from "./format.js";
@@ -95,7 +95,7 @@ class Row {
 
   showName(holder, text) {
     const linked = Boolean(holder?.pod);
-    setAttribute(this.link, "href", linked ? podHash(holder.namespace, holder.pod, holder.cluster) : undefined);
+    setAttribute(this.link, "href", holder ? holderHash(holder) : undefined);
     showText(this.namespace, linked && holder.namespace ? `${plain(holder.namespace)}/` : "");
     setText(this.pod, plain(linked ? holder.pod : (holder?.name ?? text)));
     showText(this.container, plain(holder?.shownContainer || (holder?.running ? commandsOf(holder) : "")));

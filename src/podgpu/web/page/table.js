@@ -73,7 +73,7 @@ export class Table {
       const text = textOf(column, row);
       setText(cell.querySelector("bdi"), text);
       const isShort = !column.write && text.length <= ONE_LINE;
-      const kinds = [i > 0 && kindOf(column), isShort && "is-short", i > 0 && column.isWarm?.(column.value(row)) && "wasted"];
+      const kinds = [i > 0 && kindOf(column), text === UNKNOWN && "is-unknown", isShort && "is-short", i > 0 && column.isWarm?.(column.value(row)) && "wasted"];
       setClass(cell, kinds.filter(Boolean).join(" "));
     });
     return element;

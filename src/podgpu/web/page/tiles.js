@@ -1,7 +1,7 @@
 // Tiles grouped by node, or ungrouped if they are sorted. More tiles are added on scrolling, to keep the page fast.
 
 import { goneText } from "./conditions.js";
-import { groupedByNode, nodeHash, podHash } from "./criteria.js";
+import { groupedByNode, holderHash, nodeHash, pastTime } from "./criteria.js";
 import { coded, h, place, plain, setAttribute, setClass, setText } from "./dom.js";
 import { duration, localTimes, parts, plural } from "./format.js";
 import { Tile } from "./tile.js";
@@ -114,12 +114,11 @@ class NodeSection {
 
   showPods(members) {
     const pods = podsOf(members);
-    const written = pods.map((holder) => holder.name).join("\n");
+    const written = [pastTime(), ...pods.map((holder) => holder.name)].join("\n");
     if (written === this.writtenPods) return;
     this.writtenPods = written;
     const links = pods.slice(0, MOST_PODS).flatMap((holder, i) => {
-      const href = holder.pod ? podHash(holder.namespace, holder.pod, holder.cluster) : undefined;
-      return [i ? ", " : "", h("a", { href }, h("bdi", {}, plain(holder.name)))];
+      return [i ? ", " : "", h("a", { href: holderHash(holder) }, h("bdi", {}, plain(holder.name)))];
     });
     const more = pods.length > MOST_PODS ? ` and ${pods.length - MOST_PODS} more` : "";
     this.pods.replaceChildren(pods.length ? "Held by " : "No pod held its GPUs.", ...links, more);

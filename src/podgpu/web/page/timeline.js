@@ -3,7 +3,7 @@
 
 import { Chart } from "./chart.js";
 import { severityOf } from "./conditions.js";
-import { podHash, RANGES, writeHash } from "./criteria.js";
+import { pastTime, podHash, RANGES, writeHash } from "./criteria.js";
 import { jobText } from "./devices.js";
 import { h, place, plain, setAttribute, setText } from "./dom.js";
 import { celsius, clock, duration, memory, moment, percent, watts } from "./format.js";
@@ -66,7 +66,7 @@ export class Timeline {
   // `answer`: from, to, step_seconds, marks and optionally holders. `answered`: name and series of each device.
   // `memoryTotal`: total memory, if there is only one GPU. `life`: [from, to], if only that part is shown.
   show(answer, answered, memoryTotal, life) {
-    const written = JSON.stringify(life);
+    const written = JSON.stringify([life, pastTime()]);
     if (answer === this.answer && written === this.life) return;
     this.answer = answer;
     this.life = written;
@@ -74,6 +74,8 @@ export class Timeline {
     this.axisOf = { from: drawn.from, to: drawn.to, step: drawn.step_seconds };
     if (!(drawn.to > drawn.from) || !(drawn.step_seconds > 0)) return this.showNone("No history yet.");
     const marks = (drawn.marks ?? []).map((mark) => markOf(mark, drawn));
+    const past = Number(pastTime()); // 0 for now
+    if (past > drawn.from && past < drawn.to) marks.push({ at: past, severity: "past" });
     const ticks = ticksOf(drawn);
     for (const [name, chart] of Object.entries(this.charts)) {
       const lines = devices.map((device) => ({ name: device.name, values: device.series?.[name] ?? [] }));

@@ -1,7 +1,7 @@
 {{/* Arguments of `podgpu enrich`, dcgm-exporter and node_exporter. */}}
 
 {{- define "podgpu.enrich.api" -}}
-pods: {{ .Values.enrich.kubernetes.annotations }}
+pods: {{ or .Values.enrich.kubernetes.annotations .Values.enrich.kubernetes.dra }}
 slices: {{ .Values.enrich.kubernetes.dra }}
 configMap: ""
 {{- end -}}
@@ -23,9 +23,6 @@ configMap: ""
 {{- end }}
 {{- if $enrich.kubernetes.dra }}
 - {name: KUBERNETES_ENABLE_DRA, value: "true"}
-{{- end }}
-{{- if and (include "podgpu.enrich.token" .) (not $enrich.kubernetes.annotations) }}
-- {name: PODGPU_ALLOCATION, value: kubelet}
 {{- end }}
 {{- if not $enrich.seesGpus }}
 - {name: NVIDIA_VISIBLE_DEVICES, value: void}

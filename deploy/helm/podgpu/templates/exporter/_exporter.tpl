@@ -19,7 +19,7 @@
 {{/* The needed API server access as YAML: {pods, slices, configMap}. If all are off, there is no token and no role. */}}
 {{- define "podgpu.exporter.api" -}}
 {{- $kubernetes := .Values.exporter.kubernetes -}}
-pods: {{ or $kubernetes.annotations $kubernetes.podLabels.enabled }}
+pods: {{ or $kubernetes.annotations $kubernetes.podLabels.enabled $kubernetes.dra }}
 slices: {{ $kubernetes.dra }}
 configMap: {{ include "podgpu.exporter.configMapData" . | quote }}
 {{- end -}}
@@ -33,12 +33,13 @@ configMap: {{ include "podgpu.exporter.configMapData" . | quote }}
 which the role may not allow, and it does not know where podlist.json is mounted. */}}
 {{- define "podgpu.exporter.allocation" -}}
 {{- $kubernetes := .Values.exporter.kubernetes -}}
-{{- $tokenForElse := and (include "podgpu.exporter.token" .) (not $kubernetes.annotations) -}}
+{{- $annotations := or $kubernetes.annotations $kubernetes.dra -}}
+{{- $tokenForElse := and (include "podgpu.exporter.token" .) (not $annotations) -}}
 {{- if $kubernetes.allocation -}}
 {{- $kubernetes.allocation -}}
 {{- else if and $kubernetes.enabled (or $tokenForElse $kubernetes.podlistDirectory) -}}
 {{- $sources := list -}}
-{{- if $kubernetes.annotations }}{{ $sources = append $sources "annotations" }}{{ end -}}
+{{- if $annotations }}{{ $sources = append $sources "annotations" }}{{ end -}}
 {{- if $kubernetes.podlistDirectory }}{{ $sources = append $sources "podlist:/etc/podgpu/podlist/podlist.json" }}
 {{- else if .Values.hook.enabled }}{{ $sources = append $sources "podlist" }}{{ end -}}
 {{- $sources = append $sources "kubelet" -}}

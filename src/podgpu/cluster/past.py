@@ -1,0 +1,117 @@
+"""Builds the state of a past time from SQLite. What the history does not have, such as models, is that of now."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from sqlite3 import Connection
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from podgpu.cluster.collect import NodeReading
+from podgpu.cluster.nodes import NodeEntry, RecordedCondition
+from podgpu.cluster.state import ClusterState, complete_node
+from podgpu.errors import UsageError, utc_text
+from podgpu.history.events import IDLE
+from podgpu.metrics.conditions import NODE_GONE
+from podgpu.model import DeviceState, Holder, HolderUsage, MigInstance, NodeState, WorkloadOwner, group_by_key
+
+_NOTE = "the history has no processes, waiting times and DCGM fields; costs are computed with the current prices"
+# Prefers 15 s samples. A sample is used for up to a minute, because single readings may be missing.
+_ROUND = """
+SELECT resolution, time FROM round WHERE time <= :at AND time > :at - max(resolution, 60)
+ORDER BY resolution, time DESC LIMIT 1"""
+_FIGURES = """
+SELECT gpu, account, utilization / 1e4, memory * 1048576, power * 100, temperature FROM sample
+WHERE resolution = :resolution AND time = :time"""
+_CONDITIONS = """
+SELECT gpu, name, started, '', message FROM span
+WHERE account = 0 AND started <= :at AND (ended IS NULL OR ended > :at) ORDER BY started"""
+# While a node does not answer, its pods keep their GPUs.
+_HOLDERS = """
+SELECT gpu, account, owner_kind, owner_name, namespace, pod, name, uid, container_id,
+    iif(job LIKE 'user %', '', job), iif(job LIKE 'user %', substr(job, 6), ''), 'history'
+FROM span JOIN account ON account.id = account WHERE started <= :at AND (ended IS NULL OR ended > :at OR EXISTS (
+    SELECT * FROM span AS gone WHERE gone.gpu = span.gpu AND gone.name = 'node_gone' AND gone.started = span.ended
+    AND (gone.ended IS NULL OR gone.ended > :at))) ORDER BY started"""
+_GPUS = "SELECT id, node, uuid, instance, gpu_index FROM gpu ORDER BY node, gpu_index, uuid, instance"
+_UNKNOWN = (None, None, None, None)
+
+
+class _Device(NamedTuple):
+    uuid: str
+    instance: str
+    number: int | None
+    figures: Mapping[int, Sequence[Any]]  # account -> utilisation, bytes, milliwatts, degrees; 0 is the whole device
+    conditions: Sequence[RecordedCondition]
+    holders: Sequence[tuple[int, WorkloadOwner, Holder]]  # account, owner, holder
+
+
+def read_past(db: Connection, at: float, current: ClusterState) -> ClusterState:
+    """Returns the state at the Unix time `at`. Raises UsageError if there is no record of this time."""
+    found = db.execute(_ROUND, {"at": at}).fetchone()
+    if found is None:
+        [(later,)] = db.execute("SELECT min(time) FROM round WHERE time > ?", (at,)).fetchall()
+        more = "" if later is None else f"; the next record is of {utc_text(later)}"
+        raise UsageError(f"there is no record of {utc_text(at)}{more}")
+    time = {"at": at, "resolution": found[0], "time": found[1]}
+    figures = group_by_key((gpu, (account, row)) for gpu, account, *row in db.execute(_FIGURES, time))
+    conditions = group_by_key((gpu, RecordedCondition(*row)) for gpu, *row in db.execute(_CONDITIONS, time))
+    rows = db.execute(_HOLDERS, time)
+    held = group_by_key((row[0], (row[1], WorkloadOwner(*row[2:4]), Holder(*row[4:]))) for row in rows)
+    devices = group_by_key(
+        (node, _Device(uuid, instance, number, dict(figures.get(id_, ())), conditions.get(id_, ()), held.get(id_, ())))
+        for id_, node, uuid, instance, number in db.execute(_GPUS)
+        if id_ in figures or id_ in conditions or id_ in held
+    )
+    nodes = tuple(_make_node(name, members, at, current) for name, members in devices.items())
+    changes: dict[str, Any] = {"nodes": nodes, "notes": (_NOTE,), "alerts": (), "used": {}}
+    return dataclasses.replace(current, at=at, taken_at=at, step_seconds=found[0], **changes)
+
+
+def _make_node(name: str, devices: Sequence[_Device], at: float, current: ClusterState) -> NodeEntry:
+    now = next((node for node in current.nodes if node.name == name), None)
+    known = {gpu.uuid: gpu for gpu in now.state.devices} if now else {}
+    by_gpu = group_by_key((device.uuid, device) for device in devices)
+    gpus = tuple(_make_gpu(own, known.get(uuid), current.settings.idle_after) for uuid, own in by_gpu.items())
+    state = NodeState(producer="podgpu", node=name, devices=gpus, simulated=current.simulated)
+    gone = [one.since or at for device in devices for one in device.conditions if one.name == NODE_GONE]
+    is_read = not gone and any(device.figures or device.conditions for device in devices)
+    reading = NodeReading("", state, gone[0] if gone else at, labels=now.reading.labels if now else None)
+    entry = NodeEntry(name, reading, state, at - reading.read_at, stale=not is_read, gone=bool(gone))
+    owners = {(h.namespace, h.pod): owner for one in devices for _, owner, h in one.holders if owner.name}
+    return complete_node(entry, None, current.prices, 0.0, owners)
+
+
+def _make_gpu(devices: Sequence[_Device], known: DeviceState | None, idle_after: float | None) -> DeviceState:
+    parts: dict[str, Any] = {"": known, **{str(one.id): one for one in known.instances}} if known else {}
+    is_hidden, model = all(device.instance for device in devices), known.model if known else ""
+    gpu = DeviceState(uuid=devices[0].uuid, index=devices[0].number, model=model, hidden=is_hidden)
+    for device in devices:
+        part = parts.get(device.instance)
+        utilization, memory, power, temperature = device.figures.get(0, _UNKNOWN)
+        shared: dict[str, Any] = {
+            "utilization_ratio": utilization,
+            "memory_used_bytes": memory,
+            "memory_total_bytes": part.memory_total_bytes if part else None,
+            "holders": tuple(_make_holders(device, part.holders if part else (), idle_after)),
+        }
+        if device.instance:
+            instance = MigInstance(id=int(device.instance), profile=part.profile if part else "", **shared)
+            gpu = replace(gpu, instances=(*gpu.instances, instance))
+        else:
+            gpu = replace(gpu, power_mw=power, temperature_celsius=temperature, **shared)
+    conditions = {one.name: one for device in devices for one in device.conditions if one.name not in (IDLE, NODE_GONE)}
+    return replace(gpu, conditions=tuple(conditions.values()))
+
+
+def _make_holders(device: _Device, now: Sequence[Holder], idle_after: float | None) -> Iterator[Holder]:
+    for account, _, holder in device.holders:
+        same = next((one for one in now if one.key == holder.key), holder)
+        alarms = (one for one in device.conditions if one.name == IDLE and one.says.startswith(f"{holder.text} "))
+        # An alarm begins when the holder has been idle for `idle_after` seconds.
+        idle_since = next(((alarm.since or 0.0) - (idle_after or 0.0) for alarm in alarms), None)
+        utilization, memory, *_ = device.figures.get(account, _UNKNOWN)
+        usage = HolderUsage(utilization, memory, idle_since=idle_since)
+        yield replace(holder, share_ratio=same.share_ratio, user=same.user, usage=usage)

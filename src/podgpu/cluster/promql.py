@@ -1,0 +1,145 @@
+"""Writes PromQL: selectors, the queries for the series of all nodes, and queries for DCGM fields and idle devices."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from podgpu.metrics.adapter import GPU_LABELS, IDENTITY, REPLICA_LABELS, TARGET_LABELS, WORKLOAD_LABELS
+from podgpu.metrics.conditions import FIELD_CONDITIONS
+from podgpu.metrics.fields import (
+    ENGINE,
+    MEMORY_FIELDS,
+    POWER,
+    TEMPERATURE,
+    UTIL,
+    XID_NAME,
+    fields,
+    generations,
+    meaning,
+    names_of,
+    rename_of,
+)
+
+_IDLE_CHECKS = 30  # number of times in the idle window at which a sample must exist
+_DCGM_BLANK = 0x7FFFFFF0
+_SPECIAL = re.compile(r"([\\.+*?()|\[\]{}^$])")  # special characters in RE2
+
+
+def quote(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def one_of(label: str, values: Iterable[str]) -> str:
+    return f"{label}=~{quote('|'.join(map(escape, values)))}"
+
+
+def escape(text: str) -> str:
+    return _SPECIAL.sub(r"\\\1", text)
+
+
+def select(names: Sequence[str], *matchers: str) -> str:
+    """Returns a selector for series with one of the names. Skips empty matchers."""
+    name = (one_of("__name__", names),) if len(names) != 1 else ()
+    return f"{names[0] if len(names) == 1 else ''}{{{','.join(filter(None, (*name, *matchers)))}}}"
+
+
+def by(*labels: str) -> str:
+    return f"by ({', '.join(dict.fromkeys(labels))})"
+
+
+class SeriesQuery(NamedTuple):
+    what: str
+    text: str
+    required: bool = False  # if it fails, the round fails; otherwise GPUs would be shown with wrong holders
+
+
+def series_queries(
+    match: str, node_labels: Sequence[str], keep_fields: Iterable[str] = (), cluster_label: str = "cluster"
+) -> list[SeriesQuery]:
+    """Returns queries for the input of `nodes_from_vectors`. `max by` drops unused labels, to keep responses small."""
+    kept = [spec.field.name for name in sorted(keep_fields) if (spec := meaning(name))]
+    identity = (*IDENTITY, *node_labels)
+    target_labels = (cluster_label, *TARGET_LABELS, *REPLICA_LABELS)
+    series_labels = ("__name__", *target_labels, *GPU_LABELS, "GPU_I_ID", *WORKLOAD_LABELS)
+
+    def query(
+        what: str, names: Sequence[str], *labels: str, condition: str = "", required: bool = False
+    ) -> SeriesQuery:
+        series = f"{select(names, match)}{condition}"
+        return SeriesQuery(what, f"max {by(*series_labels, *labels)} ({series})", required)
+
+    gpus = field_names(UTIL, ENGINE, TEMPERATURE, *kept)
+    timed = (*field_names(UTIL, ENGINE, TEMPERATURE), *own_names("device_condition_since_timestamp_seconds"))
+    target = by(*target_labels)
+    own_pods = by("__name__", "job", "instance", "namespace", "pod")
+    return [
+        query("GPUs", gpus, *identity, required=True),
+        query("holders", own_names("allocation_info", "allocation_share_ratio", "container_gpu_processes"), "source",
+              required=True),
+        SeriesQuery("targets", f"max {own_pods} (up) and on (job, instance) group by (job, instance) "
+                    f"({select(timed, match)})", required=True),
+        SeriesQuery("times of scrapes",
+                    " or ".join(f"max {target} (timestamp({select((name,), match)}))" for name in timed),
+                    required=True),
+        query("memory",
+              (*field_names(*MEMORY_FIELDS), *own_names("device_memory_used_bytes")),
+              *identity),
+        query("power", (*field_names(POWER), *own_names("device_energy_joules_total")), *identity),
+        query("use by containers",
+              own_names("container_gpu_utilization_ratio", "container_gpu_memory_used_bytes")),
+        query("time by containers",
+              own_names("container_gpu_busy_seconds_total", "container_gpu_idle_seconds_total",
+                         "container_gpu_energy_joules_total")),
+        query("exporters",
+              own_names("exporter_build_info", "exporter_snapshot_timestamp_seconds", "exporter_source_up",
+                         "device_count"),
+              "version", "source", "state", *node_labels),
+        query("conditions",
+              own_names("device_condition_since_timestamp_seconds", "device_last_holder_info"),
+              "condition", "detail", *identity),
+        query("faults", field_names(*(fields()[i].name for i in FIELD_CONDITIONS), XID_NAME), condition=" > 0"),
+    ]  # fmt: skip
+
+
+def field_names(*fields: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for field in fields for name in names_of(field)))
+
+
+def own_names(*names: str) -> tuple[str, ...]:
+    return tuple(f"podgpu_{name}" for name in names)
+
+
+def field_query(field: str, labels: str, select_names: Callable[[Sequence[str]], str]) -> str:
+    """Returns a query for a DCGM field in the unit of dcgm-exporter 4.8. `max` merges equal values of MIG instances."""
+    old_names, new_names = generations(field)
+    query = f"max {labels} (({select_names(old_names)}) < {_DCGM_BLANK})"
+    if rename := rename_of(field):
+        newer = f"max {labels} (({select_names(new_names)}) < {_DCGM_BLANK * rename.factor:.0f})"
+        query += f" or {newer} / {rename.factor!r}"
+    return query
+
+
+def idle_query(match: str, window: float) -> str:
+    """Returns a query for devices whose utilisation was 0 during the whole window.
+
+    Uses GPU_UTIL for GPUs, and engine activity for MIG instances and GPUs without GPU_UTIL.
+    """
+    length = round(window * 1000)
+    step = max(1, length // _IDLE_CHECKS)
+
+    def idle(field: str, keys: Sequence[str], *matchers: str) -> str:
+        largest = " or ".join(
+            f"max_over_time({select(names, *matchers, match)}[{length}ms])" for names in generations(field) if names
+        )
+        # The device may have been busy in a gap without samples, so samples must exist at every check.
+        present = f"group {by(*keys)} ({select(names_of(field), *matchers, match)})"
+        checks = f"count_over_time(({present})[{length}ms:{step}ms]) >= {_IDLE_CHECKS}"
+        return f"((max {by(*keys)} ({largest}) == 0) and on ({', '.join(keys)}) ({checks}))"
+
+    gpu = ("UUID", "uuid")
+    whole, instances = 'GPU_I_ID=""', 'GPU_I_ID!=""'
+    engine = f"({idle(ENGINE, gpu, whole)} unless on (UUID, uuid) {select(names_of(UTIL), match)})"
+    return f"{idle(UTIL, gpu)} or {engine} or {idle(ENGINE, (*gpu, 'GPU_I_ID'), instances)}"
