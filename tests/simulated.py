@@ -55,12 +55,14 @@ class FaultyNvml(SimulatedNvml):
         self._answers: dict[tuple[Subject, int | None], tuple[Any, int]] = {}
         """Subject and GPU -> value and error code that are returned instead of the real result."""
         self._loads_of_driver = self._session_load = 0
+        self._unlisted: set[int] = set()
+        """Numbers of the GPUs that the driver does not list at its next initialization."""
         self._session_error = 0
         self._processes_hidden = False
         self._links_down: set[tuple[int, int]] = set()
         super().__init__(*arguments, **named)
         self.gpus = [BurstGpu(**vars(gpu)) for gpu in self.gpus]
-        self._listed = list(self.gpus)
+        self._listed = self._session_gpus = list(self.gpus)
         for gpu, uuid in zip(self.gpus, uuids, strict=False):
             gpu.uuid = uuid
         for gpu, minor in zip(self.gpus, minors, strict=False):
@@ -109,12 +111,15 @@ class FaultyNvml(SimulatedNvml):
         with self.lock:
             super().lose(number)
             if not enumerated:
+                self._unlisted.add(number)
                 self._listed = [gpu for gpu in self._listed if gpu.number != number]
 
     def recover(self, number: int) -> None:
+        """Repairs the GPU. If the driver was initialized without it, the driver lists it after the next time."""
         with self.lock:
             super().recover(number)
-            self._listed = [gpu for gpu in self.gpus if gpu.number == number or gpu in self._listed]
+            self._unlisted.discard(number)
+            self._listed = [gpu for gpu in self._session_gpus if gpu.number == number or gpu in self._listed]
 
     def relayout(self, gpu: int, profiles: Sequence[str] | None) -> list[str]:
         """Changes the MIG layout and returns the UUIDs of the new MIG devices. `profiles`: None disables MIG."""
@@ -155,6 +160,7 @@ class FaultyNvml(SimulatedNvml):
     def _init(self) -> None:
         if not self._sessions:
             self._session_load = self._loads_of_driver
+            self._listed = self._session_gpus = [gpu for gpu in self.gpus if gpu.number not in self._unlisted]
         super()._init()
 
     def _check_session(self) -> None:

@@ -12,6 +12,7 @@ import yaml
 from podgpu.errors import SourceError, UsageError, one_line
 
 T = TypeVar("T")
+_MAX_DEPTH = 100
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 _lock = threading.Lock()
 
@@ -76,7 +77,12 @@ def decode_yaml(content: bytes, file: str, kind: type[T]) -> T:
     Error messages do not quote values, because a value may be a secret.
     """
     try:
-        document = yaml.load(content.decode("utf-8-sig"), Loader=_TextLoader)
+        text, depth = content.decode("utf-8-sig"), 0
+        for event in yaml.parse(text, Loader=yaml.CSafeLoader):  # deep nesting would overflow PyYAML's stack
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _MAX_DEPTH:
+                raise UsageError(f"{file}: nested deeper than {_MAX_DEPTH} levels")
+        document = yaml.load(text, Loader=_TextLoader)
         return convert({} if document is None else document, kind, strict=False)
     except UnicodeDecodeError:
         raise UsageError(f"{file}: not UTF-8 text") from None

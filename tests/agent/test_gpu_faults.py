@@ -120,6 +120,20 @@ def test_a_gpu_that_was_lost_when_the_driver_was_loaded(tmp_path: Path) -> None:
         assert bench.driver.calls["nvmlInit"] == begun, "the driver is not opened again when all GPUs are present"
 
 
+def test_of_two_lost_gpus_the_one_that_the_driver_lists_returns_at_once(tmp_path: Path) -> None:
+    with bench_of(tmp_path, "4xH100", 0, 1, 2, 3) as bench:
+        bench.faults.lose(1, enumerated=False)
+        bench.faults.lose(2)
+        bench.faults.reload_driver()
+        bench.turns(MINUTE)
+        for gpu in (1, 2):
+            bench.faults.recover(gpu)
+        bench.run(10)
+        assert bench.shown(2)
+        bench.turns(2 * MINUTE)
+        assert bench.shown(1)
+
+
 @pytest.mark.fault(
     "One GPU is lost while a call into another hangs",
     "The healthy ones are in every scrape: nobody is shut out so that the driver can be let go of",

@@ -74,7 +74,7 @@ COLLECTION = "version: 2\ncollections:\n- {{name: a, every: {}, metrics: {{inclu
         ("version: 2\nserver: {maxConcurrentScrapes: 0}", "server.maxConcurrentScrapes: expected `int` >= 1"),
         ("version: 2\n\tmetrics: x", "line 2: not YAML"),
         ("version: !!bool x", "not YAML that podgpu can read"),
-        ("version: " + "[" * 100, "not YAML"),
+        ("version: " + "[" * 20_000, "nested deeper than 100 levels"),
     ],
 )
 def test_errors_name_the_file_and_the_path(text: str, words: str) -> None:

@@ -322,6 +322,9 @@ def test_the_cluster_almost_an_hour_ago() -> None:
         for text in ("abc", "nan", "1e308", "-1", "9e10", "1000", str(at - 90_000)):
             answer = demo.page.ask(f"/api/v1/view?at={text}")
             assert (answer.status, list(json.loads(answer.body))) == (400, ["error"])
+        (gone,) = (node for node in demo.ask(f"/api/v1/view?at={at - 4.05 * 3600}")["nodes"] if node.get("gone"))
+        uses = [[(h["pod"], h["use"]) for h in gpu.get("holders", ())] for gpu in gone["gpus"]]
+        assert (gone["name"], uses) == ("node-3", [[], [], *[[("chat-2", "unknown")]] * 2])
         of_node = json.loads(demo.clients[2].ask(f"/api/v1/view?at={at}").body)
         assert (of_node["scope"], pods(of_node)) == ("node", {"finetune-5", "chat-2"})
 

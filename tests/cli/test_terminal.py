@@ -86,3 +86,11 @@ def test_malformed_requests_are_logged_only_with_debug(capsys: pytest.CaptureFix
     logged = capsys.readouterr().err
     assert ("BadHttpMessage" in logged) is debug
     assert "ValueError: a bug" in logged
+
+
+@pytest.mark.parametrize(("arguments", "message"), [(["fields", "nope"], "'nope'"), (["forget"], "GPU-UUID")])
+def test_an_argument_that_is_missing_or_matches_nothing(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == 2
+    assert message in capsys.readouterr().err

@@ -6,6 +6,7 @@ import click
 
 from podgpu.cli.options import make_command
 from podgpu.cli.terminal import print_out
+from podgpu.errors import UsageError
 from podgpu.metrics.fields import Field, FieldValue, Gpm, NvmlCall, Recorded, fields, rename_of
 
 
@@ -31,6 +32,8 @@ def command(pattern: str) -> None:
         for field in fields().values()
         if any(pattern.lower() in name.lower() for name in field.names)
     ]
+    if not rows:
+        raise UsageError(f"no field has {pattern!r} in its name; podgpu fields without a text lists all fields")
     table = [("id", "name", "unit", "mig", "from", "in 4.9"), *rows]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
