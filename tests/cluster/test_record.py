@@ -59,6 +59,16 @@ def test_the_holders_of_a_node_that_is_gone_have_ended() -> None:
     assert (stored.gpus[0].holders, stored.gpus[0].conditions[0][0]) == ([], "node_gone")
 
 
+def test_gpus_with_unknown_holders_are_not_charged_as_unallocated() -> None:
+    recorded = Recorded()
+    recorded.round(gpu(0, holder(), busy=0.5))
+    for at in (90.0, 105.0):
+        other = node("n1", gpu(0, busy=0.5), read_at=at, producer="dcgm-exporter", target="http://dcgm")
+        recorded.state = recorded.world.round(other, at=at, prices=PRICES)
+        assert (stored := recorded.read()) is not None
+    assert stored.gpus[0].unallocated == Amounts()
+
+
 def test_the_page_says_that_sqlite_is_made_for_fewer_gpus() -> None:
     def cluster_of(gpus: int) -> Cluster:
         cluster = Cluster(lambda: pytest.fail("no round is run"), ViewSettings())

@@ -61,6 +61,7 @@ class RoundReader:
                 users = [sample for part, sample in zip(parts, holders, strict=True) if not part.holder.has_labels]
                 users_joules += sum(sample.amounts.energy_joules for sample in users)
                 price = node.prices.of(device_model(gpu, instance)).gpu_hour
+                rest = self._read_rest(gpu, instance, node, device_part, price, holders, users_joules)
                 yield GpuSample(
                     uuid=gpu.uuid,
                     instance="" if instance is None else str(instance.id),
@@ -73,7 +74,7 @@ class RoundReader:
                         *_idle_alarms(parts, node.read_at + state.clock_offset, state.settings.idle_after),
                     ],
                     since={c.name: c.since for c in gpu.conditions if c.since and c.name != NODE_GONE},
-                    unallocated=self._read_rest(gpu, instance, node, device_part, price, holders, users_joules),
+                    unallocated=Amounts() if node.silent else rest,  # the holders are unknown
                     currency="" if price is None else state.prices.currency,
                 )
 
