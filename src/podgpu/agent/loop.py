@@ -256,7 +256,6 @@ class Agent:
     def _usage_loop(self) -> None:
         """Reads at fixed times, however long a reading takes, so that counters have the same age in every scrape."""
         due, interval = self.clock.monotonic() + _AFTER_TELEMETRY, self.settings.usage_interval
-        self._stopped.wait(_AFTER_TELEMETRY)
         while not self._stopping:
             self.read_usage()
             late = max(0.0, self.clock.monotonic() - due)
