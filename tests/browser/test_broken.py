@@ -128,6 +128,7 @@ def test_commands_that_help_can_be_copied(tab: Tab, page: str) -> None:
     visited(tab, page, "#view=nodes&node=gpu-b-02")
     assert tab.texts(".node-view .commands code")[0] == "kubectl describe node gpu-b-02"
     assert tab.evaluate(TILES) == 0, "GPUs of a gone node have no values"
+    assert "Idle GPUs" not in tab.texts(".node-view thead th"), "idle GPUs are unknown, not 0"
     assert tab.texts(".node-view tbody th") == ["asr-0"]
 
 
