@@ -97,15 +97,14 @@ def test_a_trace_names_containers_and_shows_when_they_ran_and_waited(tmp_path: P
 
 def test_a_recorded_log_becomes_a_valid_trace() -> None:
     """The log is from tests/gpu/switches/test_waiting.py: three loads that measured their waiting time."""
-    records = list(RecordDecoder().decode(gzip.decompress(RECORDED.read_bytes())))
-    first, last = records[0][2], records[-1][2]
+    ((_, _, times, pids),) = RecordDecoder().decode(gzip.decompress(RECORDED.read_bytes()))
+    first, last = times[0], times[-1]
     timeline, engine = Timeline(first, SwitchCosts(64_000)), EngineTrace("GPU 0")
-    for switched_in, pid, timestamp, *_ in records:
-        timeline.add(switched_in, pid, timestamp)
+    timeline.add(times, pids)
     for end in range(first + SECOND, last, SECOND):
         engine.add(timeline.take_window(end), [], busy_share=0.74)
     seconds = (last - first) // SECOND
-    names = {pid: (str(pid), "load") for _, pid, *_ in records}
+    names = {pid: (str(pid), "load") for pid in pids}
     sums = check(make_trace([engine], first, names, {}), seconds)
     for load, percent in {"684": 27.4, "685": 24.5, "686": 12.4}.items():
         assert 100 * sums[load]["wait"] / seconds == pytest.approx(percent, abs=6)

@@ -30,6 +30,7 @@ from podgpu.workers import ErrorCounts, Workers, run_loop
 _log = logging.getLogger(__name__)
 _SERIAL = 53  # DCGM_FI_DEV_SERIAL
 Forgotten = Literal["gpu", "xids", "nothing"]  # what `podgpu forget` has removed
+_AFTER_TELEMETRY = 0.2  # seconds after a telemetry reading, whose energy a usage reading then uses
 _UNALLOCATED_READINGS = 12  # use without an allocation is reported after this many readings
 
 
@@ -187,7 +188,7 @@ class Agent:
         settings, policy = self.settings, self._policy
         telemetry, allocation, usage = self._telemetry_result, self._allocation_result, self._usage_result
         sources = (*telemetry.sources, *allocation.sources, *usage.sources, *self._counter_sources)
-        unsupported = list_unsupported(telemetry, policy.field_ids)
+        unsupported = list_unsupported(telemetry, {counter.field.id for counter in policy.counters})
         self._changes.report(sources, unsupported, allocation.unmapped)
         build = partial(
             build_node_state,
@@ -254,7 +255,7 @@ class Agent:
 
     def _usage_loop(self) -> None:
         """Reads at fixed times, however long a reading takes, so that counters have the same age in every scrape."""
-        due, interval = self.clock.monotonic(), self.settings.usage_interval
+        due, interval = self.clock.monotonic() + _AFTER_TELEMETRY, self.settings.usage_interval
         while not self._stopping:
             self.read_usage()
             late = max(0.0, self.clock.monotonic() - due)

@@ -146,8 +146,6 @@ class TelemetryCollector:
     def _find_devices(self, gpu: Device) -> tuple[Device, ...]:
         """Returns the GPU and its last known instances. A GPU that reappears has its old instances until it is read."""
         last = self._known.get(gpu.uuid) or self._absent.get(gpu.uuid) or (gpu,)
-        if last[0].index == gpu.index:
-            return last if last[0].model else (gpu,)
         return tuple(replace(device, index=gpu.index) for device in last) if last[0].model else (gpu,)
 
     # -- GPUs that disappeared -----------------------------------------------------------------------------------

@@ -301,10 +301,12 @@ _BLANKS = frozenset(
     {0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF, *range(0x7FFFFFF0, 0x80000000), *range(0x7FFFFFFFFFFFFFF0, 0x8000000000000000)}
 )
 _DCGM_FLOAT_BLANK = 140737488355328.0
-_NEVER_NEGATIVE = frozenset(
-    {"mJ", "J", "W", "bytes", "MiB", "B/s", "KB/s", "MB/s", "Hz", "MHz", "ns", "ms", "s", "cycles", "count"}
-    | {"banks", "pages", "rows", "lanes", "ratio"}
+_NEVER_NEGATIVE = (
+    *("mJ", "J", "W", "bytes", "MiB", "B/s", "KB/s", "MB/s", "Hz", "MHz", "ns", "ms", "s", "cycles", "count"),
+    *("banks", "pages", "rows", "lanes", "ratio"),
 )
+_LIMITS = dict.fromkeys(_NEVER_NEGATIVE, (0.0, math.inf)) | dict.fromkeys(("%", "% (0-100)"), (0.0, 100.0))
+_LIMITS |= {"C": (-math.inf, _MAX_TEMPERATURE), "ratio 0-1": (0.0, _RATIO_ROUNDING)}  # unit -> least, most
 _TOO_MUCH_FOR_64_BITS = 2.0**63
 
 
@@ -347,27 +349,16 @@ def _number(field: Field, raw: Any, converted: int | float) -> int | float:
 
 
 def _is_sentinel(raw: Any, converted: int | float) -> bool:
-    if isinstance(converted, float):
-        return converted >= _DCGM_FLOAT_BLANK or (isinstance(raw, int) and raw in _BLANKS)
-    return converted in _BLANKS or (isinstance(raw, int) and raw in _BLANKS)
+    is_blank = converted >= _DCGM_FLOAT_BLANK if isinstance(converted, float) else converted in _BLANKS
+    return is_blank or (isinstance(raw, int) and raw in _BLANKS)
 
 
 def within_unit(field: Field, number: int | float) -> int | float:
     """Returns the number. Raises Blank if it is impossible in the field's unit. Ratios slightly above 1 become 1."""
-    least, most = _limits(field.unit)
+    least, most = _LIMITS.get(field.unit, (-math.inf, math.inf))
     if not least <= number <= most:
         raise Blank(f"{number} {field.unit}")
     return min(number, 1.0) if most == _RATIO_ROUNDING else number
-
-
-@cache
-def _limits(unit: str) -> tuple[float, float]:
-    """Returns the smallest and the largest possible number in this unit."""
-    if unit.startswith("%"):
-        return 0, 100
-    if unit == "ratio 0-1":
-        return 0, _RATIO_ROUNDING
-    return 0 if unit in _NEVER_NEGATIVE else -math.inf, _MAX_TEMPERATURE if unit == "C" else math.inf
 
 
 # Names and units in dcgm-exporter 4.8 and 4.9. Each field id has one unit. A value with two units has two ids:

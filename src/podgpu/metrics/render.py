@@ -126,10 +126,8 @@ def _figures(part: str, rows: Iterable[tuple[Labels, object]]) -> Iterator[Famil
         if spec.is_text:
             texts = [make_labels((*labels.pairs, (spec.member, text))) for labels, text in members if text]
             yield spec.of([Sample(labels, 1) for labels in texts])
-        elif spec.factor > 1:
-            yield spec.of([Sample(labels, n / spec.factor) for labels, n in members])
         else:
-            yield spec.of([Sample(labels, n) for labels, n in members])
+            yield spec.of([Sample(labels, n / spec.factor if spec.factor > 1 else n) for labels, n in members])
 
 
 @cache

@@ -34,17 +34,15 @@ def chunk(*switches: tuple[int, int, int], first: int = 0, instance: int = 255) 
     )
 
 
-def read(data: bytes) -> Timeline:
-    timeline = Timeline(0)
-    for switch in RecordDecoder().decode(data):
-        timeline.add(*switch[:3])
+def read(data: bytes, lead: int = 0) -> Timeline:
+    timeline = Timeline(0, SwitchCosts(lead))
+    for _, _, times, pids in RecordDecoder().decode(data):
+        timeline.add(times, pids)
     return timeline
 
 
 def windows(switches: Many[tuple[int, int, int]], ends: Many[int], lead: int = 0) -> list[Residency]:
-    timeline = Timeline(0, SwitchCosts(lead))
-    for switch in RecordDecoder().decode(chunk(*switches)):
-        timeline.add(*switch[:3])
+    timeline = read(chunk(*switches), lead)
     return [timeline.take_window(end) for end in ends]
 
 
@@ -82,8 +80,8 @@ def test_inconsistent_records_are_rejected(data: bytes, reason: str) -> None:
 
 def test_numbers_wrap_around_and_continue_in_the_next_chunk() -> None:
     sequence = RecordDecoder()
-    assert len(list(sequence.decode(chunk((IN, 1, 1), (OUT, 1, 2), first=65534)))) == 2
-    assert len(list(sequence.decode(chunk((IN, 1, 3), first=0)))) == 1
+    assert list(sequence.decode(chunk((IN, 1, 1), (OUT, 1, 2), first=65534))) == [(255, 255, [1, 2], [1, ~1])]
+    assert list(sequence.decode(chunk((IN, 1, 3), first=0))) == [(255, 255, [3], [1])]
 
 
 @settings(max_examples=40)

@@ -112,7 +112,7 @@ def run(
     for second in range(1, seconds + 1):
         engine.advance(second * SECOND)
         for switch in engine.switches(read):
-            timeline.add(switch.tag == SWITCHED_IN, switch.pid, switch.at)
+            timeline.add([switch.at], [switch.pid if switch.tag == SWITCHED_IN else ~switch.pid])
         residency = timeline.take_window(second * SECOND)
         worked = engine.busy_ns - busy - residency.switching
         waits = estimator.add(residency, estimate_without_samples(residency, worked))
@@ -151,8 +151,7 @@ def test_waiting_and_running_never_exceed_the_time_that_passed(
     timeline, estimator = Timeline(0, SwitchCosts(LEAD)), WaitEstimator()
     at = 0
     for pid, length, pause in lengths:
-        timeline.add(True, pid, at)
-        timeline.add(False, pid, at + length)
+        timeline.add([at, at + length], [pid, ~pid])
         at += length + pause
     for until in range(window, at + window, window):
         residency = timeline.take_window(until)
@@ -179,11 +178,10 @@ def test_the_estimate_agrees_with_loads_that_recorded_their_waiting(
 ) -> None:
     """Logs of 20 s on an H200 with random pauses, from tests/device/waiting.py. `waited`: pid -> % of the time."""
     path = Path(__file__).with_name("recorded") / f"{name}.bin.gz"
-    records = list(RecordDecoder().decode(gzip.decompress(path.read_bytes())))
-    first, last = records[0][2], records[-1][2]
+    ((_, _, times, pids),) = RecordDecoder().decode(gzip.decompress(path.read_bytes()))
+    first, last = times[0], times[-1]
     timeline, estimator = Timeline(first, SwitchCosts(LEAD)), WaitEstimator()
-    for switched_in, pid, timestamp, *_ in records:
-        timeline.add(switched_in, pid, timestamp)
+    timeline.add(times, pids)
     found = Counter[int]()
     for end in range(first + SECOND, last, SECOND):
         residency = timeline.take_window(end)

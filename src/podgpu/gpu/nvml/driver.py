@@ -277,10 +277,9 @@ def _deduplicate(usages: Iterable[ProcessUsage]) -> tuple[ProcessUsage, ...]:
     merged: dict[tuple[str, int], ProcessUsage] = {}
     for usage in usages:
         key = (usage.device, usage.pid)
-        known = merged.setdefault(key, usage)
-        if known is not usage:
-            larger = known if usage.memory is None or (known.memory or 0) > usage.memory else usage
-            merged[key] = replace(larger, mps=known.mps or usage.mps)
+        known = merged.get(key, usage)
+        larger = known if usage.memory is None or (known.memory or 0) > usage.memory else usage
+        merged[key] = larger if larger.mps or not (known.mps or usage.mps) else replace(larger, mps=True)
     return tuple(merged[key] for key in sorted(merged))
 
 
@@ -347,8 +346,8 @@ class DevicePlan:
     _fields: Sequence[Field]
     _values: dict[int, Value] = field(default_factory=dict)
     _once: dict[int, Value] = field(default_factory=dict)
+    # Fields to read, grouped by NVML call, and the arguments of the call.
     _groups: dict[object, tuple[list[tuple[Field, Any]], tuple[Any, ...]]] = field(default_factory=dict)
-    """Fields to read, grouped by NVML call, and the arguments of the call."""
     _grouped: tuple[int, int] | None = None  # numbers of unsupported and of constant fields when `_groups` was built
     _totals: dict[int, tuple[float, float]] = field(default_factory=dict)
     """Time and value of the last reading by field id, used to compute rates."""
@@ -366,8 +365,7 @@ class DevicePlan:
                 if wanted.id not in self.guard.unsupported and wanted.id not in self._once:
                     recipe = wanted.recipe
                     group = (recipe.function, recipe.arguments) if isinstance(recipe, NvmlCall) else type(recipe)
-                    arguments = self._list_arguments(recipe) if isinstance(recipe, NvmlCall) else ()
-                    self._groups.setdefault(group, ([], arguments))[0].append((wanted, recipe))
+                    self._groups.setdefault(group, ([], self._list_arguments(recipe)))[0].append((wanted, recipe))
         for users, arguments in self._groups.values():
             try:
                 match users[0][1]:
@@ -381,7 +379,9 @@ class DevicePlan:
                 self.guard.add(e, [wanted.id for wanted, _ in users])
         return self._values
 
-    def _list_arguments(self, call: NvmlCall) -> tuple[Any, ...]:
+    def _list_arguments(self, call: Any) -> tuple[Any, ...]:
+        if not isinstance(call, NvmlCall):
+            return ()
         own = (self._handle,) if call.takes_device else ()
         return *own, *(self._driver.constant(a) if isinstance(a, str) else a for a in call.arguments)
 

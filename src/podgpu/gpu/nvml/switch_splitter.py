@@ -157,9 +157,8 @@ class SwitchListener:
         before = self._wall()
         self._log_time = self._log.now()
         self._offset = self._log_time - int((before + self._wall()) / 2 * 1e9)
-        for switched_in, pid, timestamp, instance, compute_instance in self._records.decode(self._log.drain()):
-            timeline = self._timelines.get(instance) or self._find_timeline(instance)
-            timeline.add(switched_in, pid, timestamp)
+        for instance, compute_instance, times, pids in self._records.decode(self._log.drain()):
+            self._find_timeline(instance).add(times, pids)
             if self._compute_instances.setdefault(instance, compute_instance) != compute_instance:
                 raise SwitchLogError(
                     "several_compute_instances",
