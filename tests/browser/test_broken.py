@@ -51,7 +51,12 @@ def test_the_dot_is_green_only_while_nothing_is_wrong(tab: Tab, url: str, shown:
     assert len({red, amber, tab.evaluate(dot)}) == 3
 
 
-def test_serious_notes_are_open_and_the_others_folded(tab: Tab, url: str) -> None:
+def test_serious_notes_are_open_and_the_others_folded(tab: Tab, url: str, shown: Showing) -> None:
+    usual = shown.more
+    shown.more = lambda view: {**view, "alerts": ALERTS[:3]}
+    opened(tab, url)
+    assert (tab.count(".alert"), tab.count("#alerts-more")) == (3, 0), "a single further alert is not folded"
+    shown.more, shown.picture = usual, replace(shown.picture)
     opened(tab, url)
     serious = [t for t, a in zip(TEXTS, ALERTS, strict=True) if a["severity"] == "broken"]
     assert tab.texts(".alert-text") == serious[:2]
@@ -123,6 +128,7 @@ def test_commands_that_help_can_be_copied(tab: Tab, page: str) -> None:
     visited(tab, page, "#view=nodes&node=gpu-b-02")
     assert tab.texts(".node-view .commands code")[0] == "kubectl describe node gpu-b-02"
     assert tab.evaluate(TILES) == 0, "GPUs of a gone node have no values"
+    assert "Idle GPUs" not in tab.texts(".node-view thead th"), "idle GPUs are unknown, not 0"
     assert tab.texts(".node-view tbody th") == ["asr-0"]
 
 

@@ -110,10 +110,13 @@ def test_the_page_shows_the_gpus_of_a_past_time(tab: Tab) -> None:
         tab.wait_for("document.querySelector('.gpu .mark-moment.is-past')", "charts with a line at that time")
         assert tab.evaluate("location.hash").startswith(f"#at={at}&gpu="), "links keep the time"
         tab.evaluate("history.back()")
-        for bad in ("1e308", "abc", str(at - 200_000)):
+        for bad in ("1e308", "abc", str(at + 200_000), str(at - 200_000)):
             tab.evaluate(f"location.hash = '#at={bad}'")
             tab.wait_for("document.querySelector('#status').innerText === 'No record'", f"a message about {bad}")
             assert tab.count("main .message") == 1
+            assert "You are looking at" not in tab.text("#past-time")
+        tab.click("main .message a")
+        tab.wait_for("document.querySelector('#status').dataset.state === 'past'", "the first record")
         tab.click("#past-now")
         tab.wait_for(f"{TILES} === 22 && {lost} === 0", "the GPUs of now")
         assert (tab.evaluate(banner), tab.evaluate("location.hash")) == (True, "")

@@ -63,7 +63,7 @@ def test_cost_of_a_range_by_namespace_and_label(tab: Tab, page: str) -> None:
     assert tab.texts(".cost tbody th") == ["nlp", "unallocated", "vision"]
     assert tab.text(".cost thead th") == "team", "team is the default"
     sums = dict(zip(tab.texts(".cost .sums dt"), tab.texts(".cost .sums dd"), strict=True))
-    assert (sums["Cost"], sums["Wasted (idle)"], sums["Unallocated"]) == ("$720.00", "$120.00", "$240.00")
+    assert (sums["Cost"], sums["Wasted (idle)"], sums["Cost of unallocated GPUs"]) == ("$720.00", "$120.00", "$240.00")
     assert (sums["Allocated"], sums["Busy (weighted)"], sums["Idle"]) == ("192.0 h", "72.0 h", "48.0 h")
     tab.click(".cost thead button[name=wasted]")
     tab.wait_for("document.querySelector('.cost th[aria-sort]').innerText.startsWith('Wasted')", "sorted by waste")

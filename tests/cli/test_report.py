@@ -27,7 +27,7 @@ from tests.cluster.test_loop import Script, Time, tell
 from tests.net import free_port
 from tests.web.server import running
 
-PRICES = Prices("EUR", {"*": Price(100.0)})
+PRICES = Prices("EUR", {"*": Price(100.0)}, "example")
 HOSTILE = "a|b<script>"
 
 
@@ -65,6 +65,7 @@ def test_markdown(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "| GPU-hours | allocated | busy | idle | waiting | use of what it holds |" in out
     assert "GPU-3" in out[out.index("## Broken GPUs now") :]
     assert "- there is no record before" in out
+    assert "- The prices are examples" in out
     assert "# GPU report, 1970-01-12T13:45:00Z to 1970-01-12T14:12:35Z" in out, "the title has the time range"
 
 

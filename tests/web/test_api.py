@@ -249,6 +249,7 @@ def test_range_equals_the_counters_of_the_metrics(lived_in: Node) -> None:
         said = json.loads(client.ask("/api/v1/range?range=1h&by=owner").body)
         table = client.ask("/api/v1/range?by=namespace&format=csv")
         wrong = client.ask("/api/v1/range?from=1&to=0")
+        future = client.ask("/api/v1/range?from=9999999999")
     assert said["totals"]["energy_kwh"] == pytest.approx((totals[1] - totals[0]) / 3.6e6, abs=2e-4)
     gpus = len(lived_in.agent.published.state.devices)
     assert said["totals"]["gpu_hours"] == pytest.approx(gpus * 600 / 3600, abs=1e-3), "GPUs times hours"
@@ -257,3 +258,4 @@ def test_range_equals_the_counters_of_the_metrics(lived_in: Node) -> None:
     assert table.headers["Content-Disposition"] == 'attachment; filename="podgpu-cost.csv"'
     assert {line["x_Namespace"] for line in csv.DictReader(table.text.splitlines())} >= {"research", "notebooks"}
     assert (wrong.status, json.loads(wrong.body)["error"]) == (400, "from=1 is not before to=0")
+    assert future.status == 400

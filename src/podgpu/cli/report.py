@@ -19,6 +19,7 @@ from podgpu.http_client import HttpClient
 _TIMEOUT = 90.0  # longer than a query to Prometheus
 _TOP_OWNERS = 10
 _UNKNOWN = "–"
+_EXAMPLE_PRICES = "The prices are examples: set yours with `podgpu cluster --prices FILE`"
 _MORE_THAN_ALL = 1.005  # use from which a pod is shown to use more than its share of a shared GPU
 _COLUMNS = (
     *("GPU-hours", "allocated", "busy", "idle", "waiting", "use of what it holds"),
@@ -59,7 +60,8 @@ def command(url: str, range: str, by: str, format: str) -> int:
     title = f"GPU report, {utc_text(start)} to {utc_text(answer.to)}"
     if answer.simulated:
         title += " (SIMULATED GPUs)"
-    print_out((_write_html if format == "html" else _write_markdown)(title, answer.notes, tables))
+    notes = [*((_EXAMPLE_PRICES,) if answer.prices == "example" else ()), *answer.notes]
+    print_out((_write_html if format == "html" else _write_markdown)(title, notes, tables))
     return 0
 
 

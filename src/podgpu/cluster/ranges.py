@@ -149,7 +149,7 @@ def parse_range_query(query: Mapping[str, str], order: Order = "cost") -> RangeQ
     seconds = parse_range(name)
     start, end = (parse_time(query, name) for name in ("from", "to"))
     if start is not None and end is not None and start >= end:
-        raise UsageError(f"from={start:g} is not before to={end:g}")
+        raise UsageError(f"from={start:.15g} is not before to={end:.15g}")
     return RangeQuery(by, seconds, start, end, form == "csv", order)
 
 

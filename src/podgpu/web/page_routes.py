@@ -170,6 +170,7 @@ def _history_routes(history: HistorySource, latest: Callable[[], PublishedState]
 def _usage_routes(usage: UsageAnswers) -> list[web.RouteDef]:
     def ordered_by(order: Order, file_name: str) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
+            parse_time(request.query, "from", time.time())  # rejects the future
             query = parse_range_query(request.query, order)
             answer = await usage.range(query)
             if not query.is_csv:

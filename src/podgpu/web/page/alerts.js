@@ -33,13 +33,14 @@ export class Alerts {
 
   render() {
     const { alerts } = this;
-    const shown = alerts.slice(0, this.isOpen ? MOST : FEW);
+    const isShort = alerts.length <= FEW + 1; // "Show 1 more" would need as much space as the alert
+    const shown = alerts.slice(0, this.isOpen || isShort ? MOST : FEW);
     this.element.hidden = !alerts.length;
     while (this.lines.length < shown.length) this.lines.push(new Line());
     shown.forEach((alert, i) => this.lines[i].show(alert));
     place(this.list, this.lines.slice(0, shown.length).map((line) => line.element));
     this.lines.length = shown.length;
-    this.more.hidden = alerts.length <= FEW;
+    this.more.hidden = isShort;
     setAttribute(this.more, "aria-expanded", String(this.isOpen));
     if (this.more.hidden) return;
     setText(this.more, this.isOpen ? "Show fewer" : `Show ${count(alerts.length - FEW)} more`);

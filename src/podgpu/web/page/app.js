@@ -9,14 +9,14 @@ import { byId, h, place, setAttribute, setText } from "./dom.js";
 import { Events } from "./events.js";
 import { Feed } from "./feed.js";
 import { Filters } from "./filters.js";
-import { count, localTimes, moment, parts, percent, perHour, plural } from "./format.js";
+import { count, moment, parts, percent, perHour, plural } from "./format.js";
 import { GpuView } from "./gpu.js";
 import { HeatMap } from "./heatmap.js";
 import { History } from "./history.js";
 import { Keys } from "./keys.js";
 import { hasPods, Nodes, NodeView } from "./nodes.js";
 import { NO_FIGURES, Overview } from "./overview.js";
-import { Past } from "./past.js";
+import { Past, rejection } from "./past.js";
 import { PodView } from "./pod.js";
 import { Pods } from "./pods.js";
 import { startTheme } from "./theme.js";
@@ -121,7 +121,7 @@ class Page {
     if (this.feed.picture && !this.isCurrent) this.render(false);
     if (!this.feed.picture) {
       this.past.show(this.criteria, this.viewOf(this.criteria));
-      setText(this.message, localTimes(this.feed.failure));
+      this.message.replaceChildren(...rejection(this.feed.failure, this.criteria));
       place(this.main, [this.message]);
     }
   }
@@ -234,7 +234,7 @@ class Page {
   // There is no view of this time yet, or no record of it.
   clear() {
     for (const id of ["overview", "alerts", "notes", "controls"]) byId(id).hidden = true;
-    setText(this.message, this.feed.isRejected ? localTimes(this.feed.failure) : "Loading");
+    this.message.replaceChildren(...(this.feed.isRejected ? rejection(this.feed.failure, this.criteria) : ["Loading"]));
     place(this.main, [this.message]);
   }
 

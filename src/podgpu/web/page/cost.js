@@ -17,8 +17,10 @@ const RANGES = ["1h", "24h", "7d", "30d"];
 const MONTH = "This month";
 const TEAM_LABELS = ["team", "cost_center", "project"]; // labels to group by if nothing else is chosen
 const DAY_SECONDS = 86_400;
+const FUTURE = { state: "missing", message: "This range is in the future." };
 const BACKWARDS = { state: "missing", message: "The start of the range must be before its end." };
 const LIMIT = "Stored in SQLite, for up to 8,000 GPUs and 90 days. For more, run podgpu cluster with --prometheus.";
+const EXAMPLE_PRICES = "The prices are examples: set yours with --prices FILE";
 const MISSING = "This server does not compute costs of a range: its podgpu is older than this page.";
 // Tooltips of columns.
 const HINTS = {
@@ -83,7 +85,8 @@ export class Cost {
     const time = isMonth || (isCustom && !criteria.to) ? `from=${start}` : new URLSearchParams(bounds);
     const url = `api/v1/range?${time}&by=${encodeURIComponent(by)}`;
     const isBackwards = isCustom && criteria.to && Number(criteria.from) >= Number(criteria.to);
-    const { state, data, message } = isBackwards ? BACKWARDS : this.question.want(url, EVERY_SECONDS);
+    const isFuture = isCustom && Number(criteria.from) >= now;
+    const { state, data, message } = isBackwards ? BACKWARDS : isFuture ? FUTURE : this.question.want(url, EVERY_SECONDS);
     // With Prometheus, usage by label is slow, because there is no recording rule for it. So it is not the default.
     if (!isChosen && by === "namespace" && data?.labels && !data.source) {
       const team = TEAM_LABELS.find((name) => data.labels.includes(name));
@@ -107,7 +110,8 @@ export class Cost {
     setText(this.about, isEmpty ? "" : aboutText(data, scope));
     place(this.sums, isEmpty ? [] : sumsText(isFiltered ? sumOf(rows) : (data.totals ?? {}), data.currency));
     const limit = isCluster && data && !data.source ? [LIMIT] : [];
-    setText(this.notes, [...(data?.notes ?? []).map(localTimes), ...limit].join(" \u00b7 "));
+    const example = data?.prices === "example" ? [EXAMPLE_PRICES] : [];
+    setText(this.notes, [...example, ...(data?.notes ?? []).map(localTimes), ...limit].join(" \u00b7 "));
     const title = groups[by] ?? plain(by.slice("label:".length));
     if (!isEmpty) this.table.show(rows, columnsOf(by, title, rows, data.currency), order || "cost", (row) => nameOf(row, by));
     this.underUsed.show(isEmpty ? [] : rows, by, data);
@@ -228,17 +232,17 @@ function sumsText(totals, currency) {
   const held = totals.allocated_hours ?? totals.gpu_hours;
   const unallocated = totals.gpu_hours - held;
   const hours = (title, number) => number > 0 && fact(title, `${amount(number)} h`);
-  const cost = (title, number) => number !== undefined && fact(title, totalMoney(number, currency));
+  const cost = (title, number) => number !== undefined && fact(title, money(number, currency));
   return [
     cost("Cost", totals.cost),
     cost("Wasted (idle)", totals.wasted),
-    cost("Unallocated", totals.unallocated_cost),
+    cost("Cost of unallocated GPUs", totals.unallocated_cost),
     totals.mean_use !== undefined && fact("Use of what is held", percent(totals.mean_use)),
     hours("Allocated", held),
     hours("Busy (weighted)", totals.used_hours),
     hours("Idle", totals.idle_hours),
     hours("Not known", totals.unknown_hours),
-    hours("Unallocated GPUs", unallocated),
+    hours("Unallocated", unallocated),
   ].filter(Boolean);
 }
 
@@ -282,11 +286,11 @@ function columnsOf(by, title, rows, currency) {
     price("cost", "Cost"),
     price("wasted", "Wasted", isSome),
     number("mean_use", "Use of what it holds", useText, (ratio) => ratio < LOW_USE),
-    ofHeld(number("allocated_hours", "Allocated", amount)),
-    ofHeld(number("used_hours", "Busy (weighted)", amount)),
-    ofHeld(number("idle_hours", "Idle", amount, isSome)),
-    ofHeld(number("unknown_hours", "Not known", amount)),
-    number("waited_hours", "Waited hours", amount),
+    ofHeld(number("allocated_hours", "Allocated, h", amount)),
+    ofHeld(number("used_hours", "Busy (weighted), h", amount)),
+    ofHeld(number("idle_hours", "Idle, h", amount, isSome)),
+    ofHeld(number("unknown_hours", "Not known, h", amount)),
+    number("waited_hours", "Waited, h", amount),
     { name: "unknown_because", title: "Use unknown", value: (row) => row.unknown_because },
     number("energy_kwh", "Energy, kWh", amount),
   ];

@@ -20,6 +20,7 @@ const SMALL = new Intl.NumberFormat("en", { maximumSignificantDigits: 2 });
 const TIME = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 const SECOND = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 const DAY = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short" });
+const DATE = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short", year: "numeric" });
 
 export function count(number) {
   return number === undefined ? UNKNOWN : WHOLE.format(number);
@@ -82,7 +83,12 @@ export function moment(unix) {
   const at = new Date(unix * 1000);
   if (Number.isNaN(at.getTime())) return UNKNOWN; // too far from now for a date
   const today = new Date().toDateString() === at.toDateString();
-  return today ? TIME.format(at) : `${DAY.format(at)} ${TIME.format(at)}`;
+  return today ? TIME.format(at) : `${day(at)} ${TIME.format(at)}`;
+}
+
+// Formats a date, with the year if it is not this year.
+function day(at) {
+  return (at.getFullYear() === new Date().getFullYear() ? DAY : DATE).format(at);
 }
 
 // Replaces the UTC times in a message of the server by local ones.
@@ -94,7 +100,7 @@ export function localTimes(text) {
 export function span(from, to) {
   const [start, end] = [from, to].map((unix) => new Date(unix * 1000));
   const hours = `${TENTHS.format((to - from) / 3600).replace(/\.0$/, "")}${FIXED}h`;
-  return `${DAY.format(start)} ${TIME.format(start)} to ${DAY.format(end)} ${TIME.format(end)} (${hours})`;
+  return `${day(start)} ${TIME.format(start)} to ${day(end)} ${TIME.format(end)} (${hours})`;
 }
 
 // Formats a time on an axis, with seconds if the steps are short.

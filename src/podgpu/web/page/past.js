@@ -4,7 +4,7 @@ import { noneText, Question } from "./ask.js";
 import { pastTime, writeHash } from "./criteria.js";
 import { byId, h, place, setAttribute, setText } from "./dom.js";
 import { aroundQuery, EventRows } from "./events.js";
-import { duration, moment, UNKNOWN } from "./format.js";
+import { duration, localTimes, moment, UNKNOWN } from "./format.js";
 import { showText } from "./rows.js";
 
 const AGES = [
@@ -53,7 +53,9 @@ export class Past {
     byId("past-events").hidden = true;
     if (!time) return this.question.forget();
     const when = Number.isFinite(at) ? moment(at) : "";
-    setText(byId("past-time"), when && when !== UNKNOWN ? `You are looking at ${when}, ${duration(this.now() - at)} ago.` : "This is not a valid time.");
+    const age = this.now() - at;
+    const valid = age < 0 ? `${when} is in the future.` : `${picture ? "You are looking at " : ""}${when}, ${duration(age)} ago.`;
+    setText(byId("past-time"), when && when !== UNKNOWN ? valid : "This is not a valid time.");
     const mean = picture?.step_seconds ? `Values are means over ${duration(picture.step_seconds)}.` : "";
     setText(byId("past-about"), view === "cost" ? "The table has its own time range." : mean);
     setAttribute(byId("past-now"), "href", writeHash(criteria, ""));
@@ -77,6 +79,14 @@ export class Past {
     setAttribute(byId("past-more"), "href", writeHash({ view: "events" }));
     this.list.show(events.toSorted((a, b) => b.at - a.at), (event) => `Events ${event.at > at ? "after" : "until"} ${moment(at)}`);
   }
+}
+
+// Returns the server's reason why there is no view of a time, with a link to the next record.
+export function rejection(reason, criteria) {
+  if (reason.startsWith("at=")) return ["Choose another time above, or go back to now."];
+  const next = Date.parse(reason.match(/next record is of (\S+)/)?.[1]) / 1000;
+  const link = next ? h("a", { href: writeHash(criteria, String(next)) }, "Go to this record") : "";
+  return [`${localTimes(reason)}${next ? ". " : ""}`, link];
 }
 
 // Formats a time for an input of the type datetime-local.

@@ -107,13 +107,14 @@ class HolderRow {
     this.pods.add(holder.name);
     this.gpus += holder.amount;
     if (holder.use === "idle") this.idleGpus += holder.amount;
+    this.isKnown ||= holder.use !== "unknown"; // whether the use of any of its GPUs is known
     if (!device.old) this.busy.add(ownUtilization(device, holder), holder.amount);
     if (!device.old) this.used.add(ownMemory(device, holder));
     this.waited.add(holder.waited);
     const [longest] = holder.waitsFor;
     if (longest && !(this.waitsFor?.ratio > longest.ratio)) this.waitsFor = longest;
     this.cost.add(holder.cost);
-    if (holder.cost !== undefined) this.wasted.add(holder.use === "idle" ? holder.cost : 0);
+    if (holder.cost !== undefined && holder.use !== "unknown") this.wasted.add(holder.use === "idle" ? holder.cost : 0);
     this.idleSince = holder.use === "idle" && holder.idleSince ? Math.max(this.idleSince, holder.idleSince) : Infinity;
   }
 }
@@ -160,7 +161,7 @@ export function holderColumns(by, rows, { now, prices }, isKube) {
     { name: "gpus", title: "GPUs", value: (row) => row.gpus, write: parts },
     { name: "utilisation", title: "Use of the GPU", hint: GPU_USE, value: (row) => row.busy.value, write: percent },
     { name: "memory", title: "Memory", value: (row) => total(row.used), write: memory },
-    { name: "idle", title: "Idle GPUs", value: (row) => row.idleGpus, write: parts, isWarm: isSome },
+    { name: "idle", title: "Idle GPUs", value: (row) => (row.isKnown === false ? undefined : row.idleGpus), write: parts, isWarm: isSome },
     { name: "idle_for", title: "Idle for", value: idleFor, write: duration, isWarm: isSome },
     { name: "cost", title: "Cost/h", value: (row) => total(row.cost), write: hourly },
     { name: "wasted", title: "Wasted/h", value: (row) => total(row.wasted), write: hourly, isWarm: isSome },
