@@ -45,6 +45,13 @@ def view_json(state: ClusterState) -> dict[str, Any]:
     return document
 
 
+@given(st.integers(1, 10**6), st.lists(st.integers(0, 1000), min_size=1, max_size=8).filter(any))
+def test_the_watts_of_holders_do_not_exceed_those_of_their_gpu(power_mw: int, parts: list[int]) -> None:
+    holders = [holder(f"p{n}", power_ratio=part / sum(parts)) for n, part in enumerate(parts)]
+    (shown,) = view_json(state_of(node("n1", gpu(0, *holders, power_mw=power_mw))))["nodes"][0]["gpus"]
+    assert round(sum(one["power_watts"] for one in shown["holders"]), 6) <= shown["power_watts"]
+
+
 def test_a_node_with_everything() -> None:
     owners = {("ml", "train"): WorkloadOwner("Job", "train")}
     working = holder(

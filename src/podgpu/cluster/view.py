@@ -379,13 +379,15 @@ def _device_fields(
 
 def _make_holder(part: HeldPart) -> HolderView:
     holder, usage = part.holder, part.holder.usage or _NO_USAGE
-    power = part.gpu.power_mw
+    power, ratio = part.gpu.power_mw, usage.power_ratio
+    # Rounded down, so that the watts of all holders do not exceed the watts of the GPU.
+    watts = None if power is None or ratio is None else power * ratio // 100 / 10
     return HolderView(
         *parts_of(holder),
         share_ratio=_rounded(holder.share_ratio),
         utilization_ratio=_rounded(usage.utilization_ratio),
         memory_used_bytes=usage.memory_used_bytes,
-        power_watts=None if power is None or usage.power_ratio is None else round(power * usage.power_ratio / 1000, 1),
+        power_watts=watts,
         processes=usage.processes,
         busy_seconds=_divided(usage.busy_ns, NS),
         idle_seconds=_divided(usage.idle_ns, NS),
