@@ -27,7 +27,10 @@ from podgpu.model import (
     group_by_key,
 )
 
-_NOTE = "the history has no processes, waiting times and DCGM fields; costs are computed with the current prices"
+_NOTE = (
+    "the history has no processes, waiting times, DCGM fields and reservations; pods that have ended count with equal"
+    " shares; costs are computed with the current prices"
+)
 # Prefers 15 s samples. A sample is used for up to a minute, because single readings may be missing.
 _ROUND = """
 SELECT resolution, time FROM round WHERE time <= :at AND time > :at - max(resolution, 60)
