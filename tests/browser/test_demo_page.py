@@ -115,6 +115,7 @@ def test_the_page_shows_the_gpus_of_a_past_time(tab: Tab) -> None:
             tab.wait_for("document.querySelector('#status').innerText === 'No record'", f"a message about {bad}")
             assert tab.count("main .message") == 1
             assert "You are looking at" not in tab.text("#past-time")
+        tab.wait_for("document.querySelector('main .message a')", "a link to the first record")
         tab.click("main .message a")
         tab.wait_for("document.querySelector('#status').dataset.state === 'past'", "the first record")
         tab.click("#past-now")
