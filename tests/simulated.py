@@ -251,7 +251,7 @@ class FaultyProc(SimulatedProc):
     def run(
         self, pid: int, uid: int, *arguments: str, cgroup: str = "/user.slice", environment: str | None = None
     ) -> None:
-        """Adds a process of a user. Its environment cannot be read if `environment` is missing."""
+        """Adds a process of a user. Without `environment`, the environment of the process cannot be read."""
         self.add(pid, cgroup_text(cgroup))
         folder = self.root / str(pid)
         (folder / "status").write_text(f"Name:\tpython3\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")

@@ -1,4 +1,4 @@
-"""Tests the allocation source that uses the processes on simulated GPUs."""
+"""Tests the allocation source that finds holders by the processes on a GPU."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def choose_collector(
         with suppress(NoApi):  # for example a pod without a token; a note then says which prices are unknown
             labels = ApiMap(load_config(options["kubeconfig"]), NODES_PATH, parse_node_labels, "labels of nodes")
             stack.callback(labels.close)
-    # Failures to read owners are shown on the page only with --owners api, not with auto.
+    # With --owners auto, the page does not show that owners cannot be read.
     shown = [one for one in (owners if options["owners"] == "api" else None, labels) if one]
 
     def notes() -> Sequence[str]:

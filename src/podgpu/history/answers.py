@@ -110,7 +110,7 @@ def parse_time(query: Mapping[str, str], name: str, most: float = 1e11) -> float
     except ValueError:
         time = math.nan
     if not 0 <= time < most:
-        raise UsageError(f"{name}={query[name][:60]!r}: write a Unix time in seconds, not after {most:.0f}")
+        raise UsageError(f"{name}={query[name][:60]!r}: write a Unix time in seconds, from 0 to {most:.0f}")
     return time
 
 

@@ -191,7 +191,7 @@ def koordinator_grants(pod: PodRecord) -> list[HeldId]:
 
 
 def _split(containers: Sequence[ContainerRecord]) -> list[float]:
-    """Returns each container's share: proportional to a GPU resource that all containers request, or else equal."""
+    """Returns the share of each container. If all request the same GPU resource, shares are proportional to it."""
     for resource, _ in containers[0].requests:
         amounts = [container.amount(resource) for container in containers]
         if resource.startswith(GPU_RESOURCES) and all(amounts):

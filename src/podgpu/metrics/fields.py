@@ -472,7 +472,7 @@ def generations(field_name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def names_of(field_name: str) -> tuple[str, ...]:
-    """Returns all metric names of a field's value, in the older and the newer unit. The names of 4.8 come first."""
+    """Returns all metric names of a field: those of dcgm-exporter 4.8 and earlier, then the name in 4.9."""
     old, new = generations(field_name)
     return old + new
 

@@ -171,7 +171,7 @@ class CallGuard(Generic[Key]):
 
 
 def handle_address(handle: Any) -> int | None:
-    """Returns the pointer in a handle. Used to compare handles, because pynvml creates several for the same GPU."""
+    """Returns the address in a handle. Handles of the same GPU differ in pynvml, but have the same address."""
     return ctypes.cast(handle, ctypes.c_void_p).value
 
 
