@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.cluster.parts import Use, classify_use, divide, divide_device, divide_gpu, gpu_utilization
-from podgpu.model import Condition, HolderUsage
+from podgpu.cluster.idle import measure_use
+from podgpu.cluster.parts import Use, divide, divide_device, divide_gpu, gpu_utilization
+from podgpu.model import Condition
 from tests.cluster.states import gpu, holder, lost, mig, node, state_of
 
 
@@ -48,26 +49,21 @@ def test_no_more_is_given_out_than_there_is(wanted: list[float | None], whole: f
 
 
 @pytest.mark.parametrize(
-    ("device", "usage", "idle_since", "watched", "use"),
+    ("device", "usage", "use"),
     [
-        (None, HolderUsage(utilization_ratio=0.5), None, True, "used"),
-        (0.5, None, None, True, "used"),
-        (0.5, HolderUsage(utilization_ratio=0.0), 5.0, True, "idle"),
-        (0.0, HolderUsage(utilization_ratio=0.0), None, False, "idle"),
-        (0.0, HolderUsage(utilization_ratio=0.0), None, True, "used"),
-        (0.9, HolderUsage(utilization_ratio=0.0, processes=1), None, True, "unknown"),
-        (0.9, HolderUsage(utilization_ratio=0.0, processes=0), None, False, "idle"),
-        (None, None, None, True, "unknown"),
-        (None, HolderUsage(processes=0), None, True, "idle"),
-        (None, HolderUsage(processes=1), None, False, "unknown"),
+        (None, {"utilization_ratio": 0.5}, "used"),
+        (0.5, {}, "used"),
+        (0.5, {"utilization_ratio": 0.0, "idle_since": 5.0}, "idle"),
+        (0.0, {"utilization_ratio": 0.0}, "idle"),
+        (0.9, {"utilization_ratio": 0.0, "processes": 1}, "unknown"),
+        (0.9, {"utilization_ratio": 0.0, "processes": 0}, "idle"),
+        (None, {}, "unknown"),
+        (None, {"processes": 0}, "idle"),
+        (None, {"processes": 1}, "unknown"),
     ],
 )
-def test_use(
-    device: float | None, usage: HolderUsage | None, idle_since: float | None, watched: bool, use: Use
-) -> None:
-    slot = gpu(0, busy=device)
-    own = holder() if usage is None else holder(**{name: getattr(usage, name) for name in usage.__struct_fields__})
-    assert classify_use(slot, own, idle_since, watched) == use
+def test_use(device: float | None, usage: dict[str, float], use: Use) -> None:
+    assert measure_use(gpu(0, busy=device), holder(**usage)) == use
 
 
 def test_a_gpu_that_cannot_be_seen_is_unknown_and_a_lost_one_is_held_by_those_it_was_given_to() -> None:

@@ -259,6 +259,12 @@ def test_podgpus_own_idle_time_is_used_and_survives_a_restart_of_the_exporter() 
     assert _since(state_of(reading(0.0, WALL - 300 + 50, "a", skew=50.0))) == -300, "the node's clock is ahead"
 
 
+@pytest.mark.parametrize(("ratio", "use"), [(None, "idle"), (0.0, "used")])
+def test_podgpu_without_processes_has_no_idle_time_but_an_idle_gpu_has_an_idle_holder(ratio: float, use: str) -> None:
+    state = state_of(node("n1", gpu(0, holder(allocated_ns=1, utilization_ratio=ratio), busy=0.0), exporter_id="a"))
+    assert state.nodes[0].held[0].use == use
+
+
 def test_idle_times_move_with_the_wall_clock() -> None:
     world = Watched()
     world.turn(gpu(0, holder(utilization_ratio=0.0)), rounds=2)

@@ -55,7 +55,7 @@ class _UsageRate(NamedTuple):
     busy: float | None = None
     wait: float | None = None
     watts: float | None = None
-    idle_seconds: float | None = None  # None if busy or unknown
+    proven_idle: float | None = None  # seconds; None if busy or unknown
 
 
 class UsageRates:
@@ -78,7 +78,7 @@ class UsageRates:
         rate = _UsageRate(node.state.usage_at or node.read_at, node.read_at, node.state.exporter_id, usage)
         before = self._before.pop(key, None)
         if before is None or before.exporter_id != rate.exporter_id or self._has_gap(before, rate):
-            rate = rate._replace(idle_seconds=_count_first_idle(rate))
+            rate = rate._replace(proven_idle=_find_first_proven_idle(rate))
         elif rate.at - before.at < _MIN_SECONDS:  # the exporter has not updated the counters
             rate = before
         else:
@@ -87,7 +87,7 @@ class UsageRates:
                 busy=_growth(last.busy_ns, usage.busy_ns, NS * seconds, _MAX_BUSY),
                 wait=_growth(last.wait_ns, usage.wait_ns, NS * seconds, _MAX_BUSY),
                 watts=_growth(last.energy_mj, usage.energy_mj, 1000 * seconds, _MAX_WATTS),
-                idle_seconds=self._count_idle(before, rate),
+                proven_idle=self._add_proven_idle(before, rate),
             )
         self._now[key] = rate
         return rate
@@ -96,23 +96,20 @@ class UsageRates:
         """Returns True if the exporter's clock was changed, or if the exporter did not count for some time."""
         return abs((rate.at - before.at) - (rate.read_at - before.read_at)) > self._stale_after
 
-    def _count_idle(self, before: _UsageRate, rate: _UsageRate) -> float | None:
-        """Computes the idle time from counters, because a utilisation gauge would miss work between scrapes.
-
-        `HeldPart.idle_since` is not reliable enough to scale a workload to zero, because it may be an estimate.
-        """
+    def _add_proven_idle(self, before: _UsageRate, rate: _UsageRate) -> float | None:
+        """Adds up the measured idle time. `HeldPart.idle_since` may be an estimate, see `cluster/idle.py`."""
         busy = _growth(before.usage.busy_ns, rate.usage.busy_ns, NS)
         idle = _growth(before.usage.idle_ns, rate.usage.idle_ns, NS)
         if busy is None or idle is None:
-            return _count_first_idle(rate)
+            return _find_first_proven_idle(rate)
         if busy > 0:
             return None
         if rate.at - before.at - idle > self._stale_after:  # the counters do not cover the whole time
             return idle
-        return (before.idle_seconds or 0.0) + idle
+        return (before.proven_idle or 0.0) + idle
 
 
-def _count_first_idle(rate: _UsageRate) -> float | None:
+def _find_first_proven_idle(rate: _UsageRate) -> float | None:
     usage = rate.usage
     if usage.busy_ns is None or usage.idle_ns is None:
         return None
@@ -199,7 +196,7 @@ def _make_row(devices: Sequence[_PodDevice], state: ClusterState) -> array[float
     if len(used) == len(held):
         row[USED.column] = 100 * sum(min(1.0, value / state.settings.full) for value in used)
         row[USED_COUNT] = float(sum(value > 0 for value in used))
-    idle = [None if part.idle_since is None else rate.idle_seconds for parts, _ in devices for part, rate in parts]
+    idle = [None if part.idle_since is None else rate.proven_idle for parts, _ in devices for part, rate in parts]
     known = [seconds for seconds in idle if seconds is not None]
     if len(known) == len(idle):
         row[IDLE] = min(known)

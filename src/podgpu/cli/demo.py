@@ -29,6 +29,7 @@ from podgpu.cli.options import make_command
 from podgpu.cli.terminal import configure_logging
 from podgpu.clock import Clock
 from podgpu.cluster.collect import ViewSettings
+from podgpu.cluster.idle import describe_idle
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.prices import Prices, ReadPrices, read_prices
 from podgpu.cluster.ranges import RecordedUsage
@@ -53,7 +54,7 @@ from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.dcgm import Policy
-from podgpu.model import WorkloadOwner
+from podgpu.model import Workload, WorkloadOwner
 from podgpu.simulate.gpu import SimulatedGpu
 from podgpu.simulate.node import DemoNode, Tenant
 from podgpu.usage.containers import ContainerFinder
@@ -353,7 +354,7 @@ class _PastDevice(NamedTuple):
         ]
         for one in self.tenants:
             if not one.duty and ago <= _IDLE_ALARM:
-                conditions.append((IDLE, f"{one.namespace}/{one.pod}/{one.container} holds it and does not use it"))
+                conditions.append((IDLE, describe_idle(Workload(one.namespace, one.pod, one.container))))
         gone = any(name == "node_gone" for name, _ in conditions)
         is_blind = gone or any(name == "lost" for name, _ in conditions)
         size = self.size

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from podgpu.cluster.collect import duration_text
+from podgpu.cluster.idle import wasteful_since
 from podgpu.cluster.nodes import NodeEntry
-from podgpu.cluster.parts import HeldPart, device_model, device_utilization, gpu_id, holders_of, sum_held
+from podgpu.cluster.parts import device_model, device_utilization, gpu_id, holders_of, sum_held
 from podgpu.cluster.state import CLUSTER, ClusterState, Scope
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.metrics.dcgm import holder_names
@@ -144,7 +145,7 @@ def _idle_samples(state: ClusterState) -> list[Sample]:
     idle_since: dict[tuple[tuple[str, str], ...], float] = {}
     for node in _fresh(state):
         for part in node.held:
-            since = _wasteful_since(part, state)
+            since = wasteful_since(part, state.taken_at, state.settings.idle_after)
             if since is not None and part.holder.has_labels:
                 labels = [*zip(_PLACE_LABELS, _place(node, part.gpu, part.instance), strict=True)]
                 if part.instance is not None:
@@ -152,13 +153,6 @@ def _idle_samples(state: ClusterState) -> list[Sample]:
                 key = (*labels, *_holder_labels(part.holder))
                 idle_since[key] = min(since, idle_since.get(key, since))
     return [Sample(Labels(pairs), round(since, 3)) for pairs, since in idle_since.items()]
-
-
-def _wasteful_since(part: HeldPart, state: ClusterState) -> float | None:
-    since, after = part.idle_since, state.settings.idle_after
-    if since is None or after is None or state.taken_at is None:
-        return None
-    return since if state.taken_at - since > after else None
 
 
 def _place(node: NodeEntry, gpu: DeviceState, instance: MigInstance | None) -> tuple[str, str, str, str]:
@@ -211,7 +205,14 @@ def _namespace_families(nodes: Iterable[NodeEntry], state: ClusterState) -> list
     samples: dict[str, list[Sample]] = {f"podgpu_namespace_{name}_gpus": [] for name in ("allocated", "used", "idle")}
     for key in sorted(groups):
         labels, sums = _labels(("namespace", "model", "cluster"), key), sum_held(groups[key], by_device=True)
-        wasteful = sum_held((part for part in groups[key] if _wasteful_since(part, state) is not None), by_device=True)
+        wasteful = sum_held(
+            (
+                part
+                for part in groups[key]
+                if wasteful_since(part, state.taken_at, state.settings.idle_after) is not None
+            ),
+            by_device=True,
+        )
         samples["podgpu_namespace_allocated_gpus"].append(Sample(labels, round(sums.allocated, 9)))
         samples["podgpu_namespace_idle_gpus"].append(Sample(labels, round(wasteful.allocated, 9)))
         if sums.used or sums.idle or not sums.unknown:

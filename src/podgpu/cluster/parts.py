@@ -1,4 +1,4 @@
-"""Splits GPUs among their holders, classifies each holder's share as used, idle or unknown, and adds the shares up."""
+"""Splits GPUs among their holders, and adds up the shares that are used, idle or unknown (see `idle.py`)."""
 
 from __future__ import annotations
 
@@ -145,33 +145,6 @@ def is_mps_client(device: GpuOrInstance, holder: Holder) -> bool:
     """Returns True if the holder's use is unknown, because under MPS the driver reports only the MPS server's use."""
     is_unmeasured = holder.usage is not None and holder.usage.utilization_ratio is None
     return is_unmeasured and device.usage is not None and device.usage.method == "mps"
-
-
-def measure_use(device: GpuOrInstance, holder: Holder) -> Use:
-    """Returns whether the holder uses the GPU or MIG instance now: used, idle or unknown."""
-    usage = holder.usage or _NO_USAGE
-    own, whole = usage.utilization_ratio, device.utilization_ratio
-    if holder.source == RESERVATION:
-        return "used" if whole else "unknown"
-    if is_mps_client(device, holder):
-        return "unknown"
-    if own == 0 and usage.processes != 0 and whole:
-        return "unknown"  # the driver attributes a whole sample to the busiest process, so a holder with 0 may be busy
-    ratio = whole if own is None else own
-    if ratio is None:
-        return "idle" if usage.processes == 0 else "unknown"
-    return "used" if ratio else "idle"
-
-
-def classify_use(device: GpuOrInstance, holder: Holder, idle_since: float | None, is_tracked: bool) -> Use:
-    """Classifies a holder of a readable GPU. `is_tracked`: `idle_since` takes earlier readings into account."""
-    if idle_since is not None:
-        return "idle"
-    use = measure_use(device, holder)
-    own = (holder.usage or _NO_USAGE).utilization_ratio
-    if use == "idle" and is_tracked and not (own is None and device.utilization_ratio is None):
-        return "used"  # the holder was busy for some time since the last reading
-    return use
 
 
 def device_utilization(device: GpuOrInstance) -> float | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from podgpu.cluster.idle import describe_idle, wasteful_since
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.nodes import NodeEntry, describe_condition
 from podgpu.cluster.parts import HeldPart, device_memory, device_model, device_utilization, divide_gpu, key_of
@@ -50,6 +51,7 @@ class RoundReader:
     def _read_node(self, node: NodeEntry, state: ClusterState) -> Iterator[GpuSample]:
         """Skips GPUs without a UUID, because the UUID is the key in the history. If the node is gone, omits holders."""
         held = {} if node.gone else node.held_by_device()
+        at, idle_after = node.read_at + state.clock_offset, state.settings.idle_after
         for gpu in node.gpus:
             users_joules = 0.0
             for instance, device_part in divide_gpu(gpu) if gpu.uuid else ():
@@ -71,7 +73,7 @@ class RoundReader:
                     holders=holders,
                     conditions=[
                         *((condition.name, describe_condition(condition)[0]) for condition in gpu.conditions),
-                        *_idle_alarms(parts, node.read_at + state.clock_offset, state.settings.idle_after),
+                        *((IDLE, describe_idle(part.holder)) for part in parts if wasteful_since(part, at, idle_after)),
                     ],
                     since={c.name: c.since for c in gpu.conditions if c.since and c.name != NODE_GONE},
                     unallocated=Amounts() if node.silent else rest,  # the holders are unknown
@@ -161,12 +163,6 @@ class RoundReader:
                 is_reset = now.exporter_id != before.exporter_id or later < earlier
                 growth.append(later if is_reset else later - earlier)
         return seconds, growth
-
-
-def _idle_alarms(parts: Iterable[HeldPart], at: float, after: float | None) -> Iterator[tuple[str, str]]:
-    for part in parts:
-        if after is not None and part.use == "idle" and part.idle_since is not None and at - part.idle_since >= after:
-            yield IDLE, f"{part.holder.text} holds it and does not use it"  # `past.py` reads the holder from this text
 
 
 def _idle_seconds(part: HeldPart, seconds: float, at: float) -> float:

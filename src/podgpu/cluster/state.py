@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple
 from msgspec.structs import replace
 
 from podgpu.cluster.collect import ClusterReading, FleetCounts, NodeReading, Owners, TargetOutcome, ViewSettings
+from podgpu.cluster.idle import IdleTimes, measure_use
 from podgpu.cluster.nodes import (
-    CLOCK_AHEAD,
     Alert,
     NodeEntry,
     add_lost_gpus,
@@ -25,27 +25,21 @@ from podgpu.cluster.nodes import (
 )
 from podgpu.cluster.parts import (
     HeldPart,
-    classify_use,
     device_model,
     divide_device,
     divide_gpu,
     holders_of,
     is_blind,
-    key_of,
-    measure_use,
 )
 from podgpu.cluster.prices import NO_PRICES, Prices
 from podgpu.errors import few_of
 from podgpu.metrics.conditions import NODE_GONE
-from podgpu.model import NS, Condition, DeviceState, GpuOrInstance, Holder, HolderUsage, MigInstance, NodeState
+from podgpu.model import Condition, DeviceState, GpuOrInstance, Holder, MigInstance, NodeState
 
 AVERAGED = frozenset({"cluster", "namespace", "node", "model"})
 _MAX_RATIO = 1.01  # a ratio can exceed 1 if its counter is read slightly late
 MAX_NOTES = 12
 _CLOCK_STEP = 2.0  # smaller changes of the wall clock, in seconds, are ignored
-_SAME_READING = 1e-6
-_SAME_IDLE_TIME = 1.0  # seconds; a smaller change of the reported idle time is measurement error
-_NO_USAGE = HolderUsage()
 
 
 class Scope(NamedTuple):
@@ -134,7 +128,7 @@ def build_cluster_state(
             node = replace(node, state=add_lost_gpus(node.state, earlier.state, reported, wall))
         shown = hide_missing_gpus(node, removed) if removed else node
         if shown is not None:
-            idle = _IdleTimes(shown, earlier, offset, clock_change, reading.idle_for)
+            idle = IdleTimes(shown, earlier, offset, clock_change, reading.idle_for)
             nodes.append(complete_node(shown, idle, prices, offset, shown.reading.owners or reading.owners))
     read = {node.target for node in reading.nodes}
     unread = [outcomes[target].text for target in sorted(outcomes) if outcomes[target].error and target not in read]
@@ -210,11 +204,11 @@ def bound_notes(notes: Sequence[str], most: int = MAX_NOTES) -> tuple[str, ...]:
     return tuple(notes) if len(notes) <= most else (*notes[:most], f"and {len(notes) - most} more")
 
 
-# Holders and their idle times
+# Holders
 
 
 def complete_node(
-    node: NodeEntry, idle: _IdleTimes | None, prices: Prices, offset: float, owners: Owners | None = None
+    node: NodeEntry, idle: IdleTimes | None, prices: Prices, offset: float, owners: Owners | None = None
 ) -> NodeEntry:
     """Sets `held` and `prices`. If the node is gone, adds the condition `node_gone` to its GPUs."""
     if node.gone:
@@ -226,7 +220,7 @@ def complete_node(
     return replace(node, notes=bound_notes(node.notes), held=held)
 
 
-def _hold(node: NodeEntry, idle: _IdleTimes | None, owners: Owners) -> Iterator[HeldPart]:
+def _hold(node: NodeEntry, idle: IdleTimes | None, owners: Owners) -> Iterator[HeldPart]:
     for gpu in node.state.devices:
         if not (gpu.holders or gpu.instances):
             continue
@@ -239,9 +233,9 @@ def _hold(node: NodeEntry, idle: _IdleTimes | None, owners: Owners) -> Iterator[
             hour = node.prices.of(device_model(gpu, instance)).gpu_hour
             for holder, share in zip(holders, divide_device(holders), strict=True):
                 if idle is None:
-                    since = None if holder.usage is None else holder.usage.idle_since
+                    use, since = measure_use(device, holder), holder.usage.idle_since if holder.usage else None
                 else:
-                    since = idle.find(gpu, instance, holder)
+                    use, since = idle.find(gpu, instance, holder)
                 part = share * device_part
                 yield HeldPart(
                     gpu,
@@ -249,68 +243,12 @@ def _hold(node: NodeEntry, idle: _IdleTimes | None, owners: Owners) -> Iterator[
                     holder,
                     part,
                     share,
-                    "unknown" if blind else classify_use(device, holder, since, idle is not None),
+                    "unknown" if blind else use,
                     since,
                     owners.get((holder.namespace, holder.pod)),
                     None if hour is None else hour * (part if instance is None else share),
                     node.reading.cluster,
                 )
-
-
-@dataclass
-class _IdleTimes:
-    """Determines how long each holder of a node has been idle.
-
-    podgpu's exporter reports this time (see `Account.idle_streak_ns`). For other exporters, a holder is idle if its
-    utilisation (or its device's) is 0 and its busy time has not increased since the last reading. These times are
-    estimates for display. To scale workloads to zero, `UsageRates` counts only proven idle time.
-    """
-
-    node: NodeEntry
-    earlier: NodeEntry | None
-    offset: float  # Unix time minus monotonic time
-    clock_change: float  # change of `offset` since the last round
-    idle_for: Mapping[str, float]
-
-    def __post_init__(self) -> None:
-        skew = self.node.reading.skew_seconds or 0.0
-        self._skew = skew if abs(skew) > CLOCK_AHEAD else 0.0
-        parts = self.earlier.held if self.earlier else ()
-        self._before = {(part.device_key, part.holder.key): part for part in parts}
-
-    def find(self, gpu: DeviceState, instance: MigInstance | None, holder: Holder) -> float | None:
-        """Returns the Unix time when the holder became idle. None if the holder is busy or its use is unknown."""
-        usage, node, earlier = holder.usage or _NO_USAGE, self.node, self.earlier
-        before = self._before.get((key_of(gpu, instance), holder.key))
-        last = (before.holder.usage if before is not None else None) or _NO_USAGE
-        before_since = None
-        if before is not None and before.last_idle_since is not None:
-            before_since = before.last_idle_since + self.clock_change
-        if node.state.exporter_id and holder.usage is not None:
-            if usage.idle_since is None:
-                return None
-            since = usage.idle_since - self._skew
-            is_restarted = earlier is not None and earlier.state.exporter_id != node.state.exporter_id
-            is_same = is_restarted or usage.idle_since <= (last.idle_since or 0.0) + _SAME_IDLE_TIME
-            return min(since, before_since) if is_same and before_since is not None else since
-        if before is not None and earlier is not None and node.read_at <= earlier.read_at + _SAME_READING:
-            return before_since
-        if measure_use(instance or gpu, holder) != "idle":
-            return None
-        if before is None or earlier is None:
-            known = self._known_idle(gpu, instance, usage) if earlier is None else 0.0
-            return node.read_at + self.offset - known
-        if usage.busy_ns is not None and last.busy_ns is not None and usage.busy_ns > last.busy_ns:
-            return None
-        return earlier.read_at + self.offset if before_since is None else before_since
-
-    def _known_idle(self, gpu: DeviceState, instance: MigInstance | None, usage: HolderUsage) -> float:
-        """Returns for how many seconds the holder was idle before podgpu first read it, from counters or Prometheus."""
-        counted = None if usage.idle_ns is None else usage.idle_ns / NS
-        if counted is not None and usage.busy_ns == 0:
-            return counted
-        observed = self.idle_for.get(key_of(gpu, instance), 0.0)
-        return observed if counted is None else min(observed, counted)
 
 
 # Utilisation of GPUs in use, as in gpu-utilization-metric-exporter: the mean of one field over the devices in use.
