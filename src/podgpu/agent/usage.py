@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -147,52 +147,75 @@ def make_samples(
 
 
 def make_sample(usage: DeviceUsage, assignments: Sequence[Assignment], owners: OwnersByPid) -> DeviceSample:
-    """Combines the usage, holders and processes of one device.
-
-    A recreated pod has the same name, but another UID. Processes of the old pod that still run are not attributed.
-    """
+    """Combines the usage, holders and processes of one device."""
     listed = {process.pid: process for process in usage.processes or () if process.device == usage.device.key}
     busy = usage.process_busy_ns or {}
     pids = sorted(listed.keys() | {pid for pid, ns in busy.items() if ns != 0}) if usage.processes is not None else []
-    names: dict[WorkloadKey, Workload] = {}
-    for pid in pids:
-        if (user := owners.workloads.get(pid)) is not None:
-            names.setdefault(user.key, user)
+    workloads = _merge_workloads((owners.workloads[pid] for pid in pids if pid in owners.workloads), assignments)
     shares = {assignment.holder.key: assignment.share for assignment in assignments}
-    for holder in (assignment.holder for assignment in assignments):
-        same = names.get(holder.key, holder)
-        names[holder.key] = structs.replace(holder, uid=holder.uid or same.uid, user=same.user)
-
-    def find_owner(pid: int) -> Owner:
-        user = owners.workloads.get(pid)
-        if user is None or not user.key or (user.user and shares and user.key not in shares):
-            return "unknown" if pid in owners.unknown else "host"
-        name = names[user.key]
-        return "host" if user.uid and name.uid and user.uid != name.uid else name
-
-    # The driver reports only the busy time of the MPS server, for all its clients. The time is attributed only if all
-    # clients have the same owner.
-    servers = owners.mps_servers.intersection(pids)
+    processes = [
+        ProcessSample(
+            pid,
+            _find_owner(pid, owners, workloads, shares),
+            busy.get(pid, 0),
+            listed[pid].memory if pid in listed else None,
+            only_busy=pid not in listed,
+        )
+        for pid in pids
+    ]
     clients = {pid for pid, process in listed.items() if process.mps and pid not in busy}
-    client_owners = {find_owner(pid) for pid in clients} if servers else set[Owner]()
-    sole_owner = client_owners.pop() if len(client_owners) == 1 else None
-    mps_busy_ns = None
-    if clients and sole_owner is None:
-        mps_busy_ns = sum(busy.get(pid) or 0 for pid in servers) if servers else usage.busy_ns or 0
+    processes, mps_busy_ns = _attribute_mps(processes, clients, owners.mps_servers, usage.busy_ns)
+    holders = {workloads[key]: shares[key] for key in sorted(shares)}
+    return DeviceSample(usage, holders, None if usage.processes is None else tuple(processes), mps_busy_ns)
 
-    def sample_process(pid: int) -> ProcessSample:
-        owner = sole_owner or "host" if pid in servers else find_owner(pid)
-        is_measured = pid not in clients or sole_owner is not None
-        memory = listed[pid].memory if pid in listed else None
-        only_busy = pid not in listed or (pid in servers and sole_owner is not None)  # not a process of the container
-        return ProcessSample(pid, owner, busy.get(pid, 0) if is_measured else None, memory, only_busy)
 
-    return DeviceSample(
-        usage,
-        {names[key]: shares[key] for key in sorted(shares)},
-        None if usage.processes is None else tuple(map(sample_process, pids)),
-        mps_busy_ns,
-    )
+def _merge_workloads(users: Iterable[Workload], assignments: Iterable[Assignment]) -> dict[WorkloadKey, Workload]:
+    """Returns users and holders by key. A holder gets the UID and user of its processes if its source has none."""
+    workloads: dict[WorkloadKey, Workload] = {}
+    for user in users:
+        workloads.setdefault(user.key, user)
+    for holder in (assignment.holder for assignment in assignments):
+        same = workloads.get(holder.key, holder)
+        workloads[holder.key] = structs.replace(holder, uid=holder.uid or same.uid, user=same.user)
+    return workloads
+
+
+def _find_owner(
+    pid: int, owners: OwnersByPid, workloads: Mapping[WorkloadKey, Workload], held: Collection[WorkloadKey]
+) -> Owner:
+    """Returns the workload of a process.
+
+    A recreated pod has the same name, but another UID. Processes of the old pod that still run are not attributed.
+    """
+    user = owners.workloads.get(pid)
+    if user is None or not user.key or (user.user and held and user.key not in held):
+        return "unknown" if pid in owners.unknown else "host"
+    workload = workloads[user.key]
+    return "host" if user.uid and workload.uid and user.uid != workload.uid else workload
+
+
+def _attribute_mps(
+    processes: list[ProcessSample], clients: Collection[int], server_pids: Collection[int], busy_ns: int | None
+) -> tuple[list[ProcessSample], int | None]:
+    """Attributes the busy time of MPS servers. The driver reports only the server's time, for all its clients.
+
+    If all clients have the same owner, it gets this time. Otherwise, the time is returned as the second value, and the
+    busy time of each client is unknown. `busy_ns`: busy time of the device, used if the server is not visible.
+    """
+    servers = [process for process in processes if process.pid in server_pids]
+    client_owners = {process.owner for process in processes if process.pid in clients}
+    sole_owner = client_owners.pop() if servers and len(client_owners) == 1 else None
+    attributed = []
+    for process in processes:
+        if process.pid in server_pids:
+            only_busy = process.only_busy or sole_owner is not None  # the server is no process of the container
+            process = replace(process, owner=sole_owner or "host", only_busy=only_busy)
+        if process.pid in clients and sole_owner is None:
+            process = replace(process, busy_ns=None)
+        attributed.append(process)
+    if not clients or sole_owner is not None:
+        return attributed, None
+    return attributed, sum(server.busy_ns or 0 for server in servers) if servers else busy_ns or 0
 
 
 def _find_unallocated(
