@@ -335,7 +335,7 @@ def test_no_series_occurs_twice_and_parts_add_up(rounds: list[list[Any]]) -> Non
         assert len(claimed) == len(set(claimed))
         for entry in state.nodes:
             for device in entry.state.devices:
-                total = sum(part.part for part in entry.held if part.gpu is device)
+                total = sum(part.gpu_fraction for part in entry.held if part.gpu is device)
                 assert -1e-9 <= total <= 1 + 1e-9
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from podgpu.agent.usage import make_samples
+from podgpu.agent.usage import add_owners
 from podgpu.model import (
     Assignment,
     Device,
@@ -62,8 +62,8 @@ class Turn:
     devices: Sequence[Device] = (GPU,)
 
     def enter(self, ledger: Ledger) -> Snapshot:
-        samples = make_samples(self.devices, self.usages, self.assignments, self.owners)
-        ledger.charge(samples, {u.device.uuid: u for u in self.usages if not u.device.is_instance}, SECOND)
+        owned = add_owners(self.devices, self.usages, self.assignments, self.owners)
+        ledger.charge(owned, {u.device.uuid: u for u in self.usages if not u.device.is_instance}, SECOND)
         return Snapshot(ledger.list_holders(1000.0), ledger.list_devices(), ledger.list_namespaces())
 
 

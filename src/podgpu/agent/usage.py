@@ -32,7 +32,7 @@ from podgpu.model import (
     split_key,
 )
 from podgpu.usage.containers import OwnersByPid, ProcessOwners
-from podgpu.usage.ledger import DeviceSample, Ledger, Owner, ProcessSample
+from podgpu.usage.ledger import Ledger, OwnedProcess, OwnedUsage, Owner
 from podgpu.workers import ErrorCounts, Workers
 
 SOURCE = "usage"
@@ -80,9 +80,9 @@ class UsageCollector:
         self._shared = frozenset(usage.device.key for usage in usages if _is_shared(usage, owners))
         elapsed = 0 if self._charged_at is None else round((began - self._charged_at) * NS)
         self._charged_at = began
-        samples = make_samples(telemetry.devices, usages, allocation.assignments, owners)
+        owned = add_owners(telemetry.devices, usages, allocation.assignments, owners)
         whole_gpus = {usage.device.uuid: usage for usage in usages if not usage.device.is_instance}
-        self._ledger.charge(samples, whole_gpus, elapsed, _find_unallocated(samples, allocation))
+        self._ledger.charge(owned, whole_gpus, elapsed, _find_unallocated(owned, allocation))
         reported = {source.device for source in telemetry.sources if not source.up}
         failed = {uuid: error for uuid, error in errors.items() if uuid not in reported}
         status = self._make_status(self._clock.monotonic() - began, owners, failed)
@@ -122,31 +122,31 @@ class UsageCollector:
         return SourceStatus(SOURCE, True, seconds)
 
 
-def make_samples(
+def add_owners(
     devices: Iterable[Device], usages: Iterable[DeviceUsage], assignments: Iterable[Assignment], owners: OwnersByPid
-) -> dict[str, list[DeviceSample]]:
-    """Combines usage, assignments and process owners into samples. Returns the samples of each GPU, by UUID.
+) -> dict[str, list[OwnedUsage]]:
+    """Adds holders and owners of processes to the usage of all devices. Returns the usages of each GPU, by UUID.
 
     `devices`: all devices. Those that did not answer are included, because they can have holders.
     """
     answers = {usage.device.key: usage for usage in usages}
     known = {device.key: device for device in devices} | {key: usage.device for key, usage in answers.items()}
     held = group_by_key((assignment.device, assignment) for assignment in assignments if assignment.holder.key)
-    samples: defaultdict[str, list[DeviceSample]] = defaultdict(list)
+    owned: defaultdict[str, list[OwnedUsage]] = defaultdict(list)
     for key in sorted(known.keys() | held.keys()):
         uuid, gi_id = split_key(key)
         gpu = known.get(uuid) or Device(None, uuid, "", "")
         device = known.get(key) or replace(gpu, gi_id=gi_id)
         is_whole_mig_gpu = gpu.mig_enabled and gi_id is None
         is_unlisted = uuid in answers and key not in answers  # a MIG instance that no longer exists
-        own = samples[uuid]
+        own = owned[uuid]
         if key in held or not (is_whole_mig_gpu or is_unlisted):
             usage = None if is_whole_mig_gpu else answers.get(key)
-            own.append(make_sample(usage or DeviceUsage(device, 0), held.get(key, ()), owners))
-    return samples
+            own.append(add_owners_to_device(usage or DeviceUsage(device, 0), held.get(key, ()), owners))
+    return owned
 
 
-def make_sample(usage: DeviceUsage, assignments: Sequence[Assignment], owners: OwnersByPid) -> DeviceSample:
+def add_owners_to_device(usage: DeviceUsage, assignments: Sequence[Assignment], owners: OwnersByPid) -> OwnedUsage:
     """Combines the usage, holders and processes of one device."""
     listed = {process.pid: process for process in usage.processes or () if process.device == usage.device.key}
     busy = usage.process_busy_ns or {}
@@ -154,7 +154,7 @@ def make_sample(usage: DeviceUsage, assignments: Sequence[Assignment], owners: O
     workloads = _merge_workloads((owners.workloads[pid] for pid in pids if pid in owners.workloads), assignments)
     shares = {assignment.holder.key: assignment.share for assignment in assignments}
     processes = [
-        ProcessSample(
+        OwnedProcess(
             pid,
             _find_owner(pid, owners, workloads, shares),
             busy.get(pid, 0),
@@ -166,7 +166,7 @@ def make_sample(usage: DeviceUsage, assignments: Sequence[Assignment], owners: O
     clients = {pid for pid, process in listed.items() if process.mps and pid not in busy}
     processes, mps_busy_ns = _attribute_mps(processes, clients, owners.mps_servers, usage.busy_ns)
     holders = {workloads[key]: shares[key] for key in sorted(shares)}
-    return DeviceSample(usage, holders, None if usage.processes is None else tuple(processes), mps_busy_ns)
+    return OwnedUsage(usage, holders, None if usage.processes is None else tuple(processes), mps_busy_ns)
 
 
 def _merge_workloads(users: Iterable[Workload], assignments: Iterable[Assignment]) -> dict[WorkloadKey, Workload]:
@@ -195,8 +195,8 @@ def _find_owner(
 
 
 def _attribute_mps(
-    processes: list[ProcessSample], clients: Collection[int], server_pids: Collection[int], busy_ns: int | None
-) -> tuple[list[ProcessSample], int | None]:
+    processes: list[OwnedProcess], clients: Collection[int], server_pids: Collection[int], busy_ns: int | None
+) -> tuple[list[OwnedProcess], int | None]:
     """Attributes the busy time of MPS servers. The driver reports only the server's time, for all its clients.
 
     If all clients have the same owner, it gets this time. Otherwise, the time is returned as the second value, and the
@@ -219,7 +219,7 @@ def _attribute_mps(
 
 
 def _find_unallocated(
-    samples: Mapping[str, Sequence[DeviceSample]], allocation: Allocation
+    usages: Mapping[str, Sequence[OwnedUsage]], allocation: Allocation
 ) -> set[tuple[str, WorkloadKey]]:
     """Returns device key and workload key of each pod that uses a device without an allocation.
 
@@ -233,12 +233,12 @@ def _find_unallocated(
     unclear = {(one.namespace, one.pod) for one in (*(u.holder for u in allocation.unmapped), *allocation.vcuda)}
     reserved = {entry.device_id for entry in allocation.unmapped if entry.reason == "reserved"}
     return {
-        (sample.device.key, owner.key)
-        for devices in samples.values()
-        for sample in devices
-        for owner in {process.owner for process in sample.processes or ()}
+        (owned.device.key, owner.key)
+        for devices in usages.values()
+        for owned in devices
+        for owner in {process.owner for process in owned.processes or ()}
         if isinstance(owner, Workload) and owner.pod and (owner.namespace, owner.pod) not in unclear
-        if sample.device.key not in reserved and (sample.device.key, owner.key) not in allocated
+        if owned.device.key not in reserved and (owned.device.key, owner.key) not in allocated
     }
 
 

@@ -3,7 +3,7 @@
 A holder is idle while it has a device allocated and does not use it. Where this is uncertain, it is not idle. There are
 four values, from the most to the least certain:
 
-- Measured idle time: podgpu's exporter measures it in each usage reading (`DeviceSample.compute_idle`). The ledger
+- Measured idle time: podgpu's exporter measures it in each usage reading (`OwnedUsage.compute_idle`). The ledger
   adds it up, in total (`HolderUsage.idle_ns`) and since the holder was last busy (`HolderUsage.idle_since`).
 - Proven idle time: `UsageRates` adds up measured idle time across readings of a node. It scales workloads to zero.
 - Current use (`HeldPart.use`, `HeldPart.idle_since`): the measured time or, for other exporters, an estimate by

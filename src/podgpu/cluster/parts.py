@@ -37,7 +37,7 @@ class HeldPart(msgspec.Struct, frozen=True, gc=False):
     gpu: DeviceState
     instance: MigInstance | None
     holder: Holder
-    part: float  # fraction of the physical GPU; the fractions of all holders add up to at most 1
+    gpu_fraction: float  # of the physical GPU; the fractions of all holders add up to at most 1
     share: float  # fraction of the MIG instance, or of the GPU if it has no instances
     use: Use
     last_idle_since: float | None = None  # Unix time; keeps its value while the GPU cannot be read
@@ -228,7 +228,7 @@ def sum_held(parts: Iterable[HeldPart], currency: str = "", by_device: bool = Fa
     is_empty = True
     for part in parts:
         is_empty = False
-        uses[part.use] += part.share if by_device else part.part
+        uses[part.use] += part.share if by_device else part.gpu_fraction
         if part.cost_per_hour is not None:
             costs.append(part.cost_per_hour)
             wasted.append(part.cost_per_hour if part.use == "idle" else 0.0)

@@ -102,23 +102,23 @@ def _make_node(
 
 
 def _make_gpu(devices: Sequence[_Device], known: DeviceState | None, idle_after: float | None) -> DeviceState:
-    parts: dict[str, Any] = {"": known, **{str(one.id): one for one in known.instances}} if known else {}
+    known_devices: dict[str, Any] = {"": known, **{str(one.id): one for one in known.instances}} if known else {}
     is_hidden, model = all(device.instance for device in devices), known.model if known else ""
     gpu = DeviceState(uuid=devices[0].uuid, index=devices[0].number, model=model, hidden=is_hidden)
     for device in devices:
-        part = parts.get(device.instance)
+        now = known_devices.get(device.instance)
         utilization, memory, power, temperature = device.figures.get(0, _UNKNOWN)
         # Clients that share an MPS server have values, but no utilisation.
         is_mps = any(mps and device.figures.get(account, (0,))[0] is None for account, mps, *_ in device.holders)
         shared: dict[str, Any] = {
             "utilization_ratio": utilization,
             "memory_used_bytes": memory,
-            "memory_total_bytes": part.memory_total_bytes if part else None,
-            "holders": tuple(_make_holders(device, part.holders if part else (), idle_after)),
+            "memory_total_bytes": now.memory_total_bytes if now else None,
+            "holders": tuple(_make_holders(device, now.holders if now else (), idle_after)),
             "usage": DeviceTotals(method="mps") if is_mps else None,
         }
         if device.instance:
-            instance = MigInstance(id=int(device.instance), profile=part.profile if part else "", **shared)
+            instance = MigInstance(id=int(device.instance), profile=now.profile if now else "", **shared)
             gpu = replace(gpu, instances=(*gpu.instances, instance))
         else:
             gpu = replace(gpu, power_mw=power, temperature_celsius=temperature, **shared)

@@ -54,16 +54,16 @@ class RoundReader:
         at, idle_after = node.read_at + state.clock_offset, state.settings.idle_after
         for gpu in node.gpus:
             users_joules = 0.0
-            for instance, device_part in divide_gpu(gpu) if gpu.uuid else ():
+            for instance, device_size in divide_gpu(gpu) if gpu.uuid else ():
                 parts = held.get(key_of(gpu, instance), [])
                 parts = [part for part in parts if part.holder.key]  # excludes reservations for unknown pods
                 has_figures = not node.stale
                 own_figures = has_figures and (len(parts) > 1 or any(map(_differs, parts)))
-                holders = [self._read_holder(part, node, state, device_part, own_figures) for part in parts]
+                holders = [self._read_holder(part, node, state, device_size, own_figures) for part in parts]
                 users = [sample for part, sample in zip(parts, holders, strict=True) if not part.holder.has_labels]
                 users_joules += sum(sample.amounts.energy_joules for sample in users)
                 price = node.prices.of(device_model(gpu, instance)).gpu_hour
-                rest = self._read_rest(gpu, instance, node, device_part, price, holders, users_joules)
+                rest = self._read_rest(gpu, instance, node, device_size, price, holders, users_joules)
                 yield GpuSample(
                     uuid=gpu.uuid,
                     instance="" if instance is None else str(instance.id),
@@ -81,7 +81,7 @@ class RoundReader:
                 )
 
     def _read_holder(
-        self, part: HeldPart, node: NodeEntry, state: ClusterState, device_part: float, own_figures: bool
+        self, part: HeldPart, node: NodeEntry, state: ClusterState, device_size: float, own_figures: bool
     ) -> HolderSample:
         usage = part.holder.usage or HolderUsage()
         figures = None
@@ -92,7 +92,7 @@ class RoundReader:
         amounts = Amounts()
         if seconds:
             busy, least, most, waited = (None if ns is None else ns / NS for ns in growth[:4])
-            allocated = part.part * seconds
+            allocated = part.gpu_fraction * seconds
             idle = _idle_seconds(part, seconds, node.read_at + state.clock_offset)
             hourly = (part.cost_per_hour or 0.0) / 3600
             if usage.busy_ns is None and not part.is_mps_client:
@@ -105,15 +105,15 @@ class RoundReader:
                 joules = (part.gpu.power_mw or 0) / 1000 * allocated
             amounts = Amounts(
                 allocated_seconds=allocated,
-                idle_seconds=part.part * idle,
+                idle_seconds=part.gpu_fraction * idle,
                 cost=hourly * seconds,
                 idle_cost=hourly * idle,
-                measured_seconds=part.part * idle if busy is None else allocated,
-                busy_seconds=(busy or 0.0) * device_part,
-                busy_min_seconds=(least or 0.0) * device_part,
-                busy_max_seconds=max(seconds - idle if most is None else most, busy or 0.0) * device_part,
+                measured_seconds=part.gpu_fraction * idle if busy is None else allocated,
+                busy_seconds=(busy or 0.0) * device_size,
+                busy_min_seconds=(least or 0.0) * device_size,
+                busy_max_seconds=max(seconds - idle if most is None else most, busy or 0.0) * device_size,
                 energy_joules=joules,
-                waited_seconds=(waited or 0.0) * device_part,
+                waited_seconds=(waited or 0.0) * device_size,
             )
         currency = "" if part.cost_per_hour is None else state.prices.currency
         account = account_of(part, node.state.pod_labels)
@@ -124,7 +124,7 @@ class RoundReader:
         gpu: DeviceState,
         instance: MigInstance | None,
         node: NodeEntry,
-        device_part: float,
+        device_size: float,
         price: float | None,
         holders: Iterable[HolderSample],
         users_joules: float,
@@ -136,11 +136,11 @@ class RoundReader:
         counted = None if instance is not None or gpu.usage is None else gpu.usage.unattributed_energy_mj
         seconds, [energy_mj] = self._measure_increase((key_of(gpu, instance), ()), node, [counted])
         joules = (energy_mj or 0) / MJ
-        rest = max(0.0, device_part * seconds - sum(holder.amounts.allocated_seconds for holder in holders))
+        rest = max(0.0, device_size * seconds - sum(holder.amounts.allocated_seconds for holder in holders))
         if gpu.usage is None:
             joules = (gpu.power_mw or 0) / 1000 * rest
         # The price of a MIG instance is per instance, so its time is not scaled by its fraction of the GPU.
-        charged = rest if instance is None else rest / device_part if device_part else 0.0
+        charged = rest if instance is None else rest / device_size if device_size else 0.0
         return Amounts(rest, cost=(price or 0.0) * charged / 3600, energy_joules=max(0.0, joules - users_joules))
 
     def _measure_increase(

@@ -225,7 +225,7 @@ def _hold(node: NodeEntry, idle: IdleTimes | None, owners: Owners) -> Iterator[H
         if not (gpu.holders or gpu.instances):
             continue
         blind = node.stale or is_blind(gpu)
-        for instance, device_part in divide_gpu(gpu):
+        for instance, device_size in divide_gpu(gpu):
             device: GpuOrInstance = instance or gpu
             holders = holders_of(gpu, device)
             if not holders:
@@ -236,17 +236,17 @@ def _hold(node: NodeEntry, idle: IdleTimes | None, owners: Owners) -> Iterator[H
                     use, since = measure_use(device, holder), holder.usage.idle_since if holder.usage else None
                 else:
                     use, since = idle.find(gpu, instance, holder)
-                part = share * device_part
+                gpu_fraction = share * device_size
                 yield HeldPart(
                     gpu,
                     instance,
                     holder,
-                    part,
+                    gpu_fraction,
                     share,
                     "unknown" if blind else use,
                     since,
                     owners.get((holder.namespace, holder.pod)),
-                    None if hour is None else hour * (part if instance is None else share),
+                    None if hour is None else hour * (gpu_fraction if instance is None else share),
                     node.reading.cluster,
                 )
 

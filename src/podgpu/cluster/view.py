@@ -298,7 +298,7 @@ def _held_parts(state: ClusterState) -> Iterator[HeldPart]:
 
 def _unheld_unknown(node: NodeEntry, gpu: DeviceState) -> float:
     """Returns the fraction of the GPU without a known holder, if it may be in use. Returns 0 if it is free."""
-    parts = [part.part for part in node.held if part.gpu is gpu]
+    parts = [part.gpu_fraction for part in node.held if part.gpu is gpu]
     is_unknown = node.gone or node.silent or (not parts and may_be_busy(gpu_utilization(gpu), device_memory(gpu)))
     return max(0.0, 1.0 - sum(parts)) if is_unknown else 0.0
 
@@ -398,7 +398,7 @@ def _make_holder(part: HeldPart) -> HolderView:
         idle_since=_rounded(part.idle_since, 0),
         owner=part.owner,
         cost_per_hour=_rounded(part.cost_per_hour),
-        part=round(part.part, 6),
+        part=round(part.gpu_fraction, 6),
         use=part.use,
         unknown_because=part.unknown_because,
         running=holder.running,

@@ -42,7 +42,7 @@ _WAITS = ("wait_ns", "wait_min_ns", "wait_max_ns")
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessSample:
+class OwnedProcess:
     """One process on one device in one reading. Values that are not reported are None."""
 
     pid: int
@@ -83,12 +83,12 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceSample:
-    """One allocatable device (a whole GPU or a MIG instance) in one reading."""
+class OwnedUsage:
+    """The usage of one allocatable device (a whole GPU or a MIG instance), with its holders and owners of processes."""
 
     usage: DeviceUsage  # `window_ns` is 0 if the device did not answer
     holders: Mapping[Workload, float | None] = field(default_factory=dict)  # share of each holder; None if unknown
-    processes: tuple[ProcessSample, ...] | None = None  # None if not visible, for example without hostPID
+    processes: tuple[OwnedProcess, ...] | None = None  # None if not visible, for example without hostPID
     mps_busy_ns: int | None = None  # busy time of the MPS server; None unless its clients have several owners
 
     @property
@@ -290,7 +290,7 @@ class Account:
         return bounds or (None, None)
 
     def find_waits(
-        self, sample: DeviceSample, workload: Workload, waiting: Waiting | None
+        self, owned: OwnedUsage, workload: Workload, waiting: Waiting | None
     ) -> tuple[int | None, int | None, int | None]:
         """Returns by how much the waiting times grow: estimate, minimum and maximum.
 
@@ -298,7 +298,7 @@ class Account:
         """
         if waiting is not None:
             return waiting.workloads.get(workload, (0, 0, 0))
-        is_alone = sample.processes is not None and {process.owner for process in sample.processes} <= {workload}
+        is_alone = owned.processes is not None and {process.owner for process in owned.processes} <= {workload}
         return (0, 0, 0) if is_alone and self.usage.wait_ns is not None else (None, None, None)
 
     def to_usage(self, at: float, unallocated_after_ns: int) -> HolderUsage:
@@ -334,26 +334,26 @@ class Ledger:
 
     def charge(
         self,
-        samples: Mapping[str, Sequence[DeviceSample]],
+        usages: Mapping[str, Sequence[OwnedUsage]],
         gpus: Mapping[str, DeviceUsage],
         elapsed_ns: int,
         unallocated: Collection[tuple[str, WorkloadKey]] = (),
     ) -> None:
         """Adds the usage since the last call.
 
-        `samples` maps the UUID of a GPU to its devices (the GPU itself or, in MIG mode, its instances). Other devices
+        `usages` maps the UUID of a GPU to its devices (the GPU itself or, in MIG mode, its instances). Other devices
         are removed from the snapshot. If a removed device returns, its counters continue.
         `gpus` maps UUIDs to the usage of GPUs that answered.
         `unallocated` contains (device key, workload key) for each workload that uses a device without an allocation.
         """
-        self._remove_missing(samples)
-        for uuid, devices in samples.items():
-            busy = [self._charge_time(sample, elapsed_ns) for sample in devices]
+        self._remove_missing(usages)
+        for uuid, devices in usages.items():
+            busy = [self._charge_time(owned, elapsed_ns) for owned in devices]
             if uuid in gpus:
                 self._charge_energy(gpus[uuid], devices, busy, elapsed_ns)
-            for sample in devices:
-                for name, account in self._accounts[sample.device.key].items():
-                    is_allocated = (sample.device.key, name) not in unallocated
+            for owned in devices:
+                for name, account in self._accounts[owned.device.key].items():
+                    is_allocated = (owned.device.key, name) not in unallocated
                     account.unallocated_ns = 0 if is_allocated else account.unallocated_ns + elapsed_ns
         self._evict()
 
@@ -389,47 +389,47 @@ class Ledger:
     def list_namespaces(self) -> tuple[NamespaceUsage, ...]:
         return tuple(usage for _, usage in sorted(self._namespaces.items()))
 
-    def _charge_time(self, sample: DeviceSample, elapsed_ns: int) -> Division:
+    def _charge_time(self, owned: OwnedUsage, elapsed_ns: int) -> Division:
         """Adds allocated, busy, idle and waiting time to the counters, sets the gauges, and returns the busy time."""
-        key, window_ns = sample.device.key, sample.usage.window_ns
-        accounts = self._update_accounts(sample)
-        busy = sample.attribute_busy(self._find_ended_owner(sample))
-        memory, processes, bounds = sample.attribute_memory(), sample.count_processes(), sample.bound_busy(busy)
-        waiting = sample.attribute_waits(busy)
-        has_energy = self._devices.get(sample.device.uuid, DeviceTotals()).energy_mj is not None
+        key, window_ns = owned.device.key, owned.usage.window_ns
+        accounts = self._update_accounts(owned)
+        busy = owned.attribute_busy(self._find_ended_owner(owned))
+        memory, processes, bounds = owned.attribute_memory(), owned.count_processes(), owned.bound_busy(busy)
+        waiting = owned.attribute_waits(busy)
+        has_energy = self._devices.get(owned.device.uuid, DeviceTotals()).energy_mj is not None
         for workload, account in accounts.items():
-            share, part = sample.holders.get(workload), busy.part(workload)
-            idle = sample.compute_idle(workload, busy, elapsed_ns)
-            busy_min, busy_max = account.extend_bounds(bounds.get(workload), part)
-            wait, wait_min, wait_max = account.find_waits(sample, workload, waiting)
+            share, busy_ns = owned.holders.get(workload), busy.part(workload)
+            idle = owned.compute_idle(workload, busy, elapsed_ns)
+            busy_min, busy_max = account.extend_bounds(bounds.get(workload), busy_ns)
+            wait, wait_min, wait_max = account.find_waits(owned, workload, waiting)
             increments = {
                 "allocated_ns": None if share is None else round(share * elapsed_ns),
-                "busy_ns": part,
+                "busy_ns": busy_ns,
                 "idle_ns": idle,
                 "busy_min_ns": busy_min,
                 "busy_max_ns": busy_max,
                 "wait_ns": wait,
                 "wait_min_ns": wait_min,
                 "wait_max_ns": wait_max,
-                "energy_mj": 0 if has_energy and part is not None else None,  # 0 until the counter is read
+                "energy_mj": 0 if has_energy and busy_ns is not None else None,  # 0 until the counter is read
             }
             self._add_to(
                 account,
                 increments,
-                utilization_ratio=_ratio(part, window_ns),
+                utilization_ratio=_ratio(busy_ns, window_ns),
                 memory_used_bytes=memory.part(workload),
                 processes=processes.get(workload),
                 wait_ratio=0.0 if wait == 0 else _ratio(wait, window_ns),
                 waits_for=() if waiting is None else waiting.waits_for.get(workload, ()),
             )
-            may_have_run = part is not None and (part > 0 or idle is None)
+            may_have_run = busy_ns is not None and (busy_ns > 0 or idle is None)
             account.idle_streak_ns = 0 if may_have_run else _plus(account.idle_streak_ns, idle)
-            account.is_mps_client = workload in bounds and sample.mps_busy_ns is not None
-            if sample.processes is not None and sample.usage.process_busy_ns is not None:
-                account.is_measured = part is not None or (account.is_measured and not account.has_process)
-        if sample.processes is not None:
+            account.is_mps_client = workload in bounds and owned.mps_busy_ns is not None
+            if owned.processes is not None and owned.usage.process_busy_ns is not None:
+                account.is_measured = busy_ns is not None or (account.is_measured and not account.has_process)
+        if owned.processes is not None:
             self._have_processes.add(key)
-        method = "mps" if sample.mps_busy_ns is not None else sample.usage.method
+        method = "mps" if owned.mps_busy_ns is not None else owned.usage.method
         self._devices[key] = _add(
             self._devices.get(key, DeviceTotals()),
             {"busy_ns": busy.total, "unattributed_busy_ns": busy.without_series},
@@ -442,17 +442,17 @@ class Ledger:
         return busy
 
     def _charge_energy(
-        self, gpu: DeviceUsage, devices: Sequence[DeviceSample], busy: Sequence[Division], elapsed_ns: int
+        self, gpu: DeviceUsage, devices: Sequence[OwnedUsage], busy: Sequence[Division], elapsed_ns: int
     ) -> None:
         """Splits the energy since the last reading of the GPU's energy counter among the accounts.
 
-        Each sample since that reading has the weight power × time, which `_weigh` splits among the accounts. The key
+        Each usage reading since then has the weight power × time, which `_weigh` splits among the accounts. The key
         None is for unattributed energy. Accounts that were closed since that reading also get a share.
         """
         uuid = gpu.device.uuid
         weights = self._windows.setdefault(uuid, Counter())
         weights.update(divide_exactly((gpu.power_mw or 1) * elapsed_ns, self._weigh(gpu.device, devices, busy)))
-        if any(sample.processes is not None for sample in devices):
+        if any(owned.processes is not None for owned in devices):
             self._have_processes.add(uuid)
         if gpu.energy_mj is None:
             return
@@ -462,32 +462,32 @@ class Ledger:
             if account is not None:
                 self._add_to(account, {"energy_mj": part})
                 rest -= part if account.workload.has_labels else 0
-        for sample in devices:
-            for account in self._accounts[sample.device.key].values():
+        for owned in devices:
+            for account in self._accounts[owned.device.key].values():
                 power_ratio = _ratio(parts.get(account), gpu.energy_mj)
                 account.usage = structs.replace(account.usage, power_ratio=power_ratio)
         device = self._devices.get(uuid, DeviceTotals())
         self._devices[uuid] = _add(device, {"energy_mj": gpu.energy_mj, "unattributed_energy_mj": rest})
 
-    def _weigh(self, gpu: Device, devices: Sequence[DeviceSample], busy: Sequence[Division]) -> Counter[Account | None]:
+    def _weigh(self, gpu: Device, devices: Sequence[OwnedUsage], busy: Sequence[Division]) -> Counter[Account | None]:
         """Returns the weight of each account: busy time × slices. On an idle GPU: allocated share × slices.
 
-        If no device answered, returns no weights, because the next answer includes the time of this sample.
+        If no device answered, returns no weights, because the next answer includes the time of this one.
         """
         by_use, by_share = Counter[Account | None](), Counter[Account | None]()
-        answers = [(sample, parts) for sample, parts in zip(devices, busy, strict=True) if sample.usage.window_ns]
-        for sample, division in answers:
-            accounts, shares, unheld = self._accounts[sample.device.key], sample.compute_shares(), _SHARE_UNITS
+        answers = [(owned, parts) for owned, parts in zip(devices, busy, strict=True) if owned.usage.window_ns]
+        for owned, division in answers:
+            accounts, shares, unheld = self._accounts[owned.device.key], owned.compute_shares(), _SHARE_UNITS
             for workload, part in (division.parts or {}).items():
                 account = accounts[workload.key]
-                by_use[account] += part * sample.slices
-                by_share[account] += shares.get(workload, 0) * sample.slices
+                by_use[account] += part * owned.slices
+                by_share[account] += shares.get(workload, 0) * owned.slices
                 unheld -= shares.get(workload, 0)
-            by_share[None] += unheld * sample.slices
+            by_share[None] += unheld * owned.slices
             unattributed = division.unattributed
-            by_use[None] += (sample.usage.window_ns if unattributed is None else unattributed) * sample.slices
+            by_use[None] += (owned.usage.window_ns if unattributed is None else unattributed) * owned.slices
         if answers and gpu.mig_enabled:  # slices that belong to no MIG instance
-            free = slices_of_gpu(gpu.model) - sum(sample.slices for sample in devices)
+            free = slices_of_gpu(gpu.model) - sum(owned.slices for owned in devices)
             by_share[None] += max(0, free) * _SHARE_UNITS
         return by_use if any(by_use.values()) else by_share
 
@@ -499,25 +499,25 @@ class Ledger:
             own = {name: increments.get(name) for name in _NAMESPACE_COUNTERS}
             self._namespaces[account.namespace] = _add(before, own)
 
-    def _find_ended_owner(self, sample: DeviceSample) -> Workload | None:
+    def _find_ended_owner(self, owned: OwnedUsage) -> Workload | None:
         """Returns the owner of all processes that ended since the last reading. None if they have several owners."""
-        if sample.processes is None:
+        if owned.processes is None:
             return None
-        before = self._owners.get(sample.device.key, {})
-        now = self._owners[sample.device.key] = {p.pid: p.owner for p in sample.processes if not p.only_busy}
+        before = self._owners.get(owned.device.key, {})
+        now = self._owners[owned.device.key] = {p.pid: p.owner for p in owned.processes if not p.only_busy}
         ended = {_key(owner) for pid, owner in before.items() if _key(now.get(pid)) != _key(owner)}
-        return next((holder for holder in sample.holders if ended == {holder.key}), None)
+        return next((holder for holder in owned.holders if ended == {holder.key}), None)
 
-    def _update_accounts(self, sample: DeviceSample) -> Mapping[Workload, Account]:
+    def _update_accounts(self, owned: OwnedUsage) -> Mapping[Workload, Account]:
         """Opens the accounts of workloads that hold or use the device, and closes all other accounts of the device."""
-        key, accounts = sample.device.key, dict[Workload, Account]()
+        key, accounts = owned.device.key, dict[Workload, Account]()
         before = self._accounts.get(key, {})
-        users = {process.owner for process in sample.processes or () if isinstance(process.owner, Workload)}
-        for workload in sample.holders.keys() | users:
-            account = accounts[workload] = self._open(sample, workload, before.get(workload.key))
-            account.is_holder = workload in sample.holders
-            account.has_process = workload in users or (sample.processes is None and account.has_process)
-        if sample.processes is None:  # not visible: assume that workloads without an allocation still run
+        users = {process.owner for process in owned.processes or () if isinstance(process.owner, Workload)}
+        for workload in owned.holders.keys() | users:
+            account = accounts[workload] = self._open(owned, workload, before.get(workload.key))
+            account.is_holder = workload in owned.holders
+            account.has_process = workload in users or (owned.processes is None and account.has_process)
+        if owned.processes is None:  # not visible: assume that workloads without an allocation still run
             keys = {workload.key for workload in accounts}
             running = (one for one in before.values() if one.has_process and not one.is_holder)
             accounts |= {one.workload: one for one in running if one.workload.key not in keys}
@@ -525,9 +525,9 @@ class Ledger:
         self._closed |= {(key, name): one for name, one in before.items() if name not in self._accounts[key]}
         return accounts
 
-    def _open(self, sample: DeviceSample, workload: Workload, account: Account | None) -> Account:
+    def _open(self, owned: OwnedUsage, workload: Workload, account: Account | None) -> Account:
         """Returns the open account, or reopens or creates one. A pod with a new UID gets a new account."""
-        closed = self._closed.pop((sample.device.key, workload.key), None)
+        closed = self._closed.pop((owned.device.key, workload.key), None)
         if account is None and closed is not None and workload.uid and closed.workload.uid == workload.uid:
             account = closed
         if account is None or (workload.uid and account.workload.uid not in ("", workload.uid)):
@@ -536,13 +536,13 @@ class Ledger:
             workload = structs.replace(workload, uid=account.workload.uid)
         account.workload = workload
         if workload.namespace:
-            key = account.namespace = workload.namespace, sample.device.model, sample.device.profile
+            key = account.namespace = workload.namespace, owned.device.model, owned.device.profile
             self._namespaces[key] = self._namespaces.pop(key, NamespaceUsage(*key, allocated_ns=0))
         return account
 
-    def _remove_missing(self, samples: Mapping[str, Sequence[DeviceSample]]) -> None:
-        devices = {sample.device.key for own in samples.values() for sample in own}
-        self._listed = devices | samples.keys()
+    def _remove_missing(self, usages: Mapping[str, Sequence[OwnedUsage]]) -> None:
+        devices = {owned.device.key for own in usages.values() for owned in own}
+        self._listed = devices | usages.keys()
         for key in self._accounts.keys() - devices:
             self._closed |= {(key, name): account for name, account in self._accounts.pop(key).items()}
             self._owners.pop(key, None)
