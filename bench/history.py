@@ -14,7 +14,7 @@ from statistics import mean, median
 
 from bench.figures import Figure, cpu_seconds_of_each
 from podgpu.history.answers import read_gpu, read_range
-from podgpu.history.store import Amounts, Figures, GpuSample, HistoryRound, HistoryStore, HolderSample, UsageAccount
+from podgpu.history.store import Amounts, Figures, GpuSample, HistoryStore, HolderSample, UsageAccount
 
 GPUS = 8000
 MAX_WRITE_MS = 100
@@ -25,8 +25,8 @@ _START = 1_794_700_800
 _GIB = 1024**3
 
 
-def make_round(gpus: int, random: Random) -> HistoryRound:
-    return HistoryRound(0, [_make_gpu(number, random.random()) for number in range(gpus)])
+def make_round(gpus: int, random: Random) -> list[GpuSample]:
+    return [_make_gpu(number, random.random()) for number in range(gpus)]
 
 
 def _make_gpu(number: int, load: float) -> GpuSample:
@@ -51,9 +51,9 @@ def measure(gpus: int = GPUS, coarse_rounds: int = 276, fine_rounds: int = 240) 
         seconds, wall = [], []
         for number, interval in enumerate([COARSE_INTERVAL] * coarse_rounds + [INTERVAL] * fine_rounds):
             at += interval
-            round_ = rounds[number % len(rounds)]._replace(time=at)
+            samples = rounds[number % len(rounds)]
             started, cpu_started = time.perf_counter(), time.process_time()
-            store.append(round_)
+            store.append(at, samples)
             seconds.append(time.process_time() - cpu_started)
             wall.append(time.perf_counter() - started)
         with store.reader() as db:

@@ -50,7 +50,7 @@ class Cluster:
     def __init__(self, directory: str = "", prices: Prices = PRICES, at: float = 0.0) -> None:
         self.world, self.prices, self.at = World(), prices, at
         clock = Clock(monotonic=lambda: self.at, wall=lambda: WALL + self.at)
-        reader = RoundReader(lambda: self.world.state, 60.0, clock.wall)
+        reader = RoundReader(lambda: self.world.state, 60.0)
         self.recorder = HistoryRecorder(reader, clock, directory)
         self.answers = RecordedUsage(self.recorder, self.state)
 

@@ -20,7 +20,7 @@ class Recorded:
     def __init__(self) -> None:
         self.world, self.at = World(), 0.0
         self.state: ClusterState | None = None
-        self.read = RoundReader(lambda: self.state, 45.0, lambda: 1000.0 + self.at)
+        self.read = RoundReader(lambda: self.state, 45.0)
 
     def round(self, *gpus: DeviceState, seconds: float = 15.0) -> None:
         self.at += seconds
@@ -39,8 +39,7 @@ def test_figures_holders_and_conditions() -> None:
     recorded.round(gpu(0, working, busy=0.5, power_mw=300_000, temperature_celsius=40), cut, lost(2), gpu(3, uuid=""))
     stored = recorded.read()
     assert stored is not None
-    whole, instance, parent, missing = stored.gpus
-    assert stored.time == 1015.0
+    whole, instance, parent, missing = stored
     assert (whole.uuid, whole.node, whole.gpu_index, whole.figures) == ("GPU-0", "n1", 0, Figures(0.5, 7, 300.0, 40))
     (sample,) = whole.holders
     assert (sample.account.pod, sample.account.owner_name, sample.currency) == ("train", "train", "EUR")
@@ -53,10 +52,10 @@ def test_the_holders_of_a_node_that_is_gone_have_ended() -> None:
     recorded = Recorded()
     recorded.round(gpu(0, holder(), busy=0.5))
     assert (stored := recorded.read()) is not None
-    assert [sample.account.pod for sample in stored.gpus[0].holders] == ["train"]
+    assert [sample.account.pod for sample in stored[0].holders] == ["train"]
     recorded.state = recorded.world.round(node("n1", gpu(0, holder(), busy=0.5), read_at=15.0), at=90.0)
     assert (stored := recorded.read()) is not None
-    assert (stored.gpus[0].holders, stored.gpus[0].conditions[0][0]) == ([], "node_gone")
+    assert (stored[0].holders, stored[0].conditions[0][0]) == ([], "node_gone")
 
 
 def test_gpus_with_unknown_holders_are_not_charged_as_unallocated() -> None:
@@ -66,7 +65,7 @@ def test_gpus_with_unknown_holders_are_not_charged_as_unallocated() -> None:
         other = node("n1", gpu(0, busy=0.5), read_at=at, producer="dcgm-exporter", target="http://dcgm")
         recorded.state = recorded.world.round(other, at=at, prices=PRICES)
         assert (stored := recorded.read()) is not None
-    assert stored.gpus[0].unallocated == Amounts()
+    assert stored[0].unallocated == Amounts()
 
 
 def test_the_page_says_that_sqlite_is_made_for_fewer_gpus() -> None:

@@ -7,7 +7,7 @@ import pytest
 from podgpu.cluster.collect import ClusterReading, NodeReading, ViewSettings
 from podgpu.cluster.ranges import JobSummary, read_summary
 from podgpu.cluster.state import ClusterState, build_cluster_state
-from podgpu.history.store import Amounts, Figures, GpuSample, HistoryRound, HistoryStore, HolderSample, UsageAccount
+from podgpu.history.store import Amounts, Figures, GpuSample, HistoryStore, HolderSample, UsageAccount
 from podgpu.model import DeviceState, NodeState
 
 GIB = 1024**3
@@ -35,8 +35,8 @@ def summarize(
             GpuSample(f"GPU-{i}", "", "node-1", i, Figures(use, memory * GIB / (i + 1), 300.0, 50.0), [holder], hot)
             for i in range(gpus)
         ]
-        store.append(HistoryRound(START + 15 * step, samples))
-    store.append(HistoryRound(START + 15 * 4 * MINUTES, [GpuSample(f"GPU-{i}") for i in range(gpus)]))
+        store.append(START + 15 * step, samples)
+    store.append(START + 15 * 4 * MINUTES, [GpuSample(f"GPU-{i}") for i in range(gpus)])
     with store.reader() as db:
         summary = read_summary(db, "ml", "job-0", START + 7200, make_state(gpus, model))
     store.close()
@@ -88,7 +88,7 @@ def test_the_peak_of_a_running_pod_never_falls() -> None:
     for step in range(4 * 180 + 20):
         use = 0.5 if step < 4 * 180 else 1.0 if step < 4 * 180 + 4 else 0.0
         sample = GpuSample("GPU-0", figures=Figures(use, GIB), holders=[HolderSample(POD, "main", Amounts(15.0))])
-        store.append(HistoryRound(START + 15 * step, [sample]))
+        store.append(START + 15 * step, [sample])
         if step == 0 or step >= 4 * 180 - 1:
             with store.reader() as db:
                 summary = read_summary(db, "ml", "job-0", START + 15 * step + 1, make_state(1, "NVIDIA L40S"))
@@ -104,7 +104,7 @@ def test_the_duration_is_the_time_when_the_pod_held_a_gpu() -> None:
     holder = HolderSample(POD, "main", Amounts(15.0))
     for step in range(4 * 330 + 1):
         held = step < 240 or 1200 <= step < 1320
-        store.append(HistoryRound(START + 15 * step, [GpuSample("GPU-0", holders=[holder] if held else [])]))
+        store.append(START + 15 * step, [GpuSample("GPU-0", holders=[holder] if held else [])])
     with store.reader() as db:
         summary = read_summary(db, "ml", "job-0", START + 7 * 3600, make_state(1, "NVIDIA L40S"))
     store.close()

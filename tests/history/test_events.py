@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from podgpu.history.events import EventQuery, read_events
-from podgpu.history.store import GpuSample, HistoryRound, HistoryStore, HolderSample, UsageAccount
+from podgpu.history.store import GpuSample, HistoryStore, HolderSample, UsageAccount
 
 HOUR = 3600
 START = 1_800_000_000
@@ -23,7 +23,7 @@ def read_pod_events(
         conditions = [("node_gone", "its node does not answer")] if holders == GONE else []
         gpu = GpuSample("GPU-0", "", "n1", 0, None, () if isinstance(holders, str) else holders, conditions)
         for at in range(begin, end, 300):
-            store.append(HistoryRound(START + at, [gpu]))
+            store.append(START + at, [gpu])
     with store.reader() as db:
         answer = read_events(db, EventQuery(hours * HOUR), START + changes[-1][0])
     store.close()
@@ -73,7 +73,7 @@ def test_a_container_without_a_pod_is_named_by_its_id() -> None:
 def test_events_of_a_past_time_are_found_if_many_pods_ended_later() -> None:
     store, many = HistoryStore(), [HolderSample(UsageAccount("ml", f"pod-{number}")) for number in range(20_001)]
     for at, holders in ((0, many), (300, [*many, WEB]), (315, many), (600, [])):
-        store.append(HistoryRound(START + at, [GpuSample("GPU-0", "", "n1", 0, None, holders)]))
+        store.append(START + at, [GpuSample("GPU-0", "", "n1", 0, None, holders)])
     with store.reader() as db:
         answer = read_events(db, EventQuery(60, end=START + 330.0), START + 3600)
     store.close()

@@ -19,7 +19,6 @@ from podgpu.history.store import (
     Figures,
     GpuSample,
     HistoryError,
-    HistoryRound,
     HistoryStore,
     HolderSample,
     UsageAccount,
@@ -32,10 +31,12 @@ NOTEBOOK = UsageAccount("research", "notebook")
 USAGE = Amounts(15.0, 10.0, 0.015, 0.01)
 
 
-def make_round(at: int, *holders: HolderSample, utilization: float | None = 0.5, xid: str = "") -> HistoryRound:
+def make_round(
+    at: int, *holders: HolderSample, utilization: float | None = 0.5, xid: str = ""
+) -> tuple[int, list[GpuSample]]:
     figures = Figures(utilization, 80 << 30, 412.5, 61.0)
     gpu = GpuSample("GPU-1", "", "node-1", 0, figures, holders, [("xid", xid)] if xid else [])
-    return HistoryRound(at, [gpu])
+    return at, [gpu]
 
 
 def usage_in(db: sqlite3.Connection) -> list[UsageSum]:
@@ -55,9 +56,9 @@ def store(path: Path) -> Iterator[HistoryStore]:
 
 
 def test_a_short_range_has_a_point_for_every_round_and_gaps_are_not_zero(store: HistoryStore) -> None:
-    store.append(make_round(START, utilization=0.0))
-    store.append(make_round(START + 15, utilization=None))
-    store.append(make_round(START + 45, utilization=0.25))
+    store.append(*make_round(START, utilization=0.0))
+    store.append(*make_round(START + 15, utilization=None))
+    store.append(*make_round(START + 45, utilization=0.25))
     with store.reader() as db:
         history = read_gpu(db, "GPU-1", START, START + 60)
         assert read_gpu(db, "GPU-2", START, START + 60) is None
@@ -70,7 +71,7 @@ def test_a_short_range_has_a_point_for_every_round_and_gaps_are_not_zero(store: 
 def test_long_ranges_are_means_of_at_most_500_points_up_to_now(store: HistoryStore) -> None:
     end = START + 3 * HOUR + 60
     for at in range(START, end, 15):
-        store.append(make_round(at, utilization=0.2 if at % COARSE < COARSE / 2 else 0.4))
+        store.append(*make_round(at, utilization=0.2 if at % COARSE < COARSE / 2 else 0.4))
     with store.reader() as db:
         day, week = (read_gpu(db, "GPU-1", end - length, end) for length in (DAY, 7 * DAY))
     assert day is not None
@@ -83,10 +84,10 @@ def test_long_ranges_are_means_of_at_most_500_points_up_to_now(store: HistorySto
 
 def test_a_pod_has_its_own_figures_on_a_shared_gpu_while_it_holds_it(store: HistoryStore) -> None:
     own = HolderSample(LLM, "main", USAGE, Figures(0.1, 8 << 30))
-    store.append(make_round(START, HolderSample(NOTEBOOK, "jupyter")))
-    store.append(make_round(START + 15, own, HolderSample(NOTEBOOK, "jupyter", figures=Figures())))
-    store.append(make_round(START + 30, xid="XID 79"))
-    store.append(make_round(START + 45))
+    store.append(*make_round(START, HolderSample(NOTEBOOK, "jupyter")))
+    store.append(*make_round(START + 15, own, HolderSample(NOTEBOOK, "jupyter", figures=Figures())))
+    store.append(*make_round(START + 30, xid="XID 79"))
+    store.append(*make_round(START + 45))
     with store.reader() as db:
         [llm] = read_pod(db, "research", "llm-0", START, START + 60)
         [notebook] = read_pod(db, "research", "notebook", START, START + 60)
@@ -102,7 +103,7 @@ def test_a_pod_has_its_own_figures_on_a_shared_gpu_while_it_holds_it(store: Hist
 def test_an_ended_pod_has_the_figures_until_its_end_in_long_ranges(store: HistoryStore) -> None:
     for at in range(START, START + 3 * COARSE, 15):
         held = at < START + COARSE // 2
-        store.append(make_round(at, *([HolderSample(LLM)] if held else []), utilization=0.99 if held else 0.0))
+        store.append(*make_round(at, *([HolderSample(LLM)] if held else []), utilization=0.99 if held else 0.0))
     with store.reader() as db:
         [llm] = read_pod(db, "research", "llm-0", START - DAY, START + COARSE)
         gpu = read_gpu(db, "GPU-1", START - DAY, START + COARSE)
@@ -114,7 +115,7 @@ def test_an_ended_pod_has_the_figures_until_its_end_in_long_ranges(store: Histor
 def test_usage_includes_ended_pods_and_owners_that_became_known_later(store: HistoryStore) -> None:
     accounts = [LLM._replace(owner_name="", owner_kind="")] + [LLM] * 29 + [NOTEBOOK] * 30
     for hour, account in enumerate(accounts):
-        store.append(make_round(START + hour * HOUR, HolderSample(account, amounts=USAGE, currency="USD")))
+        store.append(*make_round(START + hour * HOUR, HolderSample(account, amounts=USAGE, currency="USD")))
     with store.reader() as db:
         llm, notebook = usage_in(db)
         assert read_usage_start(db) == START
@@ -124,7 +125,7 @@ def test_usage_includes_ended_pods_and_owners_that_became_known_later(store: His
 
 def test_old_rows_are_deleted(store: HistoryStore) -> None:
     for day in range(0, 100, 2):
-        store.append(make_round(START + day * DAY, HolderSample(LLM, amounts=USAGE)))
+        store.append(*make_round(START + day * DAY, HolderSample(LLM, amounts=USAGE)))
     with store.reader() as db:
         assert db.execute("SELECT min(time) FROM usage").fetchone()[0] == START + 8 * DAY
         assert db.execute("SELECT min(time) FROM sample").fetchone()[0] == START + 90 * DAY
@@ -135,7 +136,7 @@ def test_the_size_limit_deletes_samples_before_usage(path: Path) -> None:
     holders = [HolderSample(LLM, amounts=USAGE)]
     gpus = [GpuSample(f"GPU-{n}", "", "node-1", n, Figures(0.5, 1 << 30, 300, 50), holders) for n in range(50)]
     for at in range(START, START + 6 * DAY, COARSE):
-        store.append(HistoryRound(at, gpus))
+        store.append(at, gpus)
     with store.reader() as db:
         [row] = usage_in(db)
         assert db.execute("SELECT min(time) FROM sample").fetchone()[0] > START + DAY
@@ -151,7 +152,7 @@ from podgpu.history.store import HistoryStore
 from tests.history.test_store import LLM, USAGE, HolderSample, make_round
 store = HistoryStore(Path(sys.argv[1]))
 for number in range(int(sys.argv[2]), 10**9):
-    store.append(make_round(number * 15, HolderSample(LLM, amounts=USAGE)))
+    store.append(*make_round(number * 15, HolderSample(LLM, amounts=USAGE)))
     print(number, flush=True)
 """
 
@@ -187,7 +188,7 @@ def test_kill_9_loses_no_round_and_a_restart_continues(path: Path) -> None:
 def test_a_pod_that_ended_while_podgpu_was_down_ends_with_the_last_round(path: Path) -> None:
     for at, holders in ((START, [HolderSample(LLM)]), (START + HOUR, [])):
         store = HistoryStore(path)
-        store.append(make_round(at, *holders))
+        store.append(*make_round(at, *holders))
         with store.reader() as db:
             [history] = read_pod(db, "research", "llm-0", START, START + HOUR)
         store.close()
@@ -216,7 +217,7 @@ def test_another_schema_is_refused_and_left_alone(path: Path) -> None:
 def test_a_damaged_file_is_moved_aside_with_a_message(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path.write_bytes(b"not a database" * 1000)
     store = HistoryStore(path)
-    store.append(make_round(START))
+    store.append(*make_round(START))
     store.close()
     assert Path(f"{path}.damaged").read_bytes() == b"not a database" * 1000
     assert "is damaged (file is not a database); it was renamed to" in caplog.text
@@ -226,20 +227,20 @@ def test_a_file_with_other_tables_is_moved_aside(path: Path, caplog: pytest.LogC
     with sqlite3.connect(path) as db:
         db.executescript("CREATE TABLE account (id); CREATE TABLE usage (time)")
     store = HistoryStore(path)
-    store.append(make_round(START))
+    store.append(*make_round(START))
     store.close()
     assert Path(f"{path}.damaged").exists()
     assert "it was renamed to" in caplog.text
 
 
 def test_damage_found_while_reading_starts_a_new_file_with_the_next_round(path: Path, store: HistoryStore) -> None:
-    store.append(make_round(START))
+    store.append(*make_round(START))
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     path.write_bytes(path.read_bytes()[:4096] + b"\xff" * (path.stat().st_size - 4096))
     with pytest.raises(HistoryError, match="malformed"), store.reader() as db:
         read_gpu(db, "GPU-1", START, START + HOUR)
-    store.append(make_round(START + 15))
+    store.append(*make_round(START + 15))
     with store.reader() as db:
         assert read_gpu(db, "GPU-1", START, START + HOUR)
 
@@ -259,7 +260,7 @@ def test_a_full_disk_loses_figures_but_no_usage(small_disk: Path) -> None:
     failed = 0
     for number in range(240):
         try:
-            store.append(make_round(START + 15 * number, HolderSample(LLM, amounts=USAGE)))
+            store.append(*make_round(START + 15 * number, HolderSample(LLM, amounts=USAGE)))
         except HistoryError:
             failed += 1
             if failed == 20:
@@ -281,7 +282,7 @@ def test_a_read_only_disk_is_refused(small_disk: Path) -> None:
 def test_in_memory_history_has_the_last_day() -> None:
     store = HistoryStore()
     for at in range(START, START + 2 * HOUR, 15):
-        store.append(make_round(at))
+        store.append(*make_round(at))
     with store.reader() as db:
         history = read_gpu(db, "GPU-1", START, START + 2 * HOUR)
     store.close()
@@ -290,9 +291,9 @@ def test_in_memory_history_has_the_last_day() -> None:
 
 
 def test_after_the_clock_was_set_back_new_rounds_replace_old_ones(store: HistoryStore) -> None:
-    store.append(make_round(START + HOUR, HolderSample(LLM)))
-    store.append(make_round(START + 15, utilization=0.25))
-    store.append(make_round(START + HOUR, utilization=0.75))
+    store.append(*make_round(START + HOUR, HolderSample(LLM)))
+    store.append(*make_round(START + 15, utilization=0.25))
+    store.append(*make_round(START + HOUR, utilization=0.75))
     with store.reader() as db:
         history = read_gpu(db, "GPU-1", START, START + 2 * HOUR)
     assert history is not None

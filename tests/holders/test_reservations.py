@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -162,7 +161,7 @@ def view_of(document: NodeState) -> tuple[View, RangeAnswer]:
     view = make_view(state)
     for device in view.nodes[0].gpus:
         assert sum(holder.part for holder in device.holders) <= 1
-    recorder = HistoryRecorder(RoundReader(lambda: state, 60.0, time.time))
+    recorder = HistoryRecorder(RoundReader(lambda: state, 60.0))
     recorder.record()
     return view, asyncio.run(RecordedUsage(recorder, lambda: state).range(RangeQuery(order="wasted")))
 

@@ -45,7 +45,6 @@ from podgpu.history.store import (
     Amounts,
     Figures,
     GpuSample,
-    HistoryRound,
     HolderSample,
     UsageAccount,
 )
@@ -314,7 +313,7 @@ def write_past(exporters: Sequence[DemoExporter], cluster: HistoryRecorder, pric
                     device = _PastDevice(node.name, gpu, instance, size, tenants)
                     samples.append(device.sample(at, ago, seconds, prices, held if instance is None else tenants))
         for name, recorder in recorders.items():
-            recorder.append(HistoryRound(at, [sample for sample in samples if name in ("", sample.node)]))
+            recorder.append(at, [sample for sample in samples if name in ("", sample.node)])
 
 
 def _divide(gpu: SimulatedGpu) -> list[tuple[int | None, float]]:

@@ -1,10 +1,9 @@
-"""Converts the cluster's state to `HistoryRound`s, which contain each holder's usage since the previous round."""
+"""Converts the cluster's state to `GpuSample`s, which contain each holder's usage since the previous round."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from podgpu.cluster.idle import describe_idle, wasteful_since
 from podgpu.cluster.loop import Cluster
@@ -14,7 +13,7 @@ from podgpu.cluster.ranges import account_of
 from podgpu.cluster.state import ClusterState
 from podgpu.history.events import IDLE
 from podgpu.history.recorder import HistoryRecorder
-from podgpu.history.store import Amounts, Figures, GpuSample, HistoryRound, HolderSample
+from podgpu.history.store import Amounts, Figures, GpuSample, HolderSample
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.model import MJ, NS, DeviceState, HolderUsage, MigInstance, WorkloadKey
 
@@ -23,30 +22,25 @@ MAX_GPUS = 8000  # limit of the SQLite history; measured with 1,000 nodes of 8 G
 _MAX_CELSIUS = 1000  # larger values are dropped; an integer above 64 bits would make SQLite reject the round
 LONGEST_GAP = 60.0  # seconds; a longer time between two rounds is not charged
 _PartKey = tuple[str, WorkloadKey]  # device key, holder
-
-
-class _Read(NamedTuple):
-    read_at: float  # monotonic
-    exporter_id: str
-    counters: Sequence[int | None]  # None if the exporter does not have the counter
+_Counters = tuple[float, str, Sequence[int | None]]
+"""Monotonic time, exporter id, and counters. A counter is None if the exporter does not have it."""
 
 
 @dataclass
 class RoundReader:
-    """Converts the current state to a `HistoryRound`, with the usage since the previous round."""
+    """Reads the current state, with the usage since the previous round."""
 
     read_state: Callable[[], ClusterState | None]  # returns None if there is no current state
     longest_gap: float  # seconds; a longer time between two rounds is not charged
-    wall: Callable[[], float]
-    _before: dict[_PartKey, _Read] = field(default_factory=dict)  # counters at the last round, by holder and device
-    _now: dict[_PartKey, _Read] = field(default_factory=dict)
+    _before: dict[_PartKey, _Counters] = field(default_factory=dict)  # at the last round
+    _now: dict[_PartKey, _Counters] = field(default_factory=dict)
 
-    def __call__(self) -> HistoryRound | None:
+    def __call__(self) -> list[GpuSample] | None:
         state = self.read_state()
         if state is None or state.taken_at is None:
             return None
         self._before, self._now = self._now, {}
-        return HistoryRound(self.wall(), [sample for node in state.nodes for sample in self._read_node(node, state)])
+        return [sample for node in state.nodes for sample in self._read_node(node, state)]
 
     def _read_node(self, node: NodeEntry, state: ClusterState) -> Iterator[GpuSample]:
         """Skips GPUs without a UUID, because the UUID is the key in the history. If the node is gone, omits holders."""
@@ -150,18 +144,18 @@ class RoundReader:
 
         If the exporter restarted, its counters restarted at 0, so their current values are the increase.
         """
-        before = self._before.get(key)
-        now = self._now[key] = _Read(node.read_at, node.state.exporter_id, counters)
-        seconds = 0.0 if before is None else now.read_at - before.read_at
-        if before is None or not 0 < seconds <= self.longest_gap:
+        read_at, exporter_id = node.read_at, node.state.exporter_id
+        last_read_at, last_exporter_id, last_counters = self._before.get(key, (read_at, "", counters))
+        self._now[key] = read_at, exporter_id, counters
+        seconds = read_at - last_read_at
+        if not 0 < seconds <= self.longest_gap:
             return 0.0, [None] * len(counters)
         growth: list[int | None] = []
-        for earlier, later in zip(before.counters, counters, strict=True):
-            if earlier is None or later is None:
+        for before, now in zip(last_counters, counters, strict=True):
+            if before is None or now is None:
                 growth.append(None)
             else:
-                is_reset = now.exporter_id != before.exporter_id or later < earlier
-                growth.append(later if is_reset else later - earlier)
+                growth.append(now if exporter_id != last_exporter_id or now < before else now - before)
         return seconds, growth
 
 
@@ -203,7 +197,6 @@ def cluster_recorder(cluster: Cluster, directory: str = "") -> HistoryRecorder:
         return cluster.published.state if cluster.is_on_time and cluster.published.state.nodes else None
 
     gap = max(LONGEST_GAP, cluster.settings.stale_after)
-    read_round = RoundReader(read_state, gap, cluster.clock.wall)
-    recorder = HistoryRecorder(read_round, cluster.clock, directory)
+    recorder = HistoryRecorder(RoundReader(read_state, gap), cluster.clock, directory)
     cluster.other_warnings = lambda: (*recorder.warnings(), *_describe_limit(cluster.published.state))
     return recorder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from sqlite3 import Connection
 from typing import TypeVar
@@ -26,7 +26,7 @@ from podgpu.history.answers import (
     sparklines_json,
     utilization_byte,
 )
-from podgpu.history.store import FINE, HistoryError, HistoryRound, HistoryStore
+from podgpu.history.store import FINE, GpuSample, HistoryError, HistoryStore
 
 FILE_NAME = "history.db"
 _OLD_FILES = ("*.history", "waste.json")  # of podgpu 0.1 and 0.2
@@ -41,13 +41,13 @@ class HistoryRecorder:
     """Records the history of a node or a cluster. Without a directory, the history is kept in memory."""
 
     def __init__(
-        self, read_round: Callable[[], HistoryRound | None], clock: Clock | None = None, directory: str = ""
+        self, read_gpus: Callable[[], Sequence[GpuSample] | None], clock: Clock | None = None, directory: str = ""
     ) -> None:
-        """`read_round` returns the current state, or None if the state is not available."""
+        """`read_gpus` returns the current state, or None if the state is not available."""
         if directory and Path(directory).exists() and not Path(directory).is_dir():
             raise UsageError(f"--history-dir {directory}: not a directory; give a directory that podgpu may write to")
         self.fatal: StartError | None = None
-        self._read_round = read_round
+        self._read_gpus = read_gpus
         self._clock = clock or Clock()
         self._path = Path(directory) / FILE_NAME if directory else None
         self._problem = ""
@@ -61,14 +61,14 @@ class HistoryRecorder:
     def record(self) -> bool:
         """Stores the current state. Returns False if no state is available yet."""
         self._reopen()
-        round_ = self._read_round()
-        if round_ is not None:
-            self.append(round_)
-        return round_ is not None
+        gpus = self._read_gpus()
+        if gpus is not None:
+            self.append(self._clock.wall(), gpus)
+        return gpus is not None
 
-    def append(self, round_: HistoryRound) -> None:
+    def append(self, now: float, gpus: Sequence[GpuSample]) -> None:
         try:
-            self._store.append(round_)
+            self._store.append(now, gpus)
         except HistoryError as error:
             self._report(f"{error}; values are not stored until this is solved")
         else:

@@ -221,13 +221,6 @@ class GpuSample(NamedTuple):
     since: Mapping[str, float] = {}  # name of a condition -> Unix time when it began
 
 
-class HistoryRound(NamedTuple):
-    """State of all GPUs at one Unix time. If a GPU is missing, its holders and conditions are recorded as ended."""
-
-    time: float
-    gpus: Sequence[GpuSample]
-
-
 class HistoryStore:
     """Writes history to a file, or to memory if `path` is None. No other process may write to the file.
 
@@ -248,19 +241,20 @@ class HistoryStore:
             self._open_or_replace()
             self._lock = lock.pop_all()
 
-    def append(self, round_: HistoryRound) -> None:
-        """Stores the round in one transaction. Replaces the values of an earlier round within the same 15 s.
+    def append(self, now: float, gpus: Sequence[GpuSample]) -> None:
+        """Stores the state of all GPUs at the Unix time `now` (a round). Replaces an earlier round of the same 15 s.
 
+        If a GPU is missing, its holders and conditions are recorded as ended.
         Raises HistoryError if the file cannot be written. The values of the round are then lost, but its usage is
         kept in memory and written with the next round.
         """
-        self._add_pending_usage(round_)
+        self._add_pending_usage(now, gpus)
         with self._translate_errors("write"), self._in_memory:
             if self._damage is not None:
                 self._replace_file(self._damage)
             try:
                 with self._db:  # commits, or rolls back on an exception
-                    self._write_round(round_)
+                    self._write_round(now, gpus)
             except BaseException:
                 self._reset_caches()
                 raise
@@ -338,17 +332,17 @@ class HistoryStore:
         self._last_round = self._fetch_value("SELECT ifnull(max(time), 0) FROM round WHERE resolution = ?", FINE)
         self._open_spans = set(self._db.execute("SELECT gpu, account, name, message FROM span WHERE ended IS NULL"))
 
-    def _add_pending_usage(self, round_: HistoryRound) -> None:
-        step = int(round_.time) // COARSE * COARSE
-        for gpu in round_.gpus:
+    def _add_pending_usage(self, now: float, gpus: Sequence[GpuSample]) -> None:
+        step = int(now) // COARSE * COARSE
+        for gpu in gpus:
             for holder in (*gpu.holders, HolderSample(UNALLOCATED, "", gpu.unallocated, None, gpu.currency)):
                 if any(holder.amounts):
                     pending = self._pending_usage[step, holder.currency]
                     earlier = pending.get(holder.account)
                     pending[holder.account] = earlier.plus(holder.amounts) if earlier else holder.amounts
 
-    def _write_round(self, round_: HistoryRound) -> None:
-        time = int(round_.time) // FINE * FINE
+    def _write_round(self, now: float, gpus: Sequence[GpuSample]) -> None:
+        time = int(now) // FINE * FINE
         self._last_round = min(self._last_round, time)  # if the clock was set back, the last round may be in the future
         rolled_up_until = self._last_round
         if self._ids_hour != time // HOUR * HOUR:  # clears cached ids every hour, so that the upserts update last_seen
@@ -356,7 +350,7 @@ class HistoryStore:
             self._ids.clear()
         samples: list[tuple[float | None, ...]] = []
         spans: dict[tuple[int, int, str, str], int] = {}  # with the start of each span, if it is new
-        for gpu in round_.gpus:
+        for gpu in gpus:
             gpu_id = self._row_id(_UPSERT_GPU, (gpu.uuid, gpu.instance, gpu.node, gpu.gpu_index))
             if gpu.figures is not None:
                 samples.append((FINE, time, gpu_id, 0, *gpu.figures))
@@ -369,7 +363,7 @@ class HistoryStore:
             samples += ((FINE, time, gpu_id, account_id, *figures) for account_id, figures in own.items())
             for name, message in gpu.conditions:
                 since = gpu.since.get(name, time)
-                is_new = rolled_up_until - _LATEST < since <= round_.time + 1
+                is_new = rolled_up_until - _LATEST < since <= now + 1
                 spans[gpu_id, 0, name, message] = round(since) if is_new else time
         usage = (  # a generator, so that the garbage collector has fewer objects to track
             (COARSE, step, self._row_id(_UPSERT_ACCOUNT, account), currency, *total)

@@ -144,6 +144,6 @@ def node_recorder(agent: Agent, directory: str = "", prices: ReadPrices = no_pri
     def read_state() -> ClusterState | None:
         return build_state(agent, prices) if agent.is_fresh(agent.published) else None
 
-    recorder = HistoryRecorder(RoundReader(read_state, LONGEST_GAP, agent.clock.wall), agent.clock, directory)
+    recorder = HistoryRecorder(RoundReader(read_state, LONGEST_GAP), agent.clock, directory)
     agent.other_warnings = recorder.warnings
     return recorder
