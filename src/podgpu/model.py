@@ -1,8 +1,8 @@
 """Defines the document that describes a node (`NodeState`), and the readings from which it is built.
 
 In documents, amounts are exact integers whose name ends with the unit: `_ns`, `_mj`, `_mw`, `_bytes`. Times are Unix
-seconds. An unknown value is None, an empty text or an empty collection, and is omitted from the JSON. A zero is a
-measured zero.
+seconds of the node's clock. An unknown value is None, an empty text or an empty collection, and is omitted from the
+JSON. A zero is a measured zero.
 """
 
 from __future__ import annotations

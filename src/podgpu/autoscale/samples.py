@@ -48,7 +48,7 @@ class RoundSamples(NamedTuple):
 
 
 class _UsageRate(NamedTuple):
-    at: float  # time of the counters, from the exporter's clock
+    counted_at: float  # Unix time of the exporter; if it reports none, `read_at`
     read_at: float  # monotonic time of the reading in this process
     exporter_id: str
     usage: HolderUsage
@@ -79,10 +79,10 @@ class UsageRates:
         before = self._before.pop(key, None)
         if before is None or before.exporter_id != rate.exporter_id or self._has_gap(before, rate):
             rate = rate._replace(proven_idle=_find_first_proven_idle(rate))
-        elif rate.at - before.at < _MIN_SECONDS:  # the exporter has not updated the counters
+        elif rate.counted_at - before.counted_at < _MIN_SECONDS:  # the exporter has not updated the counters
             rate = before
         else:
-            seconds, last = rate.at - before.at, before.usage
+            seconds, last = rate.counted_at - before.counted_at, before.usage
             rate = rate._replace(
                 busy=_growth(last.busy_ns, usage.busy_ns, NS * seconds, _MAX_BUSY),
                 wait=_growth(last.wait_ns, usage.wait_ns, NS * seconds, _MAX_BUSY),
@@ -94,7 +94,7 @@ class UsageRates:
 
     def _has_gap(self, before: _UsageRate, rate: _UsageRate) -> bool:
         """Returns True if the exporter's clock was changed, or if the exporter did not count for some time."""
-        return abs((rate.at - before.at) - (rate.read_at - before.read_at)) > self._stale_after
+        return abs((rate.counted_at - before.counted_at) - (rate.read_at - before.read_at)) > self._stale_after
 
     def _add_proven_idle(self, before: _UsageRate, rate: _UsageRate) -> float | None:
         """Adds up the measured idle time. `HeldPart.idle_since` may be an estimate, see `cluster/idle.py`."""
@@ -104,7 +104,7 @@ class UsageRates:
             return _find_first_proven_idle(rate)
         if busy > 0:
             return None
-        if rate.at - before.at - idle > self._stale_after:  # the counters do not cover the whole time
+        if rate.counted_at - before.counted_at - idle > self._stale_after:  # the counters do not cover the whole time
             return idle
         return (before.proven_idle or 0.0) + idle
 
@@ -114,7 +114,7 @@ def _find_first_proven_idle(rate: _UsageRate) -> float | None:
     if usage.busy_ns is None or usage.idle_ns is None:
         return None
     if rate.exporter_id and usage.idle_since is not None:
-        return max(0.0, rate.at - usage.idle_since)
+        return max(0.0, rate.counted_at - usage.idle_since)
     return usage.idle_ns / NS if usage.busy_ns == 0 else 0.0
 
 

@@ -83,7 +83,7 @@ def read_past(db: Connection, at: float, current: ClusterState) -> ClusterState:
     now = {node.name: node for node in current.nodes}
     nodes = tuple(_make_node(name, members, at, now.get(name), current) for name, members in devices.items())
     changes: dict[str, Any] = {"nodes": nodes, "notes": (_NOTE,), "alerts": (), "used": {}}
-    return dataclasses.replace(current, at=at, taken_at=at, step_seconds=found[0], **changes)
+    return dataclasses.replace(current, taken_at=at, is_past=True, step_seconds=found[0], **changes)
 
 
 def _make_node(
@@ -95,10 +95,11 @@ def _make_node(
     state = NodeState(producer="podgpu", node=name, devices=gpus, simulated=bool(now and now.state.simulated))
     gone = [one.since or at for device in devices for one in device.conditions if one.name == NODE_GONE]
     is_read = not gone and any(device.figures or device.conditions for device in devices)
-    reading = NodeReading("", state, gone[0] if gone else at, labels=now.reading.labels if now else None)
-    entry = NodeEntry(name, reading, state, at - reading.read_at, stale=not is_read, gone=bool(gone))
+    age, offset = at - gone[0] if gone else 0.0, current.clock_offset
+    reading = NodeReading("", state, at - age - offset, labels=now.reading.labels if now else None)
+    entry = NodeEntry(name, reading, state, age, stale=not is_read, gone=bool(gone))
     owners = {(h.namespace, h.pod): owner for one in devices for *_, owner, h in one.holders if owner.name}
-    return complete_node(entry, None, current.prices, 0.0, owners)
+    return complete_node(entry, None, current.prices, offset, owners)
 
 
 def _make_gpu(devices: Sequence[_Device], known: DeviceState | None, idle_after: float | None) -> DeviceState:

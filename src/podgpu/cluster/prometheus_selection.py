@@ -128,7 +128,9 @@ class PrometheusSelection:
             reading = replace(reading, nodes=tuple(nodes))
         wall, notes = (clock.wall(), state.notes) if at is None else (at, ())
         built = build_cluster_state(reading, None, settings, clock.monotonic(), wall, prices=prices, notes=notes)
-        return replace(built, at=at, alerts=built.alerts if at is None else ())  # alerts say what to do now
+        return replace(
+            built, is_past=at is not None, alerts=built.alerts if at is None else ()
+        )  # alerts say what to do now
 
 
 async def _find_targets(client: PrometheusClient, server: PrometheusServer, query: GpuQuery) -> list[tuple[str, str]]:

@@ -69,7 +69,8 @@ class ClusterState:
     """All nodes after one round. An exporter's own page uses a state with a single node."""
 
     settings: ViewSettings
-    taken_at: float | None
+    taken_at: float | None  # Unix time
+    is_past: bool = False
     scope: Literal["node", "cluster"] = "cluster"
     nodes: tuple[NodeEntry, ...] = ()  # sorted by name
     notes: tuple[str, ...] = ()
@@ -82,8 +83,7 @@ class ClusterState:
     fleet: FleetCounts | None = None  # totals, if there are too many GPUs to read; then `nodes` has only a selection
     found: int | None = None  # number of nodes that match the selection
     clock_offset: float = 0.0  # Unix time minus monotonic time. Constant until the wall clock is set
-    at: float | None = None  # set only for a past time
-    step_seconds: int | None = None  # set only for a past time: values are means over this time
+    step_seconds: int | None = None  # set only by `past.py`: values are means over this time
 
     @property
     def used_ratio(self) -> float | None:

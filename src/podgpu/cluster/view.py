@@ -251,7 +251,7 @@ def make_view(state: ClusterState) -> View:
         prices=prices.source,
         paged=state.fleet is not None,
         found=state.found,
-        at=state.at,
+        at=state.taken_at if state.is_past else None,
         step_seconds=state.step_seconds,
         totals=total_of(state),
         namespaces=_make_namespaces(state),
