@@ -153,16 +153,10 @@ def add_owners_to_device(usage: DeviceUsage, assignments: Sequence[Assignment], 
     pids = sorted(listed.keys() | {pid for pid, ns in busy.items() if ns != 0}) if usage.processes is not None else []
     workloads = _merge_workloads((owners.workloads[pid] for pid in pids if pid in owners.workloads), assignments)
     shares = {assignment.holder.key: assignment.share for assignment in assignments}
-    processes = [
-        OwnedProcess(
-            pid,
-            _find_owner(pid, owners, workloads, shares),
-            busy.get(pid, 0),
-            listed[pid].memory if pid in listed else None,
-            only_busy=pid not in listed,
-        )
-        for pid in pids
-    ]
+    processes = []
+    for pid in pids:
+        owner, memory = _find_owner(pid, owners, workloads, shares), listed[pid].memory if pid in listed else None
+        processes.append(OwnedProcess(pid, owner, busy.get(pid, 0), memory, only_busy=pid not in listed))
     clients = {pid for pid, process in listed.items() if process.mps and pid not in busy}
     processes, mps_busy_ns = _attribute_mps(processes, clients, owners.mps_servers, usage.busy_ns)
     holders = {workloads[key]: shares[key] for key in sorted(shares)}
@@ -183,10 +177,7 @@ def _merge_workloads(users: Iterable[Workload], assignments: Iterable[Assignment
 def _find_owner(
     pid: int, owners: OwnersByPid, workloads: Mapping[WorkloadKey, Workload], held: Collection[WorkloadKey]
 ) -> Owner:
-    """Returns the workload of a process.
-
-    A recreated pod has the same name, but another UID. Processes of the old pod that still run are not attributed.
-    """
+    """Returns "host" for processes of a pod that was recreated. The new pod has the same name, but another UID."""
     user = owners.workloads.get(pid)
     if user is None or not user.key or (user.user and held and user.key not in held):
         return "unknown" if pid in owners.unknown else "host"

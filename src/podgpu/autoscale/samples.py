@@ -78,7 +78,7 @@ class UsageRates:
         rate = _UsageRate(node.state.usage_at or node.read_at, node.read_at, node.state.exporter_id, usage)
         before = self._before.pop(key, None)
         if before is None or before.exporter_id != rate.exporter_id or self._has_gap(before, rate):
-            rate = rate._replace(proven_idle=_find_first_proven_idle(rate))
+            rate = rate._replace(proven_idle=_count_proven_idle(rate))
         elif rate.counted_at - before.counted_at < _MIN_SECONDS:  # the exporter has not updated the counters
             rate = before
         else:
@@ -101,7 +101,7 @@ class UsageRates:
         busy = _growth(before.usage.busy_ns, rate.usage.busy_ns, NS)
         idle = _growth(before.usage.idle_ns, rate.usage.idle_ns, NS)
         if busy is None or idle is None:
-            return _find_first_proven_idle(rate)
+            return _count_proven_idle(rate)
         if busy > 0:
             return None
         if rate.counted_at - before.counted_at - idle > self._stale_after:  # the counters do not cover the whole time
@@ -109,7 +109,8 @@ class UsageRates:
         return (before.proven_idle or 0.0) + idle
 
 
-def _find_first_proven_idle(rate: _UsageRate) -> float | None:
+def _count_proven_idle(rate: _UsageRate) -> float | None:
+    """Returns the idle time that one reading proves."""
     usage = rate.usage
     if usage.busy_ns is None or usage.idle_ns is None:
         return None

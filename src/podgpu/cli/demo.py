@@ -37,17 +37,7 @@ from podgpu.cluster.record import cluster_recorder
 from podgpu.cluster.scrape import ScrapeCollector
 from podgpu.history.events import IDLE
 from podgpu.history.recorder import HistoryRecorder
-from podgpu.history.store import (
-    COARSE,
-    DAY,
-    FINE,
-    HOUR,
-    Amounts,
-    Figures,
-    GpuSample,
-    HolderSample,
-    UsageAccount,
-)
+from podgpu.history.store import COARSE, DAY, FINE, HOUR, Amounts, Figures, GpuSample, HolderSample, UsageAccount
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.reader import HolderSources

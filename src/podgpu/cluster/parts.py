@@ -10,17 +10,7 @@ from msgspec.structs import asdict, replace
 
 from podgpu.metrics.conditions import DRIVER_AWAY, LOST, NODE_GONE, UNREADABLE
 from podgpu.metrics.mig import billed_name, fraction_of_gpu, slices_of_profile
-from podgpu.model import (
-    MIB,
-    RESERVATION,
-    DeviceState,
-    GpuOrInstance,
-    Holder,
-    HolderUsage,
-    MigInstance,
-    WorkloadOwner,
-    device_key,
-)
+from podgpu.model import MIB, RESERVATION, DeviceState, GpuOrInstance, Holder, MigInstance, WorkloadOwner, device_key
 
 N = TypeVar("N", int, float)
 Use = Literal["used", "idle", "unknown"]
@@ -28,7 +18,6 @@ BLIND = frozenset({LOST, UNREADABLE, DRIVER_AWAY, NODE_GONE})  # values of GPUs 
 MPS_REASON = "not known under MPS"
 _DIGITS = 4
 _LEAST_WORK = 256 * MIB  # less than a CUDA context needs, but more than the driver itself uses
-_NO_USAGE = HolderUsage()
 
 
 class HeldPart(msgspec.Struct, frozen=True, gc=False):

@@ -23,14 +23,7 @@ from podgpu.cluster.nodes import (
     hide_missing_gpus,
     sort_alerts,
 )
-from podgpu.cluster.parts import (
-    HeldPart,
-    device_model,
-    divide_device,
-    divide_gpu,
-    holders_of,
-    is_blind,
-)
+from podgpu.cluster.parts import HeldPart, device_model, divide_device, divide_gpu, holders_of, is_blind
 from podgpu.cluster.prices import NO_PRICES, Prices
 from podgpu.errors import few_of
 from podgpu.metrics.conditions import NODE_GONE

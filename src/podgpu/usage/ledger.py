@@ -277,7 +277,7 @@ class Account:
     has_process: bool = False
     is_measured: bool = True  # False if the driver does not report busy times of its processes
     is_mps_client: bool = False  # if True, only the busy time of the MPS server is known
-    idle_streak_ns: int | None = None  # measured idle time since the workload was last busy; None if unknown
+    idle_streak_ns: int = 0  # measured idle time since the workload was last busy
     unallocated_ns: int = 0  # how long the workload has used the device without an allocation
 
     def extend_bounds(self, bounds: tuple[int | None, int] | None, part: int | None) -> tuple[int | None, int | None]:
@@ -303,14 +303,13 @@ class Account:
 
     def to_usage(self, at: float, unallocated_after_ns: int) -> HolderUsage:
         """Returns the usage. Sets a counter to None if the workload may have run without being counted."""
-        streak_ns = self.idle_streak_ns if self.is_measured else None
         unknown = () if self.is_measured else (*_MEASURED, *_WAITS)
         changes = dict.fromkeys(_WAITS if self.usage.wait_ratio is None else ()) | dict.fromkeys(unknown)
         if self.is_mps_client:
             changes.pop("busy_max_ns", None)
         return structs.replace(
             self.usage,
-            idle_since=at - streak_ns / NS if streak_ns else None,
+            idle_since=at - self.idle_streak_ns / NS if self.is_measured and self.idle_streak_ns else None,
             unallocated_since=at - self.unallocated_ns / NS if self.unallocated_ns >= unallocated_after_ns else None,
             **changes,
         )
@@ -423,7 +422,7 @@ class Ledger:
                 waits_for=() if waiting is None else waiting.waits_for.get(workload, ()),
             )
             may_have_run = busy_ns is not None and (busy_ns > 0 or idle is None)
-            account.idle_streak_ns = 0 if may_have_run else _plus(account.idle_streak_ns, idle)
+            account.idle_streak_ns = 0 if may_have_run else account.idle_streak_ns + (idle or 0)
             account.is_mps_client = workload in bounds and owned.mps_busy_ns is not None
             if owned.processes is not None and owned.usage.process_busy_ns is not None:
                 account.is_measured = busy_ns is not None or (account.is_measured and not account.has_process)
@@ -563,10 +562,6 @@ def _add(counters: _D, increments: Mapping[str, int | None], **gauges: Any) -> _
     """Returns a copy with increased counters and new gauges. A counter stays None until its first increment."""
     sums = {name: (getattr(counters, name) or 0) + n for name, n in increments.items() if n is not None}
     return structs.replace(counters, **sums, **gauges)
-
-
-def _plus(counter: int | None, increment: int | None) -> int | None:
-    return counter if increment is None else (counter or 0) + increment
 
 
 def _ratio(part: int | None, whole: int) -> float | None:
