@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from msgspec.structs import asdict
+
 from podgpu.agent.publish import build_node_state
 from podgpu.agent.telemetry import TelemetryResult
 from podgpu.agent.usage import UsageResult
-from podgpu.model import Allocation, Assignment, Device, GpuReading, HolderUsage, NodeState, Value, Workload
+from podgpu.model import Allocation, Assignment, Device, GpuReading, Holder, HolderUsage, NodeState, Value, Workload
 
 
 def make_state(
@@ -20,7 +22,7 @@ def make_state(
 ) -> NodeState:
     """Returns the document of node `h`, which has one device."""
     readings = {device.uuid: GpuReading({device: values})}
-    holders = {key: {entry[0].key: entry for entry in those} for key, those in (usage or {}).items()}
+    holders = {key: {w.key: Holder(**asdict(w), usage=u) for w, u in those} for key, those in (usage or {}).items()}
     return build_node_state(
         TelemetryResult((device,), (device,), readings, at=1.0),
         Allocation(tuple(assignments)),

@@ -18,6 +18,7 @@ from podgpu.model import (
     Device,
     DeviceTotals,
     DeviceUsage,
+    Holder,
     HolderUsage,
     NamespaceUsage,
     ProcessUsage,
@@ -49,7 +50,7 @@ COUNTERS = (
 
 
 class Snapshot(NamedTuple):
-    holders: Mapping[str, Mapping[WorkloadKey, tuple[Workload, HolderUsage]]]
+    holders: Mapping[str, Mapping[WorkloadKey, Holder]]
     devices: Mapping[str, DeviceTotals]
     namespaces: Sequence[NamespaceUsage]
 
@@ -137,7 +138,7 @@ def test_holders_and_the_unattributed_rest_add_up_and_counters_never_decrease(hi
         assert sum(one.energy_mj or 0 for one in devices.values()) == energy
         for key, device in snapshot.devices.items():
             if device.unattributed_memory_bytes is not None:
-                parts = sum(usage.memory_used_bytes or 0 for _, usage in snapshot.holders.get(key, {}).values())
+                parts = sum(h.usage.memory_used_bytes or 0 for h in snapshot.holders.get(key, {}).values())
                 assert parts + device.unattributed_memory_bytes == device.memory_used_bytes
         for _, usage in all_holders(snapshot):
             assert (usage.utilization_ratio or 0) <= 1
@@ -156,9 +157,7 @@ def test_holders_and_the_unattributed_rest_add_up_and_counters_never_decrease(hi
 def read_counters(snapshot: Snapshot) -> dict[object, dict[str, int]]:
     """Returns the counters of namespaces and of C. Other pods change their UID, which resets counters."""
     usages: dict[object, Any] = {(n.namespace, n.model, n.profile): n for n in snapshot.namespaces}
-    usages |= {
-        (key, w.key): u for key, holders in snapshot.holders.items() for w, u in holders.values() if w.uid == C.uid
-    }
+    usages |= {(key, h.key): h.usage for key, own in snapshot.holders.items() for h in own.values() if h.uid == C.uid}
     return {
         key: {name: value for name in COUNTERS if (value := getattr(usage, name, None)) is not None}
         for key, usage in usages.items()
@@ -211,7 +210,7 @@ def turn(usage: DeviceUsage, *assignments: Assignment, owners: OwnersByPid | Non
 
 
 def all_holders(snapshot: Snapshot) -> list[tuple[Workload, HolderUsage]]:
-    return [entry for holders in snapshot.holders.values() for entry in holders.values()]
+    return [(holder, holder.usage) for holders in snapshot.holders.values() for holder in holders.values()]
 
 
 def usage_of(snapshot: Snapshot, workload: Workload) -> HolderUsage:

@@ -37,14 +37,12 @@ from podgpu.model import (
     Device,
     DeviceState,
     Holder,
-    HolderUsage,
     MigInstance,
     NodeState,
     PodLabels,
     SourceStatus,
     Unmapped,
     Value,
-    Workload,
     encode_node,
     group_by_key,
     split_key,
@@ -103,21 +101,20 @@ def _join_holders(allocation: Allocation, usage: UsageResult) -> dict[str, list[
     holders = defaultdict[str, list[Holder]](list)
     usages = {key: dict(entries) for key, entries in sorted(usage.holders.items())}
 
-    def add(key: str, workload: Workload, used: HolderUsage | None, **members: Any) -> None:
-        processes = usage.processes.get(key, ()) if workload.user else ()
-        own = [p for p in processes if p.owner is not None and p.owner.key == workload.key]
+    def add(key: str, holder: Holder) -> None:
+        processes = usage.processes.get(key, ()) if holder.user else ()
+        own = [p for p in processes if p.owner is not None and p.owner.key == holder.key]
         running = tuple(msgspec.structs.replace(process, owner=None) for process in own)
-        holder = Holder(**msgspec.structs.asdict(workload), usage=used, running=running, **members)
-        holders[key].append(allocation.with_api_uid(holder))
+        holders[key].append(allocation.with_api_uid(msgspec.structs.replace(holder, running=running)))
 
     for a in allocation.assignments:
-        user, used = usages.get(a.device, {}).pop(a.holder.key, (a.holder, None))
-        holder = msgspec.structs.replace(a.holder, user=user.user)
+        user = usages.get(a.device, {}).pop(a.holder.key, Holder(user=a.holder.user))
+        members = msgspec.structs.asdict(a.holder) | {"user": user.user, "usage": user.usage}
         labels = dict(a.attributes)
-        add(a.device, holder, used, source=a.source, share_ratio=a.share, replica=a.replica, labels=labels)
+        add(a.device, Holder(**members, source=a.source, share_ratio=a.share, replica=a.replica, labels=labels))
     for key, users in usages.items():
-        for workload, used in users.values():
-            add(key, workload, used)
+        for user in users.values():
+            add(key, user)
     for key in find_reserved(allocation):
         holders[key].append(Holder(source=RESERVATION))
     return holders

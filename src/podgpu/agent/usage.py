@@ -21,7 +21,7 @@ from podgpu.model import (
     Device,
     DeviceTotals,
     DeviceUsage,
-    HolderUsage,
+    Holder,
     NamespaceUsage,
     RunningProcess,
     SourceStatus,
@@ -44,7 +44,7 @@ _KUBELET = "kubelet"  # the only source that lists all allocations of the node
 class UsageResult:
     """Usage by device key. In MIG mode, the GPU itself has only energy, and its instances have all other usage."""
 
-    holders: Mapping[str, Mapping[WorkloadKey, tuple[Workload, HolderUsage]]] = field(default_factory=dict)
+    holders: Mapping[str, Mapping[WorkloadKey, Holder]] = field(default_factory=dict)
     devices: Mapping[str, DeviceTotals] = field(default_factory=dict)
     namespaces: tuple[NamespaceUsage, ...] = ()  # includes containers that have ended
     at: float | None = None  # Unix time

@@ -19,6 +19,7 @@ from podgpu.model import (
     DeviceTotals,
     DeviceUsage,
     Document,
+    Holder,
     HolderUsage,
     NamespaceUsage,
     WaitPart,
@@ -301,18 +302,19 @@ class Account:
         is_alone = owned.processes is not None and {process.owner for process in owned.processes} <= {workload}
         return (0, 0, 0) if is_alone and self.usage.wait_ns is not None else (None, None, None)
 
-    def to_usage(self, at: float, unallocated_after_ns: int) -> HolderUsage:
-        """Returns the usage. Sets a counter to None if the workload may have run without being counted."""
+    def to_holder(self, at: float, unallocated_after_ns: int) -> Holder:
+        """Returns workload and usage. Sets a counter to None if the workload may have run without being counted."""
         unknown = () if self.is_measured else (*_MEASURED, *_WAITS)
         changes = dict.fromkeys(_WAITS if self.usage.wait_ratio is None else ()) | dict.fromkeys(unknown)
         if self.is_mps_client:
             changes.pop("busy_max_ns", None)
-        return structs.replace(
+        usage = structs.replace(
             self.usage,
             idle_since=at - self.idle_streak_ns / NS if self.is_measured and self.idle_streak_ns else None,
             unallocated_since=at - self.unallocated_ns / NS if self.unallocated_ns >= unallocated_after_ns else None,
             **changes,
         )
+        return Holder(**structs.asdict(self.workload), usage=usage)
 
 
 class Ledger:
@@ -362,13 +364,10 @@ class Ledger:
             if account.idle_streak_ns and account.is_holder:
                 account.idle_streak_ns += round(seconds * NS)
 
-    def list_holders(self, at: float) -> dict[str, dict[WorkloadKey, tuple[Workload, HolderUsage]]]:
-        """Returns the usage by device key and workload key. `at` is the Unix time of the last reading."""
+    def list_holders(self, at: float) -> dict[str, dict[WorkloadKey, Holder]]:
+        """Returns workloads with their usage, by device key and workload key. `at`: Unix time of the last reading."""
         return {
-            key: {
-                name: (account.workload, account.to_usage(at, self._unallocated_after_ns))
-                for name, account in sorted(accounts.items())
-            }
+            key: {name: account.to_holder(at, self._unallocated_after_ns) for name, account in sorted(accounts.items())}
             for key, accounts in self._accounts.items()
         }
 
