@@ -7,8 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from podgpu.cluster.collect import duration_text
-from podgpu.cluster.nodes import NodeEntry
+from podgpu.cluster.collect import NodeEntry, duration_text
 from podgpu.cluster.parts import HeldPart, device_model, device_utilization, gpu_id, holders_of, sum_held
 from podgpu.cluster.state import CLUSTER, ClusterState, Scope
 from podgpu.metrics.conditions import NODE_GONE

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from podgpu.cluster.collect import NodeReading
-from podgpu.cluster.nodes import NodeEntry, RecordedCondition
+from podgpu.cluster.collect import NodeEntry
+from podgpu.cluster.nodes import RecordedCondition
 from podgpu.cluster.state import ClusterState, complete_node
 from podgpu.errors import UsageError, utc_text
 from podgpu.history.events import IDLE
@@ -94,8 +94,9 @@ def _make_node(
     state = NodeState(producer="podgpu", node=name, devices=gpus, simulated=bool(now and now.state.simulated))
     gone = [one.since or at for device in devices for one in device.conditions if one.name == NODE_GONE]
     is_read = not gone and any(device.figures or device.conditions for device in devices)
-    reading = NodeReading("", state, gone[0] if gone else at, labels=now.reading.labels if now else None)
-    entry = NodeEntry(name, reading, state, at - reading.read_at, stale=not is_read, gone=bool(gone))
+    read_at, labels = gone[0] if gone else at, now.labels if now else None
+    ages: dict[str, Any] = {"age_seconds": at - read_at, "stale": not is_read, "gone": bool(gone)}
+    entry = NodeEntry("", state, read_at, labels=labels, **ages)
     owners = {(h.namespace, h.pod): owner for one in devices for *_, owner, h in one.holders if owner.name}
     return complete_node(entry, None, current.prices, 0.0, owners)
 

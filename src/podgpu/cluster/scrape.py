@@ -11,15 +11,15 @@ import re
 import resource
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import aiohttp
 import msgspec
-from msgspec.structs import replace as replace_members
+from msgspec.structs import replace
 
 from podgpu.clock import Clock, RepeatFilter
-from podgpu.cluster.collect import ClusterReading, NodeLabels, NodeReading, Owners, TargetOutcome, ViewSettings
+from podgpu.cluster.collect import ClusterReading, NodeEntry, NodeLabels, Owners, TargetOutcome, ViewSettings
 from podgpu.errors import SourceError, UsageError
 from podgpu.http_client import MAX_METRICS_BYTES, METRICS_TYPES, Access, HttpClient, check_is_metrics, open_session
 from podgpu.metrics.adapter import NODE_LABELS, keep_known_fields, node_from_samples, samples_in
@@ -52,7 +52,7 @@ class ScrapeTarget:
         base = re.sub(r"(/metrics)?/*([?#].*)?$", "", url)
         self.api = HttpClient(base, access, timeout=timeout, max_bytes=MAX_METRICS_BYTES)
         self.name = self._metrics.shown
-        self.readings: tuple[NodeReading, ...] = ()
+        self.readings: tuple[NodeEntry, ...] = ()
         self.outcome: TargetOutcome | None = None
         self.errors: Counter[str] = Counter()  # by reason
 
@@ -65,7 +65,7 @@ class ScrapeTarget:
                 state = decode_node(response.body)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise SourceError("malformed", f"{self.name}: cannot parse its /api/v1/node: {error}") from error
-            return [reduce_state(state if state.node else replace_members(state, node=self.api.host), keep_fields)]
+            return [reduce_state(state if state.node else replace(state, node=self.api.host), keep_fields)]
         if response.status != 200 and not 400 <= response.status < 500:
             raise self.api.status_error(response)
         # The exporter has no such path, or a proxy rejects every path except /metrics.
@@ -85,10 +85,10 @@ class ScrapeTarget:
 
 def reduce_state(state: NodeState, keep_fields: frozenset[str]) -> NodeState:
     """Drops the fields of `NodeState` that the cluster view does not use. This halves the memory of 1,000 nodes."""
-    return replace_members(
+    return replace(
         state,
         devices=tuple(
-            replace_members(
+            replace(
                 _reduce_device(device, keep_fields),
                 throttled_ns={},
                 healthy=(),
@@ -104,7 +104,7 @@ def reduce_state(state: NodeState, keep_fields: frozenset[str]) -> NodeState:
 
 def _reduce_device(device: S, keep_fields: frozenset[str]) -> S:
     kept = None if device.fields is None else keep_known_fields(device.fields, keep_fields)
-    return replace_members(device, fields=kept, details=(), unsupported=(), clock_events={})
+    return replace(device, fields=kept, details=(), unsupported=(), clock_events={})
 
 
 def _raise_file_limit() -> None:
@@ -161,7 +161,7 @@ class ScrapeCollector:
                 _log.exception("%s: unexpected error; please report it", target.name)
             else:
                 target.readings = tuple(
-                    NodeReading(
+                    NodeEntry(
                         target=target.name,
                         state=state,
                         read_at=self.clock.monotonic(),
@@ -179,7 +179,7 @@ class ScrapeCollector:
         targets, labels = self._targets.values(), self.read_node_labels()
         readings = (reading for target in targets for reading in target.readings)
         return ClusterReading(
-            nodes=tuple(replace(reading, labels=labels.get(reading.state.node)) for reading in readings),
+            nodes=tuple(replace(reading, labels=labels.get(reading.name)) for reading in readings),
             outcomes=tuple(target.outcome for target in targets if target.outcome is not None),
             errors={(target.name, reason): n for target in targets for reason, n in target.errors.items()},
             notes=tuple(self.read_notes()),
