@@ -11,8 +11,8 @@ from podgpu.cluster.collect import NodeEntry, duration_text
 from podgpu.cluster.parts import HeldPart, device_model, device_utilization, gpu_id, holders_of, sum_held
 from podgpu.cluster.state import CLUSTER, ClusterState, Scope
 from podgpu.metrics.conditions import NODE_GONE
-from podgpu.metrics.dcgm import holder_names
 from podgpu.metrics.encode import NO_LABELS, VERSIONS, Family, Labels, Sample, families_in, make_families
+from podgpu.metrics.labels import holder_names
 from podgpu.model import DeviceState, MigInstance, Workload, group_by_key
 
 _PLACE_LABELS = ("node", "gpu", "gpu_id", "model")

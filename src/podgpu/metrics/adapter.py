@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from podgpu.metrics.conditions import FIELD_CONDITIONS, LOST, XID, conditions, xid_spec
-from podgpu.metrics.dcgm import EXPORTED, JOB_LABEL, NAMELESS_LABELS, OLD_POD_LABELS, POD_LABELS
 from podgpu.metrics.encode import FamilySpec, families_in
 from podgpu.metrics.fields import (
     DEVICE_LEVELS,
@@ -27,6 +26,7 @@ from podgpu.metrics.fields import (
     gpu_figures,
     meaning,
 )
+from podgpu.metrics.labels import EXPORTED, JOB_LABEL, NAMELESS_LABELS, OLD_POD_LABELS, POD_LABELS
 from podgpu.metrics.parse import ParsedSample, parse_text
 from podgpu.model import RESERVATION, NodeState, Workload, WorkloadKey, device_key
 
