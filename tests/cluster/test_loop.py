@@ -40,13 +40,11 @@ class Script:
         self.closed = False
         self.go_on: asyncio.Event | None = None
 
-    async def run_round(self) -> None:
+    async def run_round(self) -> ClusterReading:
         if self._turns:
             self._turns.pop(0)(self)
         if self.go_on is not None:
             await self.go_on.wait()
-
-    def reading(self) -> ClusterReading:
         return self.now
 
     async def fetch(self, target: str, path: str) -> bytes:

@@ -122,8 +122,7 @@ class Live:
 
     def run_round(self) -> ClusterReading:
         """Returns the nodes of the cluster's state, including nodes that are no longer scraped."""
-        self._runner.run(self._collector.run_round())
-        reading = self._collector.reading()
+        reading = self._runner.run(self._collector.run_round())
         self._state = build_cluster_state(reading, self._state, SETTINGS, time.monotonic(), time.time())
         return dataclasses.replace(reading, nodes=self._state.nodes)
 

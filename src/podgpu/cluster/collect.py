@@ -176,11 +176,9 @@ class ClusterReading:
 
 
 class Collector(Protocol):
-    async def run_round(self) -> None:
-        """Reads all targets once, within deadlines. Failed requests raise no exception; `reading()` lists them."""
-
-    def reading(self) -> ClusterReading:
-        """Returns the results of the last `run_round`."""
+    async def run_round(self) -> ClusterReading:
+        """Reads all targets once, within deadlines. The result lists failed requests; they raise no exception."""
+        ...
 
     async def fetch(self, target: str, path: str) -> bytes:
         """Requests `path` (such as `api/v1/gpus/GPU-…`) from an exporter and returns the body. Raises SourceError.

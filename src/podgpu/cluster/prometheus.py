@@ -193,16 +193,13 @@ class PrometheusCollector:
         self._errors: Counter[tuple[str, str]] = Counter()
         self._reading = ClusterReading()
 
-    def reading(self) -> ClusterReading:
-        return self._reading
-
     async def fetch(self, target: str, path: str) -> bytes:
         raise SourceError("not_available", "the figures come from Prometheus; exporters are not read directly")
 
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def run_round(self) -> None:
+    async def run_round(self) -> ClusterReading:
         started = self.clock.monotonic()
         self._client.notes.clear()
         self._failures: list[tuple[str, SourceError]] = []  # name of the query, error
@@ -217,6 +214,7 @@ class PrometheusCollector:
             self._client.name, self.clock.monotonic() - started, first.reason if first else "", str(first or "")
         )
         self._reading = replace(self._reading, outcomes=(outcome,), errors=dict(self._errors))
+        return self._reading
 
     async def _read_all(self) -> None:
         """Reads all nodes, or only totals if there are too many GPUs. Raises SourceError if a required query fails."""

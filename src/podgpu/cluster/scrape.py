@@ -131,7 +131,7 @@ class ScrapeCollector:
     _semaphore: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_CONCURRENCY))
     _session: aiohttp.ClientSession | None = None
 
-    async def run_round(self) -> None:
+    async def run_round(self) -> ClusterReading:
         targets = {}
         for url in self.read_urls():
             try:
@@ -145,6 +145,7 @@ class ScrapeCollector:
         async with asyncio.TaskGroup() as group:
             for target in self._targets.values():
                 group.create_task(self._read_target(target, self._session))
+        return self._make_reading()
 
     async def _read_target(self, target: ScrapeTarget, session: aiohttp.ClientSession) -> None:
         async with self._semaphore:
@@ -175,7 +176,7 @@ class ScrapeCollector:
                 target.errors[reason] += 1
             target.outcome = TargetOutcome(target.name, self.clock.monotonic() - started, reason, message)
 
-    def reading(self) -> ClusterReading:
+    def _make_reading(self) -> ClusterReading:
         targets, labels = self._targets.values(), self.read_node_labels()
         readings = (reading for target in targets for reading in target.readings)
         return ClusterReading(
