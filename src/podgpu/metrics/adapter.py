@@ -15,19 +15,10 @@ import msgspec
 
 from podgpu.metrics.conditions import FIELD_CONDITIONS, LOST, XID, conditions, xid_spec
 from podgpu.metrics.encode import FamilySpec, families_in
-from podgpu.metrics.fields import (
-    DEVICE_LEVELS,
-    KEY_FIELDS,
-    POWER,
-    XID_NAME,
-    Meaning,
-    device_figures,
-    fields,
-    gpu_figures,
-    meaning,
-)
+from podgpu.metrics.fields import DEVICE_LEVELS, KEY_FIELDS, POWER, XID_NAME, Meaning, fields, meaning
 from podgpu.metrics.labels import EXPORTED, JOB_LABEL, NAMELESS_LABELS, OLD_POD_LABELS, POD_LABELS
 from podgpu.metrics.parse import ParsedSample, parse_text
+from podgpu.metrics.values import device_figures, gpu_figures
 from podgpu.model import RESERVATION, NodeState, Workload, WorkloadKey, device_key
 
 NODE_LABELS = ("Hostname", "hostname", "node", "instance")

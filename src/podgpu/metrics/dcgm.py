@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from podgpu.metrics.conditions import xid_spec
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.encode import Family, Labels, Sample
-from podgpu.metrics.fields import CLOCK_EVENTS, ENGINE, FB_USED, POWER, UTIL, XID_FIELD, converted, factor_1x, fields
+from podgpu.metrics.fields import CLOCK_EVENTS, ENGINE, FB_USED, POWER, UTIL, XID_FIELD, factor_1x, fields
 from podgpu.metrics.labels import (
     LabelPairs,
     Policy,
@@ -22,6 +22,7 @@ from podgpu.metrics.labels import (
     visible_devices,
     with_attributes,
 )
+from podgpu.metrics.values import converted
 from podgpu.model import MIB, MJ, EntityState, GpuOrInstance, Holder, HolderUsage, MigInstance, NodeState, Value
 
 Values = Mapping[str, Value]
