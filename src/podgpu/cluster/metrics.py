@@ -12,7 +12,7 @@ from podgpu.cluster.state import CLUSTER, ClusterState, Scope
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.metrics.encode import NO_LABELS, VERSIONS, Family, Labels, Sample, families_in, make_families
 from podgpu.metrics.labels import holder_names
-from podgpu.model import DeviceState, MigInstance, Workload, group_by_key
+from podgpu.model import DeviceState, MigInstance, group_by_key
 
 _PLACE_LABELS = ("node", "gpu", "gpu_id", "model")
 _MAP_LABELS = ("gpu_id", "gpu_model", "namespace", "node", "pod_name")  # `gpu_id`: the GPU, even of a MIG instance
@@ -134,7 +134,8 @@ def _idle_samples(state: ClusterState) -> list[Sample]:
                 labels = [*zip(_PLACE_LABELS, _place(node, part.gpu, part.instance), strict=True)]
                 if part.instance is not None:
                     labels.append(("gpu_instance", str(part.instance.id)))
-                key = (*labels, *_holder_labels(part.holder))
+                names = holder_names(part.holder).items()
+                key = (*labels, *((name, text) for name, text in names if text or part.holder.pod))
                 idle_since[key] = min(since, idle_since.get(key, since))
     return [Sample(Labels(pairs), round(since, 3)) for pairs, since in idle_since.items()]
 
@@ -149,10 +150,6 @@ def _wasteful_since(part: HeldPart, state: ClusterState) -> float | None:
 def _place(node: NodeEntry, gpu: DeviceState, instance: MigInstance | None) -> tuple[str, str, str, str]:
     index = "" if gpu.index is None else str(gpu.index)
     return node.name, index, gpu_id(gpu), device_model(gpu, instance)
-
-
-def _holder_labels(holder: Workload) -> Iterator[tuple[str, str]]:
-    return ((name, text) for name, text in holder_names(holder).items() if text or holder.pod)
 
 
 # Counts. In MIG mode, the instances are counted instead of the GPU, and `model` contains the MIG profile.

@@ -78,10 +78,6 @@ def _vgpu_license(features: Any) -> int:
     return int(any(f.featureCode == _VGPU_FEATURE and f.featureState > 0 for f in listed))
 
 
-def _bit_error_ratio(raw: int) -> float:
-    return float(((raw >> 8) & 0xF) * 10.0 ** -(raw & 0xFF))
-
-
 CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
     "": lambda raw: raw,
     "milli": lambda raw: raw / 1000.0,
@@ -104,7 +100,7 @@ CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
     "guid": _guid,
     "hex64": lambda raw: f"0x{int.from_bytes(bytes(raw), 'big'):016x}",
     "vgpu_license": _vgpu_license,
-    "bit_error_ratio": _bit_error_ratio,
+    "bit_error_ratio": lambda raw: ((raw >> 8) & 0xF) * 10.0 ** -(raw & 0xFF),
 }
 
 # Codes for "no value". NVML sets all bits. DCGM uses the 16 largest values of signed 32-bit and 64-bit integers.
