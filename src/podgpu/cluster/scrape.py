@@ -12,6 +12,7 @@ import resource
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TypeVar
 
 import aiohttp
@@ -22,7 +23,8 @@ from podgpu.clock import Clock, RepeatFilter
 from podgpu.cluster.collect import ClusterReading, NodeEntry, NodeLabels, Owners, TargetOutcome, ViewSettings
 from podgpu.errors import SourceError, UsageError
 from podgpu.http_client import MAX_METRICS_BYTES, METRICS_TYPES, Access, HttpClient, check_is_metrics, open_session
-from podgpu.metrics.adapter import NODE_LABELS, keep_known_fields, node_from_samples, samples_in
+from podgpu.metrics.adapter import NODE_LABELS, node_from_samples, samples_in
+from podgpu.metrics.fields import Meaning, meaning, names_of
 from podgpu.metrics.parse import BadExposition
 from podgpu.model import DeviceState, MigInstance, NodeState, decode_node
 
@@ -103,8 +105,17 @@ def reduce_state(state: NodeState, keep_fields: frozenset[str]) -> NodeState:
 
 
 def _reduce_device(device: S, keep_fields: frozenset[str]) -> S:
-    kept = None if device.fields is None else keep_known_fields(device.fields, keep_fields)
+    kept = None
+    if device.fields is not None:
+        own = ((spec, device.fields.get(name)) for name, spec in _find_meanings(keep_fields).items())
+        kept = {spec.field.name: spec.value(value) for spec, value in own if isinstance(value, int | float)}
     return replace(device, fields=kept, details=(), unsupported=(), clock_events={})
+
+
+@cache
+def _find_meanings(fields: frozenset[str]) -> dict[str, Meaning]:
+    """Returns the meanings of the fields' names in all versions. They convert the units of 4.9 to those of 4.8."""
+    return {name: spec for field in fields for name in names_of(field) if (spec := meaning(name))}
 
 
 def _raise_file_limit() -> None:

@@ -68,16 +68,6 @@ def rules_for(keep_fields: frozenset[str] | None) -> dict[str, FamilySpec | Mean
     return rules
 
 
-def keep_known_fields(values: Mapping[str, Any], keep_fields: frozenset[str]) -> dict[str, Any]:
-    """Returns only the values of `keep_fields`. Converts names and units of dcgm-exporter 4.9 to those of 4.8."""
-    rules, kept = rules_for(keep_fields), {}
-    for name, value in values.items():
-        rule = rules.get(name)
-        if isinstance(rule, Meaning) and rule.field.name in keep_fields:
-            kept[rule.field.name] = rule.value(value)
-    return kept
-
-
 # Builders collect samples in dicts. Each key is the name of a field of `NodeState` or of a nested struct.
 
 

@@ -199,10 +199,6 @@ def detail_helps() -> Mapping[int, str]:
     return {int(row["id"]): row["help"] for row in table_rows("details.csv")}
 
 
-def detail_fields() -> tuple[Field, ...]:
-    return tuple(fields()[number] for number in detail_helps())
-
-
 def clock_events_in_words(mask: int) -> str:
     return ", ".join(event for bit, event in CLOCK_EVENTS.items() if mask & bit) or "nothing"
 
@@ -236,20 +232,15 @@ class Rename(NamedTuple):
 @cache
 def renames() -> tuple[Rename, ...]:
     """Returns all renames, ordered by the id of the old field. For a text field, the label is renamed, not a metric."""
+    successors = {field.legacy: field for field in fields().values()}  # the same value in the base unit of DCGM 4.6.1
     all_renames = []
     for old in fields().values():
-        new = successors().get(old.id)
+        new = successors.get(old.id)
         if new is not None:
             all_renames.append(Rename(old, new, new.name, new.factor))
         elif old.name_since_4_6:
             all_renames.append(Rename(old, old, old.name_since_4_6, 1.0))
     return tuple(all_renames)
-
-
-@cache
-def successors() -> Mapping[int, Field]:
-    """Maps the id of a field in an older unit to the field that DCGM 4.6.1 added in a base unit."""
-    return {field.legacy: field for field in fields().values() if field.legacy is not None}
 
 
 def rename_of(name: str) -> Rename | None:
