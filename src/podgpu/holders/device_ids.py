@@ -134,7 +134,7 @@ def map_held(
     added up. `parse`: returns None for an id that the source does not use.
     """
     parsed = [(entry, parse(entry.text)) for entry in held]
-    replicas = None if registered is None else _count_replicas((device_id for _, device_id in parsed), registered)
+    replicas = None if registered is None else _count_replicas((one for _, one in parsed if one), registered)
     index = DeviceIndex(devices)
     held_by_device: dict[tuple[str, Workload], tuple[Device, list[tuple[DeviceId, float | None]]]] = {}
     unmapped: set[Unmapped] = set()
@@ -195,14 +195,12 @@ def group_replicas(registered: Iterable[str]) -> dict[SharedDevice, frozenset[st
     return {shared: frozenset(numbers) for shared, numbers in replicas.items()}
 
 
-def _count_replicas(
-    held: Iterable[DeviceId | None], registered: Mapping[SharedDevice, Set[str]]
-) -> dict[SharedDevice, int]:
+def _count_replicas(held: Iterable[DeviceId], registered: Mapping[SharedDevice, Set[str]]) -> dict[SharedDevice, int]:
     """Counts the replicas of each shared device. Includes held replicas that are not registered, so that shares add up
     to at most 1."""
     replicas = {shared: set(numbers) for shared, numbers in registered.items() if numbers}
     for device_id in held:
-        if device_id is not None and device_id.replica and device_id.shared in replicas:
+        if device_id.replica and device_id.shared in replicas:
             replicas[device_id.shared].add(device_id.replica)
     return {shared: len(numbers) for shared, numbers in replicas.items()}
 

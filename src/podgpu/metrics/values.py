@@ -31,7 +31,8 @@ BRANDS = (
 _FABRIC_COMPLETED = 3
 _VGPU_FEATURE = 1
 _MAX_TEMPERATURE = 200
-_RATIO_ROUNDING = 1.01  # largest accepted ratio, because GPM slightly exceeds 100 % at full load
+_MAX_RATIO = 1.01  # a ratio can exceed 1, because GPM rounds, or its counter is read slightly late
+_CLOSE = 1e-6  # a number this close to a whole number is rounded to it
 
 
 class Blank(ValueError):
@@ -113,7 +114,7 @@ _NEVER_NEGATIVE = (
     *("banks", "pages", "rows", "lanes", "ratio"),
 )
 _LIMITS = dict.fromkeys(_NEVER_NEGATIVE, (0.0, math.inf)) | dict.fromkeys(("%", "% (0-100)"), (0.0, 100.0))
-_LIMITS |= {"C": (-math.inf, _MAX_TEMPERATURE), "ratio 0-1": (0.0, _RATIO_ROUNDING)}  # unit -> least, most
+_LIMITS |= {"C": (-math.inf, _MAX_TEMPERATURE), "ratio 0-1": (0.0, _MAX_RATIO)}  # unit -> least, most
 _TOO_MUCH_FOR_64_BITS = 2.0**63
 
 
@@ -165,12 +166,7 @@ def within_unit(field: Field, number: int | float) -> int | float:
     least, most = _LIMITS.get(field.unit, (-math.inf, math.inf))
     if not least <= number <= most:
         raise Blank(f"{number} {field.unit}")
-    return min(number, 1.0) if most == _RATIO_ROUNDING else number
-
-
-# Units
-
-_CLOSE = 1e-6  # a number this close to a whole number is rounded to it
+    return min(number, 1.0) if most == _MAX_RATIO else number
 
 
 def converted(field: Field, number: int | float, factor: float) -> int | float:
@@ -192,8 +188,6 @@ def in_legacy_units(values: Mapping[int, float]) -> dict[int, float]:
 
 
 # Values that are also attributes of DeviceState or GpuOrInstance
-
-_MAX_RATIO = 1.01  # a ratio can exceed 1 if its counter is read slightly late
 
 
 def gpu_figures(values: Mapping[str, float]) -> dict[str, float | None]:
