@@ -42,7 +42,7 @@ from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
-from podgpu.metrics.dcgm import Policy
+from podgpu.metrics.labels import Policy
 from podgpu.model import Workload, WorkloadOwner
 from podgpu.simulate.gpu import SimulatedGpu
 from podgpu.simulate.node import DemoNode, Tenant

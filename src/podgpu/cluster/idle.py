@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from podgpu.cluster.nodes import CLOCK_AHEAD, NodeEntry
+from podgpu.cluster.collect import NodeEntry
+from podgpu.cluster.nodes import CLOCK_AHEAD
 from podgpu.cluster.parts import HeldPart, Use, is_mps_client, key_of
 from podgpu.model import NS, RESERVATION, DeviceState, GpuOrInstance, Holder, HolderUsage, MigInstance, Workload
 
@@ -58,7 +59,7 @@ class IdleTimes:
     idle_for: Mapping[str, float]  # idle seconds before the first reading, by `Device.key`
 
     def __post_init__(self) -> None:
-        skew = self.node.reading.skew_seconds or 0.0
+        skew = self.node.skew_seconds or 0.0
         self._skew = skew if abs(skew) > CLOCK_AHEAD else 0.0
         parts = self.earlier.held if self.earlier else ()
         self._before = {(part.device_key, part.holder.key): part for part in parts}

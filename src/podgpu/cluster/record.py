@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from podgpu.cluster.collect import NodeEntry
 from podgpu.cluster.idle import describe_idle, wasteful_since
 from podgpu.cluster.loop import Cluster
-from podgpu.cluster.nodes import NodeEntry, describe_condition
+from podgpu.cluster.nodes import describe_condition
 from podgpu.cluster.parts import HeldPart, device_memory, device_model, device_utilization, divide_gpu, key_of
 from podgpu.cluster.ranges import account_of
 from podgpu.cluster.state import ClusterState
