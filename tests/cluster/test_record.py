@@ -66,7 +66,7 @@ def test_gpus_with_unknown_holders_are_not_charged_as_unallocated() -> None:
         other = node("n1", gpu(0, busy=0.5), read_at=at, producer="dcgm-exporter", target="http://dcgm")
         recorded.state = recorded.world.round(other, at=at, prices=PRICES)
         assert (stored := recorded.read()) is not None
-    assert stored.gpus[0].unallocated == Amounts()
+    assert (stored.gpus[0].unallocated, stored.gpus[0].holders_known) == (Amounts(), False)
 
 
 def test_the_page_says_that_sqlite_is_made_for_fewer_gpus() -> None:

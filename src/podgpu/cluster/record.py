@@ -69,6 +69,7 @@ class RoundReader:
                     gpu_index=gpu.index,
                     figures=_figures(gpu, instance) if has_figures else None,
                     holders=holders,
+                    holders_known=node.silent is None,
                     conditions=[
                         *((condition.name, describe_condition(condition)[0]) for condition in gpu.conditions),
                         *_idle_alarms(parts, node.read_at + state.clock_offset, state.settings.idle_after),
