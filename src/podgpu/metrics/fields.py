@@ -484,6 +484,7 @@ UTIL, ENGINE, POWER, TEMPERATURE, FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED = KEY_
 )
 MEMORY_FIELDS = (FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED)
 XID_NAME = fields()[XID_FIELD].name
+TENSOR_ACTIVE, DRAM_ACTIVE = fields()[1004].name, fields()[1005].name
 _MAX_RATIO = 1.01  # a ratio can exceed 1 if its counter is read slightly late
 
 
