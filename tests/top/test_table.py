@@ -35,9 +35,9 @@ def texts(of: Table) -> list[str]:
 def test_without_a_width_nothing_is_cut() -> None:
     assert texts(Table(ALL, "gpu")) == [
         "GPU  MODEL          HOLDER                UTIL   MEM GiB POWER TEMP PROC   IDLE",
-        "0    H100 80GB HBM3 research/train/main    93% 61.0/80.0  600W  67C    1   busy",
+        "0    H100 80GB HBM3 research/train/main    93% 61.0/80.0  600W  67C    1     0s",
         "1    H100 80GB HBM3 2 holders              50% 14.0/80.0  300W    –    3",
-        "                      batch/embed/worker   50%  9.0          –         2   busy",
+        "                      batch/embed/worker   50%  9.0          –         2     0s",
         "                      serving/chat/engine   0%  5.0       100W         1  1m30s",
         "2    L4             -                       0%    –/–        –    –    –",
         "3    H100 80GB HBM3 1 of 2 instances held  30%    –/–     200W  40C    –",
