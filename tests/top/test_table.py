@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from rich.cells import cell_len
 
-from podgpu.cluster.parts import Totals, Use
+from podgpu.cluster.parts import Totals
 from podgpu.history.answers import NO_DATA
 from podgpu.model import Workload
 from podgpu.top.lines import make_lines
 from podgpu.top.source import Sparklines
-from podgpu.top.table import Table, as_text, draw_sparkline, fit_holder, format_duration, format_idle, render_totals
+from podgpu.top.table import Table, as_text, draw_sparkline, fit_holder, format_duration, render_totals
 from tests.top.scene import NOW, busy_gpu, gpu, holder, lines_of, node, view
 from tests.top.test_lines import ALL
 
@@ -114,8 +114,6 @@ def test_sparklines(points: bytes, width: int, text: str) -> None:
 def test_times() -> None:
     durations = (0, 59.9, 60, 3599, 3600, 86399, 90000)
     assert [format_duration(s) for s in durations] == ["0s", "59s", "1m00s", "59m59s", "1h00m", "23h59m", "1d01h"]
-    idle: list[tuple[Use | None, float | None]] = [("used", None), ("idle", 61), ("idle", None), ("unknown", None)]
-    assert [format_idle(use, seconds) for use, seconds in idle] == ["busy", "1m01s", "idle", "–"]
 
 
 TOTALS = Totals(
