@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
+from statistics import fmean
 from typing import NamedTuple
 
 import click
@@ -349,7 +350,7 @@ class _PastDevice(NamedTuple):
     size: float  # fraction of the GPU
     tenants: list[Tenant]
 
-    def sample(self, at: int, now: float, seconds: float, prices: Prices, users: list[Tenant]) -> GpuSample:
+    def sample(self, at: int, now: float, seconds: int, prices: Prices, users: list[Tenant]) -> GpuSample:
         """`users`: tenants of the device and, for a GPU, of its MIG instances."""
         ago = (now - at) / HOUR
         conditions = [
@@ -406,9 +407,11 @@ class _PastDevice(NamedTuple):
             currency=currency,
         )
 
-    def load(self, tenant: Tenant, at: int, now: float, seconds: float) -> float:
+    def load(self, tenant: Tenant, at: int, now: float, seconds: int) -> float:
         """Returns the load. That of services follows the time of day; notebooks rest at night and at weekends."""
-        load = tenant.duty if seconds > COARSE else self.node.load_of(tenant).demand(at - self.gpu.epoch)
+        load, process = tenant.duty, self.node.load_of(tenant)
+        if seconds <= COARSE:  # longer means are constant
+            load = fmean(process.demand(time - self.gpu.epoch) for time in range(at, at + seconds, 60))
         if tenant.namespace in ("serving", "batch"):
             load *= _day_load(at) / _day_load(now)
         if tenant.pod.startswith("jupyter-ben-") and (not 6 <= at % DAY / HOUR < 18 or (at // DAY + 3) % 7 > 4):
