@@ -221,7 +221,7 @@ class EngineTrace:
     marks: list[tuple[int, str]] = field(default_factory=list)  # time and text of XIDs and changes of the clock events
     waits: list[tuple[int, int, int]] = field(default_factory=list)  # begin, end and pid
     periods: list[Period] = field(default_factory=list)
-    estimator: WaitEstimator = field(default_factory=partial(WaitEstimator, detection_windows=1))
+    estimator: WaitEstimator = field(default_factory=partial(WaitEstimator, is_complete=True))
 
     def add(self, residency: Residency, samples: Iterable[BusySample], busy_share: float) -> None:
         """Adds a window. `busy_share`: fraction of the window in which the device was busy."""

@@ -6,9 +6,12 @@ clock. This module does no I/O.
 
 from __future__ import annotations
 
+import random
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count, pairwise
 from math import log2
 from operator import itemgetter
 from statistics import median
@@ -33,7 +36,9 @@ _A_LITTLE_LONGER = 1.6
 _MAX_LONGER_PART = 10  # for each ten periods in the mode, at most one period may be slightly longer
 _RECENT_PERIODS = 32
 _DETECTION_WINDOWS = 16  # the slice is detected once in this many windows, because its length rarely changes
-_DIVIDED_WAITS = 128  # at most about this many waits per window are attributed to the processes that ran meanwhile
+_EXAMINED_PERIODS = 128
+"""If a window has more periods, a random part of the window with about this many is examined. Examining 600 periods per
+second would take 0.2 % of a CPU core."""
 
 
 def detect_slice(residency: Residency, worked: int) -> int | None:
@@ -60,6 +65,17 @@ def detect_slice(residency: Residency, worked: int) -> int | None:
     return None
 
 
+@dataclass(slots=True)
+class _Waits:
+    """Waits of one process before the examined periods. Times are sums in nanoseconds."""
+
+    periods: int
+    estimate: int = 0
+    least: int = 0
+    most: int = 0
+    runners: dict[int, int] = field(default_factory=dict)  # how much of `estimate` other processes ran, by pid
+
+
 class WaitEstimator:
     """Estimates waiting times on one engine. Relies on these rules of the driver's round-robin scheduler:
 
@@ -69,15 +85,17 @@ class WaitEstimator:
       process waited. If a period is longer than a slice, others can have waited only during the period's last slice.
     """
 
-    def __init__(self, detection_windows: int = _DETECTION_WINDOWS) -> None:
+    def __init__(self, *, is_complete: bool = False) -> None:
+        """`is_complete`: examine all periods, and detect the slice in each window."""
         self.slice = DEFAULT_SLICE_NS
         self.is_slice_detected = False
         self.intervals: list[tuple[int, int, int]] = []
-        """Begin, end and pid of the waits in the last window. A wait may begin before the window."""
+        """Begin, end and pid of the examined waits in the last window. A wait may begin before the window."""
         self._windows = 0
-        self._detection_windows = detection_windows
+        self._is_complete = is_complete
         self._until = -1
-        self._recent: list[Period] = []  # the most recent periods, preceded by the last period of each other process
+        self._recent: list[Period] = []  # see `_select_recent`
+        self._examined: dict[int, _Waits] = {}  # by pid
 
     def is_cut(self, duration: int) -> bool:
         """Returns True if a period of this length lasted a whole time slice, so that the process still had work."""
@@ -85,42 +103,53 @@ class WaitEstimator:
 
     def add(self, residency: Residency, busy: Mapping[int, int]) -> ProcessWaits:
         """Returns the waiting times in the next window. `busy`: busy time of each process in this window, by pid."""
-        if self._windows % self._detection_windows == 0 and (found := detect_slice(residency, sum(busy.values()))):
-            self.slice, self.is_slice_detected = found, True
+        is_due = self._is_complete or self._windows % _DETECTION_WINDOWS == 0
+        if is_due and (slice_ns := detect_slice(residency, sum(busy.values()))):
+            self.slice, self.is_slice_detected = slice_ns, True
         self._windows += 1
+        resident = residency.resident
         recent = self._recent if residency.since == self._until else []  # empty after a missing window
         self._until = residency.until
         new = residency.periods
         if recent and new and recent[-1][:2] == new[0][:2]:  # the last period continues
             recent, new = [*recent[:-1], new[0]], new[1:]
-        sums, parts = self._find_waits([*recent, *new], len(recent), residency, busy)
+        counts = Counter(map(itemgetter(0), new))
+        since, until = residency.since, residency.until
+        self._recent = _select_recent([*recent, *new], resident)
+        if len(new) > _EXAMINED_PERIODS and not self._is_complete:
+            span = residency.window * _EXAMINED_PERIODS // len(new)
+            since += random.randrange(residency.window - span)
+            until = since + span
+            first, stop = (bisect_left(new, edge, key=itemgetter(1)) for edge in (since, until))
+            recent, new = _select_recent([*recent, *new[:first]], resident), new[first:stop]
+        found = self._find_waits([*recent, *new], len(recent), residency, busy)
+        # A process without a period in the examined part is assumed to wait as long per period as before.
+        self._examined = {pid: waits for pid, waits in (self._examined | found).items() if pid in counts}
         processes: dict[int, tuple[int, int, int]] = {}
         pairs: dict[tuple[int, int], int] = {}
-        for pid, runners in parts.items():
-            limit = residency.window - residency.resident[pid]  # a wait may have begun before the window
-            estimate, least, most = (min(ns, limit) for ns in sums[pid])
-            processes[pid] = estimate, least, most
-            divided = sum(runners.values())  # less than the estimate if not all waits were attributed
-            for runner, ns in runners.items():
-                pairs[pid, runner] = ns * estimate // divided if divided else 0
-        return ProcessWaits(processes, pairs, _measure_union(self.intervals, residency.since))
+        for pid, waits in self._examined.items():
+            if waits.runners:
+                limit = residency.window - resident[pid]  # a wait may have begun before the window
+                sums = (waits.estimate, waits.least, waits.most)
+                estimate, least, most = (min(ns * counts[pid] // waits.periods, limit) for ns in sums)
+                processes[pid] = estimate, least, most
+                for runner, ns in waits.runners.items():
+                    pairs[pid, runner] = ns * estimate // waits.estimate if waits.estimate else 0
+        pressure = _measure_union(self.intervals, since)
+        return ProcessWaits(processes, pairs, pressure * residency.window // (until - since))
 
     def _find_waits(
         self, periods: Sequence[Period], first_new: int, residency: Residency, busy: Mapping[int, int]
-    ) -> tuple[dict[int, list[int]], dict[int, dict[int, int]]]:
-        """Finds how long each process waited before each of its new periods.
+    ) -> dict[int, _Waits]:
+        """Finds how long each process waited before each of its new periods. Returns a dict by pid.
 
-        Returns two dicts by pid of the waiting process. The first contains estimate, minimum and maximum. The second
-        attributes waits to running processes, by pid. If a window has many waits, only some of them are attributed. As
-        there may be 5,000 periods per second, this is one loop without function calls.
+        This is one loop without function calls, because they would take most of the time.
         """
         lead, resident, slice_ns, longest = residency.costs.lead, residency.resident, self.slice, self.slice * _LONG
         cut_from, cut_to = slice_ns * (1 - _CUT_TOLERANCE), slice_ns * (1 + _CUT_TOLERANCE)
         idle_from = self._find_idle_ends(residency, busy)
-        # The divisor is odd, because times are multiples of 32. A power of two would divide all of them.
-        divide_each = 1 + 2 * ((len(periods) - first_new) // _DIVIDED_WAITS)
-        sums = {pid: [0, 0, 0] for pid in resident if pid not in _NEVER_WAIT}
-        parts: dict[int, dict[int, int]] = {}
+        counts = Counter(map(itemgetter(0), periods[first_new:]))
+        found = {pid: _Waits(number) for pid, number in counts.items() if pid not in _NEVER_WAIT}
         self.intervals = intervals = []
         last: dict[int, int] = {}
         repeated = -1  # the last period whose process ran again later
@@ -129,7 +158,7 @@ class WaitEstimator:
         for position, (pid, began, _, until) in enumerate(periods):
             before = last.get(pid, -1)
             last[pid] = position
-            if -1 < before < position - 1 and position >= first_new and (total := sums.get(pid)):
+            if -1 < before < position - 1 and position >= first_new and (waits := found.get(pid)):
                 # `first` is the earliest period during which the process may have waited. It follows the process's own
                 # last period. From `first` on, each other process has at most one period.
                 _, previous_began, _, previous_until = periods[before]
@@ -155,7 +184,7 @@ class WaitEstimator:
                     first = before + 1
                     if cut_from < previous_until - previous_began < cut_to:
                         is_cut = True
-                        total[1] += estimate
+                        waits.least += estimate
                         most += MAX_SAVE_NS
                 if idle >= first and not is_cut:
                     # The work arrived at the end of the idle period, or during the period after it.
@@ -164,27 +193,22 @@ class WaitEstimator:
                     within = 0 if first == idle else (first_until - first_began) // 2
                     if begin - first_until + within < estimate:
                         estimate = begin - first_until + within
-                total[0] += estimate
-                total[2] += most + lead
+                waits.estimate += estimate
+                waits.most += most + lead
                 intervals.append((begin - estimate, begin, pid))
-                if began % divide_each == 0 or pid not in parts:
-                    runners = parts.setdefault(pid, {})
-                    left, end = estimate, begin
-                    for runner, runner_began, _, _ in reversed(periods[first + 1 : position]):
-                        runners[runner] = runners.get(runner, 0) + end - runner_began
-                        left, end = left - (end - runner_began), runner_began
-                    runner = periods[first][0]
-                    runners[runner] = runners.get(runner, 0) + left
+                runners, left, end = waits.runners, estimate, begin
+                for runner, runner_began, _, _ in reversed(periods[first + 1 : position]):
+                    runners[runner] = runners.get(runner, 0) + end - runner_began
+                    left, end = left - (end - runner_began), runner_began
+                runner = periods[first][0]
+                runners[runner] = runners.get(runner, 0) + left
             if before > repeated:
                 repeated = before
             if until - began > longest:
                 long = position
             if idle_from and until - began > idle_from.get(pid, longest):
                 idle = position
-        tail = max(0, len(periods) - _RECENT_PERIODS)
-        older = sorted(last[pid] for pid in resident if last[pid] < tail)
-        self._recent = [*(periods[position] for position in older), *periods[tail:]]
-        return sums, parts
+        return found
 
     def _find_idle_ends(self, residency: Residency, busy: Mapping[int, int]) -> dict[int, float]:
         """Returns the minimum length, by pid, of periods that are assumed to end with idle time. Empty if the busy time
@@ -195,6 +219,14 @@ class WaitEstimator:
             return {}
         counts = Counter(map(itemgetter(0), residency.periods))
         return {pid: busy.get(pid, 0) / count * _LONG + _SHORT_NS for pid, count in counts.items()}
+
+
+def _select_recent(periods: Sequence[Period], pids: Collection[int]) -> list[Period]:
+    """Returns the most recent periods, preceded by the last period of each other process in `pids`."""
+    tail = max(0, len(periods) - _RECENT_PERIODS)
+    last = dict(zip(map(itemgetter(0), periods), count(), strict=False))
+    older = sorted(position for pid, position in last.items() if position < tail and pid in pids)
+    return [*(periods[position] for position in older), *periods[tail:]]
 
 
 def _measure_union(intervals: Sequence[tuple[int, int, int]], since: int) -> int:
