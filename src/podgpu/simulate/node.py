@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -115,7 +115,6 @@ def _make_load(driver: SimulatedNvml, tenant: Tenant, pid: int, sway: float = 0.
         duty=tenant.duty,
         gi_id=tenant.gi_id,
         memory=min(tenant.memory, room),
-        tensor=0.05 if tenant.pod.startswith("diffusion-") else 0.5,
         phase=pid * 1.7,
         sway=sway,
         sway_period=300 + 30 * (pid % 37),
@@ -230,9 +229,10 @@ class DemoNode:
         return list(self._pids)
 
     def load_of(self, tenant: Tenant) -> SimulatedLoad:
-        """Returns the load of a tenant. The tenant need not be present."""
+        """Returns the load of a tenant. The tenant need not be present. One job hardly uses the tensor cores."""
         pid = self._pids.get(tenant, _FIRST_PID)
-        return _make_load(self.driver, tenant, pid, _SWAY.get(tenant.namespace, 0.0))
+        load = _make_load(self.driver, tenant, pid, _SWAY.get(tenant.namespace, 0.0))
+        return replace(load, tensor=0.05) if tenant.pod.startswith("diffusion-") else load
 
     def add_tenants(self, *new: Tenant) -> None:
         for tenant in new:
