@@ -1,9 +1,9 @@
 """Starts podgpu, as `podgpu` or `python -m podgpu`."""
 
-import signal
+from _signal import SIG_DFL, SIGINT, signal  # type: ignore[import-not-found]  # `signal` itself imports other modules
 
 # Until main() runs, Ctrl-C ends the process without a traceback. Python's default handler would raise inside an import.
-signal.signal(signal.SIGINT, signal.SIG_DFL)
+signal(SIGINT, SIG_DFL)
 
 from podgpu.cli import main  # noqa: E402
 

@@ -239,7 +239,7 @@ def test_a_pod_on_a_stale_node_has_no_value_unless_it_is_skipped() -> None:
     "autoscale uses only the values of the node that the API server names, and logs the other one once",
 )
 def test_values_of_a_pods_former_node_are_ignored(caplog: pytest.LogCaptureFixture) -> None:
-    stage = Stage([pod("a", node="n2"), pod("web", node="n1", asks=False)])
+    stage = Stage([pod("a", node="n2")])  # n1 is no longer in Kubernetes
     stage.turns(3, n1=(busy("a", 0.0, 0),), n2=(busy("a", 0.6, 0, uuid="GPU-b"),))
     assert figure(stage) == pytest.approx(60)
     assert caplog.text.count("the exporter on n1 reports the pod serving/a, but that pod runs on n2") == 1

@@ -34,20 +34,20 @@ def test_two_signals_to_stop_end_cleanly(tmp_path: Path) -> None:
 
 
 FINDER = """
-import os, signal, sys, time
+import os, sys, time
 
 class Finder:
     @staticmethod
     def find_spec(name, path=None, target=None):
         if name == MODULE:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), 2)
             time.sleep(60)
 
 sys.meta_path.insert(0, Finder)
 """
 
 
-@pytest.mark.parametrize("module", ["click", "aiohttp", "podgpu.cluster.loop"])
+@pytest.mark.parametrize("module", ["enum", "click", "aiohttp", "podgpu.cluster.loop"])
 def test_sigint_during_the_imports_prints_no_traceback(module: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(FINDER.replace("MODULE", repr(module)), encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}

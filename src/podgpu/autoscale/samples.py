@@ -162,8 +162,9 @@ def sample_round(state: ClusterState, rates: UsageRates, pods: RunningPods, at: 
             row[USED.column] = 100 * used.mean / state.settings.full * used.devices
             row[USED_COUNT] = float(used.devices)
     node_names = {pod.node for pod in pods.by_key.values()}
+    has_node_names = any(node.name in node_names for node in state.nodes)
     for pod, by_node in devices.items():
-        name = _find_node(pods.by_key.get(pod), by_node, node_names)
+        name = _find_node(pods.by_key.get(pod), by_node, has_node_names)
         if name is not None:
             samples.rows[pod] = _make_row(by_node[name], state)
         if ignored := ", ".join(other for other in by_node if other != name):
@@ -171,15 +172,14 @@ def sample_round(state: ClusterState, rates: UsageRates, pods: RunningPods, at: 
     return samples
 
 
-def _find_node(pod: PodSeen | None, reporting: Collection[str], node_names: Collection[str]) -> str | None:
+def _find_node(pod: PodSeen | None, reporting: Collection[str], has_node_names: bool) -> str | None:
     """Returns the node whose values are used for the pod: its node in Kubernetes, if this node reports the pod.
 
-    Otherwise returns the only reporting node that Kubernetes does not list, as exporters may use other node names.
+    If no exporter uses the node names of Kubernetes, returns the only reporting node.
     """
-    if pod is not None and pod.node in reporting:
-        return pod.node
-    possible = reporting if pod is None else [name for name in reporting if name not in node_names]
-    return next(iter(possible)) if len(possible) == 1 else None
+    if pod is not None and (has_node_names or pod.node in reporting):
+        return pod.node if pod.node in reporting else None
+    return next(iter(reporting)) if len(reporting) == 1 else None
 
 
 def _make_row(devices: Sequence[_PodDevice], state: ClusterState) -> array[float]:
