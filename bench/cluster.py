@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.figures import Figure
-from podgpu.cluster.collect import ViewSettings
+from podgpu.cluster.collect import ClusterReading, ViewSettings
 from podgpu.cluster.scrape import ScrapeCollector
 
 NODES = 1000
@@ -75,10 +75,10 @@ async def _measure_rounds(fleet: FleetProcess, rounds: int) -> tuple[float, floa
         fleet.next_round()
         for collector, taken in zip(collectors, seconds, strict=True):
             started = time.process_time()
-            await collector.run_round()
+            reading = await collector.run_round()
             if number:  # the first round opens the connections
                 taken.append(time.process_time() - started)
-            _check(collector, len(fleet.ports))
+            _check(reading, len(fleet.ports))
     for collector in collectors:
         await collector.close()
     return median(seconds[0]), median(seconds[1])
@@ -89,8 +89,7 @@ def _make_collector(ports: Sequence[int], path: str) -> ScrapeCollector:
     return ScrapeCollector(lambda: targets, ViewSettings(), timeout=60.0)
 
 
-def _check(collector: ScrapeCollector, nodes: int) -> None:
-    reading = collector.reading()
+def _check(reading: ClusterReading, nodes: int) -> None:
     failures = [outcome.text for outcome in reading.outcomes if outcome.error]
     if failures or len({node.state.node for node in reading.nodes}) != nodes:
         raise RuntimeError(f"not every node was read: {failures[:3]}")

@@ -18,7 +18,7 @@ from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
-from podgpu.metrics.dcgm import Policy
+from podgpu.metrics.labels import Policy
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet
 from podgpu.simulate.node import Tenant, create_host_files, place_loads, pods, tenants

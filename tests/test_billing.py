@@ -15,7 +15,7 @@ import pytest
 from podgpu.agent.loop import Settings
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
-from podgpu.metrics.dcgm import Policy
+from podgpu.metrics.labels import Policy
 from podgpu.simulate.gpu import SimulatedLoad, split_busy
 from podgpu.simulate.kubelet import SimulatedPod
 from tests.agent.simulated_node import SimulatedNode

@@ -27,7 +27,7 @@ from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
-from podgpu.metrics.dcgm import Policy
+from podgpu.metrics.labels import Policy
 from podgpu.usage.containers import ContainerFinder
 
 SPEED = 100.0

@@ -13,7 +13,7 @@ from pathlib import Path
 from podgpu.agent.loop import Settings
 from podgpu.holders.identity import Identities
 from podgpu.metrics.counters import parse_counters
-from podgpu.metrics.dcgm import Policy
+from podgpu.metrics.labels import Policy
 from podgpu.model import Allocation, Assignment, Device, Workload
 from podgpu.simulate.gpu import SimulatedLoad
 from tests.agent.simulated_node import SimulatedNode

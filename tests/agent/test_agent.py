@@ -12,7 +12,7 @@ import pytest
 from podgpu.agent.loop import Settings
 from podgpu.gpu.nvml.driver import VersionMismatch
 from podgpu.metrics.counters import parse_counters
-from podgpu.metrics.dcgm import Policy
+from podgpu.metrics.labels import Policy
 from podgpu.model import Allocation, Assignment, Workload
 from podgpu.web import exporter_app
 from tests.agent.simulated_node import SimulatedNode as Node

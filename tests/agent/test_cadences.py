@@ -17,7 +17,7 @@ from podgpu.agent.loop import Agent, Settings
 from podgpu.errors import SourceError
 from podgpu.gpu.nvml.telemetry import NvmlTelemetry
 from podgpu.holders.reader import HolderSources
-from podgpu.metrics.dcgm import Policy
+from podgpu.metrics.labels import Policy
 from podgpu.model import Allocation, Device
 from podgpu.usage.containers import ContainerFinder
 from tests.agent.gpu_bench import COUNTERS

@@ -13,7 +13,7 @@ from podgpu.agent.counters import Collection, ReadCounters, counters_in_configma
 from podgpu.agent.loop import Settings
 from podgpu.errors import SourceError
 from podgpu.metrics.counters import CounterSpec, parse_counters
-from podgpu.metrics.dcgm import Policy
+from podgpu.metrics.labels import Policy
 from podgpu.simulate.gpu import SimulatedLoad
 from tests.agent.simulated_node import SimulatedNode
 

@@ -14,7 +14,7 @@ from podgpu.agent.loop import Settings
 from podgpu.cli.main import run
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.metrics.conditions import conditions
-from podgpu.metrics.dcgm import Policy
+from podgpu.metrics.labels import Policy
 from podgpu.simulate.kubelet import SimulatedPod
 from tests.agent.gpu_bench import GpuBench, bench_of
 from tests.agent.simulated_node import SimulatedNode

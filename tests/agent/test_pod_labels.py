@@ -12,8 +12,9 @@ from podgpu.errors import UsageError
 from podgpu.holders.api import LabelFilter, label_name
 from podgpu.kube.objects import PodRecord
 from podgpu.metrics.counters import parse_counters
-from podgpu.metrics.dcgm import Policy, render_dcgm
+from podgpu.metrics.dcgm import render_dcgm
 from podgpu.metrics.encode import encode
+from podgpu.metrics.labels import Policy
 from podgpu.metrics.render import render_own
 from podgpu.model import Assignment, Device, Workload
 from tests.agent.documents import make_state

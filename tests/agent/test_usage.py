@@ -12,7 +12,7 @@ from podgpu.cluster.view import make_view
 from podgpu.errors import SourceError
 from podgpu.holders.identity import Identities
 from podgpu.metrics.counters import shipped_counters
-from podgpu.metrics.dcgm import Policy
+from podgpu.metrics.labels import Policy
 from podgpu.model import Assignment, Unmapped, VcudaRequest, Workload
 from podgpu.simulate.gpu import SimulatedLoad
 from podgpu.web.exporter_app import build_state

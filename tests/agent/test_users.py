@@ -13,7 +13,7 @@ import pytest
 from podgpu.agent.loop import Settings
 from podgpu.cluster.record import RoundReader
 from podgpu.cluster.view import View, make_view
-from podgpu.metrics.dcgm import Policy
+from podgpu.metrics.labels import Policy
 from podgpu.model import Assignment, Workload
 from podgpu.simulate.gpu import SimulatedLoad
 from podgpu.top.lines import flatten, make_lines

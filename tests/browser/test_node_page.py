@@ -15,7 +15,7 @@ from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
-from podgpu.metrics.dcgm import Policy
+from podgpu.metrics.labels import Policy
 from podgpu.simulate.node import create_host_files, place_loads, pods, tenants
 from podgpu.usage.containers import ContainerFinder
 from tests.browser.chromium import Tab, visited

@@ -51,8 +51,7 @@ class Rounds:
     def run(self, after: float = 0.0) -> ClusterReading:
         self.clock.advance(after)
         self.double.now += after
-        self._runner.run(self.collector.run_round())
-        return self.collector.reading()
+        return self._runner.run(self.collector.run_round())
 
     def close(self) -> None:
         self._runner.run(self.collector.close())

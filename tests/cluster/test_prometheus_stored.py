@@ -113,9 +113,8 @@ class Reader:
 
     def round(self, **options: Any) -> ClusterReading:
         collector = PrometheusCollector(PrometheusServer(self._url, **options), ViewSettings(idle_after=IDLE_AFTER))
-        self._runner.run(collector.run_round())
+        reading = self._runner.run(collector.run_round())
         self._runner.run(collector.close())
-        reading = collector.reading()
         assert [outcome.error for outcome in reading.outcomes] == [""], reading.outcomes
         return reading
 

@@ -29,16 +29,16 @@ class FakeClock:
 
 
 def run_rounds(
-    *exporters: Exporter, steps: Callable[[ScrapeCollector], Awaitable[None]] | None = None, **options: object
+    *exporters: Exporter, steps: Callable[[ScrapeCollector], Awaitable[ClusterReading]] | None = None, **options: object
 ) -> ClusterReading:
     """Runs one round, or `steps`, and returns the reading."""
 
     async def run() -> ClusterReading:
         async with running_exporters(*exporters) as urls:
             collector = ScrapeCollector(lambda: urls, SETTINGS, **options)  # type: ignore[arg-type]
-            await (steps(collector) if steps else collector.run_round())
+            reading = await (steps(collector) if steps else collector.run_round())
             await collector.close()
-            return collector.reading()
+            return reading
 
     return asyncio.run(run())
 
@@ -81,13 +81,14 @@ def test_a_node_without_a_name_has_the_address() -> None:
 def test_an_exporter_that_is_upgraded() -> None:
     exporter = Exporter(metrics_text(0))
 
-    async def steps(collector: ScrapeCollector) -> None:
+    async def steps(collector: ScrapeCollector) -> ClusterReading:
         await collector.run_round()
         assert exporter.paths == ["/api/v1/node", "/metrics"]
         exporter.document = node_document(0)
-        await collector.run_round()
+        reading = await collector.run_round()
         assert exporter.paths[2:] == ["/api/v1/node"]
         assert len(exporter.peers) == 1  # the connection stays open
+        return reading
 
     (node,) = run_rounds(exporter, steps=steps).nodes
     assert node.state.producer == "podgpu"
@@ -101,18 +102,17 @@ def test_an_exporter_that_is_upgraded() -> None:
 def test_a_failing_exporter() -> None:
     good, bad, time = Exporter(metrics_text(0)), Exporter(metrics_text(1)), FakeClock()
 
-    async def steps(collector: ScrapeCollector) -> None:
+    async def steps(collector: ScrapeCollector) -> ClusterReading:
         await collector.run_round()
         time.now, bad.status = 115.0, 503
         await collector.run_round()
-        await collector.run_round()
-        reading = collector.reading()
+        reading = await collector.run_round()
         assert read_times(reading) == {"node-0": 115.0, "node-1": 100.0}
         assert [o.error for o in reading.outcomes] == ["", "http_503"]
         assert reading.outcomes[1].text.startswith(bad.url)
         assert reading.errors == {(bad.url, "http_503"): 2}
         time.now, bad.status, bad.text = 130.0, 200, metrics_text(1, 7)
-        await collector.run_round()
+        return await collector.run_round()
 
     reading = run_rounds(good, bad, steps=steps, clock=time.clock())
     assert read_times(reading) == {"node-0": 130.0, "node-1": 130.0}
@@ -166,15 +166,13 @@ async def test_targets_come_and_go() -> None:
         second.status = 200
         await collector.run_round()
         current.remove(urls[1])
-        await collector.run_round()
-        reading = collector.reading()
+        reading = await collector.run_round()
         assert [(n.state.node, n.listed) for n in reading.nodes] == [("node-0", True)]
         assert [o.target for o in reading.outcomes] == urls[:1]
         assert reading.errors == {}
         assert reading.notes == ("the API server cannot be reached",)
         current.append(urls[1])
-        await collector.run_round()
-        reading = collector.reading()
+        reading = await collector.run_round()
         assert [(n.state.node, n.listed) for n in reading.nodes] == [("node-0", True), ("node-1", True)]
         await collector.close()
 
@@ -182,8 +180,8 @@ async def test_targets_come_and_go() -> None:
 def test_other_paths_of_an_exporter() -> None:
     exporter = Exporter(document=node_document(0))
 
-    async def steps(collector: ScrapeCollector) -> None:
-        await collector.run_round()
+    async def steps(collector: ScrapeCollector) -> ClusterReading:
+        reading = await collector.run_round()
         assert await collector.fetch(exporter.url, "api/v1/gpus/GPU-0") == b'{"uuid": "GPU-0"}'
         for target, path, reason in (
             (exporter.url, "api/v1/gpus/GPU-9", "http_404"),
@@ -192,6 +190,7 @@ def test_other_paths_of_an_exporter() -> None:
             with pytest.raises(SourceError) as caught:
                 await collector.fetch(target, path)
             assert caught.value.reason == reason
+        return reading
 
     run_rounds(exporter, steps=steps)
 

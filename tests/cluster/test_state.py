@@ -23,21 +23,21 @@ def test_the_exporter_that_names_holders_counts_then_the_one_that_counted_before
     names = node("n1", gpu(0, holder(), busy=0.2), target="http://b", read_at=1)
     for order in ((without, names), (names, without)):
         (entry,) = state_of(*order, at=3).nodes
-        assert entry.reading.target == "http://b"
+        assert entry.target == "http://b"
     world = World()
     world.round(node("n1", gpu(0, holder()), target="http://b"))
     for at in range(15, 90, 15):
         both = [node("n1", gpu(0, holder()), target=f"http://{name}", read_at=at) for name in "ab"]
-        assert world.round(*both, at=at).nodes[0].reading.target == "http://b"
+        assert world.round(*both, at=at).nodes[0].target == "http://b"
     silent = node("n1", gpu(0, holder()), target="http://b", read_at=75)
     state = world.round(silent, node("n1", gpu(0), target="http://a", read_at=130), at=131)
-    assert state.nodes[0].reading.target == "http://a", "current values have priority"
+    assert state.nodes[0].target == "http://a", "current values have priority"
 
 
 def test_the_exporter_before_a_roll_out_is_no_second_exporter() -> None:
     old = node("n1", gpu(0, holder()), target="http://a", listed=False)
     state = state_of(old, node("n1", gpu(0, holder()), target="http://b", listed=True, read_at=15), at=15)
-    assert (state.nodes[0].reading.target, state.alerts) == ("http://b", ())
+    assert (state.nodes[0].target, state.alerts) == ("http://b", ())
     renamed = node("n2", gpu(0, holder()), target="http://b", listed=True, read_at=15)
     state = state_of(old, renamed, at=15)
     assert ([entry.name for entry in state.nodes], state.alerts) == (["n2"], ())

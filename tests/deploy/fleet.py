@@ -25,8 +25,8 @@ from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import parse_counters, shipped_counters
-from podgpu.metrics.dcgm import Policy
 from podgpu.metrics.fields import HOST_LABELS, THROTTLE_REASONS, NameSet, fields
+from podgpu.metrics.labels import Policy
 from podgpu.simulate.node import Tenant, create_host_files, place_loads, pods
 from podgpu.usage.containers import ContainerFinder
 from podgpu.web.app import Address

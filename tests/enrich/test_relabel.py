@@ -8,7 +8,7 @@ import pytest
 
 from podgpu.enrich import relabel
 from podgpu.gpu.exporter import parse_exposition
-from podgpu.metrics.dcgm import Policy
+from podgpu.metrics.labels import Policy
 from podgpu.metrics.parse import encode_parsed
 from podgpu.model import Assignment, Workload
 

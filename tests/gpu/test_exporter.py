@@ -12,8 +12,8 @@ from podgpu.gpu.exporter import ExporterTelemetry, FileExposition
 from podgpu.gpu.nvml.telemetry import NvmlTelemetry
 from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
-from podgpu.metrics.dcgm import Policy
 from podgpu.metrics.fields import Field, field_named, fields
+from podgpu.metrics.labels import Policy
 from podgpu.metrics.parse import ParsedSample, parse_text
 from podgpu.model import Allocation, Assignment, Workload
 from tests.gpu.nvml_bench import of_gpu

@@ -76,7 +76,7 @@ def test_any_text_gives_an_id_or_none(text: str) -> None:
 
 
 def held(pod: str, *texts: str) -> list[HeldId]:
-    return [HeldId(Workload("ns", pod, "main"), "nvidia.com/gpu", text, parse_device_id(text)) for text in texts]
+    return [HeldId(Workload("ns", pod, "main"), "nvidia.com/gpu", text) for text in texts]
 
 
 def replicas(count: int, first: int = 0) -> list[str]:
@@ -129,7 +129,5 @@ def test_vcuda_ids_are_counted_once_per_container() -> None:
     core, memory = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
     texts = [f"{core}-1", f"{core}-1", f"{core}-2", f"{memory}-268435456-7"]
     wrong = [core, f"{core}-x", f"{core}-1\n", f"{memory}-3", f"x{core}-1", "nvidia0"]
-    assert count_vcuda(HeldId(main, core, text, None) for text in texts + wrong) == (
-        VcudaRequest.for_holder(main, 2, 1),
-    )
-    assert count_vcuda([HeldId(main, core, "x", None), HeldId(main, "example.com/nic", f"{core}-1", None)]) == ()
+    assert count_vcuda(HeldId(main, core, text) for text in texts + wrong) == (VcudaRequest.for_holder(main, 2, 1),)
+    assert count_vcuda([HeldId(main, core, "x"), HeldId(main, "example.com/nic", f"{core}-1")]) == ()

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.metrics.fields import Blank, Field, NvmlCall, field_named, fields, value_of
+from podgpu.metrics.fields import Field, NvmlCall, field_named, fields
+from podgpu.metrics.values import Blank, value_of
 
 ALL = list(fields().values())
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from podgpu.metrics.dcgm import Policy
 from podgpu.metrics.encode import encode
+from podgpu.metrics.labels import Policy
 from podgpu.metrics.render import render_gpu_manager
 from podgpu.model import MIB, DeviceState, Holder, HolderUsage, MigInstance, NodeState, VcudaRequest, Workload
 

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.metrics.counters import parse_counters, shipped_counters
-from podgpu.metrics.dcgm import Policy, render_dcgm
+from podgpu.metrics.dcgm import render_dcgm
 from podgpu.metrics.encode import encode
 from podgpu.metrics.fields import HOST_LABELS, NameSet
+from podgpu.metrics.labels import Policy
 from podgpu.metrics.render import render_own
 from podgpu.model import (
     DeviceState,

@@ -14,8 +14,8 @@ from podgpu.agent.loop import Agent, Settings
 from podgpu.clock import Clock
 from podgpu.gpu.nvml.telemetry import NvmlTelemetry
 from podgpu.metrics.counters import shipped_counters
-from podgpu.metrics.dcgm import Policy
 from podgpu.metrics.fields import HOST_LABELS, NameSet
+from podgpu.metrics.labels import Policy
 from podgpu.metrics.parse import parse_text
 from podgpu.migrate.promql import renamed_labels, rewrite_query
 from podgpu.simulate.gpu import SimulatedLoad

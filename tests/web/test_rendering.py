@@ -11,7 +11,7 @@ import pytest
 
 from podgpu.agent.publish import Published
 from podgpu.metrics.counters import CounterSpec, shipped_counters
-from podgpu.metrics.dcgm import Policy
+from podgpu.metrics.labels import Policy
 from podgpu.model import Assignment, Device, HolderUsage, NodeState, Workload
 from tests.agent.documents import make_state
 from tests.nodes.clock import PATIENCE

@@ -21,7 +21,7 @@ from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.gpu.source import Telemetry
 from podgpu.holders.reader import AllocationReader, HolderSources, find_lost_gpus
 from podgpu.metrics.counters import CounterSpec
-from podgpu.metrics.dcgm import Policy
+from podgpu.metrics.labels import Policy
 from podgpu.model import Allocation, PodLabels, RunningProcess, SourceStatus, Value
 from podgpu.usage.containers import ContainerFinder, ProcessOwners
 from podgpu.usage.ledger import Ledger

@@ -26,10 +26,12 @@ from podgpu.errors import few_of
 from podgpu.holders.annotations import find_reserved
 from podgpu.holders.reader import describe, explain
 from podgpu.metrics.conditions import UNALLOCATED
-from podgpu.metrics.dcgm import Policy, render_dcgm
+from podgpu.metrics.dcgm import render_dcgm
 from podgpu.metrics.encode import NO_LABELS, Body, Family, Sample, encode, families_in
-from podgpu.metrics.fields import THROTTLE_REASONS, by_name, device_figures, fields, gpu_figures, in_legacy_units
+from podgpu.metrics.fields import THROTTLE_REASONS, by_name, fields
+from podgpu.metrics.labels import Policy
 from podgpu.metrics.render import render_gpu_manager, render_own, render_self
+from podgpu.metrics.values import device_figures, gpu_figures, in_legacy_units
 from podgpu.model import (
     RESERVATION,
     Allocation,

@@ -22,8 +22,7 @@ from podgpu.autoscale.metrics import COLUMNS, IDLE, MEMORY, POWER, PROFILING_MET
 from podgpu.autoscale.pods import PodSeen, RunningPods
 from podgpu.autoscale.requests import no_data
 from podgpu.clock import Clock
-from podgpu.cluster.collect import ViewSettings
-from podgpu.cluster.nodes import NodeEntry
+from podgpu.cluster.collect import NodeEntry, ViewSettings
 from podgpu.cluster.parts import HeldPart
 from podgpu.cluster.state import ClusterState, used_value
 from podgpu.model import NS, GpuOrInstance, HolderUsage, WorkloadKey

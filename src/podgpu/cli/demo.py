@@ -53,7 +53,7 @@ from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
-from podgpu.metrics.dcgm import Policy
+from podgpu.metrics.labels import Policy
 from podgpu.model import WorkloadOwner
 from podgpu.simulate.gpu import DRAM, Activity, SimulatedGpu, compute_watts, final_celsius
 from podgpu.simulate.node import DemoNode, Tenant
@@ -378,13 +378,13 @@ class _PastDevice(NamedTuple):
         holders = []
         for tenant in () if gone else self.tenants:
             load, part = loads[tenant], seconds / len(self.tenants)
-            is_idle = not load and not is_blind
+            idle = 0.0 if load or is_blind else part
             busy = sum(loads[other] for other in self.tenants)
             amounts = Amounts(
                 allocated_seconds=part * size,
-                idle_seconds=part * size if is_idle else 0.0,
+                idle_seconds=idle * size,
                 cost=price * part / HOUR,
-                idle_cost=price * part / HOUR if is_idle else 0.0,
+                idle_cost=price * idle / HOUR,
                 measured_seconds=0.0 if is_blind else part * size,
                 **dict.fromkeys(("busy_seconds", "busy_min_seconds", "busy_max_seconds"), load * seconds * size),
                 energy_joules=watts * size * (seconds * load / busy if busy else part),

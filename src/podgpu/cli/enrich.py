@@ -23,7 +23,7 @@ from podgpu.gpu.exporter import ExpositionSource, FileExposition, parse_expositi
 from podgpu.gpu.source import CompanionDriver
 from podgpu.holders.api import ApiAccess
 from podgpu.holders.reader import AllocationReader
-from podgpu.metrics.dcgm import Policy
+from podgpu.metrics.labels import Policy
 from podgpu.metrics.parse import ParsedFamily
 from podgpu.workers import ErrorCounts, Workers
 

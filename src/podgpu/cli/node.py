@@ -28,8 +28,8 @@ from podgpu.holders.reader import HolderSources
 from podgpu.holders.sources import SourceSettings, create_sources
 from podgpu.http_client import DEFAULT_TIMEOUT, Access, redact_url
 from podgpu.metrics.counters import add_other_names
-from podgpu.metrics.dcgm import Policy
 from podgpu.metrics.fields import HOST_LABELS, NameSet
+from podgpu.metrics.labels import Policy
 from podgpu.model import PodLabels
 from podgpu.usage.containers import ContainerFinder, in_host_pid_namespace, read_living
 

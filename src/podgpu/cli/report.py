@@ -58,9 +58,7 @@ def command(url: str, range: str, by: str, format: str) -> int:
     broken = [alert.text for alert in view.alerts if alert.severity == "broken"]
     tables = list(_make_tables(answer, owners, broken))
     start = answer.from_ if answer.recorded_from is None else answer.recorded_from
-    title = f"GPU report, {utc_text(start)} to {utc_text(answer.to)}"
-    if answer.simulated:
-        title += " (SIMULATED GPUs)"
+    title = f"GPU report, {utc_text(start)} to {utc_text(answer.to)}{' (SIMULATED GPUs)' if answer.simulated else ''}"
     notes = [*((_EXAMPLE_PRICES,) if answer.prices == "example" else ()), *answer.notes]
     days, asked = (answer.to - start) / DAY, parsed.seconds / DAY
     if range != "month" and abs(days - asked) > 0.02 * asked:

@@ -19,8 +19,8 @@ from podgpu.device_selection import parse_selection
 from podgpu.errors import UsageError, one_line
 from podgpu.holders.api import ApiAccess
 from podgpu.metrics.counters import CounterSpec
-from podgpu.metrics.dcgm import Policy
 from podgpu.metrics.fields import fields
+from podgpu.metrics.labels import Policy
 from podgpu.top.lines import Order, arrange
 from podgpu.top.screen import Screen
 from podgpu.top.source import ClusterSource, ExporterSource, Feed, LocalSource, Source

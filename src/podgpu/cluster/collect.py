@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
+import msgspec
+from msgspec.structs import replace
+
+from podgpu.cluster.parts import HeldPart, is_shown
+from podgpu.cluster.prices import NO_PRICES, Prices
 from podgpu.errors import UsageError
 from podgpu.metrics.adapter import PodName
 from podgpu.metrics.fields import meaning, nearest_names
-from podgpu.model import NodeState, WorkloadOwner
+from podgpu.model import DeviceState, NodeState, WorkloadOwner, group_by_key
 
 MAX_ROUNDS = 1000  # limit of --window divided by --interval; bounds the memory of the rolling means
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1))
@@ -88,22 +93,46 @@ Owners = Mapping[PodName, WorkloadOwner]
 NodeLabels = Mapping[str, Mapping[str, str]]  # node name -> labels of the node
 
 
-@dataclass(frozen=True, slots=True)
-class NodeReading:
+class NodeEntry(msgspec.Struct, frozen=True, gc=False):
     """The last state read from one target (an exporter). If two targets report the same node, only one is shown.
 
     If the target reports no node name, `state.node` is the target's address and `named` is False.
     """
 
     target: str  # URL of an exporter without secrets, or Prometheus' label `instance`
-    state: NodeState
+    state: NodeState  # in a `ClusterState`: with the GPUs and conditions that are shown
     read_at: float = 0.0  # monotonic time of the scrape, or of the newest sample in Prometheus
     skew_seconds: float | None = None  # node's clock minus ours; None if the node reports no time
     listed: bool | None = None  # False if the target was removed from the list of exporters; None with Prometheus
     named: bool = True
     cluster: str = ""  # set only if Prometheus has metrics of several clusters
-    owners: Owners = field(default_factory=dict)  # owners of the pods; set only with Prometheus
+    owners: Owners = {}  # owners of the pods; set only with Prometheus
     labels: Mapping[str, str] | None = None  # labels of the Kubernetes node; None if unknown or not needed
+    # The following fields are set in a `ClusterState`, not by collectors.
+    received: NodeState | None = None  # `state` as it was read
+    age_seconds: float | None = None
+    stale: bool = False  # the values are too old
+    gone: bool = False  # its exporter has not answered for longer than --stale-after
+    notes: tuple[str, ...] = ()
+    held: tuple[HeldPart, ...] = ()
+    prices: Prices = NO_PRICES  # the prices that apply to the labels of this node
+    silent: NodeEntry | None = None  # last reading of the podgpu that reported the holders and no longer answers
+
+    @property
+    def name(self) -> str:
+        return self.state.node
+
+    @property
+    def gpus(self) -> Iterator[DeviceState]:
+        """Yields the GPUs for which `is_shown` is True."""
+        return (gpu for gpu in self.state.devices if is_shown(gpu))
+
+    def held_by_device(self) -> dict[str, list[HeldPart]]:
+        return group_by_key((part.device_key, part) for part in self.held)
+
+    def unlisted(self) -> NodeEntry:
+        """Returns the entry as it was read, for a round in which its target is no longer listed."""
+        return replace(self, state=self.received or self.state, listed=False, held=(), silent=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +166,7 @@ class FleetCounts(NamedTuple):
 class ClusterReading:
     """The last state of every target, including targets that currently fail."""
 
-    nodes: tuple[NodeReading, ...] = ()
+    nodes: tuple[NodeEntry, ...] = ()
     outcomes: tuple[TargetOutcome, ...] = ()
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (target, reason) -> failures since the start
     notes: tuple[str, ...] = ()  # warnings that do not belong to a node
@@ -147,11 +176,9 @@ class ClusterReading:
 
 
 class Collector(Protocol):
-    async def run_round(self) -> None:
-        """Reads all targets once, within deadlines. Failed requests raise no exception; `reading()` lists them."""
-
-    def reading(self) -> ClusterReading:
-        """Returns the results of the last `run_round`."""
+    async def run_round(self) -> ClusterReading:
+        """Reads all targets once, within deadlines. The result lists failed requests; they raise no exception."""
+        ...
 
     async def fetch(self, target: str, path: str) -> bytes:
         """Requests `path` (such as `api/v1/gpus/GPU-…`) from an exporter and returns the body. Raises SourceError.

@@ -122,8 +122,7 @@ class Cluster:
 
     async def round(self, collector: Collector) -> None:
         self._collector = collector
-        await collector.run_round()
-        self._publish(collector.reading())
+        self._publish(await collector.run_round())
         self._log_changes(self.published.state)
         self._round_at = self.clock.monotonic()
 

@@ -5,25 +5,24 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
 
-from podgpu.cluster.collect import duration_text
-from podgpu.cluster.nodes import NodeEntry
+from podgpu.cluster.collect import NodeEntry, duration_text
 from podgpu.cluster.parts import HeldPart, device_model, device_utilization, gpu_id, holders_of, sum_held
 from podgpu.cluster.state import CLUSTER, ClusterState, Scope
 from podgpu.metrics.conditions import NODE_GONE
-from podgpu.metrics.dcgm import holder_names
 from podgpu.metrics.encode import NO_LABELS, VERSIONS, Family, Labels, Sample, families_in, make_families
-from podgpu.model import DeviceState, MigInstance, Workload, group_by_key
+from podgpu.metrics.labels import holder_names
+from podgpu.model import DeviceState, MigInstance, group_by_key
 
 _PLACE_LABELS = ("node", "gpu", "gpu_id", "model")
+_MAP_LABELS = ("gpu_id", "gpu_model", "namespace", "node", "pod_name")  # `gpu_id`: the GPU, even of a MIG instance
 
 
 def cluster_families(state: ClusterState, rolling: Mapping[Scope, float]) -> list[Family]:
     """Builds the families of `/metrics`."""
-    rows = map_rows(state)
+    rows = _map_rows(state)
     return [
-        *make_families("seed", {"pod_and_gpu_map_info": _map_samples(rows, 1.0)}),
+        *make_families("seed", {"pod_and_gpu_map_info": [Sample(labels, 1.0) for _, labels in rows]}),
         *(_legacy_map_families(rows) if state.settings.legacy_map_metrics else ()),
         *_used_families(state, rolling),
         *make_families("cluster", {"podgpu_idle_allocated_gpu_since_timestamp_seconds": _idle_samples(state)}),
@@ -40,8 +39,8 @@ def node_families(state: ClusterState) -> list[Family]:
     If `metric_name` returns the same name for two nodes, these nodes share a family.
     """
     spec = families_in("seed")["<node>_info"]
-    rows = group_by_key((metric_name(row.node), row) for row in map_rows(state))
-    return [Family(name, spec.type, spec.help, tuple(_map_samples(rows[name], 1.0))) for name in rows]
+    samples = group_by_key((metric_name(node), Sample(labels, 1.0)) for node, labels in _map_rows(state))
+    return [Family(name, spec.type, spec.help, tuple(own)) for name, own in samples.items()]
 
 
 def self_families(state: ClusterState) -> list[Family]:
@@ -71,37 +70,23 @@ def _labels(names: Iterable[str], values: Iterable[str]) -> Labels:
 # Pod map: one series per pod and GPU, as in "pod gpu metrics exporter"
 
 
-class MapRow(NamedTuple):
-    """One row of the pod map. The fields are the labels, in the order of the output."""
-
-    gpu_id: str  # the physical GPU, even if the pod holds a MIG instance
-    gpu_model: str
-    namespace: str
-    node: str
-    pod_name: str
-
-
-def map_rows(state: ClusterState) -> tuple[MapRow, ...]:
-    """Returns unique rows, sorted by node and GPU. Holders that are not pods have no row."""
-    rows: dict[MapRow, None] = {}
+def _map_rows(state: ClusterState) -> list[tuple[str, Labels]]:
+    """Returns the node and the labels of each pair of GPU and pod, sorted by node and GPU. Omits jobs and users."""
+    rows: dict[tuple[str, ...], str] = {}  # without duplicates
     for node in state.nodes:
         for gpu in node.gpus:
             pods = {(h.namespace, h.pod) for device in (gpu, *gpu.instances) for h in holders_of(gpu, device) if h.pod}
             for namespace, pod in sorted(pods):
-                rows[MapRow(gpu_id(gpu), gpu.model, namespace, node.name, pod)] = None
-    return tuple(rows)
+                rows[gpu_id(gpu), gpu.model, namespace, node.name, pod] = node.name
+    return [(node, _labels(_MAP_LABELS, row)) for row, node in rows.items()]
 
 
-def _map_samples(rows: Iterable[MapRow], value: float) -> list[Sample]:
-    return [Sample(_labels(MapRow._fields, row), value) for row in rows]
-
-
-def _legacy_map_families(rows: Iterable[MapRow]) -> list[Family]:
+def _legacy_map_families(rows: Iterable[tuple[str, Labels]]) -> list[Family]:
     """Builds the families POD_GPU_MAP_INFO_0, POD_GPU_MAP_INFO_1 and so on, one per row."""
     spec = families_in("seed")["POD_GPU_MAP_INFO_<n>"]
     return [
-        Family(f"POD_GPU_MAP_INFO_{number}", spec.type, spec.help, tuple(_map_samples((row,), 0.0)))
-        for number, row in enumerate(rows)
+        Family(f"POD_GPU_MAP_INFO_{number}", spec.type, spec.help, (Sample(labels, 0.0),))
+        for number, (_, labels) in enumerate(rows)
     ]
 
 
@@ -149,7 +134,8 @@ def _idle_samples(state: ClusterState) -> list[Sample]:
                 labels = [*zip(_PLACE_LABELS, _place(node, part.gpu, part.instance), strict=True)]
                 if part.instance is not None:
                     labels.append(("gpu_instance", str(part.instance.id)))
-                key = (*labels, *_holder_labels(part.holder))
+                names = holder_names(part.holder).items()
+                key = (*labels, *((name, text) for name, text in names if text or part.holder.pod))
                 idle_since[key] = min(since, idle_since.get(key, since))
     return [Sample(Labels(pairs), round(since, 3)) for pairs, since in idle_since.items()]
 
@@ -164,10 +150,6 @@ def _wasteful_since(part: HeldPart, state: ClusterState) -> float | None:
 def _place(node: NodeEntry, gpu: DeviceState, instance: MigInstance | None) -> tuple[str, str, str, str]:
     index = "" if gpu.index is None else str(gpu.index)
     return node.name, index, gpu_id(gpu), device_model(gpu, instance)
-
-
-def _holder_labels(holder: Workload) -> Iterator[tuple[str, str]]:
-    return ((name, text) for name, text in holder_names(holder).items() if text or holder.pod)
 
 
 # Counts. In MIG mode, the instances are counted instead of the GPU, and `model` contains the MIG profile.

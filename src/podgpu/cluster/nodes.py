@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from dataclasses import replace as replace_fields
 
 import msgspec
 from msgspec.structs import replace
 
-from podgpu.cluster.collect import NodeReading, TargetOutcome, ViewSettings
-from podgpu.cluster.parts import HeldPart, is_lost, is_shown
-from podgpu.cluster.prices import NO_PRICES, Prices
+from podgpu.cluster.collect import NodeEntry, TargetOutcome, ViewSettings
+from podgpu.cluster.parts import is_lost, is_shown
 from podgpu.errors import few_of, plural
 from podgpu.metrics.conditions import DRIVER_AWAY, LOST, NODE_GONE, UNREADABLE, conditions, words_for
 from podgpu.model import Condition, DeviceState, MigInstance, NodeState, Workload, XidCount, group_by_key, parts_of
@@ -21,33 +19,6 @@ CLOCK_AHEAD, _CLOCK_BEHIND = 5.0, 60.0  # tolerated clock skew, seconds; 60, bec
 MAX_ALERTS = 200
 _NOT_ANSWERING = {LOST, UNREADABLE, DRIVER_AWAY}
 _DRIVER_SOURCES = {"nvml", "dcgm", "exporter", "simulated", "usage", "switches"}
-
-
-class NodeEntry(msgspec.Struct, frozen=True, gc=False):
-    """One node, with its last reading and the values that the cluster view computes from the reading."""
-
-    name: str
-    reading: NodeReading
-    state: NodeState
-    age_seconds: float | None = None
-    stale: bool = False  # the values are too old
-    gone: bool = False  # its exporter has not answered for longer than --stale-after
-    notes: tuple[str, ...] = ()
-    held: tuple[HeldPart, ...] = ()
-    prices: Prices = NO_PRICES  # the prices that apply to the labels of this node
-    silent: NodeReading | None = None  # last reading of the podgpu that reported the holders and no longer answers
-
-    @property
-    def read_at(self) -> float:
-        return self.reading.read_at
-
-    @property
-    def gpus(self) -> Iterator[DeviceState]:
-        """Yields the GPUs for which `is_shown` is True."""
-        return (gpu for gpu in self.state.devices if is_shown(gpu))
-
-    def held_by_device(self) -> dict[str, list[HeldPart]]:
-        return group_by_key((part.device_key, part) for part in self.held)
 
 
 class Alert(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -66,7 +37,7 @@ class RecordedCondition(Condition, frozen=True):
 
 
 def choose_nodes(
-    readings: Sequence[NodeReading],
+    readings: Sequence[NodeEntry],
     before: Mapping[str, NodeEntry],
     outcomes: Mapping[str, TargetOutcome],
     settings: ViewSettings,
@@ -77,13 +48,13 @@ def choose_nodes(
     `before`: the nodes of the last round. If a node is no longer reported, its last reading is kept for a while.
     """
     chooser = _Chooser(before, settings.stale_after, now)
-    reported = {reading.state.node for reading in readings}
-    missing = [replace_fields(node.reading, listed=False) for node in before.values() if node.name not in reported]
+    reported = {reading.name for reading in readings}
+    missing = [node.unlisted() for node in before.values() if node.name not in reported]
 
-    def is_kept(reading: NodeReading) -> bool:
+    def is_kept(reading: NodeEntry) -> bool:
         return now - reading.read_at <= settings.drop_after or bool(reading.listed and reading.state.devices)
 
-    by_node = group_by_key((reading.state.node, reading) for reading in filter(is_kept, (*readings, *missing)))
+    by_node = group_by_key((reading.name, reading) for reading in filter(is_kept, (*readings, *missing)))
     chosen = {name: min(by_node[name], key=chooser.rank) for name in sorted(by_node)}
     alerts = []
     for name, reading in chosen.items():
@@ -107,10 +78,10 @@ def choose_nodes(
                 text = f"node {name}: {silent.target} does not answer, and {reading.target} does not report holders"
                 alerts.append(Alert("warning", f"{text}: check that podgpu runs on this node", name))
             nodes.append(
-                NodeEntry(
-                    name=name,
-                    reading=reading,
+                replace(
+                    reading,
                     state=state,
+                    received=reading.state,
                     age_seconds=max(0.0, now - reading.read_at),
                     stale=chooser.is_stale(reading),
                     gone=now - reading.read_at > settings.stale_after,
@@ -129,48 +100,47 @@ class _Chooser:
     stale_after: float
     now: float
 
-    def is_stale(self, reading: NodeReading) -> bool:
+    def is_stale(self, reading: NodeEntry) -> bool:
         return reading.state.stale or self.now - reading.read_at > self.stale_after
 
-    def is_rival(self, reading: NodeReading, other: NodeReading) -> bool:
+    def is_rival(self, reading: NodeEntry, other: NodeEntry) -> bool:
         """Returns True if `reading` is current and comes from another exporter than `other`."""
         exporter_id = reading.state.exporter_id
         is_other = reading.target != other.target and (not exporter_id or exporter_id != other.state.exporter_id)
         return is_other and reading.listed is not False and not self.is_stale(reading)
 
-    def find_silent(self, readings: Sequence[NodeReading]) -> list[NodeReading]:
+    def find_silent(self, readings: Sequence[NodeEntry]) -> list[NodeEntry]:
         """Returns the last readings of podgpu exporters that reported holders and no longer answer."""
         targets = {reading.target for reading in readings}
-        earlier = (old for node in self.before.values() for old in (node.reading, node.silent) if old)
-        gone = (replace_fields(old, listed=False) for old in earlier if old.target not in targets)
+        earlier = (old for node in self.before.values() for old in (node, node.silent) if old)
+        gone = (old.unlisted() for old in earlier if old.target not in targets)
         unread = (*filter(self.is_stale, readings), *gone)
         return [old for old in unread if old.state.producer == "podgpu" and _has_holders(old.state)]
 
-    def rank(self, reading: NodeReading, uuid: str = "") -> tuple[object, ...]:
-        """Returns a sort key; the smallest key is preferred. With `uuid`, ranks nodes that report this GPU.
+    def rank(self, reading: NodeEntry) -> tuple[object, ...]:
+        """Sort key for the readings of one node. The smallest is preferred."""
+        shown = self.before.get(reading.name)
+        return self._rank(reading, shown is not None and shown.target == reading.target)
 
-        Prefers current values, then a reading with holders, then the choice of the last round.
-        """
-        state, stale, shown = reading.state, self.is_stale(reading), self.before.get(reading.state.node)
-        if uuid:
-            was_chosen = shown is not None and uuid in _present_gpus(shown.state)
-        else:
-            was_chosen = shown is not None and shown.reading.target == reading.target
+    def rank_for_gpu(self, reading: NodeEntry, uuid: str) -> tuple[object, ...]:
+        """Sort key for the nodes that report one GPU. Of the current nodes, prefers one on which the GPU is present."""
+        shown = self.before.get(reading.name)
+        was_shown = shown is not None and uuid in _present_gpus(shown.state)
+        return self.is_stale(reading), uuid not in _present_gpus(reading.state), *self._rank(reading, was_shown)
+
+    def _rank(self, reading: NodeEntry, was_shown: bool) -> tuple[object, ...]:
+        state = reading.state
         return (
-            stale,
-            uuid != "" and uuid not in _present_gpus(state),
-            reading.listed is False,
-            not state.devices,
-            not _has_holders(state),
-            not reading.named,
-            -reading.read_at if stale else 0.0,
-            not was_chosen,
-            state.producer != "podgpu",
-            state.node,
-            reading.target,
+            self.is_stale(reading),  # current values first
+            reading.listed is False,  # then exporters that are still listed
+            (not _has_holders(state)) + (not state.devices),  # then a reading with holders, then one with GPUs
+            not reading.named,  # then a node name that the exporter reports
+            not was_shown,  # then the choice of the last round, so that the view does not alternate
+            state.producer != "podgpu",  # then podgpu, because it reports more
+            (reading.name, reading.target),  # the same choice in every process
         )
 
-    def share_out_gpus(self, chosen: Mapping[str, NodeReading]) -> tuple[dict[str, set[str]], list[tuple[str, str]]]:
+    def share_out_gpus(self, chosen: Mapping[str, NodeEntry]) -> tuple[dict[str, set[str]], list[tuple[str, str]]]:
         """Chooses one node for each GPU that several nodes report.
 
         Returns the UUIDs to hide on each node, and pairs of nodes (chosen, other) that both report a GPU as present.
@@ -181,7 +151,7 @@ class _Chooser:
         for uuid, names in group_by_key(reported).items():
             if not uuid or len(names) == 1:
                 continue
-            best, *others = sorted(set(names), key=lambda name: self.rank(chosen[name], uuid))
+            best, *others = sorted(set(names), key=lambda name: self.rank_for_gpu(chosen[name], uuid))
             for other in others:
                 hidden[other].add(uuid)
                 if self.is_rival(chosen[other], chosen[best]) and uuid in _present_gpus(chosen[other].state):
@@ -190,7 +160,7 @@ class _Chooser:
 
 
 def _describe_reading(
-    reading: NodeReading, copies: Iterable[NodeReading], outcomes: Mapping[str, TargetOutcome]
+    reading: NodeEntry, copies: Iterable[NodeEntry], outcomes: Mapping[str, TargetOutcome]
 ) -> Iterator[str]:
     for target in dict.fromkeys(copy.target for copy in copies):
         if target in outcomes and outcomes[target].error:

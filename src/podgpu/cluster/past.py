@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from podgpu.cluster.collect import NodeReading
-from podgpu.cluster.nodes import NodeEntry, RecordedCondition
+from podgpu.cluster.collect import NodeEntry
+from podgpu.cluster.nodes import RecordedCondition
 from podgpu.cluster.state import ClusterState, complete_node
 from podgpu.errors import UsageError, utc_text
 from podgpu.history.events import IDLE
+from podgpu.history.store import GPU_ITSELF
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.model import (
     DeviceState,
@@ -38,16 +39,16 @@ ORDER BY resolution, time DESC LIMIT 1"""
 _FIGURES = """
 SELECT gpu, account, utilization / 1e4, memory * 1048576, power * 100, temperature FROM sample
 WHERE resolution = :resolution AND time = :time"""
-_CONDITIONS = """
+_CONDITIONS = f"""
 SELECT gpu, name, started, '', message FROM span
-WHERE account = 0 AND started <= :at AND (ended IS NULL OR ended > :at) ORDER BY started"""
+WHERE account = {GPU_ITSELF} AND started <= :at AND (ended IS NULL OR ended > :at) ORDER BY started"""
 # While a node does not answer, its pods keep their GPUs. A correlated subquery would be slow (7 s for 500,000 spans).
-_HOLDERS = """
+_HOLDERS = f"""
 SELECT gpu, account, instr(methods, 'mps'), owner_kind, owner_name, namespace, pod, name, uid, container_id,
     iif(job LIKE 'user %', '', job), iif(job LIKE 'user %', substr(job, 6), ''), 'history'
 FROM span JOIN account ON account.id = account WHERE started <= :at AND (ended IS NULL OR ended > :at
-    OR (gpu, ended) IN (SELECT gpu, started FROM span WHERE account = 0 AND name = 'node_gone' AND started <= :at
-    AND (ended IS NULL OR ended > :at))) ORDER BY started"""
+    OR (gpu, ended) IN (SELECT gpu, started FROM span WHERE account = {GPU_ITSELF} AND name = 'node_gone'
+    AND started <= :at AND (ended IS NULL OR ended > :at))) ORDER BY started"""
 _GPUS = "SELECT id, node, uuid, instance, gpu_index FROM gpu ORDER BY node, gpu_index, uuid, instance"
 _UNKNOWN = (None, None, None, None)
 _MAX_SUM = 1.05  # the values of all holders may exceed the GPU's by this factor, because pods start within a step
@@ -57,7 +58,7 @@ class _Device(NamedTuple):
     uuid: str
     instance: str
     number: int | None
-    figures: Mapping[int, Sequence[Any]]  # account -> utilisation, bytes, milliwatts, degrees; 0 is the whole device
+    figures: Mapping[int, Sequence[Any]]  # account -> utilisation, bytes, milliwatts, degrees
     conditions: Sequence[RecordedCondition]
     holders: Sequence[tuple[int, bool, WorkloadOwner, Holder]]  # account, whether it was an MPS client, owner, holder
 
@@ -94,8 +95,9 @@ def _make_node(
     state = NodeState(producer="podgpu", node=name, devices=gpus, simulated=bool(now and now.state.simulated))
     gone = [one.since or at for device in devices for one in device.conditions if one.name == NODE_GONE]
     is_read = not gone and any(device.figures or device.conditions for device in devices)
-    reading = NodeReading("", state, gone[0] if gone else at, labels=now.reading.labels if now else None)
-    entry = NodeEntry(name, reading, state, at - reading.read_at, stale=not is_read, gone=bool(gone))
+    read_at, labels = gone[0] if gone else at, now.labels if now else None
+    ages: dict[str, Any] = {"age_seconds": at - read_at, "stale": not is_read, "gone": bool(gone)}
+    entry = NodeEntry("", state, read_at, labels=labels, **ages)
     owners = {(h.namespace, h.pod): owner for one in devices for *_, owner, h in one.holders if owner.name}
     return complete_node(entry, None, current.prices, 0.0, owners)
 
@@ -106,7 +108,7 @@ def _make_gpu(devices: Sequence[_Device], known: DeviceState | None, idle_after:
     gpu = DeviceState(uuid=devices[0].uuid, index=devices[0].number, model=model, hidden=is_hidden)
     for device in devices:
         part = parts.get(device.instance)
-        utilization, memory, power, temperature = device.figures.get(0, _UNKNOWN)
+        utilization, memory, power, temperature = device.figures.get(GPU_ITSELF, _UNKNOWN)
         # Clients that share an MPS server have values, but no utilisation.
         is_mps = any(mps and device.figures.get(account, (0,))[0] is None for account, mps, *_ in device.holders)
         shared: dict[str, Any] = {
@@ -140,13 +142,13 @@ def _make_holders(device: _Device, now: Sequence[Holder], idle_after: float | No
 def _select_own_figures(device: _Device) -> Mapping[int, Sequence[Any]]:
     """Returns the values of each account with one holder. The containers of a pod have only a common sum.
 
-    On a shared GPU, omits copies of the GPU's values (see `_ROLL_UP_ENDED`). They have a power or exceed its values.
+    On a shared GPU, omits copies of the GPU's values (see `_COPY_GPU_VALUES`). They have a power or exceed its values.
     """
     holders = Counter(account for account, *_ in device.holders)
     own = {account: device.figures[account] for account in holders if account in device.figures}
     if len(holders) > 1:
         own = {account: figures for account, figures in own.items() if figures[2:] == [None, None]}
-        for whole, *parts in zip(device.figures.get(0, _UNKNOWN), *own.values(), strict=True):
+        for whole, *parts in zip(device.figures.get(GPU_ITSELF, _UNKNOWN), *own.values(), strict=True):
             if whole is not None and sum(part or 0 for part in parts) > whole * _MAX_SUM:
                 return {}
     return {account: figures for account, figures in own.items() if holders[account] == 1}

@@ -9,8 +9,9 @@ import asyncio
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 import aiohttp
@@ -18,7 +19,7 @@ import msgspec
 from msgspec.structs import replace as replace_members
 
 from podgpu.clock import Clock
-from podgpu.cluster.collect import ClusterReading, FleetCounts, NodeReading, Owners, TargetOutcome, ViewSettings
+from podgpu.cluster.collect import ClusterReading, FleetCounts, NodeEntry, Owners, TargetOutcome, ViewSettings
 from podgpu.cluster.promql import by, field_names, idle_query, one_of, own_names, quote, select, series_queries
 from podgpu.errors import SourceError, UsageError, one_line
 from podgpu.http_client import Access, HttpClient, open_session
@@ -192,105 +193,106 @@ class PrometheusCollector:
         self._errors: Counter[tuple[str, str]] = Counter()
         self._reading = ClusterReading()
 
-    def reading(self) -> ClusterReading:
-        return self._reading
-
     async def fetch(self, target: str, path: str) -> bytes:
         raise SourceError("not_available", "the figures come from Prometheus; exporters are not read directly")
 
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def run_round(self) -> None:
+    async def run_round(self) -> ClusterReading:
         started = self.clock.monotonic()
         self._client.notes.clear()
+        self._failures: list[tuple[str, SourceError]] = []  # name of the query, error
         try:
-            failures = await self._read_all()
+            await self._read_all()
         except SourceError as error:
-            failures = [("", error)]
+            self._failures = [("", error)]
             self._reading = replace(self._reading, notes=())
-        first = failures[0][1] if failures else None
-        self._errors.update((self._client.name, failure.reason) for _, failure in failures)
+        first = self._failures[0][1] if self._failures else None
+        self._errors.update((self._client.name, failure.reason) for _, failure in self._failures)
         outcome = TargetOutcome(
             self._client.name, self.clock.monotonic() - started, first.reason if first else "", str(first or "")
         )
         self._reading = replace(self._reading, outcomes=(outcome,), errors=dict(self._errors))
+        return self._reading
 
-    async def _read_all(self) -> list[tuple[str, SourceError]]:
-        """Runs all queries. Returns the optional queries that failed. Raises SourceError if a required query fails."""
+    async def _read_all(self) -> None:
+        """Reads all nodes, or only totals if there are too many GPUs. Raises SourceError if a required query fails."""
         now = await self._client.query_time() if self.at is None else self.at
         monotonic = self.clock.monotonic()
-        failures: list[tuple[str, SourceError]] = []
-
-        async def query(what: str, text: str) -> list[ParsedSample]:
-            try:
-                return await self._client.query(text, now)
-            except SourceError as error:
-                failures.append((what, error))
-                return []
-
         fleet = await self._count_fleet(now) if self.settings.max_gpus < math.inf else None
         if fleet is not None:
             source = f"totals are means of 5 minutes from {USAGE_RULE}" if fleet.has_rule else _NO_RULE
             self._client.notes.append(f"Prometheus has {fleet.gpus:,} GPUs: the page shows a part of them; {source}")
             self._reading = replace(self._reading, nodes=(), fleet=fleet, notes=tuple(self._client.notes))
-            return failures
-        queries = series_queries(
-            self._match, self.server.node_labels, self.settings.keep_fields, self.server.cluster_label
-        )
-        vectors = await asyncio.gather(*(query(part.what, part.text) for part in queries))
-        required = {part.what for part in queries if part.required}
-        for what, error in failures:
-            if what in required:
-                raise error
-        targets, errors = nodes_from_vectors(
-            vectors,
-            keep_fields=self.settings.keep_fields,
-            node_labels=self.server.node_labels,
-            cluster_label=self.server.cluster_label,
-        )
-        several = self.has_clusters or len({target.cluster for target in targets}) > 1
+            return
+        ask = partial(self._ask, now)
+        targets, errors = await self._read_targets(ask)
+        clusters = {target.cluster for target in targets}
+        several = self.has_clusters or len(clusters) > 1
         if several and self.settings.one_cluster:
             text = 'Prometheus has GPUs of several clusters: select one with --match, such as cluster="a"'
             raise SourceError("several_clusters", text)
-        if several:
-            targets = [_name_cluster(target) for target in targets]
         others = self.owners()
-        owners: dict[str, Owners] = {}
-        for cluster in {target.cluster for target in targets}:
-            if cluster not in self._owners:
-                self._owners[cluster] = PodOwners(self._client, self.server.match, self.server.cluster_label, cluster)
-            try:
-                own = [target.state for target in targets if target.cluster == cluster]
-                await self._owners[cluster].update(own, monotonic, self.at)
-            except SourceError as error:
-                failures.append(("owners of pods", error))
-            owners[cluster] = {**others, **self._owners[cluster].known}
-        node_labels = await read_node_labels(query, self.server, self.label_names())
+        owners = {one: {**others, **await self._read_owners(one, targets, monotonic)} for one in clusters}
+        labels = await read_node_labels(ask, self.server, self.label_names())
         idle, window = [], self.settings.idle_after
         if window and not self._reading.nodes:  # only in the first round; afterwards podgpu measures idle times itself
-            idle = await query("idle GPUs", idle_query(self._match, window))
-        notes = [*self._client.notes, *(f"{name}: {why}" for name, why in sorted(errors.items())[:3])]
-        if failures:
-            notes.append(f"these Prometheus queries failed: {', '.join(what for what, _ in failures)}")
-        if not any(target.state.devices for target in targets):
-            and_match = " and that --match is right" if self._match else ""
-            notes.append(f"Prometheus has no GPU metrics: check that it scrapes the exporters{and_match}")
+            idle = await ask("idle GPUs", idle_query(self._match, window))
         self._reading = replace(
             self._reading,
             nodes=tuple(
-                replace(
-                    self._make_reading(t, now, monotonic, owners[t.cluster], t.cluster if several else ""),
-                    labels=node_labels.get((t.cluster, t.state.node.removeprefix(f"{t.cluster}/"))),
+                replace_members(
+                    _make_entry(target, now, monotonic, several),
+                    owners=owners[target.cluster],
+                    labels=labels.get((target.cluster, target.state.node)),
                 )
-                for t in targets
+                for target in targets
             ),
             owners=others,
             idle_for={read_device_key(s.labels): window or 0.0 for s in idle},
             fleet=None,
-            notes=tuple(notes),
+            notes=tuple(self._describe_problems(targets, errors)),
         )
-        return failures
+
+    async def _ask(self, now: float, what: str, query: str) -> list[ParsedSample]:
+        """Returns no samples if the query fails. `what`: the name of the query in messages."""
+        try:
+            return await self._client.query(query, now)
+        except SourceError as error:
+            self._failures.append((what, error))
+            return []
+
+    async def _read_targets(self, ask: Ask) -> tuple[list[TargetState], dict[str, str]]:
+        """Returns the state of each exporter, and errors by instance. Raises SourceError if a required query fails."""
+        server, keep_fields = self.server, self.settings.keep_fields
+        queries = series_queries(self._match, server.node_labels, keep_fields, server.cluster_label)
+        vectors = await asyncio.gather(*(ask(part.what, part.text) for part in queries))
+        required = {part.what for part in queries if part.required}
+        for what, error in self._failures:
+            if what in required:
+                raise error
+        return nodes_from_vectors(
+            vectors, keep_fields=keep_fields, node_labels=server.node_labels, cluster_label=server.cluster_label
+        )
+
+    async def _read_owners(self, cluster: str, targets: Iterable[TargetState], now: float) -> Owners:
+        label = self.server.cluster_label
+        owners = self._owners.setdefault(cluster, PodOwners(self._client, self.server.match, label, cluster))
+        try:
+            await owners.update((t.state for t in targets if t.cluster == cluster), now, self.at)
+        except SourceError as error:
+            self._failures.append(("owners of pods", error))
+        return owners.known
+
+    def _describe_problems(self, targets: Iterable[TargetState], errors: Mapping[str, str]) -> Iterator[str]:
+        yield from self._client.notes
+        yield from (f"{instance}: {why}" for instance, why in sorted(errors.items())[:3])
+        if self._failures:
+            yield f"these Prometheus queries failed: {', '.join(what for what, _ in self._failures)}"
+        if not any(target.state.devices for target in targets):
+            and_match = " and that --match is right" if self._match else ""
+            yield f"Prometheus has no GPU metrics: check that it scrapes the exporters{and_match}"
 
     async def _count_fleet(self, now: float) -> FleetCounts | None:
         """Returns totals if there are more than `max_gpus` GPUs. Without the recording rule, only counts GPUs."""
@@ -325,26 +327,19 @@ class PrometheusCollector:
             has_clusters=has_clusters,
         )
 
-    def _make_reading(
-        self, target: TargetState, now: float, monotonic: float, owners: Owners, cluster: str
-    ) -> NodeReading:
-        sampled_at = now if target.scraped_at is None else target.scraped_at
-        taken_at = target.state.taken_at
-        return NodeReading(
-            target=target.instance,
-            state=target.state,
-            read_at=monotonic - max(0.0, now - sampled_at),
-            skew_seconds=None if taken_at is None else taken_at - sampled_at,
-            named=not target.state.node.endswith(target.instance),
-            cluster=cluster,
-            owners=owners,
-        )
 
-
-def _name_cluster(target: TargetState) -> TargetState:
-    """Adds the cluster's name to the node's name, because nodes of different clusters may have the same name."""
-    name = "/".join(filter(None, (target.cluster, target.state.node)))
-    return target._replace(state=replace_members(target.state, node=name))
+def _make_entry(target: TargetState, now: float, monotonic: float, several: bool) -> NodeEntry:
+    """With `several` clusters, adds the cluster's name to the node's name, so that node names are unique."""
+    state, sampled_at = target.state, now if target.scraped_at is None else target.scraped_at
+    name = "/".join(filter(None, (target.cluster, state.node))) if several else state.node
+    return NodeEntry(
+        target=target.instance,
+        state=replace_members(state, node=name),
+        read_at=monotonic - max(0.0, now - sampled_at),
+        skew_seconds=None if state.taken_at is None else state.taken_at - sampled_at,
+        named=not state.node.endswith(target.instance),
+        cluster=target.cluster if several else "",
+    )
 
 
 def _billed_model(labels: Mapping[str, str]) -> str:

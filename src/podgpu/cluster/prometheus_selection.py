@@ -116,10 +116,9 @@ class PrometheusSelection:
             at=at,
         )
         try:
-            await collector.run_round()
+            reading = await collector.run_round()
         finally:
             await collector.close()
-        reading = collector.reading()
         if reading.outcomes[0].error and not reading.nodes:
             raise SourceError(reading.outcomes[0].error, reading.outcomes[0].message)
         # Exporters of two clusters may have the same address, so compare the cluster, too.

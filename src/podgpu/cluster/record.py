@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from podgpu.cluster.collect import NodeEntry
 from podgpu.cluster.loop import Cluster
-from podgpu.cluster.nodes import NodeEntry, describe_condition
+from podgpu.cluster.nodes import describe_condition
 from podgpu.cluster.parts import HeldPart, device_memory, device_model, device_utilization, divide_gpu, key_of
 from podgpu.cluster.ranges import account_of
 from podgpu.cluster.state import ClusterState

@@ -11,19 +11,20 @@ import re
 import resource
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cache
 from typing import TypeVar
 
 import aiohttp
 import msgspec
-from msgspec.structs import replace as replace_members
+from msgspec.structs import replace
 
 from podgpu.clock import Clock, RepeatFilter
-from podgpu.cluster.collect import ClusterReading, NodeLabels, NodeReading, Owners, TargetOutcome, ViewSettings
+from podgpu.cluster.collect import ClusterReading, NodeEntry, NodeLabels, Owners, TargetOutcome, ViewSettings
 from podgpu.errors import SourceError, UsageError
 from podgpu.http_client import MAX_METRICS_BYTES, METRICS_TYPES, Access, HttpClient, check_is_metrics, open_session
-from podgpu.metrics.adapter import NODE_LABELS, keep_known_fields, node_from_samples, samples_in
-from podgpu.metrics.fields import DRAM_ACTIVE, TENSOR_ACTIVE
+from podgpu.metrics.adapter import NODE_LABELS, node_from_samples, samples_in
+from podgpu.metrics.fields import DRAM_ACTIVE, TENSOR_ACTIVE, Meaning, meaning, names_of
 from podgpu.metrics.parse import BadExposition
 from podgpu.model import DeviceState, MigInstance, NodeState, decode_node
 
@@ -53,7 +54,7 @@ class ScrapeTarget:
         base = re.sub(r"(/metrics)?/*([?#].*)?$", "", url)
         self.api = HttpClient(base, access, timeout=timeout, max_bytes=MAX_METRICS_BYTES)
         self.name = self._metrics.shown
-        self.readings: tuple[NodeReading, ...] = ()
+        self.readings: tuple[NodeEntry, ...] = ()
         self.outcome: TargetOutcome | None = None
         self.errors: Counter[str] = Counter()  # by reason
 
@@ -66,7 +67,7 @@ class ScrapeTarget:
                 state = decode_node(response.body)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise SourceError("malformed", f"{self.name}: cannot parse its /api/v1/node: {error}") from error
-            return [reduce_state(state if state.node else replace_members(state, node=self.api.host), keep_fields)]
+            return [reduce_state(state if state.node else replace(state, node=self.api.host), keep_fields)]
         if response.status != 200 and not 400 <= response.status < 500:
             raise self.api.status_error(response)
         # The exporter has no such path, or a proxy rejects every path except /metrics.
@@ -86,10 +87,10 @@ class ScrapeTarget:
 
 def reduce_state(state: NodeState, keep_fields: frozenset[str]) -> NodeState:
     """Drops the fields of `NodeState` that the cluster view does not use. This halves the memory of 1,000 nodes."""
-    return replace_members(
+    return replace(
         state,
         devices=tuple(
-            replace_members(
+            replace(
                 _reduce_device(device, keep_fields),
                 throttled_ns={},
                 healthy=(),
@@ -104,8 +105,17 @@ def reduce_state(state: NodeState, keep_fields: frozenset[str]) -> NodeState:
 
 
 def _reduce_device(device: S, keep_fields: frozenset[str]) -> S:
-    kept = None if device.fields is None else keep_known_fields(device.fields, keep_fields)
-    return replace_members(device, fields=kept, details=(), unsupported=(), clock_events={})
+    kept = None
+    if device.fields is not None:
+        own = ((spec, device.fields.get(name)) for name, spec in _find_meanings(keep_fields).items())
+        kept = {spec.field.name: spec.value(value) for spec, value in own if isinstance(value, int | float)}
+    return replace(device, fields=kept, details=(), unsupported=(), clock_events={})
+
+
+@cache
+def _find_meanings(fields: frozenset[str]) -> dict[str, Meaning]:
+    """Returns the meanings of the fields' names in all versions. They convert the units of 4.9 to those of 4.8."""
+    return {name: spec for field in fields for name in names_of(field) if (spec := meaning(name))}
 
 
 def _raise_file_limit() -> None:
@@ -132,7 +142,7 @@ class ScrapeCollector:
     _semaphore: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_CONCURRENCY))
     _session: aiohttp.ClientSession | None = None
 
-    async def run_round(self) -> None:
+    async def run_round(self) -> ClusterReading:
         targets = {}
         for url in self.read_urls():
             try:
@@ -146,6 +156,7 @@ class ScrapeCollector:
         async with asyncio.TaskGroup() as group:
             for target in self._targets.values():
                 group.create_task(self._read_target(target, self._session))
+        return self._make_reading()
 
     async def _read_target(self, target: ScrapeTarget, session: aiohttp.ClientSession) -> None:
         async with self._semaphore:
@@ -161,7 +172,7 @@ class ScrapeCollector:
                 _log.exception("%s: unexpected error; please report it", target.name)
             else:
                 target.readings = tuple(
-                    NodeReading(
+                    NodeEntry(
                         target=target.name,
                         state=state,
                         read_at=self.clock.monotonic(),
@@ -175,11 +186,11 @@ class ScrapeCollector:
                 target.errors[reason] += 1
             target.outcome = TargetOutcome(target.name, self.clock.monotonic() - started, reason, message)
 
-    def reading(self) -> ClusterReading:
+    def _make_reading(self) -> ClusterReading:
         targets, labels = self._targets.values(), self.read_node_labels()
         readings = (reading for target in targets for reading in target.readings)
         return ClusterReading(
-            nodes=tuple(replace(reading, labels=labels.get(reading.state.node)) for reading in readings),
+            nodes=tuple(replace(reading, labels=labels.get(reading.name)) for reading in readings),
             outcomes=tuple(target.outcome for target in targets if target.outcome is not None),
             errors={(target.name, reason): n for target in targets for reason, n in target.errors.items()},
             notes=tuple(self.read_notes()),

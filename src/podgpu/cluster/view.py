@@ -13,7 +13,8 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from podgpu import __version__
-from podgpu.cluster.nodes import Alert, NodeEntry, describe_condition
+from podgpu.cluster.collect import NodeEntry
+from podgpu.cluster.nodes import Alert, describe_condition
 from podgpu.cluster.parts import (
     HeldPart,
     HeldSums,
@@ -326,7 +327,7 @@ def _make_node(node: NodeEntry) -> NodeView:
     held = node.held_by_device()
     return NodeView(
         name=node.name,
-        cluster=node.reading.cluster,
+        cluster=node.cluster,
         old=node.stale,
         gone=node.gone,
         age_seconds=_rounded(node.age_seconds, 1),

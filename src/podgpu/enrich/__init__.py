@@ -14,8 +14,8 @@ from podgpu.files import AtomicFile, OutputError, identify_file
 from podgpu.gpu.exporter import find_devices
 from podgpu.gpu.source import CompanionDriver
 from podgpu.metrics.adapter import LabelMap, read_device_key
-from podgpu.metrics.dcgm import HOLDER_LABELS, Policy, holder_pairs
 from podgpu.metrics.encode import Family, Labels, Sample, encode
+from podgpu.metrics.labels import HOLDER_LABELS, Policy, holder_pairs
 from podgpu.metrics.parse import ParsedFamily, ParsedSample, encode_parsed
 from podgpu.metrics.render import render_self
 from podgpu.model import Allocation, Assignment, Device, NodeState, SourceStatus

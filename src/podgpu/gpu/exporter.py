@@ -29,8 +29,9 @@ from podgpu.http_client import (
     with_scheme,
 )
 from podgpu.metrics.adapter import MAX_LINES, node_from_samples, read_device_key
-from podgpu.metrics.fields import XID_NAME, Blank, Field, converted, field_named, meaning, value_printed
+from podgpu.metrics.fields import XID_NAME, Field, field_named, meaning
 from podgpu.metrics.parse import BadExposition, ParsedFamily, ParsedSample, parse_text
+from podgpu.metrics.values import Blank, converted, value_printed
 from podgpu.model import Device, DeviceState, ErrorEvent, GpuReading, Inventory, Value
 
 _MAX_AGE = 300.0  # maximum age of a file in seconds

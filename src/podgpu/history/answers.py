@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from podgpu.errors import UsageError
-from podgpu.history.store import AMOUNT_UNITS, COARSE, DAY, FINE, HOUR, Amounts, Figures, UsageAccount
+from podgpu.history.store import AMOUNT_UNITS, COARSE, DAY, FINE, GPU_ITSELF, HOUR, Amounts, Figures, UsageAccount
 
 MAX_POINTS = 500
 SPARKLINE_STEP, SPARKLINE_POINTS = 60, 60
@@ -184,26 +184,26 @@ SELECT (time - :start) / :step AS point,
 FROM rounds CROSS JOIN sample USING (resolution, time)
 WHERE gpu = :gpu AND account = (
     SELECT max(own.account) FROM sample AS own WHERE own.resolution = rounds.resolution AND own.time = rounds.time
-    AND own.gpu = :gpu AND own.account IN (0, :account))
-AND (:account = 0 OR EXISTS (SELECT * FROM span WHERE span.gpu = :gpu AND span.account = :account
+    AND own.gpu = :gpu AND own.account IN ({GPU_ITSELF}, :account))
+AND (:account = {GPU_ITSELF} OR EXISTS (SELECT * FROM span WHERE span.gpu = :gpu AND span.account = :account
     AND started < rounds.time + rounds.resolution AND (ended IS NULL OR ended > rounds.time)))
 GROUP BY point"""
 _HOLDERS = """
 SELECT started, ended, name, namespace, pod, job, uid, container_id
 FROM span JOIN account ON account.id = span.account
 WHERE gpu = :gpu AND started < :end AND (ended IS NULL OR ended > :start) ORDER BY started"""
-_MARKS = """
+_MARKS = f"""
 SELECT started, ended, name, message FROM span
-WHERE gpu = :gpu AND account = 0 AND started < :end AND (ended IS NULL OR ended > :start) ORDER BY started"""
+WHERE gpu = :gpu AND account = {GPU_ITSELF} AND started < :end AND (ended IS NULL OR ended > :start) ORDER BY started"""
 _GPUS_OF_POD = """
 SELECT DISTINCT uuid, instance, gpu.node, gpu_index, gpu.id, account.id
 FROM account JOIN span ON span.account = account.id JOIN gpu ON gpu.id = span.gpu
 WHERE namespace = ? AND pod = ? AND started < ? AND (ended IS NULL OR ended > ?)
 ORDER BY gpu.node, gpu_index, instance"""
-_SPARKLINES = """
+_SPARKLINES = f"""
 SELECT iif(instance = '', uuid, uuid || '/' || instance), avg(utilization) / 1e4
 FROM sample JOIN gpu ON gpu.id = sample.gpu
-WHERE resolution = ? AND time >= ? AND time < ? AND account = 0 GROUP BY gpu"""
+WHERE resolution = ? AND time >= ? AND time < ? AND account = {GPU_ITSELF} GROUP BY gpu"""
 # Sums the usage of each account before the join, because joining every row is slower.
 _RANGE = f"""
 SELECT namespace, pod, job, uid, container_id, owner_kind, owner_name, labels, methods, currency,
@@ -227,7 +227,7 @@ class UsageSum(NamedTuple):
 
 def read_gpu(db: sqlite3.Connection, uuid: str, start: float, end: float, instance: str = "") -> GpuHistory | None:
     """Returns the history of a GPU in at most MAX_POINTS steps, or None if the GPU is unknown."""
-    sql = "SELECT uuid, instance, node, gpu_index, id, 0 FROM gpu WHERE uuid = ? AND instance = ?"
+    sql = f"SELECT uuid, instance, node, gpu_index, id, {GPU_ITSELF} FROM gpu WHERE uuid = ? AND instance = ?"
     row = db.execute(sql, (uuid, instance)).fetchone()
     return None if row is None else _read_history(db, row, _choose_window(db, start, end))
 

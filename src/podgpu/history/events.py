@@ -12,6 +12,7 @@ import msgspec
 
 from podgpu.errors import UsageError, few_of
 from podgpu.history.answers import parse_range, parse_time
+from podgpu.history.store import GPU_ITSELF
 
 IDLE = "idle"  # the condition of a GPU whose holder has been idle for longer than --idle-after
 MOST_EVENTS = 1000
@@ -20,7 +21,7 @@ _NODE_WIDE = ("node_gone", "driver_away")
 # A span is a period in which a GPU had a holder or a condition. Selects the spans of all pods that started or ended
 # between `:start` and `:end`. Their older spans are included, because `_find_runs` needs the beginning of each run.
 _SPANS = f"""
-SELECT started, ended, name, message, uuid, instance, gpu.node, gpu_index, ifnull(account.id, 0),
+SELECT started, ended, name, message, uuid, instance, gpu.node, gpu_index, span.account,
     ifnull(namespace, ''), ifnull(pod, ''),
     coalesce(nullif(pod, ''), nullif(job, ''), nullif(uid, ''), 'container ' || substr(container_id, 1, 12), '')
 FROM span JOIN gpu ON gpu.id = span.gpu LEFT JOIN account ON account.id = span.account
@@ -29,8 +30,8 @@ AND (name = 'node_gone' OR span.account IN (
     SELECT account FROM span WHERE started BETWEEN :start AND :end OR ended BETWEEN :start AND :end))
 {{where}} ORDER BY max(started, iif(ended <= :end, ended, 0)) DESC LIMIT {_MAX_SPANS}"""
 # Selects the spans of a pod, and the conditions that a GPU had while the pod held the GPU.
-_OF_POD = """
-AND (namespace || '/' || pod = :pod OR span.account = 0 AND EXISTS (
+_OF_POD = f"""
+AND (namespace || '/' || pod = :pod OR span.account = {GPU_ITSELF} AND EXISTS (
     SELECT * FROM span AS own JOIN account ON account.id = own.account
     WHERE own.gpu = span.gpu AND namespace || '/' || pod = :pod
     AND own.started <= ifnull(span.ended, own.started) AND ifnull(own.ended, span.started) >= span.started))"""
@@ -104,7 +105,7 @@ def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> Events
     spans = [_Span(*row) for row in db.execute(sql, parameters)]
     # The start of pods in the first reading is unknown, so they have no start event.
     [(began,)] = db.execute("SELECT min(time + resolution) FROM round").fetchall()
-    conditions = [span for span in spans if not span.account]
+    conditions = [span for span in spans if span.account == GPU_ITSELF]
     events = [_condition_event(at, group) for at, group in _group(conditions, lambda span: span.started)]
     for at, group in _group([span for span in conditions if span.name != IDLE], lambda span: span.ended):
         event = _condition_event(at, group)
@@ -127,7 +128,8 @@ def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> Events
 def _find_runs(spans: list[_Span]) -> Iterator[tuple[list[_Span], float]]:
     """Yields the spans and end of each uninterrupted run of a pod. An unreachable node does not interrupt a run."""
     back = {(s.node, s.started): math.inf if s.ended is None else s.ended for s in spans if s.name == "node_gone"}
-    pods = sorted((span for span in spans if span.account), key=lambda span: (span.account, span.node, span.started))
+    held = (span for span in spans if span.account != GPU_ITSELF)
+    pods = sorted(held, key=lambda span: (span.account, span.node, span.started))
     for _, own in groupby(pods, lambda span: (span.account, span.node)):
         run: list[_Span] = []
         ended = 0.0

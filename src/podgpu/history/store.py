@@ -18,6 +18,7 @@ from podgpu.errors import PodgpuError
 
 SCHEMA_VERSION = 4
 FINE, COARSE, HOUR, DAY = 15, 300, 3600, 86_400  # resolutions in seconds; days are UTC days
+GPU_ITSELF = 0  # the `account` of rows about the GPU itself: its values in `sample`, its conditions in `span`
 _LATEST = 60  # seconds; a condition that began longer before the last round had another text until now
 MAX_BYTES = 2 * 1024**3  # 8,000 GPUs with one pod each need 1.6 GB
 
@@ -65,7 +66,8 @@ CREATE TABLE round (             -- times with samples
 ) WITHOUT ROWID;
 CREATE TABLE sample (
     resolution INTEGER, time INTEGER, gpu INTEGER,
-    account INTEGER,             -- 0 for the whole GPU, else a holder of a shared GPU
+    account INTEGER,             -- {GPU_ITSELF} for the GPU itself; else the account's own values (without power and
+                                 -- temperature), or a copy of the GPU's values, see _COPY_GPU_VALUES
     utilization INTEGER,         -- 1/10,000
     memory INTEGER,              -- MiB
     power INTEGER,               -- 1/10 W
@@ -73,7 +75,7 @@ CREATE TABLE sample (
     PRIMARY KEY (resolution, time, gpu, account)
 ) WITHOUT ROWID;
 CREATE TABLE span (              -- the time when a GPU had a holder or a condition
-    gpu INTEGER, account INTEGER,    -- account is 0 for a condition
+    gpu INTEGER, account INTEGER,    -- the holder, or {GPU_ITSELF} for a condition of the GPU itself
     name TEXT, message TEXT,         -- name of the container or the condition
     started INTEGER, ended INTEGER   -- ended is NULL if the span has not ended
 );
@@ -123,15 +125,15 @@ INSERT OR REPLACE INTO usage SELECT :resolution, time / :resolution * :resolutio
     {", ".join(f"sum({name})" for name in AMOUNT_UNITS)}
 FROM usage WHERE resolution = :finer AND time >= :since AND time < :until GROUP BY start, account, currency"""
 _FIGURE_MEANS = "round(avg(utilization)), round(avg(memory)), round(avg(power)), round(avg(temperature))"
-# If a pod starts or ends within a 5-minute step, stores a mean over only those rounds in which the pod held the GPU.
-# The mean of the whole step would include values from before the start or after the end of the pod.
-_ROLL_UP_ENDED = f"""
+# If a pod starts or ends within a 5-minute step and has no values of its own, copies the GPU's values to the pod: the
+# mean over the rounds in which the pod held the GPU. The GPU's mean of the whole step includes times without the pod.
+_COPY_GPU_VALUES = f"""
 WITH changed AS MATERIALIZED (
-    SELECT * FROM span WHERE account > 0 AND (started > :since OR ended BETWEEN :since AND :until))
+    SELECT * FROM span WHERE account <> {GPU_ITSELF} AND (started > :since OR ended BETWEEN :since AND :until))
 INSERT OR IGNORE INTO sample
 SELECT :coarse, round.time / :coarse * :coarse AS start, changed.gpu, changed.account, {_FIGURE_MEANS}
 FROM round CROSS JOIN changed CROSS JOIN sample ON sample.resolution = round.resolution
-    AND sample.time = round.time AND sample.gpu = changed.gpu AND sample.account = 0
+    AND sample.time = round.time AND sample.gpu = changed.gpu AND sample.account = {GPU_ITSELF}
 WHERE round.resolution = :fine AND round.time >= :since AND round.time < :until
     AND started <= round.time AND (ended IS NULL OR ended > round.time)
 GROUP BY start, changed.gpu, changed.account"""
@@ -363,7 +365,7 @@ class HistoryStore:
             if not gpu.holders_known:
                 unknown.add(gpu_id)
             if gpu.figures is not None:
-                samples.append((FINE, time, gpu_id, 0, *gpu.figures))
+                samples.append((FINE, time, gpu_id, GPU_ITSELF, *gpu.figures))
             own: dict[int, Figures] = {}
             for holder in gpu.holders:
                 account_id = self._row_id(_UPSERT_ACCOUNT, holder.account)
@@ -374,7 +376,7 @@ class HistoryStore:
             for name, message in gpu.conditions:
                 since = gpu.since.get(name, time)
                 is_new = rolled_up_until - _LATEST < since <= round_.time + 1
-                spans[gpu_id, 0, name, message] = round(since) if is_new else time
+                spans[gpu_id, GPU_ITSELF, name, message] = round(since) if is_new else time
         spans |= {span: time for span in self._open_spans if unknown and span[0] in unknown and span[1]}
         usage = (  # a generator, so that the garbage collector has fewer objects to track
             (COARSE, step, self._row_id(_UPSERT_ACCOUNT, account), currency, *total)
@@ -431,7 +433,7 @@ class HistoryStore:
                 self._db.execute(
                     f"DELETE FROM {table} WHERE resolution = ? AND time < ?", (resolution, time - retention)
                 )
-        self._db.execute(_ROLL_UP_ENDED, window)
+        self._db.execute(_COPY_GPU_VALUES, window)
         self._db.execute("DELETE FROM span WHERE ended < ?", (time - keep.coarse,))
         for resolution, retention in ((COARSE, keep.usage_per_step), (HOUR, keep.usage_per_hour), (DAY, keep.usage)):
             self._db.execute("DELETE FROM usage WHERE resolution = ? AND time < ?", (resolution, time - retention))

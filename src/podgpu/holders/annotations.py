@@ -90,7 +90,7 @@ class AnnotationsAllocation(AllocationSource):
             except BadAnnotation as error:
                 whole_pod = Workload(pod.namespace, pod.name, uid=pod.uid)
                 malformed.append(Unmapped(SOURCE, error.reason, error.key, error.key, whole_pod))
-        mapped = map_held(SOURCE, held, devices)
+        mapped = map_held(SOURCE, held, devices, parse=_parse_one_device)
         requests = sorted((request for pod in pods for request in _read_vcuda_requests(pod)), key=parts_of)
         return replace(mapped, unmapped=(*mapped.unmapped, *malformed), vcuda=tuple(requests))
 
@@ -137,12 +137,14 @@ def read_grants(pod: PodRecord) -> list[HeldId]:
 
 def _hold(pod: PodRecord, container: ContainerRecord, device: str | int, key: str, share: float | None) -> HeldId:
     """Creates a `HeldId`. `device`: a device id, or the number N of /dev/nvidiaN."""
-    if isinstance(device, int):
-        return HeldId(_workload(pod, container), key, f"nvidia{device}", DeviceId(minor=device), share)
-    device_id = parse_device_id(device)
-    if device_id is not None and device_id.everything:
-        device_id = None
-    return HeldId(_workload(pod, container), key, device, device_id, share)
+    text = f"nvidia{device}" if isinstance(device, int) else device
+    return HeldId(_workload(pod, container), key, text, share)
+
+
+def _parse_one_device(text: str) -> DeviceId | None:
+    """Rejects `all` and `tegra`, because schedulers assign single devices."""
+    device_id = parse_device_id(text)
+    return None if device_id is None or device_id.everything else device_id
 
 
 def _share(percent: Fraction | int) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import lru_cache
 from math import fsum
 from typing import NamedTuple
@@ -104,10 +104,11 @@ class DeviceIndex:
 
 
 class HeldId(NamedTuple):
+    """A device id that a workload holds, as the source reports it."""
+
     holder: Workload
     resource: str
     text: str
-    device_id: DeviceId | None  # None if the id is not recognised
     share: float | None = None  # fraction of the device, if the source reports it
 
 
@@ -116,7 +117,7 @@ def is_gpu(held: HeldId, resource_names: frozenset[str]) -> bool:
     in a GPU resource."""
     if held.resource.startswith("nvidia.com/") or held.resource in resource_names:
         return True
-    device_id = held.device_id
+    device_id = parse_device_id(held.text)
     return device_id is not None and not device_id.everything
 
 
@@ -125,28 +126,30 @@ def map_held(
     held: Iterable[HeldId],
     devices: Sequence[Device],
     registered: Mapping[SharedDevice, Set[str]] | None = None,
+    parse: Callable[[str], DeviceId | None] = parse_device_id,
 ) -> Allocation:
     """Maps ids to devices. Creates one assignment per holder and device.
 
     `registered`: the replicas of each shared device, from which shares are computed. If None, the shares in `held` are
-    added up.
+    added up. `parse`: returns None for an id that the source does not use.
     """
-    held = tuple(held)
-    replicas = None if registered is None else _count_replicas(held, registered)
+    parsed = [(entry, parse(entry.text)) for entry in held]
+    replicas = None if registered is None else _count_replicas((one for _, one in parsed if one), registered)
     index = DeviceIndex(devices)
-    held_by_device: dict[tuple[str, Workload], tuple[Device, list[HeldId]]] = {}
+    held_by_device: dict[tuple[str, Workload], tuple[Device, list[tuple[DeviceId, float | None]]]] = {}
     unmapped: set[Unmapped] = set()
-    for entry in held:
-        named = () if entry.device_id is None else index.find(entry.device_id)
-        if not named:
-            reason = "unrecognised_id" if entry.device_id is None else "unknown_device"
+    for entry, device_id in parsed:
+        named = () if device_id is None else index.find(device_id)
+        if device_id is None or not named:
+            reason = "unrecognised_id" if device_id is None else "unknown_device"
             unmapped.add(Unmapped(source, reason, entry.text, entry.resource, entry.holder))
+            continue
         for device in named:
-            held_by_device.setdefault((device.key, entry.holder), (device, []))[1].append(entry)
+            held_by_device.setdefault((device.key, entry.holder), (device, []))[1].append((device_id, entry.share))
     assignments = []
     for key, (device, entries) in held_by_device.items():
-        ids = {entry.device_id for entry in entries if entry.device_id is not None}
-        shares = [entry.share for entry in entries]
+        ids = {device_id for device_id, _ in entries}
+        shares = [share for _, share in entries]
         share = None if None in shares else min(1.0, fsum(filter(None, shares)))
         if replicas is not None:
             share = _compute_share(replicas, device, ids)
@@ -192,13 +195,13 @@ def group_replicas(registered: Iterable[str]) -> dict[SharedDevice, frozenset[st
     return {shared: frozenset(numbers) for shared, numbers in replicas.items()}
 
 
-def _count_replicas(held: Iterable[HeldId], registered: Mapping[SharedDevice, Set[str]]) -> dict[SharedDevice, int]:
+def _count_replicas(held: Iterable[DeviceId], registered: Mapping[SharedDevice, Set[str]]) -> dict[SharedDevice, int]:
     """Counts the replicas of each shared device. Includes held replicas that are not registered, so that shares add up
     to at most 1."""
     replicas = {shared: set(numbers) for shared, numbers in registered.items() if numbers}
-    for entry in held:
-        if entry.device_id is not None and entry.device_id.replica and entry.device_id.shared in replicas:
-            replicas[entry.device_id.shared].add(entry.device_id.replica)
+    for device_id in held:
+        if device_id.replica and device_id.shared in replicas:
+            replicas[device_id.shared].add(device_id.replica)
     return {shared: len(numbers) for shared, numbers in replicas.items()}
 
 

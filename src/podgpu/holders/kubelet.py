@@ -105,11 +105,9 @@ class KubeletAllocation(AllocationSource):
 
     def _update_allocatable(self, response: Any) -> None:
         """Reads the offered GPUs and replicas once a minute, and when a container holds an unknown replica."""
-        held = {
-            entry.device_id.shared
-            for entry in _held_ids(response)
-            if entry.device_id is not None and entry.device_id.replica and is_gpu(entry, self.resource_names)
-        }
+        gpus = (entry for entry in _held_ids(response) if is_gpu(entry, self.resource_names))
+        held_ids = (parse_device_id(entry.text) for entry in gpus)
+        held = {device_id.shared for device_id in held_ids if device_id is not None and device_id.replica}
         is_due = self._clock() - self._allocatable_at >= _ALLOCATABLE_SECONDS
         if not is_due and held <= self._replicas.keys():
             return
@@ -136,7 +134,7 @@ def _held_ids(response: Any) -> Iterator[HeldId]:
             holder = Workload(pod.namespace, pod.name, container.name)
             for entry in container.devices:
                 for text in entry.device_ids:
-                    yield HeldId(holder, entry.resource_name, text, parse_device_id(text))
+                    yield HeldId(holder, entry.resource_name, text)
 
 
 def _unite(by_id: Allocation, by_claim: Allocation) -> Allocation:

@@ -22,7 +22,6 @@ from podgpu.holders.device_ids import (
     group_replicas,
     is_gpu,
     map_held,
-    parse_device_id,
     parse_id_or_minor,
     sort_allocation,
 )
@@ -62,7 +61,7 @@ class PodlistAllocation(AllocationSource):
         path = next(filter(os.path.exists, self.paths), self.paths[0])
         held = self._file.read(path)
         _warn_if_mounted(path)
-        return map_held(self.name, held, devices)
+        return map_held(self.name, held, devices, parse=parse_id_or_minor)
 
 
 @cache  # logs once per path
@@ -79,7 +78,7 @@ def parse_podlist(content: bytes, path: str = "podlist.json") -> tuple[HeldId, .
     """Returns the held device ids. Raises SourceError if the file is empty or malformed. An empty list is valid."""
     entries: list[PodlistEntry] = decode_json(content, path, list[PodlistEntry] | None) or []  # type: ignore[arg-type]
     return tuple(
-        HeldId(holder, "podlist", text, parse_id_or_minor(text))
+        HeldId(holder, "podlist", text)
         for entry in entries
         for holder in [Workload(entry.namespace, entry.name, entry.container)]
         for text in entry.gpu_list or ()
@@ -101,7 +100,7 @@ class _PodDevices(Struct):
     def held_ids(self) -> Iterator[HeldId]:
         holder = Workload(container=self.container, uid=self.uid)
         for text in (text for ids in (self.device_ids or {}).values() for text in ids or ()):
-            yield HeldId(holder, self.resource, text, parse_device_id(text))
+            yield HeldId(holder, self.resource, text)
 
 
 class _DeviceData(Struct):

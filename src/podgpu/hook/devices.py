@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from podgpu.errors import SourceError
 from podgpu.files import read_bounded
 from podgpu.holders.annotations import KOORDINATOR_DEVICES, read_grants
-from podgpu.holders.device_ids import parse_id_or_minor
+from podgpu.holders.device_ids import DeviceId, parse_device_id, parse_id_or_minor
 from podgpu.holders.node_files import PodlistEntry
 from podgpu.kube.objects import PodRecord
 
@@ -114,8 +114,9 @@ def find_assigned(pod: Any, cards: Cards) -> tuple[str, ...]:
     """Returns the GPUs that koordinator assigned to the pod. Raises BadAnnotation if the annotation is malformed."""
     annotations = ((KOORDINATOR_DEVICES, pod.annotations.get(KOORDINATOR_DEVICES, "")),)
     held = read_grants(PodRecord(pod.namespace, pod.name, pod.uid, annotations=annotations))
-    minors = ((entry.text, entry.device_id.minor if entry.device_id else None) for entry in held)
-    return tuple(dict.fromkeys(text if minor is None else cards.find_by_minor(minor) for text, minor in minors))
+    ids = ((entry.text, parse_device_id(entry.text) or DeviceId()) for entry in held)
+    gpus = (text if one.minor is None else cards.find_by_minor(one.minor) for text, one in ids)
+    return tuple(dict.fromkeys(gpus))
 
 
 def read_variables(container: Any) -> dict[str, str]:

@@ -14,20 +14,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from podgpu.metrics.conditions import FIELD_CONDITIONS, LOST, XID, conditions, xid_spec
-from podgpu.metrics.dcgm import EXPORTED, JOB_LABEL, NAMELESS_LABELS, OLD_POD_LABELS, POD_LABELS
 from podgpu.metrics.encode import FamilySpec, families_in
-from podgpu.metrics.fields import (
-    DEVICE_LEVELS,
-    KEY_FIELDS,
-    POWER,
-    XID_NAME,
-    Meaning,
-    device_figures,
-    fields,
-    gpu_figures,
-    meaning,
-)
+from podgpu.metrics.fields import DEVICE_LEVELS, KEY_FIELDS, POWER, XID_NAME, Meaning, fields, meaning
+from podgpu.metrics.labels import EXPORTED, JOB_LABEL, NAMELESS_LABELS, OLD_POD_LABELS, POD_LABELS
 from podgpu.metrics.parse import ParsedSample, parse_text
+from podgpu.metrics.values import device_figures, gpu_figures
 from podgpu.model import RESERVATION, NodeState, Workload, WorkloadKey, device_key
 
 NODE_LABELS = ("Hostname", "hostname", "node", "instance")
@@ -75,16 +66,6 @@ def rules_for(keep_fields: frozenset[str] | None) -> dict[str, FamilySpec | Mean
                 if field_meaning and (keep_fields is None or field_meaning.field.name in needed):
                     rules[name] = field_meaning
     return rules
-
-
-def keep_known_fields(values: Mapping[str, Any], keep_fields: frozenset[str]) -> dict[str, Any]:
-    """Returns only the values of `keep_fields`. Converts names and units of dcgm-exporter 4.9 to those of 4.8."""
-    rules, kept = rules_for(keep_fields), {}
-    for name, value in values.items():
-        rule = rules.get(name)
-        if isinstance(rule, Meaning) and rule.field.name in keep_fields:
-            kept[rule.field.name] = rule.value(value)
-    return kept
 
 
 # Builders collect samples in dicts. Each key is the name of a field of `NodeState` or of a nested struct.

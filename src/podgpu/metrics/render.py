@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, lru_cache
 from operator import itemgetter
 
-from podgpu.metrics.dcgm import (
+from podgpu.metrics.encode import Family, FamilySpec, Labels, Sample, families_in, make_families
+from podgpu.metrics.labels import (
     Policy,
     all_devices,
     assigned_holders,
@@ -19,7 +20,6 @@ from podgpu.metrics.dcgm import (
     make_labels,
     visible_devices,
 )
-from podgpu.metrics.encode import Family, FamilySpec, Labels, Sample, families_in, make_families
 from podgpu.metrics.mig import billed_name, fraction_of_gpu
 from podgpu.model import MIB, NS, HolderUsage, MigInstance, NodeState, VcudaRequest, WorkloadKey
 

@@ -230,8 +230,7 @@ class DemoNode:
 
     def load_of(self, tenant: Tenant) -> SimulatedLoad:
         """Returns the load of a tenant. The tenant need not be present. One job hardly uses the tensor cores."""
-        pid = self._pids.get(tenant, _FIRST_PID)
-        load = _make_load(self.driver, tenant, pid, _SWAY.get(tenant.namespace, 0.0))
+        load = _make_load(self.driver, tenant, self._pids.get(tenant, _FIRST_PID), _SWAY.get(tenant.namespace, 0.0))
         return replace(load, tensor=0.05) if tenant.pod.startswith("diffusion-") else load
 
     def add_tenants(self, *new: Tenant) -> None:

@@ -59,11 +59,16 @@ def page_routes(
         return await _response(request, (_FOLDER / name).read_bytes, types[name])
 
     async def find(query: GpuQuery | None) -> PublishedState:
+        if query is not None and query.at is not None:
+            return await find_past(query, query.at)
         published = await asyncio.to_thread(latest)
-        if query is None or (query.at is None and published.state.fleet is None):
-            return published
-        if query.at is not None and isinstance(usage, RecordedUsage):
-            return PublishedState(await usage.past(query.at))
+        has_all_nodes = published.state.fleet is None  # the page then selects GPUs itself
+        return published if query is None or select is None or has_all_nodes else await select(query)
+
+    async def find_past(query: GpuQuery, at: float) -> PublishedState:
+        """Answers `at=`: from SQLite, which has all nodes, or with --prometheus from Prometheus."""
+        if isinstance(usage, RecordedUsage):
+            return PublishedState(await usage.past(at))
         if select is None:
             raise UsageError("this server has no history")
         return await select(query)

@@ -16,7 +16,7 @@ from podgpu.agent.loop import Agent, Settings
 from podgpu.clock import Clock
 from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import parse_counters
-from podgpu.metrics.dcgm import Policy
+from podgpu.metrics.labels import Policy
 from podgpu.model import Allocation, Assignment, Device, Workload
 from tests.gpu.dcgm.double import CORE, CPU, FB_USED, GI, GPU, GR_ACTIVE, LINK, SWITCH, Bench, Double, uuid_of
 from tests.nodes.test_nodes import MASKED, VARYING

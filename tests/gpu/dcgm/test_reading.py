@@ -14,7 +14,8 @@ from podgpu.errors import SourceError
 from podgpu.gpu.dcgm.entities import decode
 from podgpu.gpu.dcgm.structs import FieldType, FieldValueV2
 from podgpu.gpu.source import FieldGroup
-from podgpu.metrics.fields import DEVICE_LEVELS, Blank, fields
+from podgpu.metrics.fields import DEVICE_LEVELS, fields
+from podgpu.metrics.values import Blank
 from tests.gpu.dcgm.double import CI, FB_USED, GI, GPU, GR_ACTIVE, PLAIN, POWER, TEMP, UTIL, Bench, Double, uuid_of
 from tests.gpu.nvml_bench import of_gpu
 

@@ -16,7 +16,8 @@ from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
 from podgpu.gpu.dcgm import structs as s
 from podgpu.gpu.dcgm.connection import DcgmConnection, Version, translate
 from podgpu.gpu.dcgm.structs import EntityGroup
-from podgpu.metrics.fields import Blank, Field, converted, fields, value_of, within_unit
+from podgpu.metrics.fields import Field, fields
+from podgpu.metrics.values import Blank, converted, value_of, within_unit
 from podgpu.model import Device, Value
 
 _log = logging.getLogger(__name__)

@@ -16,7 +16,8 @@ from typing import Any, Generic, TypeVar
 import pynvml
 
 from podgpu.errors import DeviceLost, DriverGone, SourceError, StartError, Unsupported
-from podgpu.metrics.fields import Blank, Field, FieldValue, Gpm, NvmlCall, value_of
+from podgpu.metrics.fields import Field, FieldValue, Gpm, NvmlCall
+from podgpu.metrics.values import Blank, value_of
 from podgpu.model import Device, ProcessUsage, Value, device_key
 from podgpu.workers import DriverLock
 

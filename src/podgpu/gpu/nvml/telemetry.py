@@ -36,7 +36,7 @@ from podgpu.gpu.nvml.driver import (
 from podgpu.gpu.nvml.switch_splitter import SwitchListener, SwitchLogFactory
 from podgpu.gpu.nvml.usage import UsageReader, UsageSettings
 from podgpu.gpu.source import ErrorEvents
-from podgpu.metrics.fields import Field, detail_fields
+from podgpu.metrics.fields import Field, detail_helps, fields
 from podgpu.model import Device, DeviceUsage, ErrorEvent, GpuReading, Inventory, ProcessUsage, Value, device_key
 
 _log = logging.getLogger(__name__)
@@ -392,7 +392,8 @@ class NvmlGpu:
     def _read_slow_values(self, now: float) -> None:
         if now - self._slow_values_at >= _SLOW_SECONDS:
             self._slow_values_at = now
-            self._slow_values = self._find_plan(self.layout[0], detail_fields()).read(now)
+            details = [fields()[number] for number in detail_helps()]
+            self._slow_values = self._find_plan(self.layout[0], details).read(now)
             self._links_up = self._count_links()
 
     def _count_links(self) -> int | None:
