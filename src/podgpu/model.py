@@ -297,6 +297,7 @@ class DeviceState(GpuOrInstance, frozen=True, kw_only=True):
     maker: Name = "nvidia"
     mig_enabled: bool = False
     power_mw: Amount | None = None
+    power_limit_mw: Amount | None = None  # enforced limit; set only by podgpu with NVML
     temperature_celsius: int | float | None = None
     throttled_ns: dict[Name, Amount] = {}  # reason -> total time, counted by the driver
     conditions: Annotated[tuple[Condition, ...], Meta(max_length=64)] = ()  # a GPU that is `lost` has no values

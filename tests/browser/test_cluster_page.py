@@ -224,10 +224,6 @@ def test_keys_are_shown(tab: Tab, page: str) -> None:
     tab.press("Escape")
     tab.wait_for("!document.querySelector('#help').open")
     assert tab.evaluate("location.hash") == "#pod=serving/rerank", "Escape closes only the help"
-    tab.click("#help-open")
-    tab.wait_for("document.querySelector('#help').open")
-    tab.click("#help button")
-    tab.wait_for("!document.querySelector('#help').open")
 
 
 def test_light_and_dark(tab: Tab, url: str) -> None:

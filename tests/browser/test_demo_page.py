@@ -121,4 +121,8 @@ def test_the_page_shows_the_gpus_of_a_past_time(tab: Tab) -> None:
         tab.click("#past-now")
         tab.wait_for(f"{TILES} === 22 && {lost} === 0", "the GPUs of now")
         assert (tab.evaluate(banner), tab.evaluate("location.hash")) == (True, "")
+        tab.open("about:blank")
+        tab.open(f"{url}#at=abc")
+        tab.wait_for("document.querySelector('#tab-cost').checkVisibility()", "the tabs")
+        assert tab.evaluate("document.querySelector('#tab-cost').hash") == "#view=cost", "a way back to now"
         tab.errors[:] = [error for error in tab.errors if "status of 400" not in error]

@@ -83,7 +83,8 @@ def test_the_summary_of_a_pod_says_what_would_be_enough(tab: Tab, page: str) -> 
     tab.wait_for("document.querySelector('.summary')?.checkVisibility()", "its summary")
     told = " ".join(tab.text(".summary").split())
     assert "GPU-hours 2.0 Mean use of the GPU 7 % Peak use of the GPU 31 % Peak memory 5.0 GiB" in told
-    assert "Hardly used: 7 % of its GPU on average A MIG instance 1g (10 GiB) or 10 % of a GPU would be enough" in told
+    assert "7 % of the time" in tab.text(".judged .verdict-warning").replace("\u202f", " ")
+    assert "A MIG instance 1g (10 GiB) or 10 % of a GPU would be enough" in tab.text(".judged")
 
 
 def test_a_pod_that_ended_opens_on_its_whole_run(tab: Tab, url: str, shown: Showing) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import subprocess
 import sys
-import threading
 from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -24,7 +23,6 @@ from podgpu.cli.demo import (
     make_exporter,
     make_node,
     make_script,
-    perform,
     schedule,
     write_past,
 )
@@ -195,13 +193,6 @@ def test_calm_nothing_breaks_and_the_idle_notebook_is_the_waste() -> None:
     assert notebook["totals"]["cost_per_hour"] == notebook["totals"]["wasted_per_hour"] == 2.8
 
 
-def test_each_act_is_performed_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    stopping = threading.Event()
-    script = [Act(0.0, "act 1", lambda: None), Act(0.01, "act 2", stopping.set)]
-    perform(script, stopping)
-    assert capsys.readouterr().out.splitlines() == ["demo: act 1", "demo: act 2"]
-
-
 def test_events_and_the_summary_of_a_job_that_ended(demo: Demo) -> None:
     demo.go_to(130.0)
     answer = demo.ask("/api/v1/events?range=1h")
@@ -273,9 +264,14 @@ def test_the_demo_has_a_past_from_its_first_second(capsys: pytest.CaptureFixture
         assert embed["energy_kwh"] / ocr["energy_kwh"] == pytest.approx(
             embed["used_hours"] / ocr["used_hours"], rel=0.1
         )
-        shared = demo.ask("/api/v1/summary/batch/embed-0")
-        assert shared["mean_use"] <= shared["peak_use"]
-        assert shared["wait_seconds"] > 0
+        assert embed["mean_use"] <= embed["peak_use"]
+        assert embed["wait_seconds"] > 0
+        assert (embed["shared"], embed.keys() & {"tensor_active_ratio", "mean_power_watts"}) == (True, set())
+        alone, part = (demo.ask(f"/api/v1/summary/{pod}") for pod in ("research/diffusion-0", "notebooks/jupyter-14-0"))
+        assert 0 < alone["tensor_active_ratio"] < 0.1 * alone["current_use"]
+        assert 0.3 < alone["mean_power_watts"] / alone["power_limit_watts"] < 0.7
+        assert 0 < part["tensor_active_ratio"] < part["current_use"]
+        assert "mean_power_watts" not in part, "a MIG instance has no power of its own"
         lines = demo.ask("/api/v1/history")["devices"]
         assert len(lines) == 28, "22 GPUs and 6 MIG instances"
         gaps = {uuid for uuid, line in lines.items() if b64decode(line).count(255) > 2}

@@ -9,7 +9,8 @@ from podgpu.cluster.loop import Cluster, PublishedState
 from podgpu.cluster.prices import Price, Prices
 from podgpu.cluster.record import RoundReader, cluster_recorder
 from podgpu.cluster.state import ClusterState
-from podgpu.history.store import Amounts, Figures
+from podgpu.history.answers import read_pod
+from podgpu.history.store import Amounts, Figures, HistoryStore
 from podgpu.model import DeviceState, WorkloadOwner
 from tests.cluster.states import H100, World, gpu, holder, lost, mig, node, state_of
 
@@ -26,10 +27,6 @@ class Recorded:
         self.at += seconds
         owners = {("ml", "train"): WorkloadOwner("Job", "train")}
         self.state = self.world.round(node("n1", *gpus, read_at=self.at), at=self.at, prices=PRICES, owners=owners)
-
-
-def test_nothing_is_stored_before_the_first_state() -> None:
-    assert Recorded().read() is None
 
 
 def test_figures_holders_and_conditions() -> None:
@@ -58,14 +55,18 @@ def test_the_holders_of_a_node_that_is_gone_have_ended() -> None:
     assert (stored[0].holders, stored[0].conditions[0][0]) == ([], "node_gone")
 
 
-def test_gpus_with_unknown_holders_are_not_charged_as_unallocated() -> None:
-    recorded = Recorded()
+def test_if_holders_are_unknown_pods_have_not_ended_and_gpus_are_not_charged_as_unallocated() -> None:
+    recorded, store = Recorded(), HistoryStore()
     recorded.round(gpu(0, holder(), busy=0.5))
-    for at in (90.0, 105.0):
-        other = node("n1", gpu(0, busy=0.5), read_at=at, producer="dcgm-exporter", target="http://dcgm")
-        recorded.state = recorded.world.round(other, at=at, prices=PRICES)
-        assert (stored := recorded.read()) is not None
-    assert stored[0].unallocated == Amounts()
+    store.append(1000.0, recorded.read() or [])
+    for recorded.at in (90.0, 105.0):
+        other = node("n1", gpu(0, busy=0.5), read_at=recorded.at, producer="dcgm-exporter", target="http://dcgm")
+        recorded.state = recorded.world.round(other, at=recorded.at, prices=PRICES)
+        stored = recorded.read() or []
+        store.append(1000.0 + recorded.at, stored)
+    with store.reader() as db:
+        [history] = read_pod(db, "ml", "train", 1000, 1200)
+    assert (stored[0].unallocated, history.holders[0].to) == (Amounts(), None)
 
 
 def test_the_page_says_that_sqlite_is_made_for_fewer_gpus() -> None:

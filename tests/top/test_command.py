@@ -55,8 +55,8 @@ def test_the_whole_table(node: list[str], capsys: pytest.CaptureFixture[str]) ->
     assert lines[0].split() == HEADER
     assert len(lines) == 1 + 8 + 2 + 1 + 7  # header, 8 GPUs, 2 holders of a shared GPU, MIG GPU, 7 instances
     assert re.match(r"4    H100 80GB HBM3 2 holders +\d+% 14.0/79.6 +\d+W +\d+C    2$", lines[5])
-    assert re.search(r"^ {22}batch/embed-0/worker +\d+%  9.0 +\d+W {9}1   busy$", lines[6])
-    assert re.search(r"chat-0/engine +\d+% 39.8/79.6 +\d+W +\d+C    1   busy$", line_of(lines, "engine"))
+    assert re.search(r"^ {22}batch/embed-0/worker +\d+%  9.0 +\d+W {9}1     0s$", lines[6])
+    assert re.search(r"chat-0/engine +\d+% 39.8/79.6 +\d+W +\d+C    1     0s$", line_of(lines, "engine"))
     assert re.search(r"^7 .* - +0%  0.0/79.6 +\d+W +\d+C    –$", lines[10])
     assert re.search(r"^8 .* 5 of 7 instances held +\d+% 15.0/79.6", lines[11])
     assert re.search(r"^8/7  1g.10gb +notebooks/jupyter-8-0/notebook +1[3-7]% +1.0/9.8", lines[12])

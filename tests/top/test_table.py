@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from rich.cells import cell_len
 
-from podgpu.cluster.parts import Totals, Use
+from podgpu.cluster.parts import Totals
 from podgpu.history.answers import NO_DATA
 from podgpu.model import Workload
 from podgpu.top.lines import make_lines
 from podgpu.top.source import Sparklines
-from podgpu.top.table import Table, as_text, draw_sparkline, fit_holder, format_duration, format_idle, render_totals
+from podgpu.top.table import Table, as_text, draw_sparkline, fit_holder, format_duration, render_totals
 from tests.top.scene import NOW, busy_gpu, gpu, holder, lines_of, node, view
 from tests.top.test_lines import ALL
 
@@ -35,9 +35,9 @@ def texts(of: Table) -> list[str]:
 def test_without_a_width_nothing_is_cut() -> None:
     assert texts(Table(ALL, "gpu")) == [
         "GPU  MODEL          HOLDER                UTIL   MEM GiB POWER TEMP PROC   IDLE",
-        "0    H100 80GB HBM3 research/train/main    93% 61.0/80.0  600W  67C    1   busy",
+        "0    H100 80GB HBM3 research/train/main    93% 61.0/80.0  600W  67C    1     0s",
         "1    H100 80GB HBM3 2 holders              50% 14.0/80.0  300W    –    3",
-        "                      batch/embed/worker   50%  9.0          –         2   busy",
+        "                      batch/embed/worker   50%  9.0          –         2     0s",
         "                      serving/chat/engine   0%  5.0       100W         1  1m30s",
         "2    L4             -                       0%    –/–        –    –    –",
         "3    H100 80GB HBM3 1 of 2 instances held  30%    –/–     200W  40C    –",
@@ -114,8 +114,6 @@ def test_sparklines(points: bytes, width: int, text: str) -> None:
 def test_times() -> None:
     durations = (0, 59.9, 60, 3599, 3600, 86399, 90000)
     assert [format_duration(s) for s in durations] == ["0s", "59s", "1m00s", "59m59s", "1h00m", "23h59m", "1d01h"]
-    idle: list[tuple[Use | None, float | None]] = [("used", None), ("idle", 61), ("idle", None), ("unknown", None)]
-    assert [format_idle(use, seconds) for use, seconds in idle] == ["busy", "1m01s", "idle", "–"]
 
 
 TOTALS = Totals(

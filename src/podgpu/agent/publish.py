@@ -57,6 +57,7 @@ COUNTERS = "counters"  # name of the source that reads the counter file
 _STARTED_AT = time.time()
 _IDENTITY = ("uuid", "index", "model", "pci_bus_id", "minor", "maker", "mig_enabled")
 _NO_FIGURES = (*_IDENTITY, "hidden", "conditions", "last_holders")
+_POWER_LIMIT = 164  # DCGM_FI_DEV_ENFORCED_POWER_LIMIT
 _FAULT_SECONDS = 60.0  # minimum time between two log lines about the same fault
 _SAME_FAULT = {"hung": "deadline"}  # a call that hangs is first reported as `deadline`
 
@@ -166,10 +167,12 @@ def _build_gpus(
         values, members, reading = values_of.get(uuid, {}), build_device(uuid), telemetry.readings.get(uuid)
         details = reading.details if reading is not None and uuid in values_of else ()
         throttled = {reason: values.get(number) for number, reason in THROTTLE_REASONS.items()}
+        limit = reading.slow_values.get(_POWER_LIMIT) if reading is not None else None
         users = (*members["holders"], *(holder for instance in instances[uuid] for holder in instance.holders))
         yield DeviceState(
             **{member: getattr(device, member) for member in _IDENTITY},
             throttled_ns={reason: ns for reason, ns in throttled.items() if isinstance(ns, int)},
+            power_limit_mw=round(limit * 1000) if isinstance(limit, float) else None,
             instances=tuple(instances[uuid]),
             details=tuple((names[number].name, labels, value) for number, labels, value in details),
             **gpu_figures(figures_of.get(uuid, {})),  # type: ignore[arg-type]

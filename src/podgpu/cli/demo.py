@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
+from statistics import fmean
 from typing import NamedTuple
 
 import click
@@ -44,7 +45,7 @@ from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.labels import Policy
 from podgpu.model import Workload, WorkloadOwner
-from podgpu.simulate.gpu import SimulatedGpu
+from podgpu.simulate.gpu import DRAM, Activity, SimulatedGpu, compute_watts, final_celsius
 from podgpu.simulate.node import DemoNode, Tenant
 from podgpu.usage.containers import ContainerFinder
 from podgpu.usage.ledger import Ledger
@@ -70,6 +71,7 @@ _OWNERS = {
     "embed": "Deployment",
     "ocr": "Deployment",
     "jupyter-ada": "Notebook",
+    "jupyter-ben": "Notebook",
     "jupyter": "StatefulSet",
 }
 """Prefix of a pod's name -> kind of its owner."""
@@ -284,6 +286,8 @@ def write_past(exporters: Sequence[DemoExporter], cluster: HistoryRecorder, pric
     recorders = {"": cluster} | {exporter.node.name: exporter.recorder for exporter in exporters}
     for exporter in exporters:
         exporter.ledger.assume_idle(DAY)
+        for gpu in exporter.node.driver.gpus:
+            gpu.celsius = final_celsius(gpu.model, gpu.activity.watts)
     runs = {node.name: list(_list_runs(node)) for node in nodes}
     start, fine = (int(now - length) // COARSE * COARSE for length in (DAY, HOUR))
     # Samples with the time `at` are stored in the interval that begins at `at`, so they contain the usage after `at`.
@@ -300,8 +304,8 @@ def write_past(exporters: Sequence[DemoExporter], cluster: HistoryRecorder, pric
                 held = [tenant for tenant in present if tenant.gpu == gpu.number]
                 for instance, size in _divide(gpu):
                     tenants = [tenant for tenant in held if tenant.gi_id == instance]
-                    device = _PastDevice(node.name, gpu, instance, size, tenants)
-                    samples.append(device.sample(at, ago, seconds, prices, held if instance is None else tenants))
+                    device = _PastDevice(node, gpu, instance, size, tenants)
+                    samples.append(device.sample(at, now, seconds, prices, held if instance is None else tenants))
         for name, recorder in recorders.items():
             recorder.append(at, [sample for sample in samples if name in ("", sample.node)])
 
@@ -315,11 +319,13 @@ def _divide(gpu: SimulatedGpu) -> list[tuple[int | None, float]]:
 def _list_runs(node: DemoNode) -> Iterator[tuple[Tenant, float, float]]:
     """Yields each pod with its begin and end, in hours before now.
 
-    Includes earlier jobs on the GPUs of the third node's training job.
+    Includes earlier jobs on the GPUs of the third node's training job, and earlier notebooks on the GPUs of idle pods.
     """
     jobs = [tenant for tenant in node.tenants if tenant.pod.startswith("llm-train-")] if node.name == "node-3" else []
     for tenant in node.tenants:
         yield tenant, _JOB_BEGAN if tenant in jobs else math.inf if tenant.duty else 24.0, 0.0
+        if not tenant.duty:
+            yield replace(tenant, pod=tenant.pod.replace("ada", "ben"), duty=0.3), math.inf, 24.5
     for job in range(5):
         end = _JOB_BEGAN + _PAUSE_HOURS + job * (_JOB_HOURS + _PAUSE_HOURS)
         for tenant in jobs:
@@ -328,18 +334,19 @@ def _list_runs(node: DemoNode) -> Iterator[tuple[Tenant, float, float]]:
 
 
 class _PastDevice(NamedTuple):
-    node: str
+    node: DemoNode
     gpu: SimulatedGpu
     instance: int | None
     size: float  # fraction of the GPU
     tenants: list[Tenant]
 
-    def sample(self, at: int, ago: float, seconds: float, prices: Prices, users: list[Tenant]) -> GpuSample:
+    def sample(self, at: int, now: float, seconds: int, prices: Prices, users: list[Tenant]) -> GpuSample:
         """`users`: tenants of the device and, for a GPU, of its MIG instances."""
+        ago = (now - at) / HOUR
         conditions = [
             (name, text)
             for node, gpu, begin, end, name, text in _FAULTS
-            if node == self.node and gpu in (None, self.gpu.number) and end < ago <= begin
+            if node == self.node.name and gpu in (None, self.gpu.number) and end < ago <= begin
         ]
         for one in self.tenants:
             if not one.duty and ago <= _IDLE_ALARM:
@@ -349,20 +356,25 @@ class _PastDevice(NamedTuple):
         size = self.size
         hour = prices.of(self.gpu.model.name).gpu_hour
         price, currency = (0.0, "") if hour is None else (hour * size, prices.currency)
-        loads = {tenant: 0.0 if is_blind else _load(tenant, at) for tenant in users}
-        use = sum(loads.values()) / (max(1, len(loads)) if self.instance is None and self.gpu.instances else 1)
-        idle_watts, _, most_watts = self.gpu.model.power
-        watts = idle_watts + (most_watts - idle_watts) * 0.7 * use
+        loads = {tenant: 0.0 if is_blind else self.load(tenant, at, now, seconds) for tenant in users}
+        sizes = dict(_divide(self.gpu)) if self.instance is None and self.gpu.instances else {}
+        work = {tenant: load * sizes.get(tenant.gi_id, 1.0) for tenant, load in loads.items()}
+        use = sum(work.values())
+        activity = Activity(
+            use, sum(load * self.node.load_of(tenant).tensor for tenant, load in work.items()), DRAM * use
+        )
+        idle_watts, watts = self.gpu.model.power[0], compute_watts(self.gpu.model, activity)
         memory = float(sum(min(tenant.memory, self.gpu.model.memory // 2) for tenant in users))
         holders = []
         for tenant in () if gone else self.tenants:
             load, part = loads[tenant], seconds / len(self.tenants)
+            idle = 0.0 if load or is_blind else part
             busy = sum(loads[other] for other in self.tenants)
             amounts = Amounts(
                 allocated_seconds=part * size,
-                idle_seconds=0.0 if tenant.duty else part * size,
+                idle_seconds=idle * size,
                 cost=price * part / HOUR,
-                idle_cost=0.0 if tenant.duty else price * part / HOUR,
+                idle_cost=price * idle / HOUR,
                 measured_seconds=0.0 if is_blind else part * size,
                 **dict.fromkeys(("busy_seconds", "busy_min_seconds", "busy_max_seconds"), load * seconds * size),
                 energy_joules=watts * size * (seconds * load / busy if busy else part),
@@ -372,11 +384,11 @@ class _PastDevice(NamedTuple):
             holders.append(HolderSample(_account_of(tenant), tenant.container, amounts, own, currency))
         rest = Amounts(seconds * size, cost=price * seconds / HOUR, energy_joules=idle_watts * seconds * size)
         is_whole = self.instance is None
-        figures = Figures(use, memory, *((watts, 30 + 35 * use) if is_whole else ()))
+        figures = Figures(use, memory, *((watts, final_celsius(self.gpu.model, watts)) if is_whole else ()))
         return GpuSample(
             uuid=self.gpu.uuid,
             instance="" if is_whole else str(self.instance),
-            node=self.node,
+            node=self.node.name,
             gpu_index=self.gpu.number,
             figures=None if is_blind else figures,
             holders=holders,
@@ -385,15 +397,20 @@ class _PastDevice(NamedTuple):
             currency=currency,
         )
 
+    def load(self, tenant: Tenant, at: int, now: float, seconds: int) -> float:
+        """Returns the load. That of services follows the time of day; notebooks rest at night and at weekends."""
+        load, process = tenant.duty, self.node.load_of(tenant)
+        if seconds <= COARSE:  # longer means are constant
+            load = fmean(process.demand(time - self.gpu.epoch) for time in range(at, at + seconds, 60))
+        if tenant.namespace in ("serving", "batch"):
+            load *= _day_load(at) / _day_load(now)
+        if tenant.pod.startswith("jupyter-ben-") and (not 6 <= at % DAY / HOUR < 18 or (at // DAY + 3) % 7 > 4):
+            load = 0.0
+        return min(1.0, load)
 
-def _load(tenant: Tenant, at: int) -> float:
-    """Returns the simulated load. Services follow the time of day, and every load varies over minutes."""
-    day = 1.0
-    if tenant.namespace in ("serving", "batch"):
-        day = _NIGHT + (1 - _NIGHT) * (0.5 - 0.5 * math.cos(2 * math.pi * (at % DAY) / DAY))
-    phase = sum(map(ord, tenant.pod)) + tenant.gpu
-    wave = 0.06 * math.sin(at / 700 + phase) + 0.05 * math.sin(at / 97 + 2 * phase)
-    return max(0.0, min(1.0, tenant.duty * (day + wave)))
+
+def _day_load(at: float) -> float:
+    return _NIGHT + (1 - _NIGHT) * (0.5 - 0.5 * math.cos(math.tau * (at % DAY) / DAY))
 
 
 @cache

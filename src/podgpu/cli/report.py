@@ -14,6 +14,7 @@ from podgpu.cluster.ranges import RangeAnswer, RangeFigures, describe_row, parse
 from podgpu.cluster.view import decode_view
 from podgpu.decode import find_decoder
 from podgpu.errors import SourceError, UsageError, utc_text
+from podgpu.history.store import DAY
 from podgpu.http_client import HttpClient
 
 _TIMEOUT = 90.0  # longer than a query to Prometheus
@@ -22,8 +23,8 @@ _UNKNOWN = "–"
 _EXAMPLE_PRICES = "The prices are examples: set yours with `podgpu cluster --prices FILE`"
 _MORE_THAN_ALL = 1.005  # use from which a pod is shown to use more than its share of a shared GPU
 _COLUMNS = (
-    *("GPU-hours", "allocated", "busy", "idle", "waiting", "use of what it holds"),
-    *("energy, kWh", "cost", "wasted"),
+    *("GPU-hours", "Allocated, h", "Busy (weighted), h", "Idle, h", "Waited, h", "Use of what it holds"),
+    *("Energy, kWh", "Cost", "Wasted"),
 )
 
 
@@ -45,7 +46,7 @@ def command(url: str, range: str, by: str, format: str) -> int:
         month = datetime.now().astimezone().replace(day=1, hour=0, minute=0, second=0, microsecond=0)
         query = {"from": str(month.timestamp()), "by": by}
     try:
-        parse_range_query(query)
+        parsed = parse_range_query(query)
     except UsageError as error:
         raise UsageError(f"--{error}") from error  # by='x' becomes --by='x'
     client = HttpClient(url.rstrip("/"), timeout=_TIMEOUT)
@@ -57,10 +58,12 @@ def command(url: str, range: str, by: str, format: str) -> int:
     broken = [alert.text for alert in view.alerts if alert.severity == "broken"]
     tables = list(_make_tables(answer, owners, broken))
     start = answer.from_ if answer.recorded_from is None else answer.recorded_from
-    title = f"GPU report, {utc_text(start)} to {utc_text(answer.to)}"
-    if answer.simulated:
-        title += " (SIMULATED GPUs)"
+    title = f"GPU report, {utc_text(start)} to {utc_text(answer.to)}{' (SIMULATED GPUs)' if answer.simulated else ''}"
     notes = [*((_EXAMPLE_PRICES,) if answer.prices == "example" else ()), *answer.notes]
+    days, asked = (answer.to - start) / DAY, parsed.seconds / DAY
+    if range != "month" and abs(days - asked) > 0.02 * asked:
+        why = "older usage is stored in whole hours or days" if days > asked else "there are no older records"
+        notes.insert(0, f"The report covers {days:.2g} days instead of {asked:.2g}: {why}")
     print_out((_write_html if format == "html" else _write_markdown)(title, notes, tables))
     return 0
 
@@ -76,7 +79,8 @@ def _read_range(client: HttpClient, query: dict[str, str]) -> RangeAnswer:
 def _make_tables(answer: RangeAnswer, owners: RangeAnswer, broken: Sequence[str]) -> Iterator[_Table]:
     columns = [*_COLUMNS[:-2], *(f"{name} {answer.currency}".rstrip() for name in _COLUMNS[-2:])]
     yield "Total", columns, [_cells(answer.totals)]
-    rows = [(describe_row(row), *_cells(row)) for row in answer.rows]
+    nameless = "(no namespace)" if answer.by == "namespace" else "(without this label)"
+    rows = [(describe_row(row, nameless), *_cells(row)) for row in answer.rows]
     yield f"By {answer.by}", (answer.by, *columns), rows
     idle = sorted((row for row in owners.rows if row.idle_hours), key=lambda row: (-(row.wasted or 0), -row.idle_hours))
     rows = [(describe_row(row), *_cells(row)) for row in idle[:_TOP_OWNERS]]

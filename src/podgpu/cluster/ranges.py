@@ -16,12 +16,13 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from podgpu.cluster.parts import MPS_REASON, HeldPart, sum_held
+from podgpu.cluster.parts import MPS_REASON, HeldPart, device_utilization, sum_held
 from podgpu.cluster.past import read_past
 from podgpu.cluster.prices import Prices
 from podgpu.cluster.state import ClusterState, describe_unpriced
 from podgpu.errors import UsageError, utc_text
 from podgpu.history.answers import (
+    HolderSpan,
     Mark,
     PodHistory,
     UsageSum,
@@ -35,6 +36,7 @@ from podgpu.history.answers import (
 from podgpu.history.events import IDLE, EventQuery, EventsAnswer, read_events
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.history.store import COARSE, DAY, FINE, UNALLOCATED, Amounts, UsageAccount
+from podgpu.metrics.fields import DRAM_ACTIVE, TENSOR_ACTIVE
 from podgpu.model import DeviceState, WorkloadOwner, group_by_key
 
 Order = Literal["cost", "wasted"]
@@ -43,6 +45,7 @@ _DIGITS = 4
 _JOULES_PER_KWH = 3_600_000
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "|", "%")
 _LONGEST = 8 * DAY  # samples are stored for this many seconds
+_BRIEF = 60.0  # seconds; pods that hold a GPU together for a shorter time do not share it
 _SHORTEST = 900.0  # seconds; a pod that ran for a shorter time gets no hint
 _THROTTLING = ("thermal", "power_brake")
 _MIG_PARTS = ((1, 1), (2, 2), (3, 4), (4, 4))  # each MIG profile: sevenths of compute, eighths of memory
@@ -104,6 +107,7 @@ class RangeRow(RangeFigures, kw_only=True):
     container_id: str = ""
     owner: WorkloadOwner | None = None
     label: str = ""
+    labels: dict[str, str] = {}  # pod labels, if the row is a pod
     methods: list[str] = []  # how the use of the GPUs was measured; empty if unknown
     gpus: float | None = None
     idle_gpus: float | None = None
@@ -169,12 +173,13 @@ def make_range(
 ) -> RangeAnswer:
     """Groups the usage into rows and adds it up. `now`: current values by row."""
     groups = group_by_key((name_row(one, query), one) for one in usage)
-    methods = sorted({method for one in usage for method in one.methods})
+    methods, is_pod = sorted({method for one in usage for method in one.methods}), query.by == "pod"
     rows = [
         RangeRow(
             **{
                 **dict(name),
                 "methods": sorted({method for one in groups.get(name, ()) for method in one.methods}),
+                "labels": next((json.loads(o.account.labels or "{}") for o in groups.get(name, ()) if is_pod), {}),
                 **add_up(groups.get(name, ()), prices.currency),
                 **(now or {}).get(name, {}),
             }
@@ -317,13 +322,13 @@ def _describe_missing(label: str, prices: Prices, usage: Sequence[UsageSum], row
         yield f"{hours:.4g} GPU-hours have no price in {prices.currency} and are not included in the cost"
 
 
-def describe_row(row: RangeRow) -> str:
+def describe_row(row: RangeRow, nameless: str = "(none)") -> str:
     if row.unallocated:
         return "/".join(filter(None, (row.cluster, "unallocated")))
     owner = f"{row.owner.kind}/{row.owner.name}" if row.owner and not row.pod else ""
     job = f"job {row.job}" if row.job and not row.job.startswith("user ") else row.job
     names = (row.cluster, row.namespace, owner, row.pod, job, row.uid or row.container_id, row.label)
-    return "/".join(filter(None, names)) or "(none)"
+    return "/".join(filter(None, names)) or nameless
 
 
 def encode_range_csv(answer: RangeAnswer) -> bytes:
@@ -360,8 +365,7 @@ def _make_cells(answer: RangeAnswer, row: RangeRow) -> dict[str, Any]:
         "ServiceCategory": "Compute",
         "ServiceName": "GPU",
         "Tags": json.dumps({name: value for name, value in tags.items() if value}),
-        "SubAccountId": row.cluster,
-        "SubAccountName": row.cluster,
+        **dict.fromkeys(("SubAccountId", "SubAccountName"), row.cluster),
         "x_Namespace": row.namespace,
         "x_Pod": row.pod or row.job or row.uid or row.container_id,
         "x_Owner": owner,
@@ -398,6 +402,12 @@ class JobSummary(RangeFigures, kw_only=True):
     p95_use: float | None = None
     peak_memory_bytes: float | None = None
     step_seconds: int = 0
+    shared: bool = False  # another pod used one of its GPUs meanwhile, so the next five values are unknown
+    mean_power_watts: float | None = None  # of one GPU
+    power_limit_watts: float | None = None  # mean of its GPUs, now
+    current_use: float | None = None  # mean of its GPUs, now
+    tensor_active_ratio: float | None = None  # mean of its GPUs, now
+    dram_active_ratio: float | None = None  # mean of its GPUs, now
     wait_seconds: float = 0.0
     throttled_seconds: float = 0.0
     errors: int = 0
@@ -454,7 +464,8 @@ def read_summary(db: Connection, namespace: str, pod: str, now: float, state: Cl
         duration += until - max(end, span_started)
         end = until
     start = max(started, end - _LONGEST)
-    history = make_pod_history(namespace, pod, read_pod(db, namespace, pod, start - FINE, end + FINE))
+    gpus = read_pod(db, namespace, pod, start - FINE, end + FINE)
+    history = make_pod_history(namespace, pod, gpus)
     _, _, sums = read_range(db, started, end)
     own = [one for one in sums if one.account[:2] == (namespace, pod)]
     currency = state.prices.currency
@@ -471,6 +482,9 @@ def read_summary(db: Connection, namespace: str, pod: str, now: float, state: Cl
     )
     if history is not None:
         _add_history(summary, history, end, state)
+        summary.shared = any(_is_shared(gpu.holders, namespace, pod) for gpu in gpus)
+        if not summary.shared:
+            _add_activity(summary, history, state)
     return summary
 
 
@@ -501,6 +515,32 @@ def _add_history(summary: JobSummary, history: PodHistory, end: float, state: Cl
         gpus = {gpu.uuid: gpu for node in state.nodes for gpu in node.gpus}
         peaks = [max(values, default=peak or 0.0) for values in memory]
         summary.hint = _hint(summary, p95, peaks, [gpus[d.uuid] for d in history.devices if d.uuid in gpus])
+
+
+def _is_shared(spans: Sequence[HolderSpan], namespace: str, pod: str) -> bool:
+    """Returns whether others held the GPU while the pod held it."""
+    own = [span for span in spans if (span.namespace, span.pod) == (namespace, pod)]
+    others = [span for span in spans if span not in own]
+    return any(min(a.to or math.inf, b.to or math.inf) - max(a.from_, b.from_) > _BRIEF for a in own for b in others)
+
+
+def _add_activity(summary: JobSummary, history: PodHistory, state: ClusterState) -> None:
+    """Adds values of whole devices. Call it only for a pod that does not share its devices."""
+
+    def mean(values: Sequence[float]) -> float | None:
+        return round(sum(values) / len(values), 4) if values else None
+
+    pod, uuids = (summary.namespace, summary.pod), {device.uuid for device in history.devices if not device.instance}
+    limits = [gpu.power_limit_mw for node in state.nodes for gpu in node.gpus if gpu.uuid in uuids]
+    summary.power_limit_watts = mean([limit / 1000 for limit in limits if limit is not None])
+    summary.mean_power_watts = mean([w for device in history.devices for w in _known(device.series["power_watts"])])
+    parts = (part for node in state.nodes if not node.stale for part in node.held)
+    devices = {part.device_key: part.device for part in parts if (part.holder.namespace, part.holder.pod) == pod}
+    if all((holder.namespace, holder.pod) == pod for device in devices.values() for holder in device.holders):
+        summary.current_use = mean(_known(device_utilization(device) for device in devices.values()))
+        for member, field in (("tensor_active_ratio", TENSOR_ACTIVE), ("dram_active_ratio", DRAM_ACTIVE)):
+            values = [(device.fields or {}).get(field) for device in devices.values()]
+            setattr(summary, member, mean([value for value in values if isinstance(value, float)]))
 
 
 def _known(values: Iterable[float | None]) -> list[float]:

@@ -66,6 +66,7 @@ class RoundReader:
                     gpu_index=gpu.index,
                     figures=_figures(gpu, instance) if has_figures else None,
                     holders=holders,
+                    holders_known=node.silent is None,
                     conditions=[
                         *((condition.name, describe_condition(condition)[0]) for condition in gpu.conditions),
                         *((IDLE, describe_idle(part.holder)) for part in parts if wasteful_since(part, at, idle_after)),

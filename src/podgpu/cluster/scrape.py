@@ -24,7 +24,7 @@ from podgpu.cluster.collect import ClusterReading, NodeEntry, NodeLabels, Owners
 from podgpu.errors import SourceError, UsageError
 from podgpu.http_client import MAX_METRICS_BYTES, METRICS_TYPES, Access, HttpClient, check_is_metrics, open_session
 from podgpu.metrics.adapter import NODE_LABELS, node_from_samples, samples_in
-from podgpu.metrics.fields import Meaning, meaning, names_of
+from podgpu.metrics.fields import DRAM_ACTIVE, TENSOR_ACTIVE, Meaning, meaning, names_of
 from podgpu.metrics.parse import BadExposition
 from podgpu.model import DeviceState, MigInstance, NodeState, decode_node
 
@@ -163,9 +163,8 @@ class ScrapeCollector:
             started = self.clock.monotonic()
             reason, message = "", ""
             try:
-                states = await target.read_states(
-                    session, self.settings.keep_fields, self.node_labels, self.clock.wall()
-                )
+                keep = self.settings.keep_fields | {TENSOR_ACTIVE, DRAM_ACTIVE}
+                states = await target.read_states(session, keep, self.node_labels, self.clock.wall())
             except SourceError as error:
                 reason, message = error.reason, str(error)
             except Exception as error:  # noqa: BLE001 - a bug that one exporter triggers must not stop the others

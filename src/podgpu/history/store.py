@@ -221,6 +221,7 @@ class GpuSample(NamedTuple):
     unallocated: Amounts = Amounts()  # unallocated time and its cost since the previous round
     currency: str = ""  # currency of `unallocated`
     since: Mapping[str, float] = {}  # name of a condition -> Unix time when it began
+    holders_known: bool = True  # if False, the previous holders still count as holders
 
 
 class HistoryStore:
@@ -351,9 +352,12 @@ class HistoryStore:
             self._ids_hour = time // HOUR * HOUR
             self._ids.clear()
         samples: list[tuple[float | None, ...]] = []
+        unknown: set[int] = set()  # GPUs without known holders
         spans: dict[tuple[int, int, str, str], int] = {}  # with the start of each span, if it is new
         for gpu in gpus:
             gpu_id = self._row_id(_UPSERT_GPU, (gpu.uuid, gpu.instance, gpu.node, gpu.gpu_index))
+            if not gpu.holders_known:
+                unknown.add(gpu_id)
             if gpu.figures is not None:
                 samples.append((FINE, time, gpu_id, GPU_ITSELF, *gpu.figures))
             own: dict[int, Figures] = {}
@@ -367,6 +371,7 @@ class HistoryStore:
                 since = gpu.since.get(name, time)
                 is_new = rolled_up_until - _LATEST < since <= now + 1
                 spans[gpu_id, GPU_ITSELF, name, message] = round(since) if is_new else time
+        spans |= {span: time for span in self._open_spans if unknown and span[0] in unknown and span[1]}
         usage = (  # a generator, so that the garbage collector has fewer objects to track
             (COARSE, step, self._row_id(_UPSERT_ACCOUNT, account), currency, *total)
             for (step, currency), totals in self._pending_usage.items()

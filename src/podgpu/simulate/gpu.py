@@ -59,6 +59,17 @@ class Activity(NamedTuple):
         )
 
 
+def compute_watts(model: GpuModel, activity: Activity) -> float:
+    idle, _, limit = model.power
+    return idle + (limit - idle) * (0.45 * activity.busy + 0.45 * activity.tensor + 0.2 * activity.dram)
+
+
+def final_celsius(model: GpuModel, watts: float) -> float:
+    """Returns the temperature that the GPU reaches at a constant power."""
+    idle, _, limit = model.power
+    return IDLE_CELSIUS + (FULL_CELSIUS - IDLE_CELSIUS) * (watts - idle) / (limit - idle)
+
+
 def split_busy(loads: Sequence[SimulatedLoad], start: float) -> list[float]:
     """Returns the fraction of one second in which each load is busy. Scales the fractions if their sum exceeds 1."""
     wanted = [load.demand(start) for load in loads]
@@ -133,9 +144,7 @@ class SimulatedGpu:
 
     def _step(self, seconds: float, activity: GpuActivity) -> None:
         self.energy += activity.watts * seconds
-        idle, _, limit = self.model.power
-        target = IDLE_CELSIUS + (FULL_CELSIUS - IDLE_CELSIUS) * (activity.watts - idle) / (limit - idle)
-        self.celsius += (target - self.celsius) * -math.expm1(-seconds / THERMAL_LAG)
+        self.celsius += (final_celsius(self.model, activity.watts) - self.celsius) * -math.expm1(-seconds / THERMAL_LAG)
         if activity.device.busy == 0:
             self.idle_seconds += seconds
         self.meter = self.meter.plus(activity.device, seconds, seconds)
@@ -151,9 +160,7 @@ class SimulatedGpu:
             activity = instances[instance.gi_id] = self._activity_of(second, instance.gi_id)
             compute = instance.profile.compute_slices / model.compute_slices
             device = device.plus(activity, compute, instance.profile.memory_slices / model.memory_slices)
-        idle, _, limit = model.power
-        watts = idle + (limit - idle) * (0.45 * device.busy + 0.45 * device.tensor + 0.2 * device.dram)
-        return GpuActivity(device, instances, watts)
+        return GpuActivity(device, instances, compute_watts(model, device))
 
     def _activity_of(self, second: int, gi_id: int | None = None) -> Activity:
         loads = self.running(gi_id)

@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -101,15 +101,15 @@ def _on_gpu(position: int, gpu: int, uuid: str) -> Iterator[Tenant]:
 
 def place_loads(driver: SimulatedNvml, on: list[Tenant]) -> None:
     for number, tenant in enumerate(on):
-        start_process(driver, tenant, _FIRST_PID + number)
+        if tenant.duty:
+            driver.place(_make_load(driver, tenant, _FIRST_PID + number))
 
 
-def start_process(driver: SimulatedNvml, tenant: Tenant, pid: int, sway: float = 0.0) -> None:
-    """Starts the process of a tenant, unless the tenant is idle."""
+def _make_load(driver: SimulatedNvml, tenant: Tenant, pid: int, sway: float = 0.0) -> SimulatedLoad:
     gpu = driver.gpus[tenant.gpu]
     instance = next((i for i in gpu.instances if i.gi_id == tenant.gi_id), None)
     room = gpu.model.memory // 2 if instance is None else instance.profile.memory_mib * MIB * 4 // 5
-    load = SimulatedLoad(
+    return SimulatedLoad(
         gpu=tenant.gpu,
         pid=pid,
         duty=tenant.duty,
@@ -117,10 +117,8 @@ def start_process(driver: SimulatedNvml, tenant: Tenant, pid: int, sway: float =
         memory=min(tenant.memory, room),
         phase=pid * 1.7,
         sway=sway,
-        sway_period=30 + pid % 37,
+        sway_period=300 + 30 * (pid % 37),
     )
-    if tenant.duty:
-        driver.place(load)
 
 
 def create_host_files(root: Path, of: list[Tenant]) -> None:
@@ -213,7 +211,7 @@ class DemoNode:
         self._folder = TemporaryDirectory(prefix="podgpu-demo-")
         self.root = Path(self._folder.name)  # for the files of the host
         self._proc = SimulatedProc(self.root / "proc")
-        self._next_pid = itertools.count(_FIRST_PID)
+        self._next_pid = itertools.count(_FIRST_PID + self.first)
         self._pids: dict[Tenant, int] = {}
         self.kubelet = SimulatedKubelet(str(self.root / "kubelet.sock"))
         self.add_tenants(*(users() if self.is_plain else tenants(self.driver, self.first)))
@@ -230,11 +228,17 @@ class DemoNode:
     def tenants(self) -> list[Tenant]:
         return list(self._pids)
 
+    def load_of(self, tenant: Tenant) -> SimulatedLoad:
+        """Returns the load of a tenant. The tenant need not be present. One job hardly uses the tensor cores."""
+        load = _make_load(self.driver, tenant, self._pids.get(tenant, _FIRST_PID), _SWAY.get(tenant.namespace, 0.0))
+        return replace(load, tensor=0.05) if tenant.pod.startswith("diffusion-") else load
+
     def add_tenants(self, *new: Tenant) -> None:
         for tenant in new:
             pid = self._pids[tenant] = next(self._next_pid)
             create_files(self.root, self._proc, tenant, pid)
-            start_process(self.driver, tenant, pid, _SWAY.get(tenant.namespace, 0.0))
+            if tenant.duty:
+                self.driver.place(self.load_of(tenant))
         self.kubelet.pods = tuple(pods(self._pids))
 
     def remove_pod(self, namespace: str, pod: str) -> None:
@@ -252,6 +256,6 @@ class DemoNode:
     def reset(self, gpu: int) -> None:
         """Resets a GPU and restarts its processes."""
         self.driver.reset(gpu)
-        for tenant, pid in self._pids.items():
-            if tenant.gpu == gpu:
-                start_process(self.driver, tenant, pid, _SWAY.get(tenant.namespace, 0.0))
+        for tenant in self._pids:
+            if tenant.gpu == gpu and tenant.duty:
+                self.driver.place(self.load_of(tenant))

@@ -346,6 +346,7 @@ def _job(holder: Workload, fetched: FetchedDetails, width: int) -> Iterator[Span
             f"mean {format_percent(job.mean_use)}",
             f"peak {format_percent(job.peak_use)}",
             f"peak memory{of_one} {memory} GiB",
+            "" if job.tensor_active_ratio is None else f"tensor cores {format_percent(job.tensor_active_ratio)} now",
             "" if job.energy_kwh is None else f"{job.energy_kwh:.2f} kWh",
             "" if job.cost is None else format_money(job.cost, job.currency),
             f"waited {format_duration(job.wait_seconds)}" if job.wait_seconds else "",

@@ -175,7 +175,7 @@ _TEMPERATURE = Column(
 _PROCESSES = Column("PROC", lambda line: format_number(line.processes), 4, kinds=_HELD)
 _IDLE_TIME = Column(
     "IDLE",
-    lambda line: format_idle(line.use, line.idle) if line.holder else "",
+    lambda line: "" if not line.holder else "0s" if line.use == "used" else format_idle(line.use, line.idle),
     6,
     order="idle",
     style=lambda line: _style_above(line.idle, _IDLE, _LONG_IDLE),

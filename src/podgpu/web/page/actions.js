@@ -2,6 +2,7 @@
 
 import { h, place, plain } from "./dom.js";
 
+const HERE = "your terminal";
 const SAFE = /^[\w.:@%+=/-]+$/;
 
 // Returns [where to run it, command] for each step that repairs a GPU. The server's advice decides which steps apply.
@@ -19,17 +20,17 @@ export function commandsFor(device, hasPods) {
     device.absent && [onNode, "lspci -d 10de:"],
     advice.includes("reset") && !device.absent && [onNode, `nvidia-smi -r -i ${gpu}`],
     isRebooted && [onNode, "systemctl reboot"],
-    isDrained && ["kubectl", `kubectl uncordon ${quoted(device.node)}`],
+    isDrained && [HERE, `kubectl uncordon ${quoted(device.node)}`],
   ].filter(Boolean);
 }
 
 // Returns [where to run it, command] for a node that does not respond, or that has broken GPUs.
 export function nodeCommands(name, devices, hasPods) {
   const node = quoted(name);
-  if (!hasPods) return devices.some((device) => device.gone) ? [["here", `ping -c 3 ${node}`]] : [];
+  if (!hasPods) return devices.some((device) => device.gone) ? [[HERE, `ping -c 3 ${node}`]] : [];
   return [
-    ["kubectl", `kubectl describe node ${node}`],
-    ["kubectl", `kubectl get pods -A -o wide --field-selector spec.nodeName=${node}`],
+    [HERE, `kubectl describe node ${node}`],
+    [HERE, `kubectl get pods -A -o wide --field-selector spec.nodeName=${node}`],
     adviceOf(devices).includes("drain") && drain(name),
   ].filter(Boolean);
 }
@@ -39,7 +40,7 @@ function adviceOf(devices) {
 }
 
 function drain(node) {
-  return ["kubectl", `kubectl drain ${quoted(node)} --ignore-daemonsets --delete-emptydir-data`];
+  return [HERE, `kubectl drain ${quoted(node)} --ignore-daemonsets --delete-emptydir-data`];
 }
 
 // Quotes a name for the shell, because names from the cluster may contain any character.

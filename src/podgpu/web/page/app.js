@@ -15,7 +15,7 @@ import { HeatMap } from "./heatmap.js";
 import { History } from "./history.js";
 import { Keys } from "./keys.js";
 import { hasPods, Nodes, NodeView } from "./nodes.js";
-import { NO_FIGURES, Overview } from "./overview.js";
+import { NO_FIGURES, Overview, unpricedText } from "./overview.js";
 import { Past, rejection } from "./past.js";
 import { PodView } from "./pod.js";
 import { Pods } from "./pods.js";
@@ -121,6 +121,7 @@ class Page {
     if (this.feed.picture && !this.isCurrent) this.render(false);
     if (!this.feed.picture) {
       this.past.show(this.criteria, this.viewOf(this.criteria));
+      if (this.feed.isRejected) this.showTabs(this.viewOf(this.criteria), "");
       this.message.replaceChildren(...rejection(this.feed.failure, this.criteria));
       place(this.main, [this.message]);
     }
@@ -217,18 +218,23 @@ class Page {
     this.showPager(picture, view);
     this.overview.showChosen(criteria, !view ? "list" : TABLES.includes(view) ? "table" : "one");
     this.filters.show(criteria, view);
-    byId("views").hidden = false;
     byId("controls").hidden = view !== "" && !TABLES.includes(view);
     byId("shown").hidden = true;
-    setAttribute(byId("status-text"), "href", writeHash({}));
-    for (const name of ["", ...TABLES]) {
-      setAttribute(byId(`tab-${name || "gpus"}`), "href", writeHash(name ? { view: name } : this.list));
-      setAttribute(byId(`tab-${name || "gpus"}`), "aria-current", name === view ? "page" : undefined);
-    }
+    this.showTabs(view);
     if (this.isCurrent) this.showView(view, picture, anew, at);
     else this.clear();
     if (!this.map.element.isConnected) this.card.hide();
     this.keys.refresh();
+  }
+
+  // `at`: the time of the views to which the tabs lead; an empty text is now.
+  showTabs(view, at) {
+    byId("views").hidden = false;
+    setAttribute(byId("status-text"), "href", writeHash({}, at));
+    for (const name of ["", ...TABLES]) {
+      setAttribute(byId(`tab-${name || "gpus"}`), "href", writeHash(name ? { view: name } : this.list, at));
+      setAttribute(byId(`tab-${name || "gpus"}`), "aria-current", name === view ? "page" : undefined);
+    }
   }
 
   // There is no view of this time yet, or no record of it.
@@ -296,6 +302,7 @@ class Page {
     }
     if (totals.mean !== undefined) texts.push(`mean of used ${percent(totals.mean)}`);
     if (totals.cost) texts.push(`${perHour(totals.cost, currency)}`);
+    if (totals.unpriced) texts.push(unpricedText(totals.unpriced));
     if (totals.wasted) texts.push(`${perHour(totals.wasted, currency)} wasted`);
     byId("shown").hidden = false;
     setText(byId("shown"), texts.join(" \u00b7 "));

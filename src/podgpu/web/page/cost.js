@@ -52,9 +52,10 @@ export class Cost {
     this.table = new Table("Cost", onOrder);
     this.copy = copyButton("Copy", () => this.table.asText());
     this.underUsed = new UnderUsed();
+    this.toPods = h("a", { class: "to-pods" }, "Show pods, the least used first");
     const ranges = h("nav", { class: "tabs", "aria-label": "Range" }, ...this.ranges);
     const head = h("div", { class: "table-head" }, ranges, this.bounds, this.ways, this.labelField, this.about, this.copy, this.csv);
-    this.element = h("div", { class: "cost" }, head, this.sums, this.message, this.underUsed.element, this.table.element, this.notes);
+    this.element = h("div", { class: "cost" }, head, this.sums, this.message, this.underUsed.element, this.toPods, this.table.element, this.notes);
     this.label.addEventListener("change", () => {
       const name = this.label.value.trim();
       location.hash = writeHash({ ...this.here, by: name ? `label:${name}` : "" });
@@ -113,8 +114,10 @@ export class Cost {
     const example = data?.prices === "example" ? [EXAMPLE_PRICES] : [];
     setText(this.notes, [...example, ...(data?.notes ?? []).map(localTimes), ...limit].join(" \u00b7 "));
     const title = groups[by] ?? plain(by.slice("label:".length));
-    if (!isEmpty) this.table.show(rows, columnsOf(by, title, rows, data.currency), order || "cost", (row) => nameOf(row, by));
+    if (!isEmpty) this.table.show(rows, columnsOf(by, title, rows, data, this.here), order || "cost", (row) => nameOf(row, by));
     this.underUsed.show(isEmpty ? [] : rows, by, data);
+    this.toPods.hidden = isEmpty || by === "pod" || by === "owner";
+    setAttribute(this.toPods, "href", writeHash({ ...this.here, by: "pod", order: "-mean_use" }));
   }
 
   showRanges(chosen, { from, to }) {
@@ -202,7 +205,9 @@ function matching(rows, { q, cluster, ns }) {
   const words = wordsOf(q);
   return rows.filter((row) => {
     const text = `${nameOf(row)}\n${ownerText(row) ?? ""}`.toLowerCase();
-    return (!cluster || row.cluster === cluster) && (!ns || row.namespace === ns) && words.every((word) => text.includes(word));
+    const labels = Object.entries(row.labels ?? {}).map(([name, value]) => `${name}=${value}`.toLowerCase());
+    const isMatch = (word) => text.includes(word) || labels.includes(word);
+    return (!cluster || row.cluster === cluster) && (!ns || row.namespace === ns) && words.every(isMatch);
   });
 }
 
@@ -276,13 +281,16 @@ function useText(ratio) {
   return ratio >= 1.005 ? `${percent(ratio)} of its share` : percent(ratio);
 }
 
-function columnsOf(by, title, rows, currency) {
+function columnsOf(by, title, rows, { currency, source }, here) {
+  // With Prometheus, the rows of pods have no labels.
+  const label = by.slice("label:".length).replaceAll(/\W/g, "_"); // as exporters write it
+  const toPods = (row) => (row.label && !source ? writeHash({ ...here, by: "pod", q: `${label}=${row.label}` }) : undefined);
   const number = (name, title, write, isWarm) => ({ name, title, hint: HINTS[name], value: (row) => row[name], write, isWarm });
   const ofHeld = (column) => ({ ...column, value: (row) => (row.unallocated ? undefined : row[column.name]) });
   const price = (name, title, isWarm) => number(name, title, (value) => money(value, currency), isWarm);
   const isSome = (value) => value >= 0.005; // less is shown as 0.00
   const columns = [
-    { name: by, title, value: (row) => nameOf(row, by), link: (row) => linkOf(row, by) },
+    { name: by, title, value: (row) => nameOf(row, by), link: (row) => linkOf(row, by) ?? toPods(row) },
     price("cost", "Cost"),
     price("wasted", "Wasted", isSome),
     number("mean_use", "Use of what it holds", useText, (ratio) => ratio < LOW_USE),

@@ -84,8 +84,8 @@ export class Overview {
     const priced = totals.cost !== undefined;
     this.cost.element.hidden = this.wasted.element.hidden = !priced;
     const example = picture.prices === "example";
-    const { cost, wasted } = totals;
-    this.cost.show(totalMoney(cost, picture.currency), "this month \u2192", money(cost, picture.currency));
+    const { cost, wasted, unpriced } = totals;
+    this.cost.show(`${unpriced ? "\u2265\u202f" : ""}${totalMoney(cost, picture.currency)}`, unpriced ? unpricedText(unpriced) : "this month \u2192", money(cost, picture.currency));
     const share = cost ? percent(wasted / cost) : "";
     this.wasted.show(totalMoney(wasted, picture.currency), share, money(wasted, picture.currency));
     this.wasted.element.classList.toggle("is-none", !totals.wasted);
@@ -119,6 +119,11 @@ export class Overview {
 
 const NO_PRICES_HINT = "No cost is shown, because no prices are set. Start podgpu with";
 const EXAMPLE_HINT = "The prices are examples. Set yours with";
+
+// Says that costs do not include some of the allocated GPUs.
+export function unpricedText(gpus) {
+  return `without ${parts(gpus)} ${gpus === 1 ? "GPU" : "GPUs"} that ${gpus === 1 ? "has" : "have"} no price`;
+}
 
 function stateText(feed) {
   const { state } = feed;

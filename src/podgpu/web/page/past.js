@@ -57,7 +57,7 @@ export class Past {
     const valid = age < 0 ? `${when} is in the future.` : `${picture ? "You are looking at " : ""}${when}, ${duration(age)} ago.`;
     setText(byId("past-time"), when && when !== UNKNOWN ? valid : "This is not a valid time.");
     const mean = picture?.step_seconds ? `Values are means over ${duration(picture.step_seconds)}.` : "";
-    setText(byId("past-about"), view === "cost" ? "The table has its own time range." : mean);
+    setText(byId("past-about"), view === "cost" && picture ? "The table has its own time range." : mean);
     setAttribute(byId("past-now"), "href", writeHash(criteria, ""));
     for (const [id, step] of [["past-earlier", -300], ["past-later", 300]]) {
       const next = at + step;

@@ -29,7 +29,7 @@ export class PodView {
     this.back = h("a", { href: "#", class: "back" }, "All GPUs");
     this.timeline = new Timeline(({ pod, cluster }) => ({ pod, cluster }), [...RANGES, LIFE]);
     const title = h("h2", { class: "pod-title" }, this.namespace, h("span", { class: "slash" }, "/"), this.name);
-    this.element = h("div", { class: "pod" }, this.back, title, this.facts, this.none, this.grid, this.summary.element, this.timeline.element, this.events.element);
+    this.element = h("div", { class: "pod" }, this.back, title, this.summary.head, this.facts, this.none, this.grid, this.summary.element, this.timeline.element, this.events.element);
   }
 
   leave() {

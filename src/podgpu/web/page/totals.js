@@ -11,7 +11,7 @@ export function amountsOf(device) {
 
 // `priced`: prices are configured.
 export function totalsOf(devices, priced) {
-  const totals = { gpus: 0, allocated: 0, used: 0, idle: 0, unknown: 0, free: 0, broken: 0, gone: 0, freeBroken: 0, freeBusy: 0, freeGone: 0, old: 0 };
+  const totals = { gpus: 0, allocated: 0, used: 0, idle: 0, unknown: 0, free: 0, broken: 0, gone: 0, freeBroken: 0, freeBusy: 0, freeGone: 0, old: 0, unpriced: 0 };
   const [power, cost, wasted, busy] = [new Sum(), new Sum(), new Sum(), new Sum()];
   const colours = {};
   for (const device of devices) {
@@ -26,6 +26,7 @@ export function totalsOf(devices, priced) {
     if (!device.old && device.utilization > 0) busy.add(device.utilization);
     for (const holder of device.holders) {
       cost.add(holder.cost);
+      if (holder.cost === undefined) totals.unpriced += holder.amount;
       if (holder.use === "idle") wasted.add(holder.cost);
     }
     colours[device.colour] = (colours[device.colour] ?? 0) + 1;
