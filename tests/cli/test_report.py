@@ -62,7 +62,7 @@ def test_markdown(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     owners = out[out.index("## Most idle owners") :]
     assert "| ml/Deployment/notebook | 0.40 | 0.40 | 0.00 | 0.40 | – | 0% | – | 40.00 | 40.00 |" in owners
     assert "ml/busy" not in owners
-    assert "- The report covers 0.019 days instead of 1: there are no older records" in out
+    assert "- The report covers 28m instead of 1d: there are no older records" in out
     assert "GPU-3" in out[out.index("## Broken GPUs now") :]
     assert "- there is no record before" in out
     assert "- The prices are examples" in out

@@ -35,7 +35,7 @@ from podgpu.errors import UsageError, utc_text
 from podgpu.history.answers import UsageSum
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.history.store import Amounts, UsageAccount
-from podgpu.model import Condition, DeviceTotals, WorkloadOwner
+from podgpu.model import Condition, DeviceTotals, Holder, HolderUsage, WorkloadOwner
 from tests.cluster.states import H100, WALL, World, gpu, holder, lost, mig, node, state_of
 
 DAY = 86_400
@@ -404,6 +404,14 @@ def test_two_pods_that_started_together_on_a_shared_gpu_at_a_past_time() -> None
         cluster.round(gpu(0, *(() if number < 3 else (holder("a"), holder("b"))), busy=0.9))
     then, _ = past_gpu(cluster, 200)
     assert (then.utilization_ratio, [one.pod for one in then.holders]) == (0.9, ["a", "b"])
+
+
+def test_a_job_that_has_ended_is_idle_at_a_past_time() -> None:
+    cluster, job = Cluster(), Holder(job="17", user="ada", source="slurm", usage=HolderUsage(utilization_ratio=0.0))
+    for held in (*[(job,)] * 150, ()):  # longer than --idle-after
+        cluster.round(gpu(0, *held, busy=0.0))
+    then, _ = past_gpu(cluster, 2220)
+    assert then.holders[0].idle_since == pytest.approx(WALL, abs=60)
 
 
 @pytest.mark.parametrize("method", ["mps", "samples"])

@@ -10,11 +10,11 @@ import msgspec
 
 from podgpu.cli.options import make_command
 from podgpu.cli.terminal import print_out
+from podgpu.cluster.collect import duration_text
 from podgpu.cluster.ranges import RangeAnswer, RangeFigures, describe_row, parse_range_query
 from podgpu.cluster.view import decode_view
 from podgpu.decode import find_decoder
 from podgpu.errors import SourceError, UsageError, utc_text
-from podgpu.history.store import DAY
 from podgpu.http_client import HttpClient
 
 _TIMEOUT = 90.0  # longer than a query to Prometheus
@@ -60,10 +60,10 @@ def command(url: str, range: str, by: str, format: str) -> int:
     start = answer.from_ if answer.recorded_from is None else answer.recorded_from
     title = f"GPU report, {utc_text(start)} to {utc_text(answer.to)}{' (SIMULATED GPUs)' if answer.simulated else ''}"
     notes = [*((_EXAMPLE_PRICES,) if answer.prices == "example" else ()), *answer.notes]
-    days, asked = (answer.to - start) / DAY, parsed.seconds / DAY
-    if range != "month" and abs(days - asked) > 0.02 * asked:
-        why = "older usage is stored in whole hours or days" if days > asked else "there are no older records"
-        notes.insert(0, f"The report covers {days:.2g} days instead of {asked:.2g}: {why}")
+    covered, asked = 60 * round((answer.to - start) / 60), parsed.seconds
+    if range != "month" and abs(covered - asked) > 0.02 * asked:
+        why = "older usage is stored in whole hours or days" if covered > asked else "there are no older records"
+        notes.insert(0, f"The report covers {duration_text(covered)} instead of {duration_text(asked)}: {why}")
     print_out((_write_html if format == "html" else _write_markdown)(title, notes, tables))
     return 0
 

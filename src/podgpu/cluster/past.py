@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from podgpu.cluster.collect import NodeEntry
-from podgpu.cluster.idle import describe_idle
 from podgpu.cluster.nodes import RecordedCondition
 from podgpu.cluster.state import ClusterState, complete_node
 from podgpu.errors import UsageError, utc_text
@@ -130,11 +129,11 @@ def _make_gpu(devices: Sequence[_Device], known: DeviceState | None, idle_after:
 
 def _make_holders(device: _Device, now: Sequence[Holder], idle_after: float | None) -> Iterator[Holder]:
     own = _select_own_figures(device)
-    alarms = {alarm.says: alarm.since or 0.0 for alarm in device.conditions if alarm.name == IDLE}
     for account, *_, holder in device.holders:
         same = next((one for one in now if one.key == holder.key), holder)
-        alarm_at = alarms.get(describe_idle(same))  # when the holder had been idle for `idle_after` seconds
-        idle_since = None if alarm_at is None else alarm_at - (idle_after or 0.0)
+        alarms = (one for one in device.conditions if one.name == IDLE and one.says.startswith(f"{holder.text} "))
+        # An alarm begins when the holder has been idle for `idle_after` seconds.
+        idle_since = next(((alarm.since or 0.0) - (idle_after or 0.0) for alarm in alarms), None)
         utilization, memory, *_ = own.get(account, _UNKNOWN)
         usage = HolderUsage(utilization, memory, idle_since=idle_since)
         yield replace(holder, share_ratio=same.share_ratio, user=same.user, usage=usage)

@@ -198,7 +198,7 @@ def make_range(
     missing = list(_describe_missing(query.label, prices, usage, rows))
     if "mps" in methods and totals.unknown_hours:
         missing.append(
-            f"the use of {totals.unknown_hours:.4g} GPU-hours is unknown, because containers share GPUs by MPS"
+            f"the use of {totals.unknown_hours:,} GPU-hours is unknown, because containers share GPUs by MPS"
             f" ({MPS_REASON}): these hours count neither as used, nor as idle or wasted"
         )
     return RangeAnswer(
@@ -319,7 +319,7 @@ def _describe_missing(label: str, prices: Prices, usage: Sequence[UsageSum], row
         return
     hours = sum(one.amounts.allocated_seconds for one in usage if one.currency != prices.currency) / 3600
     if hours >= 10**-_DIGITS:
-        yield f"{hours:.4g} GPU-hours have no price in {prices.currency} and are not included in the cost"
+        yield f"{round(hours, _DIGITS):,} GPU-hours have no price in {prices.currency} and are not included in the cost"
 
 
 def describe_row(row: RangeRow, nameless: str = "(none)") -> str:
