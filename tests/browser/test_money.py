@@ -31,6 +31,8 @@ def test_without_prices_a_hint_says_how_to_set_them(tab: Tab, url: str, shown: S
     assert "Cost/h" not in totals(tab)
     assert "--prices FILE" in tab.text("#prices-hint")
     assert tab.count(".toggle") == 0
+    visited(tab, url, "#ns=notebooks")
+    assert "price" not in tab.text("#shown")
     with_prices = priced(three_nodes())
     shown.picture = replace(with_prices, nodes=[*with_prices.nodes[1:], three_nodes().nodes[0]])
     tab.look_again()

@@ -41,6 +41,7 @@ export function totalsOf(devices, priced) {
     cost: hasCost ? cost.total : undefined,
     wasted: hasCost ? wasted.total : undefined,
     mean: busy.known ? busy.total / busy.known : undefined,
+    unpriced: priced ? Math.round(totals.unpriced * 100) / 100 : 0,
   };
 }
 
