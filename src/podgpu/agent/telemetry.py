@@ -78,7 +78,7 @@ class TelemetryCollector:
         self._readings = {}
 
     def collect(self, due: Sequence[FieldGroup] | None = None, lost: Iterable[str] = ()) -> TelemetryResult:
-        """Reads the field groups in `due`. None: all groups. Raises StartError if the process cannot continue.
+        """Reads the field groups in `due`, or all groups. Raises StartError if the process cannot continue.
 
         `lost`: UUIDs of GPUs that an allocation source lists, but not the driver.
         """

@@ -147,7 +147,7 @@ _log = logging.getLogger(__name__)
 
 
 class HistoryError(PodgpuError):
-    """History cannot be opened, written or read."""
+    """The history cannot be opened, written or read."""
 
 
 class Figures(NamedTuple):
@@ -245,9 +245,9 @@ class HistoryStore:
             self._lock = lock.pop_all()
 
     def append(self, now: float, gpus: Sequence[GpuSample]) -> None:
-        """Stores the state of all GPUs at the Unix time `now` (a round). Replaces an earlier round of the same 15 s.
+        """Stores a round: the state of all GPUs at the Unix time `now`. Replaces a round in the same interval of 15 s.
 
-        If a GPU is missing, its holders and conditions are recorded as ended.
+        The holders and conditions of a GPU end if the GPU is missing in the round.
         Raises HistoryError if the file cannot be written. The values of the round are then lost, but its usage is
         kept in memory and written with the next round.
         """
