@@ -115,5 +115,5 @@ def wasteful_since(part: HeldPart, at: float | None, idle_after: float | None) -
 
 
 def describe_idle(holder: Workload) -> str:
-    """Returns the message of the condition `idle`. In the history, `past.py` finds the holder by the message's start."""
+    """Returns the message of the condition `idle`. `past.py` finds the holder by the message's start."""
     return f"{holder.text} holds it and does not use it"
