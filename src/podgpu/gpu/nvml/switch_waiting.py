@@ -136,7 +136,7 @@ class WaitEstimator:
                 for runner, ns in waits.runners.items():
                     pairs[pid, runner] = ns * estimate // waits.estimate if waits.estimate else 0
         pressure = _measure_union(self.intervals, since)
-        return ProcessWaits(processes, pairs, pressure * residency.window // (until - since))
+        return ProcessWaits(processes, pairs, pressure * residency.window // max(1, until - since))
 
     def _find_waits(
         self, periods: Sequence[Period], first_new: int, residency: Residency, busy: Mapping[int, int]
