@@ -296,7 +296,7 @@ def test_the_cluster_almost_an_hour_ago() -> None:
         assert (ended["pod"], ended["owner"]["kind"], ended["use"]) == ("finetune-5", "Job", "used")
         assert "finetune-5" not in pods(now)
         idle = found["node-1", 5]["holders"][0]
-        assert (idle["use"], at - idle["idle_since"]) == ("idle", pytest.approx(22 * 3600, rel=0.01))
+        assert (idle["use"], at - idle["idle_since"]) == ("idle", pytest.approx(23 * 3600, rel=0.01))
         shared = found["node-1", 4]
         assert shared["utilization_ratio"] == pytest.approx(
             sum(h["utilization_ratio"] for h in shared["holders"]), abs=0.001

@@ -215,12 +215,12 @@ def test_what_is_missing_is_said_and_the_rest_is_shown() -> None:
     assert "there is no record before 2023-11-14T22:1" in notes
     assert "no pod has the label 'team'" in notes
     assert "0.02 GPU-hours have no price in EUR" in notes
-    assert (answer.totals.cost, answer.totals.wasted, answer.totals.unknown_hours) == (0.2, 0.2, 0.01)
+    totals = answer.totals
+    assert (totals.cost, totals.wasted, totals.unknown_hours, totals.unpriced_hours) == (0.2, 0.2, 0.01, 0.02)
     assert [describe_row(row) for row in answer.rows] == ["(none)", "unallocated"]
     cluster.world.round(prices=NO_PRICES)
     answer = cluster.range()
-    assert (answer.totals.cost, answer.totals.gpu_hours) == (None, 0.04)
-    assert "there are no prices" in answer.notes[-1]
+    assert (answer.totals.cost, answer.totals.gpu_hours, answer.totals.unpriced_hours) == (None, 0.04, None)
 
 
 def test_prices_by_node_label() -> None:

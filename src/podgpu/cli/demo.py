@@ -271,7 +271,7 @@ _JOB_HOURS = 4.0
 _PAUSE_HOURS = 0.5
 _JOB_BEGAN = 0.3  # hours ago; an hour ago, an earlier job ran
 _NIGHT = 0.6  # load of services at night, relative to the day
-_IDLE_ALARM = 23.0  # hours ago
+_IDLE_ALARM = 24.0  # hours ago
 _FAULTS = (  # node, GPU (None: all), from and to (hours ago), condition, message
     ("node-3", None, 5.15, 4.95, "node_gone", "its node does not answer"),  # between two jobs
     ("node-1", 6, 11.0, 10.3, "xid", "it reported XID 48 (double-bit ECC error)"),

@@ -94,7 +94,8 @@ def _cells(figures: RangeFigures) -> tuple[str, ...]:
         *map(_number, (figures.gpu_hours, figures.allocated_hours)),
         *map(_number, (figures.used_hours, figures.idle_hours, figures.waited_hours)),
         _UNKNOWN if use is None else f"{use:.0%} of its share" if use >= _MORE_THAN_ALL else f"{use:.0%}",
-        *map(_number, (figures.energy_kwh, figures.cost, figures.wasted)),
+        _number(figures.energy_kwh),
+        *(f"≥ {_number(n)}" if n and figures.unpriced_hours else _number(n) for n in (figures.cost, figures.wasted)),
     )
 
 

@@ -93,6 +93,7 @@ class RangeFigures(msgspec.Struct, omit_defaults=True, kw_only=True):
     energy_kwh: float | None = None
     cost: float | None = None
     wasted: float | None = None
+    unpriced_hours: float | None = None  # part of `gpu_hours` that `cost` does not include; None if 0
 
 
 class RangeRow(RangeFigures, kw_only=True):
@@ -285,6 +286,7 @@ def add_up(usage: Sequence[UsageSum], currency: str) -> dict[str, Any]:
         "energy_kwh": round(everything.energy_joules / _JOULES_PER_KWH, _DIGITS) if everything.energy_joules else None,
         "cost": round(cost.cost, _DIGITS) if priced else None,
         "wasted": round(cost.idle_cost, _DIGITS) if priced else None,
+        "unpriced_hours": _hours(everything.allocated_seconds - cost.allocated_seconds) or None if currency else None,
     }
 
 

@@ -217,7 +217,7 @@ function sumOf(rows) {
     const known = of.filter((row) => row[name] !== undefined);
     return known.length ? known.reduce((total, row) => total + row[name], 0) : undefined;
   };
-  const names = ["gpu_hours", "allocated_hours", "used_hours", "idle_hours", "unknown_hours", "cost", "wasted"];
+  const names = ["gpu_hours", "allocated_hours", "used_hours", "idle_hours", "unknown_hours", "unpriced_hours", "cost", "wasted"];
   const totals = Object.fromEntries(names.map((name) => [name, sum(name)]));
   const measured = totals.allocated_hours - (totals.unknown_hours ?? 0);
   const mean = measured > 0 ? totals.used_hours / measured : undefined;
@@ -237,7 +237,7 @@ function sumsText(totals, currency) {
   const held = totals.allocated_hours ?? totals.gpu_hours;
   const unallocated = totals.gpu_hours - held;
   const hours = (title, number) => number > 0 && fact(title, `${amount(number)} h`);
-  const cost = (title, number) => number !== undefined && fact(title, money(number, currency));
+  const cost = (title, number) => number !== undefined && fact(title, costText(number, totals, currency));
   return [
     cost("Cost", totals.cost),
     cost("Wasted (idle)", totals.wasted),
@@ -277,6 +277,11 @@ function linkOf(row, by) {
   return by === "namespace" && ns ? writeHash({ cluster, ns }) : undefined;
 }
 
+// A cost that leaves out hours without a price is a lower bound.
+function costText(cost, { unpriced_hours: unpriced }, currency) {
+  return `${unpriced ? "\u2265\u202f" : ""}${money(cost, currency)}`;
+}
+
 function useText(ratio) {
   return ratio >= 1.005 ? `${percent(ratio)} of its share` : percent(ratio);
 }
@@ -287,7 +292,7 @@ function columnsOf(by, title, rows, { currency, source }, here) {
   const toPods = (row) => (row.label && !source ? writeHash({ ...here, by: "pod", q: `${label}=${row.label}` }) : undefined);
   const number = (name, title, write, isWarm) => ({ name, title, hint: HINTS[name], value: (row) => row[name], write, isWarm });
   const ofHeld = (column) => ({ ...column, value: (row) => (row.unallocated ? undefined : row[column.name]) });
-  const price = (name, title, isWarm) => number(name, title, (value) => money(value, currency), isWarm);
+  const price = (name, title, isWarm) => number(name, title, (value, row) => costText(value, row, currency), isWarm);
   const isSome = (value) => value >= 0.005; // less is shown as 0.00
   const columns = [
     { name: by, title, value: (row) => nameOf(row, by), link: (row) => linkOf(row, by) ?? toPods(row) },

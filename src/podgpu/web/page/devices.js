@@ -173,10 +173,9 @@ export function jobText(job) {
   return !job || job.startsWith("user ") ? job : `job ${job}`;
 }
 
-// Returns the user of a job, and the names of a holder's programs, on a node without Kubernetes.
+// Returns the names of a holder's programs on a node without Kubernetes.
 export function commandsOf(holder) {
-  const user = holder.name.startsWith("job ") ? holder.user : "";
-  return [...new Set([user, ...holder.running.map((process) => process.command)])].filter(Boolean).join(", ");
+  return [...new Set(holder.running.map((process) => process.command))].filter(Boolean).join(", ");
 }
 
 // Returns since when all holders are idle; undefined if unknown.

@@ -141,7 +141,8 @@ function aboutText(rows, by, currency, busy) {
   const texts = [plural(rows.length - others, by), others && plural(others, "user or job", "users and jobs"), `${parts(total((row) => row.gpus))} GPUs`];
   if (idle) texts.push(`${parts(idle)} idle`);
   if (busy) texts.push(`${plural(busy, "more GPU")} busy, holder unknown`);
-  if (rows.some((row) => row.cost.known)) texts.push(perHour(total((row) => row.cost.total), currency));
+  const isPartial = rows.some((row) => row.cost.known < row.cost.added);
+  if (rows.some((row) => row.cost.known)) texts.push(`${isPartial ? "\u2265\u202f" : ""}${perHour(total((row) => row.cost.total), currency)}`);
   return texts.filter(Boolean).join(" \u00b7 ");
 }
 

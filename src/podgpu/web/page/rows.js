@@ -97,7 +97,8 @@ class Row {
     const linked = Boolean(holder?.pod);
     setAttribute(this.link, "href", holder ? holderHash(holder) : undefined);
     showText(this.namespace, linked && holder.namespace ? `${plain(holder.namespace)}/` : "");
-    setText(this.pod, plain(linked ? holder.pod : (holder?.name ?? text)));
+    const user = holder?.name.startsWith("job ") && holder.user ? ` (${holder.user})` : "";
+    setText(this.pod, plain(linked ? holder.pod : `${holder?.name ?? text}${user}`));
     showText(this.container, plain(holder?.shownContainer || (holder?.running ? commandsOf(holder) : "")));
     const full = holder && plain([holder.name, holder.container].filter(Boolean).join("/"));
     const owner = holder?.owner ? ` (${plain(holder.owner)})` : "";

@@ -73,7 +73,8 @@ function judge(data) {
     power !== undefined && `Mean power: ${percent(power)} of the limit.`,
     shared && SHARED,
   ].filter(Boolean).join(" ");
-  const busy = `busy ${percent(use)} of the time`;
+  const share = data.used_hours / (data.allocated_hours - (data.unknown_hours ?? 0)); // as in the Cost view
+  const busy = `busy ${percent(use)} of the time${shared && share > 0 ? `, ${percent(share)} of its share` : ""}`;
   const [least] = VERDICTS[1];
   const isLowNow = now >= least && tensor < LOW_TENSOR * now && !(dram >= LOW_DRAM * now);
   const low = isLowNow ? `tensor cores active only ${percent(tensor)} now` : tensor === undefined && power < LOW_POWER ? `power only ${percent(power)} of the limit` : "";

@@ -70,10 +70,11 @@ function written(totals) {
 export class Sum {
   constructor() {
     this.total = 0;
-    this.known = 0;
+    this.known = this.added = 0;
   }
 
   add(amount) {
+    this.added += 1;
     if (amount === undefined) return;
     this.total += amount;
     this.known += 1;
