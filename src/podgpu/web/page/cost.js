@@ -279,7 +279,7 @@ function linkOf(row, by) {
 
 // A cost that leaves out hours without a price is a lower bound.
 function costText(cost, { unpriced_hours: unpriced }, currency) {
-  return `${unpriced ? "\u2265\u202f" : ""}${money(cost, currency)}`;
+  return `${unpriced && cost ? "\u2265\u202f" : ""}${money(cost, currency)}`;
 }
 
 function useText(ratio) {
