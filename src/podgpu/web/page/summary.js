@@ -17,7 +17,7 @@ const VERDICTS = [
 const LOW_TENSOR = 0.1;
 const LOW_DRAM = 0.4;
 const LOW_POWER = 0.35; // fraction of the limit
-const SCALE = "From 60 % busy it counts as well used, below 20 % as hardly used. Busy means that something ran, not how much.";
+const SCALE = "From 60 % busy (on a shared GPU: of its share) it counts as well used, below 20 % as hardly used. Busy means that something ran, not how much.";
 const WHY_LOW = "It may wait for data, or start many small kernels. A job without matrix multiplications looks the same.";
 const SHARED = "Tensor activity and power are not known on a shared GPU.";
 
@@ -61,7 +61,9 @@ export class Summary {
 // the pod does not share its GPUs.
 function judge(data) {
   const { mean_use: use, current_use: now, tensor_active_ratio: tensor, dram_active_ratio: dram, shared } = data;
-  const [, verdict, colour] = VERDICTS.find(([least]) => use >= least) ?? [];
+  const share = shared ? data.used_hours / (data.allocated_hours - (data.unknown_hours ?? 0)) : 0; // as in the Cost view
+  const judged = share > 0 ? share : use;
+  const [, verdict, colour] = VERDICTS.find(([least]) => judged >= least) ?? [];
   if (!verdict) return { text: "", why: "" };
   const power = powerRatio(data);
   const current = [
@@ -73,8 +75,7 @@ function judge(data) {
     power !== undefined && `Mean power: ${percent(power)} of the limit.`,
     shared && SHARED,
   ].filter(Boolean).join(" ");
-  const share = data.used_hours / (data.allocated_hours - (data.unknown_hours ?? 0)); // as in the Cost view
-  const busy = `busy ${percent(use)} of the time${shared && share > 0 ? `, ${percent(share)} of its share` : ""}`;
+  const busy = `busy ${percent(use)} of the time${share > 0 ? `, ${percent(share)} of its share` : ""}`;
   const [least] = VERDICTS[1];
   const isLowNow = now >= least && tensor < LOW_TENSOR * now && !(dram >= LOW_DRAM * now);
   const low = isLowNow ? `tensor cores active only ${percent(tensor)} now` : tensor === undefined && power < LOW_POWER ? `power only ${percent(power)} of the limit` : "";
