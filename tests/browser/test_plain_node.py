@@ -45,7 +45,7 @@ def test_users_jobs_and_programs_are_shown(tab: Tab, node: PlainNode) -> None:
             "user root python3",
             "user nobody nbody",
             "user root nvcc",
-            "job 4711 nobody, python3",
+            "job 4711 (nobody) python3",
             "Free",
         ]
         assert tab.texts(".total-value")[:2] == ["4", "3"], "all GPUs, and those in use"

@@ -157,7 +157,7 @@ def test_hours_and_cost_with_a_restart_and_an_ended_pod(serving: Serving, tmp_pa
         {"ml/train": 16.0, "ml/ended": 10.0, "web/half": 15.0, "web/slice": 16 / 7, "unallocated": rest}, rel=0.01
     )
     assert [answer.totals.cost for answer in spot] == pytest.approx([16 + 25 + 16 / 7 + rest] * 2, rel=0.005)
-    assert any("4 GPU-hours have no price" in note for note in spot[0].notes), "the labels of node c are unknown"
+    assert any("4.00 GPU-hours have no price" in note for note in spot[0].notes), "the labels of node c are unknown"
     assert any("no GPU metrics at" in note for note in early.notes)
     assert early.totals.gpu_hours == pytest.approx(16.0, rel=0.005)
     assert any("no pod has the label" in note for note in unlabelled.notes)

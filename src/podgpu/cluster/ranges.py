@@ -321,7 +321,7 @@ def _describe_missing(label: str, prices: Prices, usage: Sequence[UsageSum], row
         return
     hours = sum(one.amounts.allocated_seconds for one in usage if one.currency != prices.currency) / 3600
     if hours >= 10**-_DIGITS:
-        yield f"{round(hours, _DIGITS):,} GPU-hours have no price in {prices.currency} and are not included in the cost"
+        yield f"{hours:,.2f} GPU-hours have no price in {prices.currency} and are not included in the cost"
 
 
 def describe_row(row: RangeRow, nameless: str = "(none)") -> str:
