@@ -211,7 +211,7 @@ class SimulatedApiServer:
         self._stopping = asyncio.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(ready)), name="simulated-api-server")
         self._thread.start()
-        ready.wait()
+        assert ready.wait(30), "another process uses the port"
 
     def stop(self) -> None:
         """Stops the server and closes open connections."""
