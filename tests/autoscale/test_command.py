@@ -8,7 +8,6 @@ import signal
 import ssl
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -25,6 +24,7 @@ from tests.autoscale.test_pods import pod_object
 from tests.certificates import Certificates
 from tests.kube.api_server import SimulatedApiServer
 from tests.kube.conftest import eventually
+from tests.net import serving
 
 SCRAPE = ["--scrape", "http://127.0.0.1:9/metrics"]
 CERTIFICATE = ["--api-cert-file", "/nowhere.crt", "--api-key-file", "/nowhere.key"]
@@ -82,8 +82,7 @@ def exporter(folder: Path, node: str = "n1", percent: int = 60) -> Iterator[Thre
         f"podgpu_container_gpu_utilization_ratio{{{labels}}} {percent / 100}\n"
     )
     handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with serving(server := ThreadingHTTPServer(("127.0.0.1", 0), handler)):
         yield server
 
 
