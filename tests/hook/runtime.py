@@ -1,4 +1,4 @@
-"""A simulated container runtime: the runtime's side of ttrpc and NRI.
+"""Simulates a container runtime that talks to a plugin by NRI over ttrpc.
 
 Tests make it accept a plugin and report events. `expected()` returns the content that podlist.json must have.
 """

@@ -58,7 +58,7 @@ def uses_of_one_rendering() -> int:
 
 @contextmanager
 def large_exposition(node: Node) -> Iterator[tuple[WatchedCounters, Client]]:
-    """Serves a large text. Its rendering blocks until `go` is set."""
+    """Serves the metrics of 500 GPUs. Rendering them blocks until the test sets `counters.go`."""
     counters = WatchedCounters(COUNTERS)
     counters.go.clear()
     node.agent.published = Published(lambda: node_with(500), Policy(counters), node.clock.monotonic())

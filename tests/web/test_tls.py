@@ -129,7 +129,7 @@ def test_client_policies(
 
 
 def test_allowed_names(node: Node, write: Callable[..., Path], certificates: Certificates) -> None:
-    """Names are compared exactly. The common name (`scraper`) is not compared."""
+    """An allowed name must equal one of the certificate's SANs. The common name (`scraper`) does not count."""
     context, names = certificates.client("scraper"), ("prometheus.test", "::1", "*.test", "scraper")
     with secured(node, write(MUTUAL | {"client_allowed_sans": ["other.test"]})) as client:
         allowed = []

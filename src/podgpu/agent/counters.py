@@ -168,7 +168,7 @@ class Schedule:
     def take_due(self, now: float) -> tuple[FieldGroup, ...]:
         """Returns the groups that are due, and schedules their next reading.
 
-        It is one interval after the time when this reading was due, or one interval from now if that time has passed.
+        A group is due one interval after its last due time, or one interval from now if that time has passed.
         """
         due = tuple(group for group in self.groups if self._next.get(group, now) <= now + _TOGETHER_SECONDS)
         for group in due:

@@ -149,7 +149,7 @@ class ExporterSource:
     """Reads the view of a podgpu exporter, or the metrics of any other GPU exporter."""
 
     def __init__(self, url: str) -> None:
-        """If the URL has no path, /metrics is used. Raises UsageError if the URL is invalid."""
+        """Adds the path /metrics to a URL without a path. Raises UsageError if the URL is invalid."""
         self._metrics = UrlExposition(url, timeout=_EXPORTER_TIMEOUT)
         self._api = ClusterSource(url, "a podgpu exporter", _EXPORTER_TIMEOUT)
         self.name = self._metrics.shown

@@ -139,7 +139,7 @@ def node_page(agent: Agent, prices: ReadPrices) -> Callable[[], PublishedState]:
 
 
 def node_recorder(agent: Agent, directory: str = "", prices: ReadPrices = no_prices) -> HistoryRecorder:
-    """Creates the recorder of this node's history. Raises UsageError if `directory` is not a directory."""
+    """Creates the recorder that stores this node's history. Raises UsageError if `directory` is not a directory."""
 
     def read_state() -> ClusterState | None:
         return build_state(agent, prices) if agent.is_fresh(agent.published) else None
