@@ -150,7 +150,7 @@ def _only(values: frozenset[str]) -> str:
 
 
 def _agree(workload: Workload, candidates: frozenset[Workload]) -> Workload:
-    """Completes a workload by the fields on which all matching candidates agree. Raises SourceError if no candidate matches."""
+    """Adds the fields on which all matching candidates agree. Raises SourceError if no candidate matches."""
     if not candidates:
         return workload
     matching = [owner for owner in candidates if _fits(workload, owner)]
