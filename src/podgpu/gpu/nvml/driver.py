@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -288,6 +289,12 @@ def _deduplicate(usages: Iterable[ProcessUsage]) -> tuple[ProcessUsage, ...]:
 
 _VALUE_MEMBERS = dict(enumerate(("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")))
 MIN_GPM_SECONDS = 0.1  # minimum time between two GPM samples that NVML allows
+# Every 100 ms, the firmware of an H200 is busy for 12 ms. If the energy counter is read at that time, the driver spins
+# until the firmware answers, which costs up to 15 ms of CPU instead of 3. With an interval of 1 s, every reading would
+# be at that time. So after a reading that cost more CPU than the cheapest one, the next readings start later.
+_FIRMWARE_CYCLE = 0.1
+_SHIFT_SECONDS = 0.013
+_SPIN_SECONDS = 0.003
 
 
 @dataclass(eq=False)
@@ -352,6 +359,8 @@ class DevicePlan:
     _grouped: tuple[int, int] | None = None  # numbers of unsupported and of constant fields when `_groups` was built
     _totals: dict[int, tuple[float, float]] = field(default_factory=dict)
     """Time and value of the last reading by field id, used to compute rates."""
+    _min_cpu: float = float("inf")  # CPU seconds of the cheapest reading
+    delay: float = 0.0  # seconds to wait before a reading, to avoid the time when the firmware is busy
 
     def __post_init__(self) -> None:
         self.guard = CallGuard(wanted.id for wanted in self._fields if wanted.recipe is None)
@@ -359,6 +368,7 @@ class DevicePlan:
     def read(self, now: float) -> dict[int, Value]:
         """Returns values by field id. Raises DeviceLost or DriverGone. Other errors are recorded in `guard`."""
         self.guard.begin()
+        cpu_before = time.thread_time()
         self._values = dict(self._once)
         if self._grouped != (len(self.guard.unsupported), len(self._once)):
             self._grouped, self._groups = (len(self.guard.unsupported), len(self._once)), {}
@@ -378,6 +388,10 @@ class DevicePlan:
                         self._read_gpm(users, now)
             except SourceError as e:
                 self.guard.add(e, [wanted.id for wanted, _ in users])
+        cpu = time.thread_time() - cpu_before
+        self._min_cpu = min(self._min_cpu, cpu)
+        if cpu > self._min_cpu + _SPIN_SECONDS:
+            self.delay = (self.delay + _SHIFT_SECONDS) % _FIRMWARE_CYCLE
         return self._values
 
     def _list_arguments(self, call: Any) -> tuple[Any, ...]:

@@ -305,6 +305,7 @@ class NvmlGpu:
         self._links_up: int | None = None
 
     def read(self, fields: Sequence[Field]) -> GpuReading:
+        time.sleep(self._find_plan(self.layout[0], fields).delay)
         now = self._clock()
         self._register_xids()
         self._follow_layout()
