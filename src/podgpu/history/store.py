@@ -235,7 +235,8 @@ class HistoryStore:
         self._path = path
         self._max_bytes = max_bytes
         self._retention = Retention() if path else IN_MEMORY
-        self._pending_usage: dict[tuple[int, str], dict[UsageAccount, Amounts]] = defaultdict(dict)  # by time, currency
+        self._pending_usage: dict[tuple[int, UsageAccount, str], Amounts] = defaultdict(Amounts)
+        """Usage that could not be written, by start of the 5-minute step, account and currency."""
         self._damage: Exception | None = None
         self._in_memory = threading.RLock()
         with self._translate_errors("open"), ExitStack() as lock:
@@ -251,16 +252,19 @@ class HistoryStore:
         Raises HistoryError if the file cannot be written. The values of the round are then lost, but its usage is
         kept in memory and written with the next round.
         """
-        self._add_pending_usage(now, gpus)
-        with self._translate_errors("write"), self._in_memory:
-            if self._damage is not None:
-                self._replace_file(self._damage)
-            try:
-                with self._db:  # commits, or rolls back on an exception
-                    self._write_round(now, gpus)
-            except BaseException:
-                self._reset_caches()
-                raise
+        try:
+            with self._translate_errors("write"), self._in_memory:
+                if self._damage is not None:
+                    self._replace_file(self._damage)
+                try:
+                    with self._db:  # commits, or rolls back on an exception
+                        self._write_round(now, gpus)
+                except BaseException:
+                    self._reset_caches()
+                    raise
+        except HistoryError:
+            self._add_pending_usage(now, gpus)
+            raise
         self._pending_usage.clear()
 
     @contextmanager
@@ -336,13 +340,13 @@ class HistoryStore:
         self._open_spans = set(self._db.execute("SELECT gpu, account, name, message FROM span WHERE ended IS NULL"))
 
     def _add_pending_usage(self, now: float, gpus: Sequence[GpuSample]) -> None:
+        """Keeps the usage of a round that could not be written."""
         step = int(now) // COARSE * COARSE
         for gpu in gpus:
             for holder in (*gpu.holders, HolderSample(UNALLOCATED, "", gpu.unallocated, None, gpu.currency)):
                 if any(holder.amounts):
-                    pending = self._pending_usage[step, holder.currency]
-                    earlier = pending.get(holder.account)
-                    pending[holder.account] = earlier.plus(holder.amounts) if earlier else holder.amounts
+                    key = step, holder.account, holder.currency
+                    self._pending_usage[key] = self._pending_usage[key].plus(holder.amounts)
 
     def _write_round(self, now: float, gpus: Sequence[GpuSample]) -> None:
         time = int(now) // FINE * FINE
@@ -352,31 +356,38 @@ class HistoryStore:
             self._ids_hour = time // HOUR * HOUR
             self._ids.clear()
         samples: list[tuple[float | None, ...]] = []
+        own: dict[tuple[int, int], Figures] = {}  # values of the holders of shared GPUs, by GPU and account
         unknown: set[int] = set()  # GPUs without known holders
         spans: dict[tuple[int, int, str, str], int] = {}  # with the start of each span, if it is new
+        usage = [  # the same account may be in several rows, because _ADD_USAGE adds them
+            (COARSE, step, self._row_id(_UPSERT_ACCOUNT, account), currency, *amounts)
+            for (step, account, currency), amounts in self._pending_usage.items()
+        ]
+        step = time // COARSE * COARSE
         for gpu in gpus:
             gpu_id = self._row_id(_UPSERT_GPU, (gpu.uuid, gpu.instance, gpu.node, gpu.gpu_index))
             if not gpu.holders_known:
                 unknown.add(gpu_id)
             if gpu.figures is not None:
                 samples.append((FINE, time, gpu_id, GPU_ITSELF, *gpu.figures))
-            own: dict[int, Figures] = {}
             for holder in gpu.holders:
                 account_id = self._row_id(_UPSERT_ACCOUNT, holder.account)
                 spans[gpu_id, account_id, holder.container, ""] = time
+                if any(holder.amounts):
+                    usage.append((COARSE, step, account_id, holder.currency, *holder.amounts))
                 if holder.figures is not None:
-                    own[account_id] = own.get(account_id, Figures()).plus(holder.figures)
-            samples += ((FINE, time, gpu_id, account_id, *figures) for account_id, figures in own.items())
+                    key = gpu_id, account_id
+                    own[key] = own.get(key, Figures()).plus(holder.figures)
+            if any(gpu.unallocated):
+                account_id = self._row_id(_UPSERT_ACCOUNT, UNALLOCATED)
+                usage.append((COARSE, step, account_id, gpu.currency, *gpu.unallocated))
             for name, message in gpu.conditions:
                 since = gpu.since.get(name, time)
                 is_new = rolled_up_until - _LATEST < since <= now + 1
                 spans[gpu_id, GPU_ITSELF, name, message] = round(since) if is_new else time
-        spans |= {span: time for span in self._open_spans if unknown and span[0] in unknown and span[1]}
-        usage = (  # a generator, so that the garbage collector has fewer objects to track
-            (COARSE, step, self._row_id(_UPSERT_ACCOUNT, account), currency, *total)
-            for (step, currency), totals in self._pending_usage.items()
-            for account, total in totals.items()
-        )
+        samples += ((FINE, time, *key, *figures) for key, figures in own.items())
+        if unknown:
+            spans |= {span: time for span in self._open_spans if span[0] in unknown and span[1] != GPU_ITSELF}
         self._db.execute(_INSERT_ROUND, (FINE, time))
         self._db.executemany(_INSERT_SAMPLE, samples)
         self._db.executemany(_ADD_USAGE, usage)
