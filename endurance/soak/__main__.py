@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -40,16 +41,18 @@ _FASTEST_DEADLINE = 1.0
 
 
 class LogCounter(logging.Handler):
-    """Counts log lines and tracebacks."""
+    """Counts warnings and tracebacks, and keeps the last lines."""
 
     def __init__(self) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__(logging.INFO)
         self.count = 0
         self.bugs = 0
+        self.last: deque[str] = deque(maxlen=12)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.count += 1
+        self.count += record.levelno >= logging.WARNING
         self.bugs += record.exc_info is not None
+        self.last.append(record.getMessage())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,7 +78,7 @@ def soak(
         clock, random = SoakClock(), Random(seed)
         world = World(Path(folder), clock, random)
         with world.kubelet, _agent(world, Path(folder)) as agent:
-            judge = Judge(world)
+            judge = Judge(world, lines.last)
             churn = Churn(world, agent, judge, random)
             began = time.monotonic()
             seen = list(_live(churn, world, simulated, speed, seconds))
@@ -155,14 +158,16 @@ def _agent(world: World, folder: Path) -> Iterator[Agent]:
 def _count_log_lines() -> Iterator[LogCounter]:
     """Counts log lines instead of printing them."""
     logger, lines = logging.getLogger("podgpu"), LogCounter()
-    before = logger.propagate
+    before = logger.propagate, logger.level
     logger.addHandler(lines)
     logger.propagate = False
+    logger.setLevel(logging.INFO)
     try:
         yield lines
     finally:
         logger.removeHandler(lines)
-        logger.propagate = before
+        logger.propagate, level = before
+        logger.setLevel(level)
 
 
 if __name__ == "__main__":

@@ -45,8 +45,10 @@ Sums = dict[tuple[str, str, str], tuple[float, frozenset[str]]]
 
 
 class Judge:
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, log: Iterable[str] = ()) -> None:
+        """`log`: the last lines of the agent's log, to explain the first breach of a rule."""
         self._world = world
+        self._log = log
         self._truth = world.truth
         self.breaches: Counter[str] = Counter()
         self.examples: dict[str, str] = {}
@@ -73,7 +75,8 @@ class Judge:
         self.breaches[rule] += 1
         if rule not in self.examples:
             at = self._world.clock.monotonic()
-            self.examples[rule] = f"{example} at {at:.0f} s ({self._truth.describe()})"
+            text = f"{example} at {at:.0f} s ({self._truth.describe()}); the last log lines:"
+            self.examples[rule] = "\n  ".join((text, *self._log))
 
     def _judge_holders(self, info: set[HeldDevice], shares: Iterable[ParsedSample]) -> None:
         truth, now = self._truth, self._world.clock.monotonic()
