@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from podgpu.cli.node import SOURCES, SourceSettings, create_sources
 from podgpu.errors import SourceError, UsageError
 from podgpu.holders import AllocationSource
-from podgpu.holders.sources import SOURCES, SourceSettings, create_sources
 from podgpu.kube.config import NoApi
 from tests.simulated import OTHER_PID_NAMESPACE, FaultyProc
 
