@@ -38,7 +38,7 @@ _DEVICE_COUNTERS = ("busy_ns", "energy_mj", "unattributed_busy_ns", "unattribute
 _MEASURED = ("busy_ns", "busy_min_ns", "busy_max_ns", "idle_ns", "energy_mj")
 _WAITS = ("wait_ns", "wait_min_ns", "wait_max_ns")
 _COUNTERS = ("allocated_ns", *_MEASURED, *_WAITS)
-_NO_WAITS = (None, None, None)
+_NO_WAIT = HolderUsage(wait_ns=0, wait_min_ns=0, wait_max_ns=0, wait_ratio=0.0)
 
 
 # -- one reading ---------------------------------------------------------------------------------------------------
@@ -77,15 +77,6 @@ class Division:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """How long each workload waited for the device since the previous reading."""
-
-    workloads: Mapping[Workload, tuple[int, int, int]]  # estimate, minimum, maximum
-    waits_for: Mapping[Workload, tuple[WaitPart, ...]]  # the estimate, split by the workload that was running
-    pressure_ns: int  # time in which at least one workload waited
-
-
-@dataclass(frozen=True, slots=True)
 class OwnedUsage:
     """The usage of one allocatable device (a whole GPU or a MIG instance), with its holders and owners of processes."""
 
@@ -107,13 +98,13 @@ class OwnedUsage:
     ) -> tuple[DeviceTotals, dict[Workload, HolderUsage]]:
         """Returns the usage of the device and of the workloads since the last reading. `busy`: see `attribute_busy`."""
         window_ns, memory, processes = self.usage.window_ns, self.attribute_memory(), self.count_processes()
-        bounds, waiting = self.bound_busy(busy), self.attribute_waits(busy)
+        bounds, (waits, pressure_ns) = self.bound_busy(busy), self.attribute_waits(busy) or (None, None)
         usages = {}
         for workload in workloads:
             share, busy_ns = self.holders.get(workload), busy.part(workload)
             low, high = bounds.get(workload, (None, None))
-            wait, wait_min, wait_max = _NO_WAITS if waiting is None else waiting.workloads.get(workload, (0, 0, 0))
-            usages[workload] = HolderUsage(
+            usages[workload] = structs.replace(
+                HolderUsage() if waits is None else waits.get(workload, _NO_WAIT),
                 utilization_ratio=_ratio(busy_ns, window_ns),
                 memory_used_bytes=memory.part(workload),
                 processes=processes.get(workload),
@@ -122,11 +113,6 @@ class OwnedUsage:
                 busy_min_ns=low,
                 busy_max_ns=high,
                 idle_ns=self.compute_idle(workload, busy, elapsed_ns),
-                wait_ns=wait,
-                wait_min_ns=wait_min,
-                wait_max_ns=wait_max,
-                wait_ratio=_ratio(wait, window_ns),
-                waits_for=() if waiting is None else waiting.waits_for.get(workload, ()),
             )
         method = "mps" if self.mps_busy_ns is not None else self.usage.method
         device = DeviceTotals(
@@ -136,7 +122,7 @@ class OwnedUsage:
             unattributed_memory_bytes=None if memory.parts is None else memory.without_series,
             unattributed_busy_ns=busy.without_series,
             method=method if busy.parts is not None or method == "mps" else "",
-            pressure_ratio=None if waiting is None else _ratio(waiting.pressure_ns, window_ns),
+            pressure_ratio=_ratio(pressure_ns, window_ns),
         )
         return device, usages
 
@@ -230,8 +216,8 @@ class OwnedUsage:
             for workload, (low, high) in bounds.items()
         }
 
-    def attribute_waits(self, busy: Division) -> Waiting | None:
-        """Adds up the waiting times of each workload's processes. Returns None if the waiting times are unknown.
+    def attribute_waits(self, busy: Division) -> tuple[dict[Workload, HolderUsage], int] | None:
+        """Returns the waiting time of each workload, and the time in which a workload waited. None if unknown.
 
         A process that waits for its own workload does not count. Waiting plus busy time never exceeds the window.
         """
@@ -239,38 +225,34 @@ class OwnedUsage:
         if waits is None or not window_ns:
             return None
         owners = {process.pid: process.owner for process in self.processes or ()}
-        pairs: defaultdict[Workload, defaultdict[Owner, int]] = defaultdict(lambda: defaultdict(int))
-        others: defaultdict[int, int] = defaultdict(int)
+        pairs: defaultdict[Workload, Counter[Owner]] = defaultdict(Counter)
+        others: Counter[int] = Counter()
         for (pid, runner), ns in waits.pairs.items():
             owner, other = owners.get(pid), owners.get(runner, "host")
             if isinstance(owner, Workload) and other != owner:
                 pairs[owner][other] += ns
                 others[pid] += ns
-        sums: dict[Workload, tuple[int, int, int]] = {}
+        sums: defaultdict[Workload, list[int]] = defaultdict(lambda: [0, 0, 0])
         for pid, figures in waits.processes.items():
             owner = owners.get(pid)
             if isinstance(owner, Workload):
                 part = min(1.0, others[pid] / figures[0]) if figures[0] else 0.0
-                limit = window_ns - min(window_ns, busy.part(owner) or 0)
-                estimate, least, most = (
-                    min(limit, total + int(ns * part))
-                    for total, ns in zip(sums.get(owner, (0, 0, 0)), figures, strict=True)
-                )
-                sums[owner] = estimate, least, most
-        pressure = min(waits.pressure_ns, sum(estimate for estimate, _, _ in sums.values()), window_ns)
-        waits_for = {
-            workload: tuple(
-                WaitPart(
-                    *parts_of(other if isinstance(other, Workload) else Workload()),
-                    seconds=ns / NS,
-                    ratio=ns / window_ns,
-                )
-                for other, ns in sorted(divide_exactly(estimate, pairs[workload]).items(), key=lambda pair: -pair[1])
-                if ns
+                sums[owner] = [total + int(ns * part) for total, ns in zip(sums[owner], figures, strict=True)]
+        usages: dict[Workload, HolderUsage] = {}
+        for workload, totals in sums.items():
+            limit = window_ns - min(window_ns, busy.part(workload) or 0)
+            estimate, least, most = (min(limit, ns) for ns in totals)
+            parts = sorted(divide_exactly(estimate, pairs[workload]).items(), key=lambda pair: -pair[1])
+            waits_for = tuple(_name_wait(other, ns, window_ns) for other, ns in parts if ns)
+            usages[workload] = HolderUsage(
+                wait_ns=estimate,
+                wait_min_ns=least,
+                wait_max_ns=most,
+                wait_ratio=estimate / window_ns,
+                waits_for=waits_for,
             )
-            for workload, (estimate, _, _) in sums.items()
-        }
-        return Waiting(sums, waits_for, pressure)
+        waited = sum(usage.wait_ns or 0 for usage in usages.values())
+        return usages, min(waits.pressure_ns, waited, window_ns)
 
     def compute_shares(self) -> dict[Workload | None, int]:
         """Returns the share of each workload in millionths of the device. The key None has the unallocated share.
@@ -573,6 +555,11 @@ def _add(before: int | None, increment: int | None) -> int | None:
 
 def _ratio(part: int | None, whole: int) -> float | None:
     return part / whole if part is not None and whole else None
+
+
+def _name_wait(runner: Owner, ns: int, window_ns: int) -> WaitPart:
+    names = parts_of(runner if isinstance(runner, Workload) else Workload())
+    return WaitPart(*names, seconds=ns / NS, ratio=ns / window_ns)
 
 
 def divide_exactly(total: int, weights: Mapping[K, int]) -> dict[K, int]:
