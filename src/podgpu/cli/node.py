@@ -8,8 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +38,7 @@ from podgpu.http_client import DEFAULT_TIMEOUT, Access, redact_url
 from podgpu.metrics.counters import add_other_names
 from podgpu.metrics.fields import HOST_LABELS, NameSet
 from podgpu.metrics.labels import Policy
-from podgpu.model import Device, PodLabels, ProcessUsage
+from podgpu.model import PodLabels
 from podgpu.usage.containers import ContainerFinder, in_host_pid_namespace, read_living
 
 if TYPE_CHECKING:
@@ -135,19 +134,6 @@ def make_holders(options: Options, api: ApiAccess, telemetry: Telemetry) -> Hold
     return HolderSources(sources, make_identities(options, api).read, partial(read_living, options["path_proc"]))
 
 
-def make_allocations(options: Options, api: ApiAccess, telemetry: Telemetry) -> list[AllocationSource]:
-    settings = SourceSettings(
-        api=api,
-        processes=telemetry.processes,
-        kubelet_socket=options["pod_resources_kubelet_socket"],
-        resource_names=frozenset(filter(None, map(str.strip, options["nvidia_resource_names"].split(",")))),
-        enable_dra=options["kubernetes_enable_dra"],
-        job_directory=options["hpc_job_mapping_dir"],
-        proc=options["path_proc"],
-    )
-    return create_sources(options["allocation"], settings, options["kubernetes"])
-
-
 def make_finder(options: Options) -> ContainerFinder:
     """Creates the finder of process owners. Without -k and --allocation, it also finds Linux users and jobs."""
     is_plain = not options["kubernetes"] and options["allocation"] == "auto"
@@ -165,114 +151,97 @@ def make_identities(options: Options, api: ApiAccess) -> IdentityReader:
 # Allocation sources
 
 
-@dataclass(frozen=True)
-class SourceSettings:
-    api: ApiAccess
-    processes: Callable[[Device], Sequence[ProcessUsage]]
-    kubelet_socket: str
-    resource_names: frozenset[str] = frozenset()
-    enable_dra: bool = False
-    job_directory: str = ""
-    proc: str = "/proc"
-
-    @property
-    def kubelet_directory(self) -> str:
-        return os.path.dirname(os.path.dirname(os.path.abspath(self.kubelet_socket)))
-
-
-@dataclass(frozen=True)
-class SourceType:
-    create: Callable[[str, SourceSettings], AllocationSource]
-    is_present: Callable[[SourceSettings], bool]  # True if `--allocation auto` uses the source on this node
-    takes_argument: bool = False
-
-
-def _podlist_paths(settings: SourceSettings) -> tuple[str, ...]:
-    path = os.path.join(os.path.dirname(settings.kubelet_socket), "podlist.json")
-    return DEFAULT_PATHS if os.path.normpath(path) == DEFAULT_PATHS[0] else (path,)
-
-
-def _create_kubelet(argument: str, settings: SourceSettings) -> AllocationSource:
-    from podgpu.holders.kubelet import KubeletAllocation  # imports protobuf and h2, which is slow
-
-    claims = _create_claims(settings) if settings.enable_dra else None
-    return KubeletAllocation(settings.kubelet_socket, settings.resource_names, claims=claims)
-
-
-def _create_claims(settings: SourceSettings) -> DraClaims | None:
-    """Creates the mapping of DRA claims. Without an API server, it uses the driver's checkpoint, or returns None."""
-    from podgpu.holders.dra import DRIVER_CHECKPOINT, ClaimReader, DraClaims, DriverCheckpoint, watch_slices
-
-    path = os.path.join(settings.kubelet_directory, DRIVER_CHECKPOINT)
-    slices = open_if_api("kubernetes-enable-dra", lambda: watch_slices(settings.api))
-    if slices is None:
-        return DraClaims(None, DriverCheckpoint(path)) if os.path.exists(path) else None
-    return DraClaims(slices, DriverCheckpoint(path), ClaimReader(settings.api.config), settings.api.known_pods)
-
-
-def _checkpoint_path(settings: SourceSettings) -> str:
-    return os.path.join(settings.kubelet_directory, CHECKPOINT_NAME)
-
-
-def _create_hpc(argument: str, settings: SourceSettings) -> AllocationSource:
-    directory = argument or settings.job_directory
-    if not directory:
-        raise UsageError("--allocation hpc: set the directory of the job files, as in hpc:/run/dcgm-job-map")
-    return HpcAllocation(directory)
-
-
-SOURCES: Mapping[str, SourceType] = {
-    "annotations": SourceType(
-        lambda argument, settings: AnnotationsAllocation(settings.api.pods()),
-        lambda settings: settings.api.is_available,
-    ),
-    "podlist": SourceType(
-        lambda argument, settings: PodlistAllocation([argument] if argument else _podlist_paths(settings)),
-        lambda settings: any(map(os.path.exists, _podlist_paths(settings))),
-        takes_argument=True,
-    ),
-    "kubelet": SourceType(_create_kubelet, lambda settings: True),
-    "checkpoint": SourceType(
-        lambda argument, settings: CheckpointAllocation(
-            argument or _checkpoint_path(settings), settings.resource_names
-        ),
-        # The checkpoint can be outdated, so `auto` uses it only if the kubelet's socket does not exist.
-        lambda settings: os.path.exists(_checkpoint_path(settings)) and not os.path.exists(settings.kubelet_socket),
-        takes_argument=True,
-    ),
-    "hpc": SourceType(_create_hpc, lambda settings: bool(settings.job_directory), takes_argument=True),
-    "processes": SourceType(
-        lambda argument, settings: ProcessHolders(settings.processes, ContainerFinder(settings.proc)),
-        lambda settings: in_host_pid_namespace(settings.proc) is True,
-    ),
-}
+SOURCES = ("annotations", "podlist", "kubelet", "checkpoint", "hpc", "processes")
 """Sources in order of precedence for `auto`. Schedulers come first, because HAMi assigns other GPUs than the kubelet
 lists."""
+_WITH_ARGUMENT = ("podlist", "checkpoint", "hpc")
 
 
-def create_sources(text: str, settings: SourceSettings, kubernetes: bool) -> list[AllocationSource]:
-    """Creates the sources of `--allocation`. Raises UsageError if `text` is invalid. Without -k, `auto` means `hpc`."""
-    if text != "auto":
-        return [_create(entry.strip(), settings) for entry in text.split(",")]
-    names = [name for name in (SOURCES if kubernetes else ["hpc"]) if SOURCES[name].is_present(settings)]
+def make_allocations(options: Options, api: ApiAccess, telemetry: Telemetry) -> list[AllocationSource]:
+    """Creates the sources of `--allocation`. Raises UsageError if it is invalid. Without -k, `auto` means `hpc`."""
+    if options["allocation"] != "auto":
+        chosen = (_parse_source(entry.strip()) for entry in options["allocation"].split(","))
+        return [_create_source(*source, options, api, telemetry) for source in chosen]
+    names = [name for name in (SOURCES if options["kubernetes"] else ["hpc"]) if _is_present(name, options, api)]
     if names:
         _log.info("allocation sources: %s", ", ".join(names))
     sources = []
     for name in names:
         try:
-            sources.append(SOURCES[name].create("", settings))
+            sources.append(_create_source(name, "", options, api, telemetry))
         except UsageError as error:
             _log.warning("--allocation auto (%s): %s; continuing without it", name, error)
     return sources
 
 
-def _create(entry: str, settings: SourceSettings) -> AllocationSource:
+def _parse_source(entry: str) -> tuple[str, str]:
     name, _, argument = entry.partition(":")
     if name not in SOURCES:
         raise UsageError(f"--allocation {entry!r}: unknown source; write auto alone, or some of {', '.join(SOURCES)}")
-    if argument and not SOURCES[name].takes_argument:
+    if argument and name not in _WITH_ARGUMENT:
         raise UsageError(f"--allocation {name} takes no argument, but {argument!r} was given")
-    return SOURCES[name].create(argument, settings)
+    return name, argument
+
+
+def _is_present(name: str, options: Options, api: ApiAccess) -> bool:
+    """Returns True if `--allocation auto` uses the source on this node."""
+    match name:
+        case "annotations":
+            return api.is_available
+        case "podlist":
+            return any(map(os.path.exists, _podlist_paths(options)))
+        case "checkpoint":  # it can be outdated, so it is used only if the kubelet's socket does not exist
+            is_running = os.path.exists(options["pod_resources_kubelet_socket"])
+            return os.path.exists(_in_kubelet_directory(CHECKPOINT_NAME, options)) and not is_running
+        case "hpc":
+            return bool(options["hpc_job_mapping_dir"])
+        case "processes":
+            return in_host_pid_namespace(options["path_proc"])
+    return True
+
+
+def _create_source(
+    name: str, argument: str, options: Options, api: ApiAccess, telemetry: Telemetry
+) -> AllocationSource:
+    resource_names = frozenset(filter(None, map(str.strip, options["nvidia_resource_names"].split(","))))
+    match name:
+        case "annotations":
+            return AnnotationsAllocation(api.pods())
+        case "podlist":
+            return PodlistAllocation([argument] if argument else _podlist_paths(options))
+        case "kubelet":
+            from podgpu.holders.kubelet import KubeletAllocation  # imports protobuf and h2, which is slow
+
+            claims = _create_claims(options, api) if options["kubernetes_enable_dra"] else None
+            return KubeletAllocation(options["pod_resources_kubelet_socket"], resource_names, claims=claims)
+        case "checkpoint":
+            return CheckpointAllocation(argument or _in_kubelet_directory(CHECKPOINT_NAME, options), resource_names)
+        case "hpc":
+            if directory := argument or options["hpc_job_mapping_dir"]:
+                return HpcAllocation(directory)
+            raise UsageError("--allocation hpc: set the directory of the job files, as in hpc:/run/dcgm-job-map")
+    return ProcessHolders(telemetry.processes, ContainerFinder(options["path_proc"]))
+
+
+def _podlist_paths(options: Options) -> tuple[str, ...]:
+    path = os.path.join(os.path.dirname(options["pod_resources_kubelet_socket"]), "podlist.json")
+    return DEFAULT_PATHS if os.path.normpath(path) == DEFAULT_PATHS[0] else (path,)
+
+
+def _in_kubelet_directory(name: str, options: Options) -> str:
+    socket_directory = os.path.dirname(os.path.abspath(options["pod_resources_kubelet_socket"]))
+    return os.path.join(os.path.dirname(socket_directory), name)
+
+
+def _create_claims(options: Options, api: ApiAccess) -> DraClaims | None:
+    """Creates the mapping of DRA claims. Without an API server, it uses the driver's checkpoint, or returns None."""
+    from podgpu.holders.dra import DRIVER_CHECKPOINT, ClaimReader, DraClaims, DriverCheckpoint, watch_slices
+
+    path = _in_kubelet_directory(DRIVER_CHECKPOINT, options)
+    slices = open_if_api("kubernetes-enable-dra", lambda: watch_slices(api))
+    if slices is None:
+        return DraClaims(None, DriverCheckpoint(path)) if os.path.exists(path) else None
+    return DraClaims(slices, DriverCheckpoint(path), ClaimReader(api.config), api.known_pods)
 
 
 # Telemetry sources
