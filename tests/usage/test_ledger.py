@@ -27,7 +27,7 @@ from podgpu.model import (
     WorkloadKey,
 )
 from podgpu.usage.containers import ProcessOwner
-from podgpu.usage.ledger import Ledger
+from podgpu.usage.ledger import COUNTERS, Ledger
 
 SECOND = 10**9
 A = Workload("research", "a", "main", "uid-a")
@@ -36,17 +36,6 @@ C = Workload("serving", "c", "main", "uid-c")
 GPU = Device(0, "GPU-1", "0000:01:00.0", "NVIDIA H200")
 CUT = Device(2, "GPU-3", "0000:03:00.0", "NVIDIA H200", mig_enabled=True)
 INSTANCES = (replace(CUT, gi_id=1, profile="3g.71gb"), replace(CUT, gi_id=9, profile="1g.18gb"))
-COUNTERS = (
-    "allocated_ns",
-    "busy_ns",
-    "idle_ns",
-    "energy_mj",
-    "busy_min_ns",
-    "busy_max_ns",
-    "wait_ns",
-    "wait_min_ns",
-    "wait_max_ns",
-)
 
 
 class Snapshot(NamedTuple):

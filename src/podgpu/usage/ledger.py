@@ -37,7 +37,7 @@ _NAMESPACE_COUNTERS = ("allocated_ns", "busy_ns", "energy_mj")
 _DEVICE_COUNTERS = ("busy_ns", "energy_mj", "unattributed_busy_ns", "unattributed_energy_mj")
 _MEASURED = ("busy_ns", "busy_min_ns", "busy_max_ns", "idle_ns", "energy_mj")
 _WAITS = ("wait_ns", "wait_min_ns", "wait_max_ns")
-_COUNTERS = ("allocated_ns", *_MEASURED, *_WAITS)
+COUNTERS = ("allocated_ns", *_MEASURED, *_WAITS)
 _NO_WAIT = HolderUsage(wait_ns=0, wait_min_ns=0, wait_max_ns=0, wait_ratio=0.0)
 
 
@@ -310,7 +310,7 @@ class Account:
         """
         before, busy_ns, idle_ns = self.usage, window.busy_ns, window.idle_ns
         self.is_mps_client = window.busy_min_ns is None and window.busy_max_ns is not None
-        sums = _sums(before, window, _COUNTERS)
+        sums = _sums(before, window, COUNTERS)
         if window.busy_max_ns is None and before.busy_max_ns is not None:  # without bounds, the busy time is certain
             low = None if before.busy_min_ns is None else before.busy_min_ns + (busy_ns or 0)
             sums |= {"busy_min_ns": low, "busy_max_ns": before.busy_max_ns + (busy_ns or 0)}
