@@ -53,7 +53,7 @@ class Api:
 def create(folder: Path) -> Create:
     FaultyProc(folder / "proc", OTHER_PID_NAMESPACE)
 
-    def run(text: str, api: Any = Api(), **options: Any) -> list[AllocationSource]:  # noqa: B008 - not changed
+    def run(text: str, api: Api | None = None, **options: Any) -> list[AllocationSource]:
         values: dict[str, Any] = {
             "allocation": text,
             "kubernetes": True,
@@ -63,7 +63,8 @@ def create(folder: Path) -> Create:
             "hpc_job_mapping_dir": "",
             "path_proc": f"{folder}/proc",
         }
-        return make_allocations(values | options, api, NvmlTelemetry(FaultyNvml("1xH100")))
+        access: Any = api or Api()
+        return make_allocations(values | options, access, NvmlTelemetry(FaultyNvml("1xH100")))
 
     return run
 
