@@ -16,7 +16,7 @@ import pytest
 
 from podgpu.agent.loop import Agent
 from podgpu.cli.main import run
-from podgpu.holders.sources import SOURCES
+from podgpu.cli.node import SOURCES
 from tests.nodes.clock import wait_until
 from tests.nodes.node import Description, Node, node_of, only_these_variables
 from tests.process import EXPORTER, podgpu

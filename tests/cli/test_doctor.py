@@ -15,11 +15,11 @@ from typing import Any
 import pynvml
 import pytest
 
-from podgpu.cli.doctor import command, examine_node
+from podgpu.cli.doctor import as_text, command, examine_node
 from podgpu.cli.exporter import merge_config_file
 from podgpu.cli.main import run
 from podgpu.cli.node import simulated_driver
-from podgpu.doctor.findings import Finding, Level, as_text, note, ok, wrong
+from podgpu.doctor.node import Finding, Level, note, ok, wrong
 from podgpu.gpu.nvml.telemetry import NvmlTelemetry, count_pci_gpus
 from podgpu.holders.node_files import CHECKPOINT_NAME as CHECKPOINT
 from podgpu.simulate.kubelet import SimulatedPod

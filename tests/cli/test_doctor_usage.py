@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from podgpu.doctor.findings import Level
+from podgpu.doctor.node import Level
 from podgpu.gpu.nvml.switch_attribution import SwitchLogError
 from podgpu.gpu.nvml.switch_log import check_driver
 from podgpu.gpu.nvml.switch_splitter import SwitchLog, SwitchLogFactory

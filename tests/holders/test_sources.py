@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from podgpu.cli.node import SOURCES, make_allocations
 from podgpu.errors import SourceError, UsageError
+from podgpu.gpu.nvml.telemetry import NvmlTelemetry
 from podgpu.holders import AllocationSource
-from podgpu.holders.sources import SOURCES, SourceSettings, create_sources
 from podgpu.kube.config import NoApi
-from tests.simulated import OTHER_PID_NAMESPACE, FaultyProc
+from tests.simulated import OTHER_PID_NAMESPACE, FaultyNvml, FaultyProc
 
 Create = Callable[..., list[AllocationSource]]
 DEFAULT_SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
@@ -52,14 +53,18 @@ class Api:
 def create(folder: Path) -> Create:
     FaultyProc(folder / "proc", OTHER_PID_NAMESPACE)
 
-    def run(text: str, *, kubernetes: bool = True, **settings: Any) -> list[AllocationSource]:
+    def run(text: str, api: Api | None = None, **options: Any) -> list[AllocationSource]:
         values: dict[str, Any] = {
-            "api": Api(),
-            "processes": lambda gpu: (),
-            "kubelet_socket": f"{folder}/pod-resources/kubelet.sock",
-            "proc": f"{folder}/proc",
+            "allocation": text,
+            "kubernetes": True,
+            "kubernetes_enable_dra": False,
+            "pod_resources_kubelet_socket": f"{folder}/pod-resources/kubelet.sock",
+            "nvidia_resource_names": "",
+            "hpc_job_mapping_dir": "",
+            "path_proc": f"{folder}/proc",
         }
-        return create_sources(text, SourceSettings(**values | settings), kubernetes)
+        access: Any = api or Api()
+        return make_allocations(values | options, access, NvmlTelemetry(FaultyNvml("1xH100")))
 
     return run
 
@@ -70,11 +75,11 @@ def names(sources: list[AllocationSource]) -> list[str]:
 
 def test_order_and_arguments(create: Create, folder: Path) -> None:
     assert names(create("hpc:/jobs, kubelet ,podlist:/p.json")) == ["hpc", "kubelet", "podlist"]
-    assert names(create("hpc", job_directory="/jobs")) == ["hpc"]
+    assert names(create("hpc", hpc_job_mapping_dir="/jobs")) == ["hpc"]
     podlist, checkpoint = create(f"podlist:{folder}/p.json,checkpoint:{folder}/c")
     assert podlist.paths == [f"{folder}/p.json"]  # type: ignore[attr-defined]
     assert checkpoint.path == f"{folder}/c"  # type: ignore[attr-defined]
-    (kubelet,) = create("kubelet", resource_names=frozenset({"a.b/c"}), enable_dra=True)
+    (kubelet,) = create("kubelet", nvidia_resource_names="a.b/c", kubernetes_enable_dra=True)
     assert kubelet.resource_names == {"a.b/c"}  # type: ignore[attr-defined]
     assert kubelet.claims is not None  # type: ignore[attr-defined]
 
@@ -97,7 +102,7 @@ def test_invalid_options(create: Create, text: str, message: str) -> None:
 
 def test_a_podlist_is_searched_in_the_folder_of_the_kubelets_socket(create: Create, folder: Path) -> None:
     """The mount point in koordinator's manifest is searched only if the socket is the default."""
-    (source,) = create("podlist", kubelet_socket=DEFAULT_SOCKET)
+    (source,) = create("podlist", pod_resources_kubelet_socket=DEFAULT_SOCKET)
     assert source.paths == (f"{os.path.dirname(DEFAULT_SOCKET)}/podlist.json", "/podlist.json")  # type: ignore[attr-defined]
     (source,) = create("podlist")
     with pytest.raises(SourceError, match=f"{folder}/pod-resources/podlist.json does not exist: mount"):
@@ -108,7 +113,7 @@ def test_auto_without_kubernetes(create: Create, caplog: pytest.LogCaptureFixtur
     caplog.set_level(logging.INFO)
     assert names(create("auto", kubernetes=False)) == []
     assert caplog.messages == []
-    assert names(create("auto", kubernetes=False, job_directory="/jobs")) == ["hpc"]
+    assert names(create("auto", kubernetes=False, hpc_job_mapping_dir="/jobs")) == ["hpc"]
 
 
 def test_auto_uses_the_sources_that_are_present(create: Create, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -124,12 +129,12 @@ def test_auto_uses_the_sources_that_are_present(create: Create, folder: Path, ca
     (folder / "proc" / "self" / "ns" / "pid").unlink()
     (folder / "proc" / "self" / "ns" / "pid").symlink_to("pid:[4026531836]")
     every = ["annotations", "podlist", "kubelet", "hpc", "processes"]
-    assert names(create("auto", api=Api(is_available=True), job_directory="/jobs")) == every
+    assert names(create("auto", api=Api(is_available=True), hpc_job_mapping_dir="/jobs")) == every
     assert f"allocation sources: {', '.join(every)}" in caplog.messages
 
 
 def test_auto_and_dra_continue_without_the_api_server(create: Create, caplog: pytest.LogCaptureFixture) -> None:
-    sources = create("auto", api=Api(is_available=True, works=False), enable_dra=True)
+    sources = create("auto", api=Api(is_available=True, works=False), kubernetes_enable_dra=True)
     assert names(sources) == ["kubelet"]
     assert sources[0].claims is None  # type: ignore[attr-defined]
     assert [message.partition(": ")[0] for message in caplog.messages] == [

@@ -10,9 +10,10 @@ import pytest
 from podgpu.model import Workload
 from podgpu.usage.containers import (
     CACHE_SECONDS,
+    NOT_IN_POD,
     ContainerFinder,
     ContainerLookup,
-    OwnersByPid,
+    ProcessOwner,
     ProcessOwners,
     in_host_pid_namespace,
 )
@@ -138,7 +139,7 @@ def train() -> Workload:
 def test_names_are_read_for_a_new_pod(proc: FaultyProc, owners: ProcessOwners, names: Names) -> None:
     start(proc, 7, 0)
     names.pods[UIDS[0]] = "train"
-    assert owners.find({7}) == OwnersByPid({7: train()})
+    assert owners.find({7}) == {7: ProcessOwner(train())}
     assert names.read == 1
 
 
@@ -148,7 +149,8 @@ def test_names_are_read_once_for_each_pod(proc: FaultyProc, owners: ProcessOwner
     names.pods[UIDS[0]] = "train"
     for _ in range(3):
         found = owners.find({7, 8})
-        assert (found.workloads, found.unknown, set(found.nameless)) == ({7: train()}, {8: "no_pod_name"}, {8})
+        assert found[7] == ProcessOwner(train())
+        assert (found[8].workload, found[8].problem, found[8].container is None) == (None, "no_pod_name", False)
     assert names.read == 1, "must not be read again for the pod without a name"
     start(proc, 9, 2)
     owners.find({7, 8, 9})
@@ -161,8 +163,8 @@ def test_processes_outside_pods_have_no_owner(
     proc: FaultyProc, owners: ProcessOwners, names: Names, cgroup: str
 ) -> None:
     proc.add(7, cgroup_text(cgroup))
-    found = owners.find({7})
-    assert (found.workloads, found.unknown) == ({}, {})
+    found = owners.find({7})[7]
+    assert (found.workload, found.problem) == (None, "")
     owners.require_permission()
 
 
@@ -173,6 +175,6 @@ def test_a_process_that_ended_after_it_was_listed_keeps_its_owner(
     names.pods[UIDS[0]] = "train"
     owners.find({7})
     proc.remove(7)
-    assert owners.find({7, 8}) == OwnersByPid({7: train()}), "8 was never found in /proc"
-    assert owners.find(set()) == OwnersByPid()
-    assert owners.find({7}) == OwnersByPid()
+    assert owners.find({7, 8}) == {7: ProcessOwner(train()), 8: NOT_IN_POD}, "8 was never found in /proc"
+    assert owners.find(set()) == {}
+    assert owners.find({7}) == {7: NOT_IN_POD}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -26,8 +26,8 @@ from podgpu.model import (
     Workload,
     WorkloadKey,
 )
-from podgpu.usage.containers import OwnersByPid
-from podgpu.usage.ledger import Ledger
+from podgpu.usage.containers import ProcessOwner
+from podgpu.usage.ledger import COUNTERS, Ledger
 
 SECOND = 10**9
 A = Workload("research", "a", "main", "uid-a")
@@ -36,17 +36,6 @@ C = Workload("serving", "c", "main", "uid-c")
 GPU = Device(0, "GPU-1", "0000:01:00.0", "NVIDIA H200")
 CUT = Device(2, "GPU-3", "0000:03:00.0", "NVIDIA H200", mig_enabled=True)
 INSTANCES = (replace(CUT, gi_id=1, profile="3g.71gb"), replace(CUT, gi_id=9, profile="1g.18gb"))
-COUNTERS = (
-    "allocated_ns",
-    "busy_ns",
-    "idle_ns",
-    "energy_mj",
-    "busy_min_ns",
-    "busy_max_ns",
-    "wait_ns",
-    "wait_min_ns",
-    "wait_max_ns",
-)
 
 
 class Snapshot(NamedTuple):
@@ -59,7 +48,7 @@ class Snapshot(NamedTuple):
 class Turn:
     usages: Sequence[DeviceUsage]
     assignments: Sequence[Assignment] = ()
-    owners: OwnersByPid = OwnersByPid()  # noqa: RUF009 - immutable
+    owners: Mapping[int, ProcessOwner] = field(default_factory=dict)
     devices: Sequence[Device] = (GPU,)
 
     def enter(self, ledger: Ledger) -> Snapshot:
@@ -115,11 +104,14 @@ ASSIGNMENTS = st.builds(
     st.just("kubelet"),
     share=st.none() | st.floats(0, 1),
 )
-OWNERS = st.builds(
-    OwnersByPid,
-    st.dictionaries(PIDS, WORKLOADS),
-    st.dictionaries(PIDS, st.just("unreadable"), max_size=1),
-    st.frozensets(PIDS, max_size=1),
+OWNERS = st.dictionaries(
+    PIDS,
+    st.builds(
+        ProcessOwner,
+        st.none() | WORKLOADS,
+        st.sampled_from(["", "", "", "unreadable"]),
+        is_mps_server=st.sampled_from([False, False, True]),
+    ),
 )
 HISTORIES = st.lists(
     st.builds(Turn, optional(GPU, CUT, *INSTANCES), st.lists(ASSIGNMENTS, max_size=5), OWNERS), max_size=6
@@ -171,7 +163,7 @@ def test_namespaces_and_the_unattributed_rest_add_up_to_the_devices(history: lis
     ledger, devices = Ledger(), dict[str, DeviceTotals]()
     for turn in history:
         held = [one for one in turn.assignments if not one.holder.job]
-        owners = replace(turn.owners, workloads={p: w for p, w in turn.owners.workloads.items() if not w.job})
+        owners = {pid: owner for pid, owner in turn.owners.items() if not (owner.workload and owner.workload.job)}
         snapshot = replace(turn, assignments=held, owners=owners).enter(ledger)
         devices |= snapshot.devices
     for name in ("busy_ns", "energy_mj"):
@@ -205,8 +197,8 @@ def charge(*turns: Turn) -> Snapshot:
     return [turn.enter(ledger) for turn in turns][-1]
 
 
-def turn(usage: DeviceUsage, *assignments: Assignment, owners: OwnersByPid | None = None) -> Turn:
-    return Turn([usage], assignments, owners or OwnersByPid(OF_PID))
+def turn(usage: DeviceUsage, *assignments: Assignment, owners: Mapping[int, Workload] = OF_PID) -> Turn:
+    return Turn([usage], assignments, {pid: ProcessOwner(owner) for pid, owner in owners.items()})
 
 
 def all_holders(snapshot: Snapshot) -> list[tuple[Workload, HolderUsage]]:
@@ -321,8 +313,8 @@ def test_processes_of_an_earlier_pod_are_unattributed() -> None:
 
 
 def test_with_a_process_of_unknown_owner_holders_without_a_process_have_no_values() -> None:
-    owners = OwnersByPid({1: A}, {8: "unreadable"})
-    snapshot = charge(turn(second({1: 100, 8: 200}), *held(A, B), owners=owners))
+    owners = {1: ProcessOwner(A), 8: ProcessOwner(problem="unreadable")}
+    snapshot = charge(Turn([second({1: 100, 8: 200})], held(A, B), owners))
     first, other = usage_of(snapshot, A), usage_of(snapshot, B)
     assert (first.busy_ns, other.busy_ns, other.idle_ns, other.memory_used_bytes) == (100, None, None, None)
 
@@ -339,7 +331,8 @@ def test_a_gpu_that_does_not_answer_stays_held() -> None:
 def mps(owners: Mapping[int, Workload], servers: set[int]) -> Turn:
     processes = [ProcessUsage(GPU.key, pid, 10, mps=pid != 9) for pid in (*owners, 9)]
     usage = second({9: 500}, processes=tuple(processes))
-    return turn(usage, *held(*set(owners.values())), owners=OwnersByPid(owners, mps_servers=frozenset(servers)))
+    found = {pid: ProcessOwner(owners.get(pid), is_mps_server=pid in servers) for pid in owners.keys() | servers}
+    return Turn([usage], held(*set(owners.values())), found)
 
 
 def test_mps_clients_have_no_busy_time_unless_all_are_of_one_container() -> None:
@@ -380,7 +373,7 @@ def test_a_container_waits_for_other_containers_only() -> None:
         600,
     )
     usage = second({1: 10, 2: 20, 3: 30, 9: 5}, method="exact", waits=waits)
-    snapshot = charge(turn(usage, *held(A, B), owners=OwnersByPid({1: A, 2: B, 3: A})))
+    snapshot = charge(turn(usage, *held(A, B), owners={1: A, 2: B, 3: A}))
     a, b = usage_of(snapshot, A), usage_of(snapshot, B)
     assert (a.wait_ns, a.wait_min_ns, a.wait_max_ns) == (300, 150, 450)
     assert [(part.pod, round(part.ratio * SECOND)) for part in a.waits_for] == [("b", 300)]

@@ -31,10 +31,11 @@ from podgpu.model import (
     group_by_key,
     split_key,
 )
-from podgpu.usage.containers import OwnersByPid, ProcessOwners
+from podgpu.usage.containers import NOT_IN_POD, ProcessOwner, ProcessOwners
 from podgpu.usage.ledger import Ledger, OwnedProcess, OwnedUsage, Owner
 from podgpu.workers import ErrorCounts, Workers
 
+OwnersByPid = Mapping[int, ProcessOwner]
 SOURCE = "usage"
 SWITCHES = "switches"
 _KUBELET = "kubelet"  # the only source that lists all allocations of the node
@@ -76,7 +77,8 @@ class UsageCollector:
         listed = {process.pid for usage in usages for process in usage.processes or ()}
         owners = self._processes.find(listed.union(*(usage.process_busy_ns or () for usage in usages)))
         problems = {uuid: answer.problems for uuid, answer in answers.items()}
-        self._count_errors(problems, (*owners.unknown.values(), *(getattr(e, "reason", "") for e in errors.values())))
+        reasons = *(owner.problem for owner in owners.values()), *(getattr(e, "reason", "") for e in errors.values())
+        self._count_errors(problems, reasons)
         self._shared = frozenset(usage.device.key for usage in usages if _is_shared(usage, owners))
         elapsed = 0 if self._charged_at is None else round((began - self._charged_at) * NS)
         self._charged_at = began
@@ -112,7 +114,9 @@ class UsageCollector:
         try:
             self._processes.require_permission()
         except SourceError as e:
-            if e.reason not in owners.unknown.values():  # otherwise, it is already counted for each process
+            if all(
+                owner.problem != e.reason for owner in owners.values()
+            ):  # otherwise, it is already counted for each process
                 self._errors.add(SOURCE, e.reason)
             return SourceStatus(SOURCE, False, seconds, e.reason, str(e))
         for uuid, error in failed.items():
@@ -151,14 +155,16 @@ def add_owners_to_device(usage: DeviceUsage, assignments: Sequence[Assignment], 
     listed = {process.pid: process for process in usage.processes or () if process.device == usage.device.key}
     busy = usage.process_busy_ns or {}
     pids = sorted(listed.keys() | {pid for pid, ns in busy.items() if ns != 0}) if usage.processes is not None else []
-    workloads = _merge_workloads((owners.workloads[pid] for pid in pids if pid in owners.workloads), assignments)
+    owner_of = {pid: owners.get(pid, NOT_IN_POD) for pid in pids}
+    workloads = _merge_workloads((owner.workload for owner in owner_of.values() if owner.workload), assignments)
     shares = {assignment.holder.key: assignment.share for assignment in assignments}
     processes = []
     for pid in pids:
-        owner, memory = _find_owner(pid, owners, workloads, shares), listed[pid].memory if pid in listed else None
+        owner, memory = _find_owner(owner_of[pid], workloads, shares), listed[pid].memory if pid in listed else None
         processes.append(OwnedProcess(pid, owner, busy.get(pid, 0), memory, only_busy=pid not in listed))
     clients = {pid for pid, process in listed.items() if process.mps and pid not in busy}
-    processes, mps_busy_ns = _attribute_mps(processes, clients, owners.mps_servers, usage.busy_ns)
+    servers = {pid for pid, owner in owner_of.items() if owner.is_mps_server}
+    processes, mps_busy_ns = _attribute_mps(processes, clients, servers, usage.busy_ns)
     holders = {workloads[key]: shares[key] for key in sorted(shares)}
     return OwnedUsage(usage, holders, None if usage.processes is None else tuple(processes), mps_busy_ns)
 
@@ -174,13 +180,11 @@ def _merge_workloads(users: Iterable[Workload], assignments: Iterable[Assignment
     return workloads
 
 
-def _find_owner(
-    pid: int, owners: OwnersByPid, workloads: Mapping[WorkloadKey, Workload], held: Collection[WorkloadKey]
-) -> Owner:
+def _find_owner(owner: ProcessOwner, workloads: Mapping[WorkloadKey, Workload], held: Collection[WorkloadKey]) -> Owner:
     """Returns "host" for processes of a pod that was recreated. The new pod has the same name, but another UID."""
-    user = owners.workloads.get(pid)
+    user = owner.workload
     if user is None or not user.key or (user.user and held and user.key not in held):
-        return "unknown" if pid in owners.unknown else "host"
+        return "unknown" if owner.problem else "host"
     workload = workloads[user.key]
     return "host" if user.uid and workload.uid and user.uid != workload.uid else workload
 
@@ -234,19 +238,18 @@ def _find_unallocated(
 
 
 def _list_processes(usage: DeviceUsage, owners: OwnersByPid) -> list[RunningProcess]:
-    named = {**owners.nameless, **owners.workloads}
     processes = []
     for process in usage.processes or ():
-        pid = process.pid
+        pid, owner = process.pid, owners.get(process.pid, NOT_IN_POD)
         busy_ns = None if usage.process_busy_ns is None else usage.process_busy_ns.get(pid, 0)
         ratio = busy_ns / usage.window_ns if busy_ns is not None and usage.window_ns else None
-        processes.append(RunningProcess(pid, process.memory, ratio, named.get(pid), owners.commands.get(pid, "")))
+        processes.append(RunningProcess(pid, process.memory, ratio, owner.workload or owner.container, owner.command))
     return processes
 
 
 def _is_shared(usage: DeviceUsage, owners: OwnersByPid) -> bool:
     pids = {process.pid for process in usage.processes or () if process.device == usage.device.key}
-    return len({owners.workloads.get(pid, pid) for pid in pids}) > 1
+    return len({owners[pid].workload or pid for pid in pids}) > 1
 
 
 def _switches_status(problems: Iterable[UsageProblems]) -> list[SourceStatus]:

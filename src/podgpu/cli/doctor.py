@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -16,8 +18,8 @@ from podgpu.cli.options import is_set, make_command
 from podgpu.cli.terminal import print_out, quiet_logs, wants_colour
 from podgpu.device_selection import parse_selection
 from podgpu.doctor import node
-from podgpu.doctor.findings import Finding, Level, as_json, as_text, count, note, ok, wrong
-from podgpu.errors import SourceError, UsageError
+from podgpu.doctor.node import Finding, Level, note, ok, wrong
+from podgpu.errors import SourceError, UsageError, one_line, plural
 from podgpu.gpu.source import Telemetry
 from podgpu.holders import AllocationSource
 from podgpu.holders.api import ApiAccess, LabelFilter
@@ -55,7 +57,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
             *examine_node({**options, "check_kubernetes": options["kubernetes"] or not kubernetes_is_set}),
         ]
     print_out((as_json(findings) if options["json"] else as_text(findings, wants_colour())) + "\n")
-    return 1 if count(findings, Level.WRONG) else 0
+    return 1 if _count(findings, Level.WRONG) else 0
 
 
 def examine_node(
@@ -141,3 +143,30 @@ def _make_sources(
                 with reporting("DRA", "kubernetes-enable-dra"):
                     api.check()
     return sources, findings
+
+
+def _count(findings: Sequence[Finding], level: Level) -> int:
+    return sum(finding.level is level for finding in findings)
+
+
+_STYLES = {Level.OK: ("ok", "32"), Level.NOTE: ("note", "33"), Level.WRONG: ("WRONG", "1;31")}  # word and colour
+
+
+def as_text(findings: Sequence[Finding], colour: bool = False) -> str:
+    """Returns one line per finding, followed by its advice, and a summary at the end."""
+    width = max((len(finding.subject) for finding in findings), default=0)
+    lines: list[str] = []
+    for finding in findings:
+        word, code = _STYLES[finding.level]
+        start = f"\x1b[{code}m{word:<5}\x1b[0m" if colour else f"{word:<5}"
+        lines.append(f"{start} {finding.subject:<{width}}  {one_line(finding.text)}")
+        if finding.advice:
+            lines.append(f"{' ' * (width + 8)}→ {one_line(finding.advice)}")
+    problems, notes = _count(findings, Level.WRONG), _count(findings, Level.NOTE)
+    summary = plural(problems, "problem") if problems else "no problems" if notes else "no problems found"
+    return "\n".join([*lines, "", f"{summary}, {plural(notes, 'note')}" if notes else summary])
+
+
+def as_json(findings: Sequence[Finding]) -> str:
+    counts = {"wrong": _count(findings, Level.WRONG), "notes": _count(findings, Level.NOTE)}
+    return json.dumps({**counts, "findings": [asdict(f) for f in findings]}, indent=2, ensure_ascii=False)

@@ -22,10 +22,18 @@ from podgpu.gpu.nvml.switch_splitter import SwitchLogFactory
 from podgpu.gpu.nvml.telemetry import NvmlTelemetry, count_pci_gpus
 from podgpu.gpu.source import Telemetry
 from podgpu.holders import AllocationSource
+from podgpu.holders.annotations import AnnotationsAllocation
 from podgpu.holders.api import ApiAccess, ApiHealth, LabelFilter, open_if_api
 from podgpu.holders.identity import IdentityReader
+from podgpu.holders.node_files import (
+    CHECKPOINT_NAME,
+    DEFAULT_PATHS,
+    CheckpointAllocation,
+    HpcAllocation,
+    PodlistAllocation,
+    ProcessHolders,
+)
 from podgpu.holders.reader import HolderSources
-from podgpu.holders.sources import SourceSettings, create_sources
 from podgpu.http_client import DEFAULT_TIMEOUT, Access, redact_url
 from podgpu.metrics.counters import add_other_names
 from podgpu.metrics.fields import HOST_LABELS, NameSet
@@ -34,6 +42,7 @@ from podgpu.model import PodLabels
 from podgpu.usage.containers import ContainerFinder, in_host_pid_namespace, read_living
 
 if TYPE_CHECKING:
+    from podgpu.holders.dra import DraClaims
     from podgpu.simulate.driver import SimulatedNvml
 
 _log = logging.getLogger("podgpu")
@@ -125,19 +134,6 @@ def make_holders(options: Options, api: ApiAccess, telemetry: Telemetry) -> Hold
     return HolderSources(sources, make_identities(options, api).read, partial(read_living, options["path_proc"]))
 
 
-def make_allocations(options: Options, api: ApiAccess, telemetry: Telemetry) -> list[AllocationSource]:
-    settings = SourceSettings(
-        api=api,
-        processes=telemetry.processes,
-        kubelet_socket=options["pod_resources_kubelet_socket"],
-        resource_names=frozenset(filter(None, map(str.strip, options["nvidia_resource_names"].split(",")))),
-        enable_dra=options["kubernetes_enable_dra"],
-        job_directory=options["hpc_job_mapping_dir"],
-        proc=options["path_proc"],
-    )
-    return create_sources(options["allocation"], settings, options["kubernetes"])
-
-
 def make_finder(options: Options) -> ContainerFinder:
     """Creates the finder of process owners. Without -k and --allocation, it also finds Linux users and jobs."""
     is_plain = not options["kubernetes"] and options["allocation"] == "auto"
@@ -150,6 +146,105 @@ def make_finder(options: Options) -> ContainerFinder:
 def make_identities(options: Options, api: ApiAccess) -> IdentityReader:
     logs = options["path_varlog"]
     return IdentityReader(os.path.join(logs, "pods"), os.path.join(logs, "containers"), api.known_pods)
+
+
+# Allocation sources
+
+
+SOURCES = ("annotations", "podlist", "kubelet", "checkpoint", "hpc", "processes")
+"""Sources in order of precedence for `auto`. Schedulers come first, because HAMi assigns other GPUs than the kubelet
+lists."""
+_WITH_ARGUMENT = ("podlist", "checkpoint", "hpc")
+
+
+def make_allocations(options: Options, api: ApiAccess, telemetry: Telemetry) -> list[AllocationSource]:
+    """Creates the sources of `--allocation`. Raises UsageError if it is invalid. Without -k, `auto` means `hpc`."""
+    if options["allocation"] != "auto":
+        chosen = (_parse_source(entry.strip()) for entry in options["allocation"].split(","))
+        return [_create_source(*source, options, api, telemetry) for source in chosen]
+    names = [name for name in (SOURCES if options["kubernetes"] else ["hpc"]) if _is_present(name, options, api)]
+    if names:
+        _log.info("allocation sources: %s", ", ".join(names))
+    sources = []
+    for name in names:
+        try:
+            sources.append(_create_source(name, "", options, api, telemetry))
+        except UsageError as error:
+            _log.warning("--allocation auto (%s): %s; continuing without it", name, error)
+    return sources
+
+
+def _parse_source(entry: str) -> tuple[str, str]:
+    name, _, argument = entry.partition(":")
+    if name not in SOURCES:
+        raise UsageError(f"--allocation {entry!r}: unknown source; write auto alone, or some of {', '.join(SOURCES)}")
+    if argument and name not in _WITH_ARGUMENT:
+        raise UsageError(f"--allocation {name} takes no argument, but {argument!r} was given")
+    return name, argument
+
+
+def _is_present(name: str, options: Options, api: ApiAccess) -> bool:
+    """Returns True if `--allocation auto` uses the source on this node."""
+    match name:
+        case "annotations":
+            return api.is_available
+        case "podlist":
+            return any(map(os.path.exists, _podlist_paths(options)))
+        case "checkpoint":  # it can be outdated, so it is used only if the kubelet's socket does not exist
+            is_running = os.path.exists(options["pod_resources_kubelet_socket"])
+            return os.path.exists(_in_kubelet_directory(CHECKPOINT_NAME, options)) and not is_running
+        case "hpc":
+            return bool(options["hpc_job_mapping_dir"])
+        case "processes":
+            return in_host_pid_namespace(options["path_proc"])
+    return True
+
+
+def _create_source(
+    name: str, argument: str, options: Options, api: ApiAccess, telemetry: Telemetry
+) -> AllocationSource:
+    resource_names = frozenset(filter(None, map(str.strip, options["nvidia_resource_names"].split(","))))
+    match name:
+        case "annotations":
+            return AnnotationsAllocation(api.pods())
+        case "podlist":
+            return PodlistAllocation([argument] if argument else _podlist_paths(options))
+        case "kubelet":
+            from podgpu.holders.kubelet import KubeletAllocation  # imports protobuf and h2, which is slow
+
+            claims = _create_claims(options, api) if options["kubernetes_enable_dra"] else None
+            return KubeletAllocation(options["pod_resources_kubelet_socket"], resource_names, claims=claims)
+        case "checkpoint":
+            return CheckpointAllocation(argument or _in_kubelet_directory(CHECKPOINT_NAME, options), resource_names)
+        case "hpc":
+            if directory := argument or options["hpc_job_mapping_dir"]:
+                return HpcAllocation(directory)
+            raise UsageError("--allocation hpc: set the directory of the job files, as in hpc:/run/dcgm-job-map")
+    return ProcessHolders(telemetry.processes, ContainerFinder(options["path_proc"]))
+
+
+def _podlist_paths(options: Options) -> tuple[str, ...]:
+    path = os.path.join(os.path.dirname(options["pod_resources_kubelet_socket"]), "podlist.json")
+    return DEFAULT_PATHS if os.path.normpath(path) == DEFAULT_PATHS[0] else (path,)
+
+
+def _in_kubelet_directory(name: str, options: Options) -> str:
+    socket_directory = os.path.dirname(os.path.abspath(options["pod_resources_kubelet_socket"]))
+    return os.path.join(os.path.dirname(socket_directory), name)
+
+
+def _create_claims(options: Options, api: ApiAccess) -> DraClaims | None:
+    """Creates the mapping of DRA claims. Without an API server, it uses the driver's checkpoint, or returns None."""
+    from podgpu.holders.dra import DRIVER_CHECKPOINT, ClaimReader, DraClaims, DriverCheckpoint, watch_slices
+
+    path = _in_kubelet_directory(DRIVER_CHECKPOINT, options)
+    slices = open_if_api("kubernetes-enable-dra", lambda: watch_slices(api))
+    if slices is None:
+        return DraClaims(None, DriverCheckpoint(path)) if os.path.exists(path) else None
+    return DraClaims(slices, DriverCheckpoint(path), ClaimReader(api.config), api.known_pods)
+
+
+# Telemetry sources
 
 
 def _open_nvml(argument: str, options: Options) -> Telemetry:

@@ -21,7 +21,6 @@ from click.core import ParameterSource
 from podgpu.cli.terminal import configure_logging
 from podgpu.clock import parse_duration
 from podgpu.errors import UsageError
-from podgpu.holders.sources import describe_sources
 
 if TYPE_CHECKING:
     from podgpu.web.app import Address
@@ -76,11 +75,10 @@ def _read_options() -> dict[str, tuple[Option, ...]]:
     text = Path(__file__).with_suffix(".csv").read_text(encoding="utf-8")
     for row in sorted(csv.DictReader(text.splitlines()), key=lambda row: row["command"].startswith("exporter")):
         names, shown, env = row.pop("command").split(), row.pop("shown"), row.pop("env")
-        help_text = row.pop("help").replace("{sources}", describe_sources())
         is_shared = "exporter" in names
         for command in (*names, "doctor") if is_shared else names:
             common = shown == "help" and not (is_shared and command in _HIDING_SHARED)
-            option = Option(**row, env=env.replace("{COMMAND}", command.upper()), help=help_text, common=common)
+            option = Option(**row, env=env.replace("{COMMAND}", command.upper()), common=common)
             commands[command].setdefault(option.flag, option)
     return {command: tuple(options.values()) for command, options in commands.items()}
 

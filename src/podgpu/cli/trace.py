@@ -32,6 +32,7 @@ from podgpu.files import AtomicFile
 from podgpu.gpu.nvml.switch_attribution import (
     HIDDEN_PID,
     KERNEL_PID,
+    MAX_SWITCH_NS,
     BusySample,
     Period,
     Residency,
@@ -49,7 +50,6 @@ from podgpu.usage.containers import ContainerFinder, require_host_pid_namespace
 _STEP_SECONDS = 0.5
 Track = tuple[str, str]  # names of the container (or GPU) and of the process
 TraceEvent = dict[str, Any]
-_MAX_SWITCH_NS = 1_000_000
 
 
 @make_command(
@@ -144,7 +144,7 @@ class Recording:
                 while self._elapsed < seconds and not stopping.is_set():
                     stopping.wait(min(_STEP_SECONDS, seconds - self._elapsed))
                     self._read()
-        except (SwitchLogError, SourceError) as error:
+        except SourceError as error:
             return str(error)
         return ""
 
@@ -239,7 +239,7 @@ class EngineTrace:
         gpu = (self.name, "context switches")
         before: Period | None = None
         for period in self.periods:
-            if before is not None and period.since - before.until < _MAX_SWITCH_NS:
+            if before is not None and period.since - before.until < MAX_SWITCH_NS:
                 yield _slice("switch", gpu, before.until - since, period.since - since)
             name = "run (cut)" if self.estimator.is_cut(period.until - period.began) else "run"
             yield _slice(name, names[period.pid], period.since - since, period.until - since)

@@ -10,12 +10,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from podgpu.device_selection import Selection
-from podgpu.doctor.findings import Finding, note, ok, wrong
 from podgpu.errors import SourceError, StartError, few_of, plural
 from podgpu.gpu.dcgm.connection import format_version
 from podgpu.gpu.dcgm.telemetry import DcgmTelemetry
@@ -48,6 +48,23 @@ _RUNTIME = (
 _DMESG = "check the host's dmesg for NVRM and Xid lines, and whether nvidia-smi works there"
 
 ReadError = SourceError | StartError
+
+
+class Level(StrEnum):
+    OK = "ok"
+    NOTE = "note"  # information, not a problem
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    level: Level
+    subject: str
+    text: str
+    advice: str = ""
+
+
+ok, note, wrong = (partial(Finding, level) for level in Level)
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,14 +141,17 @@ def _read(path: str) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnersByPid:
-    """Owners of processes by pid. A process that is neither in `workloads` nor in `unknown` is not in a pod."""
+class ProcessOwner:
+    """The owner of a process. A process with neither `workload` nor `problem` is not in a pod."""
 
-    workloads: Mapping[int, Workload] = field(default_factory=dict)
-    unknown: Mapping[int, str] = field(default_factory=dict)  # pid -> why the owner cannot be determined
-    mps_servers: frozenset[int] = frozenset()
-    nameless: Mapping[int, Workload] = field(default_factory=dict)  # containers whose pod is unknown
-    commands: Mapping[int, str] = field(default_factory=dict)  # only on a node without Kubernetes
+    workload: Workload | None = None  # a container with its pod, a job or a user
+    problem: str = ""  # why the owner cannot be determined
+    container: Workload | None = None  # set if the pod of the container is unknown
+    is_mps_server: bool = False
+    command: str = ""  # only on a node without Kubernetes
+
+
+NOT_IN_POD = ProcessOwner()
 
 
 @dataclass(eq=False)
@@ -158,62 +161,53 @@ class ProcessOwners:
     """Adds the names of pod and container. Raises SourceError if sources disagree."""
     _read_identities: Callable[[], None]  # refreshes the names that `_complete` uses
     _lookups: Mapping[int, ContainerLookup] = field(default_factory=dict)
-    _last: OwnersByPid = field(default_factory=OwnersByPid)
+    _last: Mapping[int, ProcessOwner] = field(default_factory=dict)
     _nameless: frozenset[Workload] = frozenset()
 
-    def find(self, pids: Collection[int]) -> OwnersByPid:
+    def find(self, pids: Collection[int]) -> Mapping[int, ProcessOwner]:
         before, self._lookups = self._lookups, self._finder.find_all(pids)
-        lookups = {pid: self._correct(pid, lookup) for pid, lookup in self._lookups.items()}
-        failed = {pid: one.outcome for pid, one in lookups.items() if one.outcome in FAILED_LOOKUPS}
-        users = {pid: lookup.workload for pid, lookup in lookups.items() if lookup.workload.user}
-        if self._finder.finds_users:
-            # With hidepid=invisible, /proc hides processes of other users, so they seem to be gone while they run.
-            hidden = {pid for pid, one in lookups.items() if one.outcome == "gone" and before.get(pid) == one}
-            users |= dict.fromkeys(hidden | failed.keys(), UNKNOWN_USER)
-        inside = {pid: one.workload for pid, one in lookups.items() if one.outcome == "found" and pid not in users}
-        named, unknown, nameless = self._name(inside)
-        if not self._nameless.issuperset(nameless.values()):  # refresh now, before a short job ends
-            self._read_identities()
-            named, unknown, nameless = self._name(inside)
-        self._nameless = frozenset(nameless.values())
-        unknown |= failed | {pid: NO_NAME for pid, workload in nameless.items() if workload.uid}  # a UID means a pod
-        servers = frozenset(pid for pid, lookup in self._lookups.items() if lookup.is_mps_server)
-        commands = {pid: lookup.command for pid, lookup in self._lookups.items() if lookup.command}
-        self._last = OwnersByPid(named | users, unknown, servers, nameless, commands)
-        return self._last
+        owners = {pid: self._find_owner(pid, before.get(pid)) for pid in pids}
+        if any(owner.container and owner.container not in self._nameless for owner in owners.values()):
+            self._read_identities()  # now, before a short job ends
+            owners = {pid: self._find_owner(pid, before.get(pid)) for pid in pids}
+        self._nameless = frozenset(owner.container for owner in owners.values() if owner.container)
+        self._last = owners
+        return owners
+
+    def _find_owner(self, pid: int, lookup_before: ContainerLookup | None) -> ProcessOwner:
+        lookup, before = self._lookups[pid], self._last.get(pid, NOT_IN_POD).workload
+        outcome, workload = lookup.outcome, lookup.workload
+        if before and (outcome == "gone" or before.container_id == workload.container_id != ""):
+            outcome, workload = "found", before  # the process has just ended, or is in the same container
+        problem: str = outcome if outcome in FAILED_LOOKUPS else ""
+        owner = container = None
+        # With hidepid=invisible, /proc hides processes of other users, so they seem to be gone while they run.
+        is_hidden = outcome == "gone" and lookup == lookup_before
+        if self._finder.finds_users and (problem or is_hidden):
+            owner = UNKNOWN_USER
+        elif workload.user:
+            owner = workload
+        elif outcome == "found":
+            try:
+                workload = self._complete(workload)
+            except SourceError as e:
+                problem = e.reason
+            else:
+                owner, container = (workload, None) if workload.pod else (None, workload)
+                problem = NO_NAME if container and container.uid else ""  # a UID means a pod
+        return ProcessOwner(owner, problem, container, lookup.is_mps_server, lookup.command)
 
     def require_permission(self) -> None:
         """Raises SourceError if the last lookup found the owner of no process. The message says what to change."""
         require_host_pid_namespace(self._finder.proc)
         require_permission(self._lookups, self._finder.proc)
-        if self._last.unknown and not self._last.workloads and NO_NAME in self._last.unknown.values():
+        owners = self._last.values()
+        if any(owner.problem == NO_NAME for owner in owners) and not any(owner.workload for owner in owners):
             raise SourceError(
                 NO_NAME,
                 "podgpu cannot determine the pods of the processes on the GPUs: mount the host's /var/log read-only"
                 " (podgpu reads only file names; see --path-varlog), or give podgpu access to the API server",
             )
-
-    def _correct(self, pid: int, lookup: ContainerLookup) -> ContainerLookup:
-        """Returns the last known owner if the process has just ended or is in the same container, else `lookup`."""
-        before = self._last.workloads.get(pid)
-        same = before is not None and before.container_id == lookup.workload.container_id != ""
-        return ContainerLookup("found", before) if before is not None and (same or lookup.outcome == "gone") else lookup
-
-    def _name(
-        self, workloads: Mapping[int, Workload]
-    ) -> tuple[dict[int, Workload], dict[int, str], dict[int, Workload]]:
-        """Returns three dicts by pid: workloads with names, reasons for conflicts, and workloads without names."""
-        named: dict[int, Workload] = {}
-        conflicts: dict[int, str] = {}
-        nameless: dict[int, Workload] = {}
-        for pid, workload in workloads.items():
-            try:
-                completed = self._complete(workload)
-            except SourceError as e:
-                conflicts[pid] = e.reason
-            else:
-                (named if completed.pod else nameless)[pid] = completed
-        return named, conflicts, nameless
 
 
 # -- users ---------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ The shares of the workloads and the unattributed remainder always add up exactly
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -29,14 +29,16 @@ from podgpu.model import (
 )
 
 K = TypeVar("K")
-_D = TypeVar("_D", bound=Document)
 Owner = Workload | Literal["host", "unknown"]  # "host": not in a pod; "unknown": not determined
 _SHARE_UNITS = 1_000_000  # shares are integers in millionths of a device; the smallest real shares are 1/100
 _MAX_CLOSED_ACCOUNTS = 1_000  # closed accounts are kept, so that counters continue if a workload returns
 _MAX_NAMESPACES = 5_000  # combinations of namespace and GPU model; the least recently used is evicted
 _NAMESPACE_COUNTERS = ("allocated_ns", "busy_ns", "energy_mj")
+_DEVICE_COUNTERS = ("busy_ns", "energy_mj", "unattributed_busy_ns", "unattributed_energy_mj")
 _MEASURED = ("busy_ns", "busy_min_ns", "busy_max_ns", "idle_ns", "energy_mj")
 _WAITS = ("wait_ns", "wait_min_ns", "wait_max_ns")
+COUNTERS = ("allocated_ns", *_MEASURED, *_WAITS)
+_NO_WAIT = HolderUsage(wait_ns=0, wait_min_ns=0, wait_max_ns=0, wait_ratio=0.0)
 
 
 # -- one reading ---------------------------------------------------------------------------------------------------
@@ -75,15 +77,6 @@ class Division:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """How long each workload waited for the device since the previous reading."""
-
-    workloads: Mapping[Workload, tuple[int, int, int]]  # estimate, minimum, maximum
-    waits_for: Mapping[Workload, tuple[WaitPart, ...]]  # the estimate, split by the workload that was running
-    pressure_ns: int  # time in which at least one workload waited
-
-
-@dataclass(frozen=True, slots=True)
 class OwnedUsage:
     """The usage of one allocatable device (a whole GPU or a MIG instance), with its holders and owners of processes."""
 
@@ -99,6 +92,39 @@ class OwnedUsage:
     @property
     def slices(self) -> int:
         return slices_of_profile(self.device.profile) or 1
+
+    def measure(
+        self, workloads: Iterable[Workload], busy: Division, elapsed_ns: int
+    ) -> tuple[DeviceTotals, dict[Workload, HolderUsage]]:
+        """Returns the usage of the device and of the workloads since the last reading. `busy`: see `attribute_busy`."""
+        window_ns, memory, processes = self.usage.window_ns, self.attribute_memory(), self.count_processes()
+        bounds, (waits, pressure_ns) = self.bound_busy(busy), self.attribute_waits(busy) or (None, None)
+        usages = {}
+        for workload in workloads:
+            share, busy_ns = self.holders.get(workload), busy.part(workload)
+            low, high = bounds.get(workload, (None, None))
+            usages[workload] = structs.replace(
+                HolderUsage() if waits is None else waits.get(workload, _NO_WAIT),
+                utilization_ratio=_ratio(busy_ns, window_ns),
+                memory_used_bytes=memory.part(workload),
+                processes=processes.get(workload),
+                allocated_ns=None if share is None else round(share * elapsed_ns),
+                busy_ns=busy_ns,
+                busy_min_ns=low,
+                busy_max_ns=high,
+                idle_ns=self.compute_idle(workload, busy, elapsed_ns),
+            )
+        method = "mps" if self.mps_busy_ns is not None else self.usage.method
+        device = DeviceTotals(
+            utilization_ratio=_ratio(busy.total, window_ns),
+            memory_used_bytes=memory.total,
+            busy_ns=busy.total,
+            unattributed_memory_bytes=None if memory.parts is None else memory.without_series,
+            unattributed_busy_ns=busy.without_series,
+            method=method if busy.parts is not None or method == "mps" else "",
+            pressure_ratio=_ratio(pressure_ns, window_ns),
+        )
+        return device, usages
 
     def attribute_busy(self, ended_owner: Workload | None = None) -> Division:
         """Splits the device's busy time among the workloads.
@@ -190,8 +216,8 @@ class OwnedUsage:
             for workload, (low, high) in bounds.items()
         }
 
-    def attribute_waits(self, busy: Division) -> Waiting | None:
-        """Adds up the waiting times of each workload's processes. Returns None if the waiting times are unknown.
+    def attribute_waits(self, busy: Division) -> tuple[dict[Workload, HolderUsage], int] | None:
+        """Returns the waiting time of each workload, and the time in which a workload waited. None if unknown.
 
         A process that waits for its own workload does not count. Waiting plus busy time never exceeds the window.
         """
@@ -199,38 +225,34 @@ class OwnedUsage:
         if waits is None or not window_ns:
             return None
         owners = {process.pid: process.owner for process in self.processes or ()}
-        pairs: defaultdict[Workload, defaultdict[Owner, int]] = defaultdict(lambda: defaultdict(int))
-        others: defaultdict[int, int] = defaultdict(int)
+        pairs: defaultdict[Workload, Counter[Owner]] = defaultdict(Counter)
+        others: Counter[int] = Counter()
         for (pid, runner), ns in waits.pairs.items():
             owner, other = owners.get(pid), owners.get(runner, "host")
             if isinstance(owner, Workload) and other != owner:
                 pairs[owner][other] += ns
                 others[pid] += ns
-        sums: dict[Workload, tuple[int, int, int]] = {}
+        sums: defaultdict[Workload, list[int]] = defaultdict(lambda: [0, 0, 0])
         for pid, figures in waits.processes.items():
             owner = owners.get(pid)
             if isinstance(owner, Workload):
                 part = min(1.0, others[pid] / figures[0]) if figures[0] else 0.0
-                limit = window_ns - min(window_ns, busy.part(owner) or 0)
-                estimate, least, most = (
-                    min(limit, total + int(ns * part))
-                    for total, ns in zip(sums.get(owner, (0, 0, 0)), figures, strict=True)
-                )
-                sums[owner] = estimate, least, most
-        pressure = min(waits.pressure_ns, sum(estimate for estimate, _, _ in sums.values()), window_ns)
-        waits_for = {
-            workload: tuple(
-                WaitPart(
-                    *parts_of(other if isinstance(other, Workload) else Workload()),
-                    seconds=ns / NS,
-                    ratio=ns / window_ns,
-                )
-                for other, ns in sorted(divide_exactly(estimate, pairs[workload]).items(), key=lambda pair: -pair[1])
-                if ns
+                sums[owner] = [total + int(ns * part) for total, ns in zip(sums[owner], figures, strict=True)]
+        usages: dict[Workload, HolderUsage] = {}
+        for workload, totals in sums.items():
+            limit = window_ns - min(window_ns, busy.part(workload) or 0)
+            estimate, least, most = (min(limit, ns) for ns in totals)
+            parts = sorted(divide_exactly(estimate, pairs[workload]).items(), key=lambda pair: -pair[1])
+            waits_for = tuple(_name_wait(other, ns, window_ns) for other, ns in parts if ns)
+            usages[workload] = HolderUsage(
+                wait_ns=estimate,
+                wait_min_ns=least,
+                wait_max_ns=most,
+                wait_ratio=estimate / window_ns,
+                waits_for=waits_for,
             )
-            for workload, (estimate, _, _) in sums.items()
-        }
-        return Waiting(sums, waits_for, pressure)
+        waited = sum(usage.wait_ns or 0 for usage in usages.values())
+        return usages, min(waits.pressure_ns, waited, window_ns)
 
     def compute_shares(self) -> dict[Workload | None, int]:
         """Returns the share of each workload in millionths of the device. The key None has the unallocated share.
@@ -281,26 +303,24 @@ class Account:
     idle_streak_ns: int = 0  # measured idle time since the workload was last busy
     unallocated_ns: int = 0  # how long the workload has used the device without an allocation
 
-    def extend_bounds(self, bounds: tuple[int | None, int] | None, part: int | None) -> tuple[int | None, int | None]:
-        """Returns the increments of minimum and maximum busy time. Without bounds, both grow by the attributed time."""
-        usage = self.usage
-        if bounds is not None and bounds[0] is None and usage.busy_max_ns is None:
-            return None, bounds[1] + (usage.busy_ns or 0)
-        if bounds is None and usage.busy_max_ns is not None:
-            return part if usage.busy_min_ns is not None else None, part
-        return bounds or (None, None)
+    def add(self, window: HolderUsage, is_alone: bool) -> None:
+        """Adds the usage since the last reading: counters grow, gauges are replaced.
 
-    def find_waits(
-        self, owned: OwnedUsage, workload: Workload, waiting: Waiting | None
-    ) -> tuple[int | None, int | None, int | None]:
-        """Returns by how much the waiting times grow: estimate, minimum and maximum.
-
-        Without context switches, the waiting times are unknown. A workload that is alone on a device never waits.
+        `is_alone`: no other workload uses the device, so this one does not wait.
         """
-        if waiting is not None:
-            return waiting.workloads.get(workload, (0, 0, 0))
-        is_alone = owned.processes is not None and {process.owner for process in owned.processes} <= {workload}
-        return (0, 0, 0) if is_alone and self.usage.wait_ns is not None else (None, None, None)
+        before, busy_ns, idle_ns = self.usage, window.busy_ns, window.idle_ns
+        self.is_mps_client = window.busy_min_ns is None and window.busy_max_ns is not None
+        sums = _sums(before, window, COUNTERS)
+        if window.busy_max_ns is None and before.busy_max_ns is not None:  # without bounds, the busy time is certain
+            low = None if before.busy_min_ns is None else before.busy_min_ns + (busy_ns or 0)
+            sums |= {"busy_min_ns": low, "busy_max_ns": before.busy_max_ns + (busy_ns or 0)}
+        elif self.is_mps_client and before.busy_max_ns is None:  # until now, the maximum was the busy time
+            sums["busy_max_ns"] = (window.busy_max_ns or 0) + (before.busy_ns or 0)
+        if is_alone and window.wait_ns is None and before.wait_ns is not None:
+            sums["wait_ratio"] = 0.0
+        self.usage = structs.replace(window, **sums, power_ratio=before.power_ratio)
+        may_have_run = busy_ns is not None and (busy_ns > 0 or idle_ns is None)
+        self.idle_streak_ns = 0 if may_have_run else self.idle_streak_ns + (idle_ns or 0)
 
     def to_holder(self, at: float, unallocated_after_ns: int) -> Holder:
         """Returns workload and usage. Sets a counter to None if the workload may have run without being counted."""
@@ -388,55 +408,23 @@ class Ledger:
         return tuple(usage for _, usage in sorted(self._namespaces.items()))
 
     def _charge_time(self, owned: OwnedUsage, elapsed_ns: int) -> Division:
-        """Adds allocated, busy, idle and waiting time to the counters, sets the gauges, and returns the busy time."""
-        key, window_ns = owned.device.key, owned.usage.window_ns
-        accounts = self._update_accounts(owned)
+        """Adds all usage except energy to the accounts and to the device. Returns the busy time."""
+        key, accounts = owned.device.key, self._update_accounts(owned)
         busy = owned.attribute_busy(self._find_ended_owner(owned))
-        memory, processes, bounds = owned.attribute_memory(), owned.count_processes(), owned.bound_busy(busy)
-        waiting = owned.attribute_waits(busy)
-        has_energy = self._devices.get(owned.device.uuid, DeviceTotals()).energy_mj is not None
-        for workload, account in accounts.items():
-            share, busy_ns = owned.holders.get(workload), busy.part(workload)
-            idle = owned.compute_idle(workload, busy, elapsed_ns)
-            busy_min, busy_max = account.extend_bounds(bounds.get(workload), busy_ns)
-            wait, wait_min, wait_max = account.find_waits(owned, workload, waiting)
-            increments = {
-                "allocated_ns": None if share is None else round(share * elapsed_ns),
-                "busy_ns": busy_ns,
-                "idle_ns": idle,
-                "busy_min_ns": busy_min,
-                "busy_max_ns": busy_max,
-                "wait_ns": wait,
-                "wait_min_ns": wait_min,
-                "wait_max_ns": wait_max,
-                "energy_mj": 0 if has_energy and busy_ns is not None else None,  # 0 until the counter is read
-            }
-            self._add_to(
-                account,
-                increments,
-                utilization_ratio=_ratio(busy_ns, window_ns),
-                memory_used_bytes=memory.part(workload),
-                processes=processes.get(workload),
-                wait_ratio=0.0 if wait == 0 else _ratio(wait, window_ns),
-                waits_for=() if waiting is None else waiting.waits_for.get(workload, ()),
-            )
-            may_have_run = busy_ns is not None and (busy_ns > 0 or idle is None)
-            account.idle_streak_ns = 0 if may_have_run else account.idle_streak_ns + (idle or 0)
-            account.is_mps_client = workload in bounds and owned.mps_busy_ns is not None
-            if owned.processes is not None and owned.usage.process_busy_ns is not None:
-                account.is_measured = busy_ns is not None or (account.is_measured and not account.has_process)
-        if owned.processes is not None:
+        device, usages = owned.measure(accounts, busy, elapsed_ns)
+        self._devices[key] = structs.replace(device, **_sums(self._devices.get(key), device, _DEVICE_COUNTERS))
+        has_energy = self._devices.get(owned.device.uuid, device).energy_mj is not None
+        owners = None if owned.processes is None else {process.owner for process in owned.processes}
+        for workload, usage in usages.items():
+            if has_energy and usage.busy_ns is not None:
+                usage = structs.replace(usage, energy_mj=0)  # until the energy counter is read again
+            account = accounts[workload]
+            account.add(usage, is_alone=owners is not None and owners <= {workload})
+            if owners is not None and owned.usage.process_busy_ns is not None:
+                account.is_measured = usage.busy_ns is not None or (account.is_measured and not account.has_process)
+            self._charge_namespace(account, usage)
+        if owners is not None:
             self._have_processes.add(key)
-        method = "mps" if owned.mps_busy_ns is not None else owned.usage.method
-        self._devices[key] = _add(
-            self._devices.get(key, DeviceTotals()),
-            {"busy_ns": busy.total, "unattributed_busy_ns": busy.without_series},
-            utilization_ratio=_ratio(busy.total, window_ns),
-            memory_used_bytes=memory.total,
-            unattributed_memory_bytes=None if memory.parts is None else memory.without_series,
-            method=method if busy.parts is not None or method == "mps" else "",
-            pressure_ratio=None if waiting is None else _ratio(waiting.pressure_ns, window_ns),
-        )
         return busy
 
     def _charge_energy(
@@ -458,14 +446,16 @@ class Ledger:
         parts, rest = divide_exactly(gpu.energy_mj, weights), gpu.energy_mj
         for account, part in parts.items():
             if account is not None:
-                self._add_to(account, {"energy_mj": part})
+                account.usage = structs.replace(account.usage, energy_mj=_add(account.usage.energy_mj, part))
+                self._charge_namespace(account, HolderUsage(energy_mj=part))
                 rest -= part if account.workload.has_labels else 0
         for owned in devices:
             for account in self._accounts[owned.device.key].values():
                 power_ratio = _ratio(parts.get(account), gpu.energy_mj)
                 account.usage = structs.replace(account.usage, power_ratio=power_ratio)
         device = self._devices.get(uuid, DeviceTotals())
-        self._devices[uuid] = _add(device, {"energy_mj": gpu.energy_mj, "unattributed_energy_mj": rest})
+        window = DeviceTotals(energy_mj=gpu.energy_mj, unattributed_energy_mj=rest)
+        self._devices[uuid] = structs.replace(device, **_sums(device, window, _DEVICE_COUNTERS))
 
     def _weigh(self, gpu: Device, devices: Sequence[OwnedUsage], busy: Sequence[Division]) -> Counter[Account | None]:
         """Returns the weight of each account: busy time × slices. On an idle GPU: allocated share × slices.
@@ -489,13 +479,10 @@ class Ledger:
             by_share[None] += max(0, free) * _SHARE_UNITS
         return by_use if any(by_use.values()) else by_share
 
-    def _add_to(self, account: Account, increments: Mapping[str, int | None], **gauges: Any) -> None:
-        """Adds to the counters of the workload and of its namespace, and sets gauges of the workload."""
-        account.usage = _add(account.usage, increments, **gauges)
+    def _charge_namespace(self, account: Account, window: HolderUsage) -> None:
         if account.namespace is not None:
             before = self._namespaces.get(account.namespace) or NamespaceUsage(*account.namespace, allocated_ns=0)
-            own = {name: increments.get(name) for name in _NAMESPACE_COUNTERS}
-            self._namespaces[account.namespace] = _add(before, own)
+            self._namespaces[account.namespace] = structs.replace(before, **_sums(before, window, _NAMESPACE_COUNTERS))
 
     def _find_ended_owner(self, owned: OwnedUsage) -> Workload | None:
         """Returns the owner of all processes that ended since the last reading. None if they have several owners."""
@@ -557,14 +544,22 @@ def _key(owner: Owner | None) -> WorkloadKey | str | None:
     return owner.key if isinstance(owner, Workload) else owner
 
 
-def _add(counters: _D, increments: Mapping[str, int | None], **gauges: Any) -> _D:
-    """Returns a copy with increased counters and new gauges. A counter stays None until its first increment."""
-    sums = {name: (getattr(counters, name) or 0) + n for name, n in increments.items() if n is not None}
-    return structs.replace(counters, **sums, **gauges)
+def _sums(before: Document | None, window: Document, counters: Iterable[str]) -> dict[str, Any]:
+    """Returns the sums of these counters. A counter is None until its first value."""
+    return {name: _add(getattr(before, name, None), getattr(window, name)) for name in counters}
+
+
+def _add(before: int | None, increment: int | None) -> int | None:
+    return before if increment is None else increment if before is None else before + increment
 
 
 def _ratio(part: int | None, whole: int) -> float | None:
     return part / whole if part is not None and whole else None
+
+
+def _name_wait(runner: Owner, ns: int, window_ns: int) -> WaitPart:
+    names = parts_of(runner if isinstance(runner, Workload) else Workload())
+    return WaitPart(*names, seconds=ns / NS, ratio=ns / window_ns)
 
 
 def divide_exactly(total: int, weights: Mapping[K, int]) -> dict[K, int]:

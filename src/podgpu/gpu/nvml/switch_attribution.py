@@ -17,6 +17,8 @@ from functools import cached_property, partial
 from itertools import compress, pairwise
 from typing import NamedTuple
 
+from podgpu.errors import SourceError
+
 RECORD = struct.Struct("<HHIBBHIIHBBQ")
 """Type, subtype, vardata, tag, vmid, sequence number, context, pid, reserved, GPU instance, compute instance, time."""
 FECS_RECORD = 2
@@ -26,17 +28,13 @@ HIDDEN_PID = 0  # pid in the log for processes of other users if podgpu has no C
 KERNEL_PID = 0xFFFFFFFF
 WHOLE_GPU = 255
 _NUMBERS = 1 << 16
-_MAX_SWITCH_NS = 1_000_000
+MAX_SWITCH_NS = 1_000_000
 """If a context is switched in later than this after the last save, it is unknown what ran in between. A switch takes
 80 to 90 µs on an H200."""
 
 
-class SwitchLogError(Exception):
-    """The log is missing, broken or inconsistent. `reason` is a label value in metrics."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
+class SwitchLogError(SourceError):
+    """The log is missing, broken or inconsistent."""
 
 
 # Records
@@ -136,7 +134,7 @@ class Timeline:
     """For each switch, the pid of the process that was switched in, or `~pid` if the process was saved."""
     _last: tuple[list[int], list[int]] = ([], [])  # time and pid of the last switch; empty before the first switch
     _resident: tuple[int, int] | None = None  # pid and switch-in time of the resident process
-    _saved_at: int = -_MAX_SWITCH_NS
+    _saved_at: int = -MAX_SWITCH_NS
 
     def add(self, times: list[int], pids: list[int]) -> None:
         """Adds switches, see `Switches`. Raises SwitchLogError if they contradict each other or the last switch."""
@@ -171,7 +169,7 @@ class Timeline:
             if (begin := began + lead if began + lead > since else since) < end
         ]
         gaps = zip(saves, begins, strict=False)
-        unknown = sum(max(end, since) - max(begin, since) for begin, end in gaps if end - begin >= _MAX_SWITCH_NS)
+        unknown = sum(max(end, since) - max(begin, since) for begin, end in gaps if end - begin >= MAX_SWITCH_NS)
         resident = sum(end - begin for _, _, begin, end in periods)
         return Residency(since, until, periods, until - since - resident - unknown, unknown, self.costs)
 

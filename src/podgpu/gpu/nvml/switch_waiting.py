@@ -9,9 +9,9 @@ from __future__ import annotations
 import random
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count, pairwise
+from itertools import islice, pairwise
 from math import log2
 from operator import itemgetter
 from statistics import median
@@ -75,6 +75,14 @@ class _Waits:
     most: int = 0
     runners: dict[int, int] = field(default_factory=dict)  # how much of `estimate` other processes ran, by pid
 
+    def attribute(self, wait: int, end: int, first: Period, others: Iterable[Period]) -> None:
+        """Attributes a wait to the processes that ran. `others`: all periods after `first`, the latest first."""
+        runners = self.runners
+        for runner, began, _, _ in others:
+            runners[runner] = runners.get(runner, 0) + end - began
+            wait, end = wait - (end - began), began
+        runners[first[0]] = runners.get(first[0], 0) + wait
+
 
 class WaitEstimator:
     """Estimates waiting times on one engine. Relies on these rules of the driver's round-robin scheduler:
@@ -107,21 +115,20 @@ class WaitEstimator:
         if is_due and (slice_ns := detect_slice(residency, sum(busy.values()))):
             self.slice, self.is_slice_detected = slice_ns, True
         self._windows += 1
-        resident = residency.resident
         recent = self._recent if residency.since == self._until else []  # empty after a missing window
         self._until = residency.until
         new = residency.periods
         if recent and new and recent[-1][:2] == new[0][:2]:  # the last period continues
             recent, new = [*recent[:-1], new[0]], new[1:]
         counts = Counter(map(itemgetter(0), new))
+        self._recent = _select_recent([*recent, *new], residency.resident)
         since, until = residency.since, residency.until
-        self._recent = _select_recent([*recent, *new], resident)
         if len(new) > _EXAMINED_PERIODS and not self._is_complete:
             span = residency.window * _EXAMINED_PERIODS // len(new)
             since += random.randrange(residency.window - span)
             until = since + span
             first, stop = (bisect_left(new, edge, key=itemgetter(1)) for edge in (since, until))
-            recent, new = _select_recent([*recent, *new[:first]], resident), new[first:stop]
+            recent, new = _select_recent([*recent, *new[:first]], residency.resident), new[first:stop]
         found = self._find_waits([*recent, *new], len(recent), residency, busy)
         # A process without a period in the examined part is assumed to wait as long per period as before.
         self._examined = {pid: waits for pid, waits in (self._examined | found).items() if pid in counts}
@@ -129,7 +136,7 @@ class WaitEstimator:
         pairs: dict[tuple[int, int], int] = {}
         for pid, waits in self._examined.items():
             if waits.runners:
-                limit = residency.window - resident[pid]  # a wait may have begun before the window
+                limit = residency.window - residency.resident[pid]  # a wait may have begun before the window
                 sums = (waits.estimate, waits.least, waits.most)
                 estimate, least, most = (min(ns * counts[pid] // waits.periods, limit) for ns in sums)
                 processes[pid] = estimate, least, most
@@ -141,74 +148,70 @@ class WaitEstimator:
     def _find_waits(
         self, periods: Sequence[Period], first_new: int, residency: Residency, busy: Mapping[int, int]
     ) -> dict[int, _Waits]:
-        """Finds how long each process waited before each of its new periods. Returns a dict by pid.
-
-        This is one loop without function calls, because they would take most of the time.
-        """
-        lead, resident, slice_ns, longest = residency.costs.lead, residency.resident, self.slice, self.slice * _LONG
-        cut_from, cut_to = slice_ns * (1 - _CUT_TOLERANCE), slice_ns * (1 + _CUT_TOLERANCE)
+        """Finds how long each process waited before each of its new periods. Returns a dict by pid."""
         idle_from = self._find_idle_ends(residency, busy)
+        lead, longest = residency.costs.lead, self.slice * _LONG
+        busy_shares = {pid: busy.get(pid, 0) / ns for pid, ns in residency.resident.items()}
         counts = Counter(map(itemgetter(0), periods[first_new:]))
         found = {pid: _Waits(number) for pid, number in counts.items() if pid not in _NEVER_WAIT}
-        self.intervals = intervals = []
-        last: dict[int, int] = {}
-        repeated = -1  # the last period whose process ran again later
-        long = -1  # the last period longer than a slice
-        idle = -1  # the last period that ended with idle time
+        self.intervals = []
+        last: dict[int, int] = {}  # position of each process's last period
+        earliest = -1  # position of a period: a process that has not run since then did not wait before it
+        idle = -1  # position of the last period that ended with idle time: no process waited at its end
         for position, (pid, began, _, until) in enumerate(periods):
             before = last.get(pid, -1)
             last[pid] = position
             if -1 < before < position - 1 and position >= first_new and (waits := found.get(pid)):
-                # `first` is the earliest period during which the process may have waited. It follows the process's own
-                # last period. From `first` on, each other process has at most one period.
-                _, previous_began, _, previous_until = periods[before]
-                begin = began - lead
-                estimate = most = begin - previous_until
-                is_cut = False
-                if repeated > before or long > before:
-                    # The work arrived during the period `first`. Otherwise, the process would have run earlier.
-                    first = (repeated if repeated > before else before) + 1
-                    share, within = 0.5, slice_ns
-                    if long >= first:
-                        first = long
-                        runner = periods[long][0]
-                        share = busy.get(runner, 0) / resident[runner] / 2 if runner in resident else 0.5
-                    _, first_began, _, first_until = periods[first]
-                    if first_until - first_began < slice_ns:
-                        within = first_until - first_began
-                    after = begin - first_until
-                    if after + within < most:
-                        most = after + within
-                    estimate = after + int((most - after) * share)
-                else:
-                    first = before + 1
-                    if cut_from < previous_until - previous_began < cut_to:
-                        is_cut = True
-                        waits.least += estimate
-                        most += MAX_SAVE_NS
-                if idle >= first and not is_cut:
-                    # The work arrived at the end of the idle period, or during the period after it.
-                    first = idle + 1 if idle + 1 < position else idle
-                    _, first_began, _, first_until = periods[first]
-                    within = 0 if first == idle else (first_until - first_began) // 2
-                    if begin - first_until + within < estimate:
-                        estimate = begin - first_until + within
+                end = began - lead
+                first, estimate, least, most = self._estimate_wait(
+                    periods, before, position, end, earliest, idle, busy_shares
+                )
                 waits.estimate += estimate
+                waits.least += least
                 waits.most += most + lead
-                intervals.append((begin - estimate, begin, pid))
-                runners, left, end = waits.runners, estimate, begin
-                for runner, runner_began, _, _ in reversed(periods[first + 1 : position]):
-                    runners[runner] = runners.get(runner, 0) + end - runner_began
-                    left, end = left - (end - runner_began), runner_began
-                runner = periods[first][0]
-                runners[runner] = runners.get(runner, 0) + left
-            if before > repeated:
-                repeated = before
-            if until - began > longest:
-                long = position
+                waits.attribute(estimate, end, periods[first], periods[position - 1 : first : -1])
+                self.intervals.append((end - estimate, end, pid))
+            if earliest <= before:  # this process ran twice: all that waited during its first period ran in between
+                earliest = before + 1
+            if until - began > longest:  # a process that waited would have ended this period after one slice
+                earliest = position
             if idle_from and until - began > idle_from.get(pid, longest):
                 idle = position
         return found
+
+    def _estimate_wait(
+        self,
+        periods: Sequence[Period],
+        before: int,
+        position: int,
+        end: int,
+        earliest: int,
+        idle: int,
+        busy_shares: Mapping[int, float],
+    ) -> tuple[int, int, int, int]:
+        """Estimates how long a process waited between its periods at `before` and `position`.
+
+        Returns the period in which the wait began, and the estimated, least and most nanoseconds. `end`: end of the
+        wait. `earliest`, `idle`: see `_find_waits`.
+        """
+        _, began, _, until = periods[before]
+        first = before + 1
+        estimate = most = end - until
+        if earliest > before:  # the work arrived during the period `earliest`
+            first = earliest
+            runner, began, _, until = periods[first]
+            length, after = until - began, end - until
+            share = busy_shares.get(runner, 1.0) / 2 if length > self.slice * _LONG else 0.5
+            most = min(most, after + length, after + self.slice)
+            estimate = after + int((most - after) * share)
+        elif self.is_cut(until - began):
+            return first, estimate, estimate, most + MAX_SAVE_NS
+        if idle >= first:  # the work arrived at the end of the idle period, or during the period after it
+            first = min(idle + 1, position - 1)
+            _, began, _, until = periods[first]
+            within = 0 if first == idle else (until - began) // 2
+            estimate = min(estimate, end - until + within)
+        return first, estimate, 0, most
 
     def _find_idle_ends(self, residency: Residency, busy: Mapping[int, int]) -> dict[int, float]:
         """Returns the minimum length, by pid, of periods that are assumed to end with idle time. Empty if the busy time
@@ -223,10 +226,16 @@ class WaitEstimator:
 
 def _select_recent(periods: Sequence[Period], pids: Collection[int]) -> list[Period]:
     """Returns the most recent periods, preceded by the last period of each other process in `pids`."""
-    tail = max(0, len(periods) - _RECENT_PERIODS)
-    last = dict(zip(map(itemgetter(0), periods), count(), strict=False))
-    older = sorted(position for pid, position in last.items() if position < tail and pid in pids)
-    return [*(periods[position] for position in older), *periods[tail:]]
+    tail = periods[-_RECENT_PERIODS:]
+    missing = {*pids}.difference(map(itemgetter(0), tail))
+    older: list[Period] = []
+    for period in islice(reversed(periods), _RECENT_PERIODS, None):
+        if not missing:
+            break
+        if period[0] in missing:
+            missing.remove(period[0])
+            older.append(period)
+    return [*reversed(older), *tail]
 
 
 def _measure_union(intervals: Sequence[tuple[int, int, int]], since: int) -> int:
