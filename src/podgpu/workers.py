@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from msgspec.structs import replace
@@ -70,8 +70,10 @@ class Workers:
     The threads are daemons, so that a call that never returns does not prevent the process from exiting.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, idle_seconds: float = 300.0) -> None:
+        """`idle_seconds`: time without a call after which a thread ends. Must be longer than collection intervals."""
         self._clock = clock
+        self._idle_seconds = idle_seconds
         self._calls: dict[str, _Call[Any]] = {}  # the last call of each name
         self._inboxes: dict[str, SimpleQueue[_Call[Any] | None]] = {}  # queue of each name's thread
         self._lock = threading.Lock()
@@ -108,9 +110,25 @@ class Workers:
         call = self._calls[name] = _Call(name, job, self._clock)
         if name not in self._inboxes:
             self._inboxes[name] = SimpleQueue()
-            threading.Thread(target=_work, args=(self._inboxes[name],), name=f"read-{name}", daemon=True).start()
+            threading.Thread(target=self._work, args=(name,), name=f"read-{name}", daemon=True).start()
         self._inboxes[name].put(call)
         return call, True
+
+    def _work(self, name: str) -> None:
+        """Runs the calls of one name, until there was no call for `idle_seconds`."""
+        inbox = self._inboxes[name]
+        while True:
+            try:
+                call = inbox.get(timeout=self._idle_seconds)
+            except Empty:
+                with self._lock:
+                    if inbox.empty():
+                        del self._inboxes[name], self._calls[name]
+                        return
+                continue
+            if call is None:
+                return
+            call.run()
 
     def _wait(
         self, name: str, call: _Call[T], is_new: bool, until: float, on_late: Callable[[], object] | None
@@ -154,11 +172,6 @@ class _Call(Generic[T]):
         self.done.set()
         if self.on_late is not None:
             self.on_late()
-
-
-def _work(inbox: SimpleQueue[_Call[Any] | None]) -> None:
-    while call := inbox.get():
-        call.run()
 
 
 def run_loop(name: str, loop: Callable[[], object]) -> StartError | None:

@@ -156,8 +156,8 @@ class WaitEstimator:
         found = {pid: _Waits(number) for pid, number in counts.items() if pid not in _NEVER_WAIT}
         self.intervals = []
         last: dict[int, int] = {}  # position of each process's last period
-        earliest = -1  # position of a period: a process that has not run since then did not wait before it
-        idle = -1  # position of the last period that ended with idle time: no process waited at its end
+        earliest = -1  # the period in which a process without a period since can have begun to wait, but not earlier
+        idle = -1  # the last period that ended with idle time
         for position, (pid, began, _, until) in enumerate(periods):
             before = last.get(pid, -1)
             last[pid] = position
@@ -171,9 +171,9 @@ class WaitEstimator:
                 waits.most += most + lead
                 waits.attribute(estimate, end, periods[first], periods[position - 1 : first : -1])
                 self.intervals.append((end - estimate, end, pid))
-            if earliest <= before:  # this process ran twice: all that waited during its first period ran in between
+            if earliest <= before:  # the process ran again, so all processes that waited before it have run in between
                 earliest = before + 1
-            if until - began > longest:  # a process that waited would have ended this period after one slice
+            if until - began > longest:
                 earliest = position
             if idle_from and until - began > idle_from.get(pid, longest):
                 idle = position
