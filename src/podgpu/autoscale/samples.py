@@ -74,7 +74,8 @@ class UsageRates:
         usage = part.holder.usage or HolderUsage()
         if usage.utilization_ratio is None:  # usage is not measured now, so constant counters do not mean idle
             usage = structs.replace(usage, busy_ns=None, idle_ns=None)
-        rate = _UsageRate(node.state.usage_at or node.read_at, node.read_at, node.state.exporter_id, usage)
+        read_at = node.reading.read_at
+        rate = _UsageRate(node.state.usage_at or read_at, read_at, node.state.exporter_id, usage)
         before = self._before.pop(key, None)
         if before is None or before.exporter_id != rate.exporter_id or self._has_gap(before, rate):
             rate = rate._replace(proven_idle=_count_proven_idle(rate))

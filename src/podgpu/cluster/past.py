@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from podgpu.cluster.collect import NodeEntry
+from podgpu.cluster.collect import NodeEntry, NodeReading
 from podgpu.cluster.nodes import RecordedCondition
 from podgpu.cluster.state import ClusterState, complete_node
 from podgpu.errors import UsageError, utc_text
@@ -96,8 +96,8 @@ def _make_node(
     gone = [one.since or at for device in devices for one in device.conditions if one.name == NODE_GONE]
     is_read = not gone and any(device.figures or device.conditions for device in devices)
     offset, age = current.clock_offset, at - gone[0] if gone else 0.0
-    ages: dict[str, Any] = {"age_seconds": age, "stale": not is_read, "gone": bool(gone)}
-    entry = NodeEntry("", state, at - age - offset, labels=now.labels if now else None, **ages)
+    reading = NodeReading("", state, at - age - offset, labels=now.reading.labels if now else None)
+    entry = NodeEntry(reading, state, age_seconds=age, stale=not is_read, gone=bool(gone))
     owners = {(h.namespace, h.pod): owner for one in devices for *_, owner, h in one.holders if owner.name}
     return complete_node(entry, None, current.prices, offset, owners)
 

@@ -19,7 +19,7 @@ import msgspec
 from msgspec.structs import replace as replace_members
 
 from podgpu.clock import Clock
-from podgpu.cluster.collect import ClusterReading, FleetCounts, NodeEntry, Owners, TargetOutcome, ViewSettings
+from podgpu.cluster.collect import ClusterReading, FleetCounts, NodeReading, Owners, TargetOutcome, ViewSettings
 from podgpu.cluster.promql import by, field_names, idle_query, one_of, own_names, quote, select, series_queries
 from podgpu.errors import SourceError, UsageError, one_line
 from podgpu.http_client import Access, HttpClient, open_session
@@ -328,11 +328,11 @@ class PrometheusCollector:
         )
 
 
-def _make_entry(target: TargetState, now: float, monotonic: float, several: bool) -> NodeEntry:
+def _make_entry(target: TargetState, now: float, monotonic: float, several: bool) -> NodeReading:
     """With `several` clusters, adds the cluster's name to the node's name, so that node names are unique."""
     state, sampled_at = target.state, now if target.scraped_at is None else target.scraped_at
     name = "/".join(filter(None, (target.cluster, state.node))) if several else state.node
-    return NodeEntry(
+    return NodeReading(
         target=target.instance,
         state=replace_members(state, node=name),
         read_at=monotonic - max(0.0, now - sampled_at),

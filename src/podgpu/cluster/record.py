@@ -46,7 +46,7 @@ class RoundReader:
     def _read_node(self, node: NodeEntry, state: ClusterState) -> Iterator[GpuSample]:
         """Skips GPUs without a UUID, because the UUID is the key in the history. If the node is gone, omits holders."""
         held = {} if node.gone else node.held_by_device()
-        at, idle_after = node.read_at + state.clock_offset, state.settings.idle_after
+        at, idle_after = node.reading.read_at + state.clock_offset, state.settings.idle_after
         for gpu in node.gpus:
             users_joules = 0.0
             for instance, device_size in divide_gpu(gpu) if gpu.uuid else ():
@@ -79,41 +79,43 @@ class RoundReader:
     def _read_holder(
         self, part: HeldPart, node: NodeEntry, state: ClusterState, device_size: float, own_figures: bool
     ) -> HolderSample:
-        usage = part.holder.usage or HolderUsage()
-        figures = None
-        if own_figures and part.holder.usage is not None:
-            figures = Figures(usage.utilization_ratio, usage.memory_used_bytes)
-        counters = usage.busy_ns, usage.busy_min_ns, usage.busy_max_ns, usage.wait_ns, usage.energy_mj
-        seconds, growth = self._measure_increase((part.device_key, part.holder.key), node, counters)
-        amounts = Amounts()
-        if seconds:
-            busy, least, most, waited = (None if ns is None else ns / NS for ns in growth[:4])
-            allocated = part.gpu_fraction * seconds
-            idle = _idle_seconds(part, seconds, node.read_at + state.clock_offset)
-            hourly = (part.cost_per_hour or 0.0) / 3600
-            if usage.busy_ns is None and not part.is_mps_client:
-                ratio = usage.utilization_ratio
-                if ratio is None and part.share == 1:
-                    ratio = device_utilization(part.device)
-                busy = None if ratio is None else ratio * seconds
-            joules = (growth[4] or 0) / MJ
-            if growth[4] is None and part.gpu.usage is None:
-                joules = (part.gpu.power_mw or 0) / 1000 * allocated
-            amounts = Amounts(
-                allocated_seconds=allocated,
-                idle_seconds=part.gpu_fraction * idle,
-                cost=hourly * seconds,
-                idle_cost=hourly * idle,
-                measured_seconds=part.gpu_fraction * idle if busy is None else allocated,
-                busy_seconds=(busy or 0.0) * device_size,
-                busy_min_seconds=(least or 0.0) * device_size,
-                busy_max_seconds=max(seconds - idle if most is None else most, busy or 0.0) * device_size,
-                energy_joules=joules,
-                waited_seconds=(waited or 0.0) * device_size,
-            )
+        usage = part.holder.usage
+        figures = Figures(usage.utilization_ratio, usage.memory_used_bytes) if own_figures and usage else None
+        amounts = self._read_amounts(part, node, device_size, node.reading.read_at + state.clock_offset)
         currency = "" if part.cost_per_hour is None else state.prices.currency
         account = account_of(part, node.state.pod_labels)
         return HolderSample(account, part.holder.container, amounts, figures, currency)
+
+    def _read_amounts(self, part: HeldPart, node: NodeEntry, device_size: float, at: float) -> Amounts:
+        """Returns the holder's usage until the Unix time `at`."""
+        usage = part.holder.usage or HolderUsage()
+        counters = usage.busy_ns, usage.busy_min_ns, usage.busy_max_ns, usage.wait_ns, usage.energy_mj
+        seconds, increases = self._measure_increase((part.device_key, part.holder.key), node, counters)
+        if not seconds:
+            return Amounts()
+        busy, busy_min, busy_max, waited = (None if ns is None else ns / NS for ns in increases[:4])
+        energy_mj = increases[4]
+        if usage.busy_ns is None:
+            ratio = _utilization(part)
+            busy = None if ratio is None else ratio * seconds
+        allocated = part.gpu_fraction * seconds
+        joules = (energy_mj or 0) / MJ
+        if energy_mj is None and part.gpu.usage is None:
+            joules = (part.gpu.power_mw or 0) / 1000 * allocated
+        idle = _idle_seconds(part, seconds, at)
+        hourly = (part.cost_per_hour or 0.0) / 3600
+        return Amounts(
+            allocated_seconds=allocated,
+            idle_seconds=part.gpu_fraction * idle,
+            cost=hourly * seconds,
+            idle_cost=hourly * idle,
+            measured_seconds=part.gpu_fraction * idle if busy is None else allocated,
+            busy_seconds=(busy or 0.0) * device_size,
+            busy_min_seconds=(busy_min or 0.0) * device_size,
+            busy_max_seconds=max(seconds - idle if busy_max is None else busy_max, busy or 0.0) * device_size,
+            energy_joules=joules,
+            waited_seconds=(waited or 0.0) * device_size,
+        )
 
     def _read_rest(
         self,
@@ -146,7 +148,7 @@ class RoundReader:
 
         If the exporter restarted, its counters restarted at 0, so their current values are the increase.
         """
-        read_at, exporter_id = node.read_at, node.state.exporter_id
+        read_at, exporter_id = node.reading.read_at, node.state.exporter_id
         last_read_at, last_exporter_id, last_counters = self._before.get(key, (read_at, "", counters))
         self._now[key] = read_at, exporter_id, counters
         seconds = read_at - last_read_at
@@ -159,6 +161,14 @@ class RoundReader:
             else:
                 growth.append(now if exporter_id != last_exporter_id or now < before else now - before)
         return seconds, growth
+
+
+def _utilization(part: HeldPart) -> float | None:
+    """Returns the holder's utilisation, or the device's if no other holder shares it. None for a client of MPS."""
+    if part.is_mps_client:
+        return None
+    own = part.holder.usage.utilization_ratio if part.holder.usage else None
+    return device_utilization(part.device) if own is None and part.share == 1 else own
 
 
 def _idle_seconds(part: HeldPart, seconds: float, at: float) -> float:

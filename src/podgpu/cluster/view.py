@@ -327,7 +327,7 @@ def _make_node(node: NodeEntry) -> NodeView:
     held = node.held_by_device()
     return NodeView(
         name=node.name,
-        cluster=node.cluster,
+        cluster=node.reading.cluster,
         old=node.stale,
         gone=node.gone,
         age_seconds=_rounded(node.age_seconds, 1),
