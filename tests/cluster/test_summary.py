@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from podgpu.cluster.collect import ClusterReading, NodeReading, ViewSettings
-from podgpu.cluster.ranges import JobSummary, read_summary
 from podgpu.cluster.state import ClusterState, build_cluster_state
+from podgpu.cluster.summary import JobSummary, read_summary
 from podgpu.history.store import Amounts, Figures, GpuSample, HistoryStore, HolderSample, UsageAccount
 from podgpu.model import DeviceState, NodeState
 

@@ -10,8 +10,8 @@ import pytest
 
 from podgpu.cluster.collect import NodeReading
 from podgpu.cluster.prices import Price, Prices
-from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RecordedUsage
-from podgpu.cluster.record import RoundReader
+from podgpu.cluster.ranges import RangeAnswer, RangeQuery
+from podgpu.cluster.record import RecordedUsage, SampleReader
 from podgpu.cluster.view import View, make_view
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.holders.annotations import find_reserved, replace_reservations
@@ -161,7 +161,7 @@ def view_of(document: NodeState) -> tuple[View, RangeAnswer]:
     view = make_view(state)
     for device in view.nodes[0].gpus:
         assert sum(holder.part for holder in device.holders) <= 1
-    recorder = HistoryRecorder(RoundReader(lambda: state, 60.0))
+    recorder = HistoryRecorder(SampleReader(lambda: state, 60.0))
     recorder.record()
     return view, asyncio.run(RecordedUsage(recorder, lambda: state).range(RangeQuery(order="wasted")))
 

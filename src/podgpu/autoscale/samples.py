@@ -122,7 +122,7 @@ def _count_proven_idle(rate: _UsageRate) -> float | None:
 def _growth(before: int | None, now: int | None, scale: float, most: float = inf) -> float | None:
     """Returns the increase of a counter divided by `scale`, or None if the result is unknown or above `most`.
 
-    After a reset, the time that the counter covers is unknown, so there is no rate. The history (`RoundReader`) counts
+    After a reset, the time that the counter covers is unknown, so there is no rate. The history (`SampleReader`) counts
     the new value instead, because only the amount matters there.
     """
     if before is None or now is None or now < before:

@@ -80,12 +80,11 @@ def full_scale(field: str) -> float:
 def duration_text(seconds: float) -> str:
     """Formats a duration like Prometheus: 5m, 1h30m, 500ms."""
     rest = round(seconds * 1000)
-    parts = []
+    text = ""
     for unit, length in _UNITS:
         count, rest = divmod(rest, length)
-        if count:
-            parts.append(f"{count}{unit}")
-    return "".join(parts) or "0s"
+        text += f"{count}{unit}" if count else ""
+    return text or "0s"
 
 
 Owners = Mapping[PodName, WorkloadOwner]

@@ -51,7 +51,7 @@ def choose_nodes(
     copies = chooser.group_by_node(readings)
     chosen = {name: min(copies[name], key=chooser.rank) for name in sorted(copies)}
     hidden, same_gpus = chooser.share_out_gpus(chosen)
-    silent_by_gpu = chooser.find_silent(readings)
+    silent_by_gpu = chooser.group_silent_by_gpu(readings)
     nodes = []
     for name, reading in chosen.items():
         state = _remove_gpus(reading.state, hidden[name])
@@ -106,7 +106,7 @@ class _Chooser:
         is_other = reading.target != other.target and (not exporter_id or exporter_id != other.state.exporter_id)
         return is_other and reading.listed is not False and not self.is_stale(reading)
 
-    def find_silent(self, readings: Sequence[NodeReading]) -> dict[str, NodeReading]:
+    def group_silent_by_gpu(self, readings: Sequence[NodeReading]) -> dict[str, NodeReading]:
         """Returns the last reading of each podgpu that reported holders and no longer answers, by UUID of its GPUs."""
         targets = {reading.target for reading in readings}
         earlier = [reading for node in self.before.values() for reading in (node.reading, node.silent) if reading]
@@ -115,25 +115,20 @@ class _Chooser:
         silent = (old for old in unread if old.state.producer == "podgpu" and _has_holders(old.state))
         return {uuid: old for old in silent if self._is_kept(old) for uuid in _present_gpus(old.state)}
 
-    def rank(self, reading: NodeReading) -> tuple[object, ...]:
-        """Sort key for the readings of one node. The smallest is preferred."""
-        shown = self.before.get(reading.name)
-        return self._rank(reading, shown is not None and shown.reading.target == reading.target)
-
-    def rank_for_gpu(self, reading: NodeReading, uuid: str) -> tuple[object, ...]:
-        """Sort key for the nodes that report one GPU. Of the current nodes, prefers one on which the GPU is present."""
-        shown = self.before.get(reading.name)
-        was_shown = shown is not None and uuid in _present_gpus(shown.state)
-        return self.is_stale(reading), uuid not in _present_gpus(reading.state), *self._rank(reading, was_shown)
-
-    def _rank(self, reading: NodeReading, was_shown: bool) -> tuple[object, ...]:
-        state = reading.state
+    def rank(self, reading: NodeReading, uuid: str = "") -> tuple[object, ...]:
+        """Sort key for the readings of one node or, with `uuid`, of one GPU. The smallest is preferred."""
+        state, shown = reading.state, self.before.get(reading.name)
+        if uuid:
+            was_chosen = shown is not None and uuid in _present_gpus(shown.state)
+        else:
+            was_chosen = shown is not None and shown.reading.target == reading.target
         return (
             self.is_stale(reading),  # current values first
+            bool(uuid) and uuid not in _present_gpus(state),  # then a node on which the GPU is present
             reading.listed is False,  # then exporters that are still listed
             (not _has_holders(state)) + (not state.devices),  # then a reading with holders, then one with GPUs
             not reading.named,  # then a node name that the exporter reports
-            not was_shown,  # then the choice of the last round, so that the view does not alternate
+            not was_chosen,  # then the choice of the last round, so that the view does not alternate
             state.producer != "podgpu",  # then podgpu, because it reports more
             (reading.name, reading.target),  # the same choice in every process
         )
@@ -149,7 +144,7 @@ class _Chooser:
         for uuid, names in group_by_key(reported).items():
             if not uuid or len(names) == 1:
                 continue
-            best, *others = sorted(set(names), key=lambda name: self.rank_for_gpu(chosen[name], uuid))
+            best, *others = sorted(set(names), key=lambda name: self.rank(chosen[name], uuid))
             for other in others:
                 hidden[other].add(uuid)
                 if self.is_rival(chosen[other], chosen[best]) and uuid in _present_gpus(chosen[other].state):

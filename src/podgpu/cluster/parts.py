@@ -106,11 +106,11 @@ def holders_of(gpu: DeviceState, device: GpuOrInstance) -> Sequence[Holder]:
 
 def divide(wanted: Sequence[float | None], whole: float) -> list[float]:
     """Scales the amounts down if their sum exceeds `whole`. None stands for an equal share of the remainder."""
-    total = sum(part for part in wanted if part is not None)
+    total = sum(amount for amount in wanted if amount is not None)
     scale = whole / total if total > whole else 1.0
     unspecified = wanted.count(None)
     rest = max(0.0, whole - total) / unspecified if unspecified else 0.0
-    return [rest if part is None else part * scale for part in wanted]
+    return [rest if amount is None else amount * scale for amount in wanted]
 
 
 def divide_gpu(gpu: DeviceState) -> list[tuple[MigInstance | None, float]]:
@@ -118,9 +118,9 @@ def divide_gpu(gpu: DeviceState) -> list[tuple[MigInstance | None, float]]:
     if not gpu.instances:
         return [] if gpu.hidden else [(None, 1.0)]
     instances = [instance for instance in gpu.instances if not instance.hidden]
-    parts = divide([fraction_of_gpu(gpu.model, instance.profile) for instance in instances], 1.0)
-    devices: list[tuple[MigInstance | None, float]] = list(zip(instances, parts, strict=True))
-    return devices if gpu.hidden else [*devices, (None, max(0.0, 1.0 - sum(parts)))]
+    fractions = divide([fraction_of_gpu(gpu.model, instance.profile) for instance in instances], 1.0)
+    devices: list[tuple[MigInstance | None, float]] = list(zip(instances, fractions, strict=True))
+    return devices if gpu.hidden else [*devices, (None, max(0.0, 1.0 - sum(fractions)))]
 
 
 def divide_device(holders: Sequence[Holder]) -> list[float]:
@@ -151,11 +151,11 @@ def _whole(latest: N | None, window: N | None, of_holders: Sequence[N | None]) -
 
     If holders have values, prefers `window`, which covers the same time as these values. Otherwise, prefers `latest`.
     """
-    parts = [part for part in of_holders if part is not None]
-    if not parts:
+    known = [value for value in of_holders if value is not None]
+    if not known:
         return window if latest is None else latest
     whole = latest if window is None else window
-    return sum(parts) if whole is None else max(whole, sum(parts))
+    return sum(known) if whole is None else max(whole, sum(known))
 
 
 def gpu_utilization(gpu: DeviceState) -> float | None:

@@ -26,12 +26,19 @@ from podgpu.cluster.prometheus import (
     read_node_labels,
 )
 from podgpu.cluster.promql import by, select
-from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RowName, group_now, make_range, name_row
+from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RowName, UsageSum, group_now, make_range, name_row
 from podgpu.cluster.state import ClusterState, describe_unpriced
 from podgpu.errors import SourceError, utc_text
-from podgpu.history.answers import UsageSum
 from podgpu.history.store import COARSE, FINE, HOUR, UNALLOCATED, Amounts, UsageAccount
-from podgpu.metrics.adapter import MODEL_LABELS, UUID_LABELS, WORKLOAD_LABELS, PodName, read_gpu_id, read_workload
+from podgpu.metrics.adapter import (
+    MODEL_LABELS,
+    UUID_LABELS,
+    WORKLOAD_LABELS,
+    PodName,
+    first_label,
+    read_gpu_id,
+    read_workload,
+)
 from podgpu.metrics.fields import ENGINE, TEMPERATURE, UTIL, names_of
 from podgpu.metrics.mig import billed_name, parent_and_fraction
 from podgpu.metrics.parse import ParsedSample
@@ -60,7 +67,7 @@ _HOLDER_KEYS = (*_GPU_KEYS, "GPU_I_ID", "GPU_I_PROFILE", *WORKLOAD_LABELS)
 Vectors = Mapping[str, Sequence[ParsedSample]]  # by kind of usage
 
 
-class _HolderPart(NamedTuple):
+class _HolderKey(NamedTuple):
     """Identifies a holder and its GPU or MIG instance. With a recording rule, `gpu` is the model, not a UUID."""
 
     cluster: str
@@ -68,6 +75,10 @@ class _HolderPart(NamedTuple):
     instance: str
     workload: Workload
     owner: WorkloadOwner | None = None
+
+    @property
+    def pod(self) -> PodName:
+        return self.workload.namespace, self.workload.pod
 
 
 class PrometheusRanges:
@@ -100,7 +111,7 @@ class _RangeReader:
     notes: list[str] = field(default_factory=list)
     rule: str = ""
     methods: dict[tuple[Any, ...], set[str]] = field(default_factory=lambda: defaultdict(set))
-    """How GPU use was measured, by `_HolderPart` with a recording rule, otherwise by cluster, GPU and MIG instance."""
+    """How GPU use was measured, by `_HolderKey` with a recording rule, otherwise by cluster, GPU and MIG instance."""
 
     async def read(self, start: float, end: float, step: int, now: float) -> RangeAnswer:
         """Adds a note for each failed query. Raises SourceError if the allocated hours cannot be read."""
@@ -123,17 +134,11 @@ class _RangeReader:
             self.notes.append(
                 "the cost is unknown: prices depend on node labels, but there are too many GPUs to read their nodes"
             )
-        rows_now = None if self.query.end is not None else await self._read_now(usage, now)
-        return make_range(
-            self.query,
-            (start, end),
-            usage,
-            self.prices.at(end),
-            tuple(dict.fromkeys((*self.notes, *self.client.notes))),
-            self.state.simulated,
-            rows_now,
-            rule or "counters",
-        )
+        current = {} if self.query.end is not None else await self._read_now(usage, now)
+        answer = make_range(self.query, (start, end), usage, self.prices.at(end), current)
+        answer.simulated, answer.source = self.state.simulated, rule or "counters"
+        answer.notes[:0] = dict.fromkeys((*self.notes, *self.client.notes))
+        return answer
 
     async def _ask(self, what: str, query: str, at: float) -> list[ParsedSample]:
         try:
@@ -155,7 +160,7 @@ class _RangeReader:
         found = [sample.labels for sample in await self._ask("methods of usage", query, end)]
         for labels in found:
             gpu = labels.get(cluster, ""), read_gpu_id(labels), labels.get("GPU_I_ID", "")
-            self.methods[self._read_part(labels) or gpu].add(labels.get("method", ""))
+            self.methods[self._read_key(labels) or gpu].add(labels.get("method", ""))
         if self.rule and not found:
             self.notes.append(f"missing: methods of usage: {self.rule} was recorded by rules of an older version")
 
@@ -237,30 +242,30 @@ class _RangeReader:
     # Names of pods
 
     async def _read_accounts(
-        self, parts: Iterable[_HolderPart], start: float, end: float
-    ) -> dict[tuple[str, PodName], UsageAccount]:
-        """Returns a `UsageAccount` with the owner and the label of each pod, by cluster and pod."""
+        self, keys: Sequence[_HolderKey], start: float, end: float
+    ) -> dict[_HolderKey, UsageAccount]:
+        """Returns the account of each holder, with its owner, the requested label and the methods of measurement."""
         window = f"{round(end - start)}s"
-        pods: dict[str, set[PodName]] = defaultdict(set)
-        for part in parts:
-            if part.workload.pod:
-                pods[part.cluster].add((part.workload.namespace, part.workload.pod))
-        label, accounts = self.query.label, {}
-        labels = await self._read_labels(label, window, end) if label else {}
-        others = {} if self.rule else self.state.owners  # recording rules know only owners from kube-state-metrics
-        for cluster, names in pods.items():
-            owners: Mapping[PodName, WorkloadOwner] = {}
-            if not label and self.query.by != "namespace":
+        labels = await self._read_labels(self.query.label, window, end) if self.query.label else {}
+        owners: dict[tuple[str, PodName], WorkloadOwner] = {}
+        if self.query.by in ("pod", "owner"):
+            pods = group_by_key((key.cluster, key.pod) for key in keys if key.workload.pod)
+            for cluster, names in pods.items():
                 try:
                     found = PodOwners(self.client, self.server.match, self.server.cluster_label, cluster)
-                    owners = await found.read(sorted(names), window, end)
+                    known = await found.read(sorted(set(names)), window, end)
                 except SourceError as error:
                     self.notes.append(f"missing: owners of pods: {error}")
-            for pod in names:
-                owner = owners.get(pod) or others.get(pod) or WorkloadOwner("", "")
-                accounts[cluster, pod] = UsageAccount(
-                    *pod, owner_kind=owner.kind, owner_name=owner.name, labels=labels.get((cluster, pod), "")
-                )
+                else:
+                    owners |= {(cluster, pod): owner for pod, owner in known.items()}
+        others = {} if self.rule else self.state.owners  # recording rules know only owners from kube-state-metrics
+        accounts = {}
+        for key in keys:
+            workload, pod = key.workload, (key.cluster, key.pod)
+            ids = ("", "", "") if workload.pod else (workload.job, workload.uid, workload.container_id)
+            owner = key.owner or owners.get(pod) or others.get(key.pod) or WorkloadOwner("", "")
+            methods = " ".join(sorted(self.methods.get(key if self.rule else key[:3], ())))
+            accounts[key] = UsageAccount(*key.pod, *ids, owner.kind, owner.name, labels.get(pod, ""), methods)
         return accounts
 
     async def _read_labels(self, name: str, window: str, end: float) -> dict[tuple[str, PodName], str]:
@@ -281,11 +286,9 @@ class _RangeReader:
 
     async def _make_usage(self, found: Vectors, start: float, end: float, prices: Prices) -> list[UsageSum]:
         billed = {
-            part: sample
-            for sample in found.get("allocated", ())
-            if (part := self._read_part(sample.labels)) is not None
+            key: sample for sample in found.get("allocated", ()) if (key := self._read_key(sample.labels)) is not None
         }
-        accounts = await self._read_accounts(billed, start, end)
+        accounts = await self._read_accounts(list(billed), start, end)
         gpu_prices = await self._read_gpu_prices(prices, start, end)
         seconds: dict[tuple[str, str, Prices], float] = defaultdict(float)  # unallocated, after subtraction below
         joules: dict[tuple[str, str, Prices], float] = defaultdict(float)
@@ -293,25 +296,18 @@ class _RangeReader:
             for sample in found.get(kind, ()):
                 cluster = sample.labels.get(self.server.cluster_label, "")
                 own = gpu_prices.get((cluster, read_gpu_id(sample.labels)), prices)
-                sums[cluster, _read_first(sample.labels, MODEL_LABELS), own] += sample.value
-        amounts_of = {kind: self._add_by_part(found.get(kind, ())) for kind in (*_COUNTERS, "shares")}
+                sums[cluster, first_label(sample.labels, MODEL_LABELS), own] += sample.value
+        amounts_of = {kind: self._add_by_key(found.get(kind, ())) for kind in (*_COUNTERS, "shares")}
         usage = []
-        for part, sample in billed.items():
-            workload, model = part.workload, _read_first(sample.labels, MODEL_LABELS)
-            profile = sample.labels.get("GPU_I_PROFILE", "")
+        for key, sample in billed.items():
+            model, profile = first_label(sample.labels, MODEL_LABELS), sample.labels.get("GPU_I_PROFILE", "")
             name = billed_name(model, profile) if profile else model
-            own = gpu_prices.get((part.cluster, part.gpu), prices)
+            own = gpu_prices.get((key.cluster, key.gpu), prices)
             price = own.of(name).gpu_hour
-            amounts = _make_amounts([sums.get(part) for sums in amounts_of.values()], name, price or 0.0)
-            account = accounts.get((part.cluster, (workload.namespace, workload.pod))) or UsageAccount(
-                workload.namespace, workload.pod, workload.job, workload.uid, workload.container_id
-            )
-            if part.owner is not None:
-                account = account._replace(owner_kind=part.owner.kind, owner_name=part.owner.name)
-            methods = tuple(sorted(self.methods.get(part if self.rule else part[:3], ())))
-            usage.append(UsageSum(account, "" if price is None else prices.currency, amounts, part.cluster, methods))
-            if (part.cluster, model, own) in seconds:
-                seconds[part.cluster, model, own] -= amounts.allocated_seconds
+            amounts = _make_amounts([sums.get(key) for sums in amounts_of.values()], name, price or 0.0)
+            usage.append(UsageSum(accounts[key], "" if price is None else prices.currency, amounts, key.cluster))
+            if (key.cluster, model, own) in seconds:
+                seconds[key.cluster, model, own] -= amounts.allocated_seconds
         for (cluster, model, own), left in seconds.items():
             price = own.of(model).gpu_hour
             rest = max(0.0, left)
@@ -330,37 +326,33 @@ class _RangeReader:
         query = f"group {by(self.server.cluster_label, *UUID_LABELS, *nodes)} ({series})"
         found: dict[tuple[str, str], set[Prices]] = defaultdict(set)
         for labels in (sample.labels for sample in await ask("nodes of GPUs", query)):
-            cluster, node = labels.get(self.server.cluster_label, ""), _read_first(labels, nodes)
+            cluster, node = labels.get(self.server.cluster_label, ""), first_label(labels, nodes)
             found[cluster, read_gpu_id(labels)].add(prices.on_node(known.get((cluster, node))))
         return {gpu: own.pop() for gpu, own in found.items() if len(own) == 1}
 
-    def _add_by_part(self, samples: Iterable[ParsedSample]) -> dict[_HolderPart, float]:
-        parts: dict[_HolderPart, float] = defaultdict(float)
+    def _add_by_key(self, samples: Iterable[ParsedSample]) -> dict[_HolderKey, float]:
+        sums: dict[_HolderKey, float] = defaultdict(float)
         for sample in samples:
-            if (part := self._read_part(sample.labels)) is not None:
-                parts[part] += sample.value
-        return dict(parts)
+            if (key := self._read_key(sample.labels)) is not None:
+                sums[key] += sample.value
+        return sums
 
-    def _read_part(self, labels: Mapping[str, str]) -> _HolderPart | None:
+    def _read_key(self, labels: Mapping[str, str]) -> _HolderKey | None:
         cluster = labels.get(self.server.cluster_label, "")
         if "kind" not in labels:
             workload = read_workload(labels)
             if workload is None:
                 return None
-            return _HolderPart(cluster, read_gpu_id(labels), labels.get("GPU_I_ID", ""), workload)
+            return _HolderKey(cluster, read_gpu_id(labels), labels.get("GPU_I_ID", ""), workload)
         kind, name = labels.get("owner_kind", ""), labels.get("owner_name", "")
         is_pod = kind == "Pod"
-        return _HolderPart(
+        return _HolderKey(
             cluster,
-            _read_first(labels, MODEL_LABELS),
+            first_label(labels, MODEL_LABELS),
             labels.get("GPU_I_PROFILE", ""),
             Workload(labels.get("namespace", ""), name if is_pod else "", job=labels.get("hpc_job", "")),
             None if is_pod else WorkloadOwner(kind, name),
         )
-
-
-def _read_first(labels: Mapping[str, str], names: Iterable[str]) -> str:
-    return next((labels[name] for name in names if labels.get(name)), "")
 
 
 def _make_amounts(sums: Sequence[float | None], name: str, price: float) -> Amounts:

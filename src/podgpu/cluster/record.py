@@ -1,4 +1,4 @@
-"""Converts the cluster's state to `GpuSample`s, which contain each holder's usage since the previous round."""
+"""Records the cluster's state in SQLite, with each holder's usage since the previous record, and reads the records."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from podgpu.cluster.idle import describe_idle, wasteful_since
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.nodes import describe_condition
 from podgpu.cluster.parts import HeldPart, device_memory, device_model, device_utilization, divide_gpu, key_of
-from podgpu.cluster.ranges import account_of
+from podgpu.cluster.past import read_past
+from podgpu.cluster.ranges import RangeAnswer, RangeQuery, account_of, read_range_answer
 from podgpu.cluster.state import ClusterState
-from podgpu.history.events import IDLE
+from podgpu.cluster.summary import JobSummary, read_summary
+from podgpu.history.events import IDLE, EventQuery, EventsAnswer, read_events
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.history.store import Amounts, Figures, GpuSample, HolderSample
 from podgpu.metrics.conditions import NODE_GONE
@@ -20,20 +22,20 @@ from podgpu.model import MJ, NS, DeviceState, HolderUsage, MigInstance, Workload
 
 _OWN_DIFFERENCE = 0.05  # minimum difference from the GPU's utilisation for storing a sole holder's own values
 MAX_GPUS = 8000  # limit of the SQLite history; measured with 1,000 nodes of 8 GPUs
-_MAX_CELSIUS = 1000  # larger values are dropped; an integer above 64 bits would make SQLite reject the round
-LONGEST_GAP = 60.0  # seconds; a longer time between two rounds is not charged
+_MAX_CELSIUS = 1000  # larger values are dropped; an integer above 64 bits would make SQLite reject all samples
+LONGEST_GAP = 60.0  # seconds; a longer time between two records is not charged
 _PartKey = tuple[str, WorkloadKey]  # device key, holder
 _Counters = tuple[float, str, Sequence[int | None]]
 """Monotonic time, exporter id, and counters. A counter is None if the exporter does not have it."""
 
 
 @dataclass
-class RoundReader:
-    """Reads the current state, with the usage since the previous round."""
+class SampleReader:
+    """Reads the current state, with the usage since the previous call."""
 
     read_state: Callable[[], ClusterState | None]  # returns None if there is no current state
-    longest_gap: float  # seconds; a longer time between two rounds is not charged
-    _before: dict[_PartKey, _Counters] = field(default_factory=dict)  # at the last round
+    longest_gap: float  # seconds; a longer time between two calls is not charged
+    _before: dict[_PartKey, _Counters] = field(default_factory=dict)  # at the last call
     _now: dict[_PartKey, _Counters] = field(default_factory=dict)
 
     def __call__(self) -> list[GpuSample] | None:
@@ -144,7 +146,7 @@ class RoundReader:
     def _measure_increase(
         self, key: _PartKey, node: NodeEntry, counters: Sequence[int | None]
     ) -> tuple[float, list[int | None]]:
-        """Returns the seconds and each counter's increase since the last round. After a long gap, these are 0 and None.
+        """Returns the seconds and each counter's increase since the last call. After a long gap, these are 0 and None.
 
         If the exporter restarted, its counters restarted at 0, so their current values are the increase.
         """
@@ -209,6 +211,30 @@ def cluster_recorder(cluster: Cluster, directory: str = "") -> HistoryRecorder:
         return cluster.published.state if cluster.is_on_time and cluster.published.state.nodes else None
 
     gap = max(LONGEST_GAP, cluster.settings.stale_after)
-    recorder = HistoryRecorder(RoundReader(read_state, gap), cluster.clock, directory)
+    recorder = HistoryRecorder(SampleReader(read_state, gap), cluster.clock, directory)
     cluster.other_warnings = lambda: (*recorder.warnings(), *_describe_limit(cluster.published.state))
     return recorder
+
+
+class RecordedUsage:
+    """Implements `UsageAnswers` with the history in SQLite, and provides `/api/v1/events` and `/api/v1/summary`.
+
+    All methods raise SourceError if the history cannot be read.
+    """
+
+    def __init__(self, recorder: HistoryRecorder, read_state: Callable[[], ClusterState]) -> None:
+        self._recorder = recorder
+        self._read_state = read_state
+
+    async def range(self, query: RangeQuery) -> RangeAnswer:
+        return await self._recorder.ask(lambda db, now: read_range_answer(db, query, now, self._read_state()))
+
+    async def events(self, query: EventQuery) -> EventsAnswer:
+        return await self._recorder.ask(lambda db, now: read_events(db, query, now))
+
+    async def past(self, at: float) -> ClusterState:
+        return await self._recorder.ask(lambda db, _: read_past(db, at, self._read_state()))
+
+    async def summary(self, namespace: str, pod: str) -> JobSummary | None:
+        """Returns None if there is no record of the pod."""
+        return await self._recorder.ask(lambda db, now: read_summary(db, namespace, pod, now, self._read_state()))

@@ -22,14 +22,7 @@ from podgpu.cluster.collect import (
     ViewSettings,
 )
 from podgpu.cluster.idle import IdleTimes, measure_use
-from podgpu.cluster.nodes import (
-    Alert,
-    add_lost_gpus,
-    choose_nodes,
-    describe_node,
-    hide_missing_gpus,
-    sort_alerts,
-)
+from podgpu.cluster.nodes import Alert, add_lost_gpus, choose_nodes, describe_node, hide_missing_gpus, sort_alerts
 from podgpu.cluster.parts import HeldPart, device_model, divide_device, divide_gpu, holders_of, is_blind
 from podgpu.cluster.prices import NO_PRICES, Prices
 from podgpu.errors import few_of

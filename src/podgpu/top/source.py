@@ -16,8 +16,8 @@ from msgspec import Meta
 
 from podgpu.agent.loop import Agent
 from podgpu.cluster.collect import ClusterReading, NodeReading, ViewSettings
-from podgpu.cluster.ranges import JobSummary
 from podgpu.cluster.state import ClusterState, build_cluster_state, build_single_node_state
+from podgpu.cluster.summary import JobSummary
 from podgpu.cluster.view import GpuDetails, View, decode_details, decode_view, make_view
 from podgpu.decode import find_decoder
 from podgpu.errors import MOST_NAMED, SourceError, StartError, few_of
