@@ -184,7 +184,7 @@ def _namespace_families(nodes: Iterable[NodeEntry], state: ClusterState) -> list
         for part in node.held
         if part.holder.namespace and not (part.instance is None and part.gpu.instances)
     ]
-    groups = group_by_key(((part.holder.namespace, part.model, part.cluster), part) for part in parts)
+    groups = group_by_key(((p.holder.namespace, device_model(p.gpu, p.instance), p.cluster), p) for p in parts)
     samples: dict[str, list[Sample]] = {f"podgpu_namespace_{name}_gpus": [] for name in ("allocated", "used", "idle")}
     for key in sorted(groups):
         labels, sums = _labels(("namespace", "model", "cluster"), key), sum_held(groups[key], by_device=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import msgspec
 from msgspec.structs import replace
@@ -47,11 +48,10 @@ def choose_nodes(
 
     `before`: the nodes of the last round. If a node is no longer reported, its last reading is kept for a while.
     """
-    chooser = _Chooser(before, settings, now)
-    copies = chooser.group_by_node(readings)
+    chooser = _Chooser(readings, before, settings, now)
+    copies = chooser.group_by_node()
     chosen = {name: min(copies[name], key=chooser.rank) for name in sorted(copies)}
     hidden, same_gpus = chooser.share_out_gpus(chosen)
-    silent_by_gpu = chooser.group_silent_by_gpu(readings)
     nodes = []
     for name, reading in chosen.items():
         state = _remove_gpus(reading.state, hidden[name])
@@ -66,7 +66,7 @@ def choose_nodes(
                 stale=chooser.is_stale(reading),
                 gone=age > settings.stale_after,
                 notes=tuple(_describe_reading(reading, copies[name], outcomes)),
-                silent=_find_silent(state, silent_by_gpu),
+                silent=chooser.find_silent(state),
             )
         )
     alerts = []
@@ -83,15 +83,17 @@ def choose_nodes(
 class _Chooser:
     """Chooses between several readings of one node, and between several nodes that report one GPU."""
 
+    readings: Sequence[NodeReading]
     before: Mapping[str, NodeEntry]  # nodes of the last round
     settings: ViewSettings
     now: float
 
-    def group_by_node(self, readings: Sequence[NodeReading]) -> dict[str, list[NodeReading]]:
+    def group_by_node(self) -> dict[str, list[NodeReading]]:
         """Groups the readings by node. For nodes that are no longer reported, uses the last readings."""
-        reported = {reading.name for reading in readings}
-        missing = (_unlist(node.reading) for node in self.before.values() if node.name not in reported)
-        return group_by_key((reading.name, reading) for reading in (*readings, *missing) if self._is_kept(reading))
+        reported = {reading.name for reading in self.readings}
+        missing = (replace(node.reading, listed=False) for node in self.before.values() if node.name not in reported)
+        every = (*self.readings, *missing)
+        return group_by_key((reading.name, reading) for reading in every if self._is_kept(reading))
 
     def _is_kept(self, reading: NodeReading) -> bool:
         is_recent = self.now - reading.read_at <= self.settings.drop_after
@@ -106,12 +108,19 @@ class _Chooser:
         is_other = reading.target != other.target and (not exporter_id or exporter_id != other.state.exporter_id)
         return is_other and reading.listed is not False and not self.is_stale(reading)
 
-    def group_silent_by_gpu(self, readings: Sequence[NodeReading]) -> dict[str, NodeReading]:
-        """Returns the last reading of each podgpu that reported holders and no longer answers, by UUID of its GPUs."""
-        targets = {reading.target for reading in readings}
+    def find_silent(self, state: NodeState) -> NodeReading | None:
+        """If `state` has no holders, returns the last reading of the podgpu that reported them and is silent now."""
+        if state.producer == "podgpu" or _has_holders(state):
+            return None
+        return next((self._silent[gpu.uuid] for gpu in state.devices if gpu.uuid in self._silent), None)
+
+    @cached_property
+    def _silent(self) -> dict[str, NodeReading]:
+        """The last reading of each podgpu that reported holders and no longer answers, by UUID of its GPUs."""
+        targets = {reading.target for reading in self.readings}
         earlier = [reading for node in self.before.values() for reading in (node.reading, node.silent) if reading]
-        gone = (_unlist(reading) for reading in earlier if reading.target not in targets)
-        unread = (*filter(self.is_stale, readings), *gone)
+        gone = (replace(reading, listed=False) for reading in earlier if reading.target not in targets)
+        unread = (*filter(self.is_stale, self.readings), *gone)
         silent = (old for old in unread if old.state.producer == "podgpu" and _has_holders(old.state))
         return {uuid: old for old in silent if self._is_kept(old) for uuid in _present_gpus(old.state)}
 
@@ -152,10 +161,6 @@ class _Chooser:
         return hidden, list(rivals)
 
 
-def _unlist(reading: NodeReading) -> NodeReading:
-    return replace(reading, listed=False)
-
-
 def _describe_reading(
     reading: NodeReading, copies: Iterable[NodeReading], outcomes: Mapping[str, TargetOutcome]
 ) -> Iterator[str]:
@@ -187,12 +192,6 @@ def _describe_silent(used: NodeReading, silent: NodeReading) -> Alert:
         " check that podgpu runs on this node"
     )
     return Alert("warning", text, used.name)
-
-
-def _find_silent(state: NodeState, silent_by_gpu: Mapping[str, NodeReading]) -> NodeReading | None:
-    if state.producer == "podgpu" or _has_holders(state):
-        return None
-    return next((silent_by_gpu[gpu.uuid] for gpu in state.devices if gpu.uuid in silent_by_gpu), None)
 
 
 def _has_holders(state: NodeState) -> bool:

@@ -26,13 +26,18 @@ class HeldPart(msgspec.Struct, frozen=True, gc=False):
     gpu: DeviceState
     instance: MigInstance | None
     holder: Holder
-    gpu_fraction: float  # of the physical GPU; the fractions of all holders add up to at most 1
-    share: float  # fraction of the MIG instance, or of the GPU if it has no instances
+    device_size: float  # size of the MIG instance as a fraction of the GPU; 1 if there are no instances
+    share: float  # the holder's fraction of the MIG instance, or of the GPU if it has no instances
     use: Use
     last_idle_since: float | None = None  # Unix time; keeps its value while the GPU cannot be read
     owner: WorkloadOwner | None = None
     cost_per_hour: float | None = None
     cluster: str = ""
+
+    @property
+    def gpu_fraction(self) -> float:
+        """Fraction of the physical GPU. The fractions of all holders add up to at most 1."""
+        return self.share * self.device_size
 
     @property
     def idle_since(self) -> float | None:
@@ -56,11 +61,6 @@ class HeldPart(msgspec.Struct, frozen=True, gc=False):
     def device_key(self) -> str:
         return key_of(self.gpu, self.instance)
 
-    @property
-    def model(self) -> str:
-        """The model name for prices and bills: `<model>`, or `<model> MIG <profile>`."""
-        return device_model(self.gpu, self.instance)
-
 
 def gpu_id(gpu: DeviceState) -> str:
     """Returns the UUID, or `gpu <index>` if the exporter reports none."""
@@ -73,6 +73,7 @@ def key_of(gpu: DeviceState, instance: MigInstance | None) -> str:
 
 
 def device_model(gpu: DeviceState, instance: MigInstance | None) -> str:
+    """Returns the model name for prices and bills: `<model>`, or `<model> MIG <profile>`."""
     return gpu.model if instance is None else billed_name(gpu.model, instance.profile)
 
 

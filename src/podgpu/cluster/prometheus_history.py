@@ -37,7 +37,7 @@ from podgpu.metrics.adapter import (
 )
 from podgpu.metrics.conditions import conditions, words_for
 from podgpu.metrics.fields import ENGINE, FB_USED, POWER, TEMPERATURE, UTIL, field_named, names_of
-from podgpu.model import MIB, Workload
+from podgpu.model import MIB, Workload, parts_of
 
 CACHE_SECONDS = 15.0
 _MAX_SAMPLES = 20_000  # per series in a range query; VictoriaMetrics allows 30,000
@@ -120,21 +120,22 @@ class PrometheusHistory:
         of_cluster = "" if cluster is None else f"{self._server.cluster_label}={quote(cluster)}"
         async with aclosing(PrometheusClient(self._server)) as client:
             reader = await self._make_reader(client, seconds, of_cluster)
-            uuids = sorted({_read_device(line.labels)[0] for line in await reader.read(reader.held_by(name))} - {""})
+            held = await reader.read("max", reader.held_by(name))
+            uuids = sorted({_read_device(line.labels)[0] for line in held} - {""})
             devices: dict[UuidAndInstance, _DeviceLines] = {}
             for first in range(0, min(len(uuids), _MAX_GPUS_OF_POD), _GPUS_PER_QUERY):
                 devices |= await reader.read_devices(uuids[first : first + _GPUS_PER_QUERY], name)
         histories = [device.history_of_pod(name) for device in devices.values()]
-        held = [history for history in histories if history is not None]
-        held.sort(key=lambda history: (history.node, history.index or 0, history.uuid, history.instance))
-        return make_pod_history(namespace, pod, held)
+        own = [history for history in histories if history is not None]
+        own.sort(key=lambda history: (history.node, history.index or 0, history.uuid, history.instance))
+        return make_pod_history(namespace, pod, own)
 
     async def _read_sparklines(self, client: PrometheusClient) -> JSON:
         times = sparkline_times(await client.query_time())
         window = Window(times.start, times.step, len(times))
         reader = _HistoryReader(client, window, self._server)
         lines = {}
-        for labels, points in await reader.read(reader.figures()["utilization_ratio"]):
+        for labels, points in await reader.read("avg", reader.figures()["utilization_ratio"]):
             uuid, instance = _read_device(labels)
             lines[f"{uuid}/{instance}" if instance else uuid] = window.align("utilization_ratio", points)
         return sparklines_json(times, lines)
@@ -148,7 +149,7 @@ class PrometheusHistory:
 
 
 class _HistoryReader:
-    """Runs the queries for one time window. Each value is the mean over its step."""
+    """Runs the queries for one time window."""
 
     def __init__(self, client: PrometheusClient, window: Window, server: PrometheusServer) -> None:
         self._client = client
@@ -156,24 +157,28 @@ class _HistoryReader:
         self._match = server.match
         self._node_labels = server.node_labels
 
-    async def read(self, query: str) -> list[RangeSeries]:
-        window = self._window
-        return await self._client.query_range(query, window.start + window.step, window.end, window.step)
+    async def read(self, function: str, query: str) -> list[RangeSeries]:
+        """Reads the query's mean (`avg`) or largest value (`max`) in each step."""
+        start, step, steps = self._window
+        if step > FINE:
+            resolution = FINE * math.ceil(step * steps / _MAX_SAMPLES / FINE)
+            query = f"{function}_over_time(({query})[{step}s:{resolution}s])"
+        return await self._client.query_range(query, start + step, self._window.end, step)
 
     async def read_devices(
         self, uuids: Sequence[str], pod: PodName | None = None
     ) -> dict[UuidAndInstance, _DeviceLines]:
         """Reads devices. With `pod`, reads values and conditions only while the pod held them. Raises SourceError."""
-
-        async def read_each(queries: Mapping[str, str]) -> dict[str, list[RangeSeries]]:
-            return dict(zip(queries, await asyncio.gather(*map(self.read, queries.values())), strict=True))
-
+        of_devices = self.figures(uuids, pod)
         of_holders = {name: self._of_holders(series, uuids) for name, series in _HOLDER_SERIES.items()}
-        (own_pods, held, health), holder_lines, device_lines = await asyncio.gather(
-            asyncio.gather(*map(self.read, (self._own_pods(uuids), self._held(uuids), self._health(uuids, pod)))),
-            read_each(of_holders),
-            read_each(self.figures(uuids, pod)),
+        own_pods, held, health, *means = await asyncio.gather(
+            *(
+                self.read("max", query)
+                for query in (self._own_pods(uuids), self._held(uuids), self._health(uuids, pod))
+            ),
+            *(self.read("avg", query) for query in (*of_devices.values(), *of_holders.values())),
         )
+        device_means, holder_means = means[: len(of_devices)], means[len(of_devices) :]
         exporters: dict[tuple[str, str], set[PodName]] = defaultdict(set)  # their own pods, which are not holders
         for labels in (line.labels for line in own_pods if line.labels.get("pod")):
             exporters[_read_target(labels)].add((labels.get("namespace", ""), labels["pod"]))
@@ -194,10 +199,10 @@ class _HistoryReader:
                 device.holders[holder] |= self._window.find_steps(points).keys()
         for labels, points in health:
             find_device(labels).conditions[labels.get("condition", "")] |= self._window.find_steps(points).keys()
-        for name, lines in device_lines.items():
+        for name, lines in zip(of_devices, device_means, strict=True):
             for labels, points in lines:
                 find_device(labels).figures[name] = self._window.align(name, points)
-        for name, lines in holder_lines.items():
+        for name, lines in zip(of_holders, holder_means, strict=True):
             for labels, points in lines:
                 if (holder := read_holder(labels)) is not None:
                     find_device(labels).holder_figures[holder, name] = self._window.align(name, points)
@@ -214,12 +219,9 @@ class _HistoryReader:
             "power_watts": self._field(POWER, uuids),
             "temperature_celsius": self._field(TEMPERATURE, uuids),
         }
-        return {name: self._over_steps("avg", self._while_held(query, pod)) for name, query in queries.items()}
+        return {name: self._while_held(query, pod) for name, query in queries.items()}
 
     def held_by(self, pod: PodName) -> str:
-        return self._over_steps("max", self._held_by(pod))
-
-    def _held_by(self, pod: PodName) -> str:
         series = " or ".join(
             select(_HELD_NAMES, f"{namespace}={quote(pod[0])}", f"{name}={quote(pod[1])}", self._match)
             for namespace, name, _ in POD_LABEL_VARIANTS
@@ -227,24 +229,23 @@ class _HistoryReader:
         return f"group {by(*_KEYS)} ({series})"
 
     def _while_held(self, query: str, pod: PodName | None) -> str:
-        return f"({query}) and on ({', '.join(_KEYS)}) ({self._held_by(pod)})" if pod else query
+        return f"({query}) and on ({', '.join(_KEYS)}) ({self.held_by(pod)})" if pod else query
 
     def _held(self, uuids: Sequence[str]) -> str:
         labels = by(*_KEYS, "job", "instance", "gpu", *self._node_labels, *WORKLOAD_LABELS)
-        return self._over_steps("max", f"group {labels} ({self._select(_HELD_NAMES, uuids)})")
+        return f"group {labels} ({self._select(_HELD_NAMES, uuids)})"
 
     def _own_pods(self, uuids: Sequence[str]) -> str:
         exporters = f"group by (job, instance) ({self._select(_HELD_NAMES, uuids)})"
-        targets = f"group by (job, instance, namespace, pod) (up) and on (job, instance) ({exporters})"
-        return self._over_steps("max", targets)
+        return f"group by (job, instance, namespace, pod) (up) and on (job, instance) ({exporters})"
 
     def _of_holders(self, name: str, uuids: Sequence[str]) -> str:
         labels = by(*_KEYS, "job", "instance", *WORKLOAD_LABELS)
-        return self._over_steps("avg", f"max {labels} ({self._select((name,), uuids)})")
+        return f"max {labels} ({self._select((name,), uuids)})"
 
     def _health(self, uuids: Sequence[str], pod: PodName | None) -> str:
         series = f"({self._select(('podgpu_device_health',), uuids)}) == 1"
-        return self._over_steps("max", self._while_held(f"max {by(*_KEYS, 'condition')} ({series})", pod))
+        return self._while_held(f"max {by(*_KEYS, 'condition')} ({series})", pod)
 
     def _field(self, name: str, uuids: Sequence[str]) -> str:
         field = field_named(name)
@@ -254,11 +255,6 @@ class _HistoryReader:
     def _select(self, names: Sequence[str], uuids: Sequence[str]) -> str:
         matchers = [one_of(label, uuids) if uuids else f'{label}!=""' for label in UUID_LABELS]
         return " or ".join(select(names, matcher, self._match) for matcher in matchers)
-
-    def _over_steps(self, function: str, query: str) -> str:
-        step = self._window.step
-        resolution = FINE * math.ceil(step * self._window.steps / _MAX_SAMPLES / FINE)
-        return query if step <= FINE else f"{function}_over_time(({query})[{step}s:{resolution}s])"
 
 
 # Answers
@@ -300,9 +296,9 @@ class _DeviceLines:
     def make_history(self, figures: Mapping[str, Values]) -> GpuHistory:
         unknown: Values = [None] * self.window.steps
         holders = [
-            HolderSpan(*run, h.container, h.namespace, h.pod, h.job, h.uid, h.container_id)
-            for h, steps in self.holders.items()
-            for run in self.window.find_runs(steps)
+            HolderSpan(*parts_of(holder), from_=start, to=end)
+            for holder, steps in self.holders.items()
+            for start, end in self.window.find_runs(steps)
         ]
         marks = [
             Mark(*run, name, words_for(name)[0] if name in conditions() else name)

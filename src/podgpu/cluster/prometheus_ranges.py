@@ -26,7 +26,7 @@ from podgpu.cluster.prometheus import (
     read_node_labels,
 )
 from podgpu.cluster.promql import by, select
-from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RowName, UsageSum, group_now, make_range, name_row
+from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RowName, UsageSum, group_now, make_range, name_row, sum_usage
 from podgpu.cluster.state import ClusterState, describe_unpriced
 from podgpu.errors import SourceError, utc_text
 from podgpu.history.store import COARSE, FINE, HOUR, UNALLOCATED, Amounts, UsageAccount
@@ -110,13 +110,10 @@ class _RangeReader:
     state: ClusterState
     notes: list[str] = field(default_factory=list)
     rule: str = ""
-    methods: dict[tuple[Any, ...], set[str]] = field(default_factory=lambda: defaultdict(set))
-    """How GPU use was measured, by `_HolderKey` with a recording rule, otherwise by cluster, GPU and MIG instance."""
 
     async def read(self, start: float, end: float, step: int, now: float) -> RangeAnswer:
         """Adds a note for each failed query. Raises SourceError if the allocated hours cannot be read."""
         rule = self.rule = await self._find_rule(start, end)
-        await self._read_methods(start, end)
         usage: list[UsageSum] = []
         for first, last, prices in self.prices.periods(start, end):
             if rule:
@@ -125,6 +122,8 @@ class _RangeReader:
             else:
                 found = await self._read_counters(first, last, step)
             usage += await self._make_usage(found, first, last, prices)
+        if rule and not any(one.account.methods for one in usage):
+            self.notes.append(f"missing: methods of usage: {rule} was recorded by rules of an older version")
         if not await self._may_have_gpus(start + step):
             self.notes.append(f"Prometheus has no GPU metrics at {utc_text(start)}, the start of the range")
         if not any(any(one.account) for one in usage):
@@ -146,23 +145,11 @@ class _RangeReader:
         except SourceError as error:
             if what == "allocated":
                 raise
-            self.notes.append(f"missing: {what.replace('_', ' ')}: {error}")
+            what = "methods of usage" if what == "method" else what.replace("_", " ")
+            self.notes.append(f"missing: {what}: {error}")
             return []
 
     # Queries
-
-    async def _read_methods(self, start: float, end: float) -> None:
-        """Sets `methods`. Adds a note if the recording rule comes from an older version, which did not store them."""
-        cluster, kind = self.server.cluster_label, 'kind="method"' if self.rule else ""
-        series = select((self.rule or "podgpu_device_usage_method",), kind, self.server.match)
-        keys = by("method", cluster, *(RULE_LABELS if self.rule else (*UUID_LABELS, "GPU_I_ID")))
-        query = f"group {keys} (last_over_time({series}[{round(end - start)}s]))"
-        found = [sample.labels for sample in await self._ask("methods of usage", query, end)]
-        for labels in found:
-            gpu = labels.get(cluster, ""), read_gpu_id(labels), labels.get("GPU_I_ID", "")
-            self.methods[self._read_key(labels) or gpu].add(labels.get("method", ""))
-        if self.rule and not found:
-            self.notes.append(f"missing: methods of usage: {self.rule} was recorded by rules of an older version")
 
     async def _find_rule(self, start: float, end: float) -> str:
         """Returns the coarsest recording rule that covers all GPU metrics in the range, or "" if there is none.
@@ -196,7 +183,8 @@ class _RangeReader:
     async def _read_rule(self, name: str, function: str, end: float) -> Vectors:
         """Reads a recording rule. `function`: PromQL in which `{}` stands for the series."""
         series = function.format(select((name,), self.server.match))
-        samples = await self.client.query(f"max {by(self.server.cluster_label, *RULE_LABELS)} ({series})", end)
+        keys = by(self.server.cluster_label, *RULE_LABELS, "method")
+        samples = await self.client.query(f"max {keys} ({series})", end)
         return group_by_key((sample.labels.get("kind", ""), sample) for sample in samples)
 
     async def _read_counters(self, start: float, end: float, step: int) -> Vectors:
@@ -204,7 +192,11 @@ class _RangeReader:
         cluster = self.server.cluster_label
         gpus = f"group {by(cluster, *_GPU_KEYS)} ({select(_GPU_NAMES, self.server.match)})"
         queries = {kind: self._increase(name, end - start) for kind, name in _COUNTERS.items()}
-        queries["shares"] = self._shares(end - start)
+        shares = select(("podgpu_allocation_share_ratio",), self.server.match)
+        methods = select(("podgpu_device_usage_method",), self.server.match)
+        window, device_keys = f"{round(end - start)}s", by(cluster, *UUID_LABELS, "GPU_I_ID", "method")
+        queries["shares"] = f"avg {by(cluster, *_HOLDER_KEYS)} (avg_over_time({shares}[{window}]))"
+        queries["method"] = f"group {device_keys} (last_over_time({methods}[{window}]))"
         keys = (*MODEL_LABELS, *(UUID_LABELS if self.prices.label_names else ()))
         queries["gpu_seconds"] = f"{step} * sum {by(cluster, *keys)} (count_over_time(({gpus})[{length}ms:{step}s]))"
         results = await asyncio.gather(*(self._ask(kind, query, end) for kind, query in queries.items()))
@@ -216,10 +208,6 @@ class _RangeReader:
         keys = (self.server.cluster_label, *_HOLDER_KEYS)
         return f"sum {by(*keys)} (max {by(*keys, 'job', 'instance')} ({increase}))"
 
-    def _shares(self, seconds: float) -> str:
-        shares = select(("podgpu_allocation_share_ratio",), self.server.match)
-        return f"avg {by(self.server.cluster_label, *_HOLDER_KEYS)} (avg_over_time({shares}[{round(seconds)}s]))"
-
     async def _read_now(self, usage: Sequence[UsageSum], end: float) -> dict[RowName, dict[str, Any]]:
         """Returns the current values of rows. With a recording rule, these are means of the last 5 minutes."""
         if not self.rule:
@@ -228,21 +216,20 @@ class _RangeReader:
         found = {kind: samples for kind, samples in recorded.items() if kind != "gpu_seconds"}
         usage = await self._make_usage(found, end - COARSE, end, self.prices.at(end))
         groups = group_by_key((name_row(one, self.query), one) for one in usage)
-        return {
-            name: {
-                "gpus": round(math.fsum(one.amounts.allocated_seconds for one in group) / COARSE, 2),
-                "idle_gpus": round(math.fsum(one.amounts.idle_seconds for one in group) / COARSE, 2),
-                "cost_per_hour": round(math.fsum(one.amounts.cost for one in group) * HOUR / COARSE, 2)
-                if any(one.currency for one in group)
-                else None,
+        rows = {}
+        for name, group in groups.items():
+            amounts, is_priced = sum_usage(group), any(one.currency for one in group)
+            rows[name] = {
+                "gpus": round(amounts.allocated_seconds / COARSE, 2),
+                "idle_gpus": round(amounts.idle_seconds / COARSE, 2),
+                "cost_per_hour": round(amounts.cost * HOUR / COARSE, 2) if is_priced else None,
             }
-            for name, group in groups.items()
-        }
+        return rows
 
     # Names of pods
 
     async def _read_accounts(
-        self, keys: Sequence[_HolderKey], start: float, end: float
+        self, keys: Sequence[_HolderKey], methods: Iterable[ParsedSample], start: float, end: float
     ) -> dict[_HolderKey, UsageAccount]:
         """Returns the account of each holder, with its owner, the requested label and the methods of measurement."""
         window = f"{round(end - start)}s"
@@ -252,20 +239,24 @@ class _RangeReader:
             pods = group_by_key((key.cluster, key.pod) for key in keys if key.workload.pod)
             for cluster, names in pods.items():
                 try:
-                    found = PodOwners(self.client, self.server.match, self.server.cluster_label, cluster)
-                    known = await found.read(sorted(set(names)), window, end)
+                    reader = PodOwners(self.client, self.server.match, self.server.cluster_label, cluster)
+                    known = await reader.read(sorted(set(names)), window, end)
                 except SourceError as error:
                     self.notes.append(f"missing: owners of pods: {error}")
                 else:
                     owners |= {(cluster, pod): owner for pod, owner in known.items()}
         others = {} if self.rule else self.state.owners  # recording rules know only owners from kube-state-metrics
+        methods_of: dict[tuple[Any, ...], set[str]] = defaultdict(set)  # by holder or, without a rule, by device
+        for found in (sample.labels for sample in methods):
+            device = found.get(self.server.cluster_label, ""), read_gpu_id(found), found.get("GPU_I_ID", "")
+            methods_of[self._read_key(found) or device].add(found.get("method", ""))
         accounts = {}
         for key in keys:
             workload, pod = key.workload, (key.cluster, key.pod)
             ids = ("", "", "") if workload.pod else (workload.job, workload.uid, workload.container_id)
             owner = key.owner or owners.get(pod) or others.get(key.pod) or WorkloadOwner("", "")
-            methods = " ".join(sorted(self.methods.get(key if self.rule else key[:3], ())))
-            accounts[key] = UsageAccount(*key.pod, *ids, owner.kind, owner.name, labels.get(pod, ""), methods)
+            used = " ".join(sorted(methods_of[key if self.rule else key[:3]]))
+            accounts[key] = UsageAccount(*key.pod, *ids, owner.kind, owner.name, labels.get(pod, ""), used)
         return accounts
 
     async def _read_labels(self, name: str, window: str, end: float) -> dict[tuple[str, PodName], str]:
@@ -288,7 +279,7 @@ class _RangeReader:
         billed = {
             key: sample for sample in found.get("allocated", ()) if (key := self._read_key(sample.labels)) is not None
         }
-        accounts = await self._read_accounts(list(billed), start, end)
+        accounts = await self._read_accounts(list(billed), found.get("method", ()), start, end)
         gpu_prices = await self._read_gpu_prices(prices, start, end)
         seconds: dict[tuple[str, str, Prices], float] = defaultdict(float)  # unallocated, after subtraction below
         joules: dict[tuple[str, str, Prices], float] = defaultdict(float)

@@ -241,10 +241,10 @@ def name_row(one: UsageSum, query: RangeQuery) -> RowName:
 
 def add_up(usage: Sequence[UsageSum], currency: str) -> dict[str, Any]:
     """Returns the sums of the usage as fields of `RangeFigures`. Costs include only usage priced in `currency`."""
-    everything = _sum_amounts(usage)
-    held = _sum_amounts([one for one in usage if one.account != UNALLOCATED])
+    everything = sum_usage(usage)
+    held = sum_usage([one for one in usage if one.account != UNALLOCATED])
     priced = [one for one in usage if currency and one.currency == currency]
-    cost = _sum_amounts(priced)
+    cost = sum_usage(priced)
     return {
         "gpu_hours": _hours(everything.allocated_seconds),
         "allocated_hours": _hours(held.allocated_seconds),
@@ -266,7 +266,7 @@ def _list_methods(usage: Iterable[UsageSum]) -> list[str]:
     return sorted({method for one in usage for method in one.account.methods.split()})
 
 
-def _sum_amounts(usage: Sequence[UsageSum]) -> Amounts:
+def sum_usage(usage: Sequence[UsageSum]) -> Amounts:
     return Amounts(*(math.fsum(column) for column in zip(Amounts(), *(one.amounts for one in usage), strict=True)))
 
 

@@ -56,7 +56,7 @@ class SampleReader:
                 parts = [part for part in parts if part.holder.key]  # excludes reservations for unknown pods
                 has_figures = not node.stale
                 own_figures = has_figures and (len(parts) > 1 or any(map(_differs, parts)))
-                holders = [self._read_holder(part, node, state, device_size, own_figures) for part in parts]
+                holders = [self._read_holder(part, node, state, own_figures) for part in parts]
                 users = [sample for part, sample in zip(parts, holders, strict=True) if not part.holder.has_labels]
                 users_joules += sum(sample.amounts.energy_joules for sample in users)
                 price = node.prices.of(device_model(gpu, instance)).gpu_hour
@@ -78,17 +78,15 @@ class SampleReader:
                     currency="" if price is None else state.prices.currency,
                 )
 
-    def _read_holder(
-        self, part: HeldPart, node: NodeEntry, state: ClusterState, device_size: float, own_figures: bool
-    ) -> HolderSample:
+    def _read_holder(self, part: HeldPart, node: NodeEntry, state: ClusterState, own_figures: bool) -> HolderSample:
         usage = part.holder.usage
         figures = Figures(usage.utilization_ratio, usage.memory_used_bytes) if own_figures and usage else None
-        amounts = self._read_amounts(part, node, device_size, node.reading.read_at + state.clock_offset)
+        amounts = self._read_amounts(part, node, node.reading.read_at + state.clock_offset)
         currency = "" if part.cost_per_hour is None else state.prices.currency
         account = account_of(part, node.state.pod_labels)
         return HolderSample(account, part.holder.container, amounts, figures, currency)
 
-    def _read_amounts(self, part: HeldPart, node: NodeEntry, device_size: float, at: float) -> Amounts:
+    def _read_amounts(self, part: HeldPart, node: NodeEntry, at: float) -> Amounts:
         """Returns the holder's usage until the Unix time `at`."""
         usage = part.holder.usage or HolderUsage()
         counters = usage.busy_ns, usage.busy_min_ns, usage.busy_max_ns, usage.wait_ns, usage.energy_mj
@@ -112,11 +110,11 @@ class SampleReader:
             cost=hourly * seconds,
             idle_cost=hourly * idle,
             measured_seconds=part.gpu_fraction * idle if busy is None else allocated,
-            busy_seconds=(busy or 0.0) * device_size,
-            busy_min_seconds=(busy_min or 0.0) * device_size,
-            busy_max_seconds=max(seconds - idle if busy_max is None else busy_max, busy or 0.0) * device_size,
+            busy_seconds=(busy or 0.0) * part.device_size,
+            busy_min_seconds=(busy_min or 0.0) * part.device_size,
+            busy_max_seconds=max(seconds - idle if busy_max is None else busy_max, busy or 0.0) * part.device_size,
             energy_joules=joules,
-            waited_seconds=(waited or 0.0) * device_size,
+            waited_seconds=(waited or 0.0) * part.device_size,
         )
 
     def _read_rest(

@@ -228,17 +228,16 @@ def _hold(node: NodeEntry, idle: IdleTimes | None, owners: Owners) -> Iterator[H
                     use, since = measure_use(device, holder), holder.usage.idle_since if holder.usage else None
                 else:
                     use, since = idle.find(gpu, instance, holder)
-                gpu_fraction = share * device_size
                 yield HeldPart(
                     gpu,
                     instance,
                     holder,
-                    gpu_fraction,
+                    device_size,
                     share,
                     "unknown" if blind else use,
                     since,
                     owners.get((holder.namespace, holder.pod)),
-                    None if hour is None else hour * (gpu_fraction if instance is None else share),
+                    None if hour is None else hour * (share * device_size if instance is None else share),
                     node.reading.cluster,
                 )
 

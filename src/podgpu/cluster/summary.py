@@ -112,7 +112,7 @@ def _add_history(summary: JobSummary, history: PodHistory, end: float, state: Cl
     summary.peak_use = max(known, default=None)
     # Here, use is relative to the whole GPU or MIG instance. In /api/v1/range, it is relative to the pod's share.
     summary.mean_use = round(sum(known) / len(known), 4) if known else summary.mean_use
-    p95 = [_p95(values) for values in use if values]
+    p95 = [sorted(values)[math.ceil(0.95 * len(values)) - 1] for values in use if values]
     summary.p95_use = max(p95, default=None)
     summary.peak_memory_bytes = peak = max((value for values in memory for value in values), default=None)
     summary.step_seconds = history.step_seconds
@@ -154,10 +154,6 @@ def _add_activity(summary: JobSummary, history: PodHistory, state: ClusterState)
 
 def _known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
-
-
-def _p95(values: list[float]) -> float:
-    return sorted(values)[math.ceil(0.95 * len(values)) - 1]
 
 
 def _overlap(mark: Mark, history: PodHistory, end: float) -> float:

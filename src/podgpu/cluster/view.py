@@ -293,7 +293,7 @@ def _held_parts(state: ClusterState) -> Iterator[HeldPart]:
         uses: tuple[tuple[Use, float], ...] = ("used", allocated - idle), ("idle", idle)
         for use, gpus in uses:
             cost = None if price is None else price * gpus
-            part = HeldPart(DeviceState(model=model), None, Holder(namespace), gpus * size, gpus, use)
+            part = HeldPart(DeviceState(model=model), None, Holder(namespace), size, gpus, use)
             yield replace(part, cost_per_hour=cost, cluster=cluster)
 
 

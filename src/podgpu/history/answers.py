@@ -16,6 +16,7 @@ import msgspec
 
 from podgpu.errors import UsageError
 from podgpu.history.store import COARSE, FINE, GPU_ITSELF, Figures
+from podgpu.model import Workload
 
 MAX_POINTS = 500
 _SPARKLINE_STEP, _SPARKLINE_POINTS = 60, 60
@@ -27,17 +28,11 @@ Values = Sequence[float | None]  # one per step; None if there is no data
 _DIGITS = {"utilization_ratio": 4, "memory_used_bytes": None, "power_watts": 1, "temperature_celsius": None}
 
 
-class HolderSpan(msgspec.Struct, omit_defaults=True):
+class HolderSpan(Workload, frozen=True, kw_only=True):
     """A period in which a container held a GPU. `to` is None while the container holds the GPU."""
 
     from_: float = msgspec.field(name="from")
     to: float | None = None
-    container: str = ""
-    namespace: str = ""
-    pod: str = ""
-    job: str = ""
-    uid: str = ""
-    container_id: str = ""
 
 
 class Mark(msgspec.Struct, omit_defaults=True):
@@ -191,7 +186,7 @@ AND (:account = {GPU_ITSELF} OR EXISTS (SELECT * FROM span WHERE span.gpu = :gpu
     AND started < times.time + times.resolution AND (ended IS NULL OR ended > times.time)))
 GROUP BY point"""
 _HOLDERS = """
-SELECT started, ended, name, namespace, pod, job, uid, container_id
+SELECT started, ended, namespace, pod, name, uid, container_id, job
 FROM span JOIN account ON account.id = span.account
 WHERE gpu = :gpu AND started < :end AND (ended IS NULL OR ended > :start) ORDER BY started"""
 _MARKS = f"""
@@ -265,6 +260,6 @@ def _read_history(db: sqlite3.Connection, row: Sequence[Any], window: dict[str, 
         to=start + step * steps,
         step_seconds=step,
         series=round_series(series),
-        holders=[HolderSpan(*span) for span in db.execute(_HOLDERS, parameters)],
+        holders=[HolderSpan(*names, from_=start, to=end) for start, end, *names in db.execute(_HOLDERS, parameters)],
         marks=[Mark(*span) for span in db.execute(_MARKS, parameters)],
     )
