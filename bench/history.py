@@ -13,7 +13,8 @@ from random import Random
 from statistics import mean, median
 
 from bench.figures import Figure, cpu_seconds_of_each
-from podgpu.history.answers import read_gpu, read_range
+from podgpu.cluster.ranges import read_range
+from podgpu.history.answers import read_gpu
 from podgpu.history.store import Amounts, Figures, GpuSample, HistoryStore, HolderSample, UsageAccount
 
 GPUS = 8000

@@ -12,7 +12,7 @@ from statistics import median
 
 from bench.figures import Figure, cpu_seconds_of_each
 from bench.node import GPUS, rename, simulated_node
-from podgpu.cluster.collect import ClusterReading, NodeEntry, ViewSettings
+from podgpu.cluster.collect import ClusterReading, NodeReading, ViewSettings
 from podgpu.cluster.loop import PublishedState
 from podgpu.cluster.state import build_cluster_state
 from podgpu.model import decode_node
@@ -82,4 +82,4 @@ def read_cluster(nodes: int) -> ClusterReading:
         document = node.agent.published.render("fresh_json").plain
     states = [decode_node(rename(document, number)) for number in range(nodes)]
     now = time.monotonic()
-    return ClusterReading(tuple(NodeEntry(f"http://{state.node}:9400", state, now, 0.0, True) for state in states))
+    return ClusterReading(tuple(NodeReading(f"http://{state.node}:9400", state, now, 0.0, True) for state in states))

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from podgpu.agent.loop import Settings
-from podgpu.cluster.record import RoundReader
+from podgpu.cluster.record import SampleReader
 from podgpu.cluster.view import View, make_view
 from podgpu.metrics.labels import Policy
 from podgpu.model import Assignment, Workload
@@ -161,7 +161,7 @@ def test_a_pid_that_another_user_gets_and_an_idle_process(node: PlainNode) -> No
 
 
 def test_history_charges_each_joule_once(node: PlainNode) -> None:
-    read_gpus = RoundReader(lambda: build_state(node.agent), 60.0)
+    read_gpus = SampleReader(lambda: build_state(node.agent), 60.0)
     node.work(41, 0)
     node.work(42, NAMELESS, environment=SLURM)
     node.turn()

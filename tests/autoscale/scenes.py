@@ -13,7 +13,7 @@ from podgpu.autoscale.pods import PodSeen, RunningPods
 from podgpu.autoscale.requests import MetricRequest, PodSelector, Refusal, find_metric
 from podgpu.autoscale.samples import MetricsSnapshot, SampleStore
 from podgpu.clock import Clock
-from podgpu.cluster.collect import ClusterReading, NodeEntry, ViewSettings
+from podgpu.cluster.collect import ClusterReading, NodeReading, ViewSettings
 from podgpu.cluster.state import ClusterState, build_cluster_state
 from podgpu.model import DeviceState, Holder, HolderUsage, NodeState
 
@@ -110,7 +110,7 @@ class Stage:
         clock = Clock(monotonic=lambda: self.now, wall=lambda: self.begin + self.now)
         self.store = SampleStore(self.settings, self.longest, self.running, clock)
         self._state: ClusterState | None = None
-        self._last: dict[str, NodeEntry] = {}
+        self._last: dict[str, NodeReading] = {}
         self._counters: dict[tuple[str, tuple[str, ...]], tuple[int, int]] = {}
 
     def running(self) -> RunningPods:
@@ -123,7 +123,7 @@ class Stage:
             if self.counts:
                 devices = tuple(map(self._count, devices))
             state = NodeState(node=name, producer="podgpu", devices=devices, exporter_id=exporter_id, usage_at=usage_at)
-            self._last[name] = NodeEntry(f"http://{name}:9400/metrics", state, read_at=self.now)
+            self._last[name] = NodeReading(f"http://{name}:9400/metrics", state, read_at=self.now)
         reading = ClusterReading(tuple(self._last.values()), ())
         wall = self.begin + self.now
         self._state = build_cluster_state(reading, self._state, self.settings, self.now, wall)

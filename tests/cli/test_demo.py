@@ -30,8 +30,7 @@ from podgpu.cli.main import run
 from podgpu.clock import Clock
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.prices import read_prices
-from podgpu.cluster.ranges import RecordedUsage
-from podgpu.cluster.record import cluster_recorder
+from podgpu.cluster.record import RecordedUsage, cluster_recorder
 from podgpu.cluster.scrape import ScrapeCollector
 from podgpu.web.cluster_app import cluster_application
 from tests.nodes.clock import FakeClock

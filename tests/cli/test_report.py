@@ -18,8 +18,7 @@ from podgpu.cli.main import run
 from podgpu.cluster.collect import ClusterReading, ViewSettings
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.prices import Price, Prices
-from podgpu.cluster.ranges import RecordedUsage
-from podgpu.cluster.record import cluster_recorder
+from podgpu.cluster.record import RecordedUsage, cluster_recorder
 from podgpu.model import WorkloadOwner
 from podgpu.web.cluster_app import cluster_application
 from tests.cluster.states import gpu, holder, lost, node

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from podgpu.cluster.collect import ClusterReading, NodeEntry, ViewSettings
+from podgpu.cluster.collect import ClusterReading, NodeReading, ViewSettings
 from podgpu.cluster.metrics import cluster_families
 from podgpu.cluster.state import ClusterState, Scope, build_cluster_state
 from podgpu.metrics.encode import encode
@@ -40,11 +40,11 @@ def lost(index: int, *holders: Holder) -> DeviceState:
     return gpu(index, *holders, conditions=(Condition("lost", 1.0),))
 
 
-def node(name: str, *gpus: DeviceState, read_at: float = 0.0, **more: Any) -> NodeEntry:
+def node(name: str, *gpus: DeviceState, read_at: float = 0.0, **more: Any) -> NodeReading:
     own = {key: more.pop(key) for key in ("target", "skew_seconds", "listed", "named", "labels") if key in more}
     own.setdefault("target", f"http://{name}:9400/metrics")
     state = NodeState(node=name, devices=gpus, producer=more.pop("producer", "podgpu"), **more)
-    return NodeEntry(state=state, read_at=read_at, **own)
+    return NodeReading(state=state, read_at=read_at, **own)
 
 
 class World:
@@ -54,7 +54,7 @@ class World:
         self.settings = settings or ViewSettings()
         self.state: ClusterState | None = None
 
-    def round(self, *nodes: NodeEntry, at: float = 0.0, wall: float | None = None, **more: Any) -> ClusterState:
+    def round(self, *nodes: NodeReading, at: float = 0.0, wall: float | None = None, **more: Any) -> ClusterState:
         own = {key: more.pop(key) for key in ("prices", "removed") if key in more}
         reading = ClusterReading(nodes, **more)
         wall = WALL + at if wall is None else wall
@@ -62,7 +62,7 @@ class World:
         return self.state
 
 
-def state_of(*nodes: NodeEntry, at: float = 0.0, settings: ViewSettings | None = None, **more: Any) -> ClusterState:
+def state_of(*nodes: NodeReading, at: float = 0.0, settings: ViewSettings | None = None, **more: Any) -> ClusterState:
     return World(settings).round(*nodes, at=at, **more)
 
 

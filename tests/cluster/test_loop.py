@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from podgpu.clock import Clock
-from podgpu.cluster.collect import ClusterReading, Collector, NodeEntry, TargetOutcome, ViewSettings
+from podgpu.cluster.collect import ClusterReading, Collector, NodeReading, TargetOutcome, ViewSettings
 from podgpu.cluster.loop import Cluster
 from tests.cluster.states import gpu
 from tests.cluster.states import node as reading_of
@@ -27,7 +27,7 @@ class Time:
         return Clock(monotonic=lambda: self.now, wall=lambda: 1_000_000.0 + self.now)
 
 
-def node(name: str, read_at: float, used: float = 50.0) -> NodeEntry:
+def node(name: str, read_at: float, used: float = 50.0) -> NodeReading:
     return reading_of(name, gpu(0, uuid=f"GPU-{name}", used=used), read_at=read_at)
 
 

@@ -18,7 +18,7 @@ import pytest
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from podgpu.cluster.collect import ClusterReading, NodeEntry, ViewSettings
+from podgpu.cluster.collect import ClusterReading, NodeReading, ViewSettings
 from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer
 from podgpu.cluster.state import ClusterState, build_cluster_state
 from podgpu.metrics.adapter import node_from_samples, samples_in
@@ -124,7 +124,8 @@ class Live:
         """Returns the nodes of the cluster's state, including nodes that are no longer scraped."""
         reading = self._runner.run(self._collector.run_round())
         self._state = build_cluster_state(reading, self._state, SETTINGS, time.monotonic(), time.time())
-        return dataclasses.replace(reading, nodes=self._state.nodes)
+        nodes = tuple(replace(node.reading, state=node.state) for node in self._state.nodes)
+        return dataclasses.replace(reading, nodes=nodes)
 
     def close(self) -> None:
         self._runner.run(self._collector.close())
@@ -239,5 +240,5 @@ def age(reading: ClusterReading, name: str) -> float:
     return time.monotonic() - node_of(reading, name).read_at
 
 
-def node_of(reading: ClusterReading, name: str) -> NodeEntry:
+def node_of(reading: ClusterReading, name: str) -> NodeReading:
     return next(node for node in reading.nodes if node.state.node == name)

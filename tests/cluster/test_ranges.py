@@ -21,18 +21,17 @@ from podgpu.cluster.ranges import (
     RangeAnswer,
     RangeQuery,
     RangeRow,
-    RecordedUsage,
+    UsageSum,
     describe_row,
     encode_range_csv,
     escape_cell,
     group_now,
     parse_range_query,
 )
-from podgpu.cluster.record import RoundReader
+from podgpu.cluster.record import RecordedUsage, SampleReader
 from podgpu.cluster.state import ClusterState
 from podgpu.cluster.view import GpuView, make_view
 from podgpu.errors import UsageError, utc_text
-from podgpu.history.answers import UsageSum
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.history.store import Amounts, UsageAccount
 from podgpu.model import Condition, DeviceTotals, Holder, HolderUsage, WorkloadOwner
@@ -50,7 +49,7 @@ class Cluster:
     def __init__(self, directory: str = "", prices: Prices = PRICES, at: float = 0.0) -> None:
         self.world, self.prices, self.at = World(), prices, at
         clock = Clock(monotonic=lambda: self.at, wall=lambda: WALL + self.at)
-        reader = RoundReader(lambda: self.world.state, 60.0)
+        reader = SampleReader(lambda: self.world.state, 60.0)
         self.recorder = HistoryRecorder(reader, clock, directory)
         self.answers = RecordedUsage(self.recorder, self.state)
 

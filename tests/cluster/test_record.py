@@ -7,7 +7,7 @@ import pytest
 from podgpu.cluster.collect import ViewSettings
 from podgpu.cluster.loop import Cluster, PublishedState
 from podgpu.cluster.prices import Price, Prices
-from podgpu.cluster.record import RoundReader, cluster_recorder
+from podgpu.cluster.record import SampleReader, cluster_recorder
 from podgpu.cluster.state import ClusterState
 from podgpu.history.answers import read_pod
 from podgpu.history.store import Amounts, Figures, HistoryStore
@@ -21,7 +21,7 @@ class Recorded:
     def __init__(self) -> None:
         self.world, self.at = World(), 0.0
         self.state: ClusterState | None = None
-        self.read = RoundReader(lambda: self.state, 45.0)
+        self.read = SampleReader(lambda: self.state, 45.0)
 
     def round(self, *gpus: DeviceState, seconds: float = 15.0) -> None:
         self.at += seconds

@@ -23,21 +23,21 @@ def test_the_exporter_that_names_holders_counts_then_the_one_that_counted_before
     names = node("n1", gpu(0, holder(), busy=0.2), target="http://b", read_at=1)
     for order in ((without, names), (names, without)):
         (entry,) = state_of(*order, at=3).nodes
-        assert entry.target == "http://b"
+        assert entry.reading.target == "http://b"
     world = World()
     world.round(node("n1", gpu(0, holder()), target="http://b"))
     for at in range(15, 90, 15):
         both = [node("n1", gpu(0, holder()), target=f"http://{name}", read_at=at) for name in "ab"]
-        assert world.round(*both, at=at).nodes[0].target == "http://b"
+        assert world.round(*both, at=at).nodes[0].reading.target == "http://b"
     silent = node("n1", gpu(0, holder()), target="http://b", read_at=75)
     state = world.round(silent, node("n1", gpu(0), target="http://a", read_at=130), at=131)
-    assert state.nodes[0].target == "http://a", "current values have priority"
+    assert state.nodes[0].reading.target == "http://a", "current values have priority"
 
 
 def test_the_exporter_before_a_roll_out_is_no_second_exporter() -> None:
     old = node("n1", gpu(0, holder()), target="http://a", listed=False)
     state = state_of(old, node("n1", gpu(0, holder()), target="http://b", listed=True, read_at=15), at=15)
-    assert (state.nodes[0].target, state.alerts) == ("http://b", ())
+    assert (state.nodes[0].reading.target, state.alerts) == ("http://b", ())
     renamed = node("n2", gpu(0, holder()), target="http://b", listed=True, read_at=15)
     state = state_of(old, renamed, at=15)
     assert ([entry.name for entry in state.nodes], state.alerts) == (["n2"], ())
@@ -65,7 +65,7 @@ def test_a_node_that_no_exporter_reports_any_more_keeps_its_last_reading_for_a_w
     for at in (15.0, 60.0, 299.0):
         state = world.round(node("n2", gpu(1), read_at=at, listed=True), at=at)
         entry = state.nodes[0]
-        assert (entry.name, entry.read_at, entry.gone, len(entry.held)) == ("n1", 0.0, at > 45, 1)
+        assert (entry.name, entry.reading.read_at, entry.gone, len(entry.held)) == ("n1", 0.0, at > 45, 1)
         assert [c.name for c in entry.state.devices[0].conditions] == ["node_gone"] * (at > 45)
         assert "http://n1:9400/metrics no longer reports this node" in entry.notes[0]
     assert uuids(world.round(node("n2", gpu(1), read_at=301, listed=True), at=301)) == {"n2": ["GPU-1"]}

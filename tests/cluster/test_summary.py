@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from podgpu.cluster.collect import ClusterReading, NodeEntry, ViewSettings
-from podgpu.cluster.ranges import JobSummary, read_summary
+from podgpu.cluster.collect import ClusterReading, NodeReading, ViewSettings
 from podgpu.cluster.state import ClusterState, build_cluster_state
+from podgpu.cluster.summary import JobSummary, read_summary
 from podgpu.history.store import Amounts, Figures, GpuSample, HistoryStore, HolderSample, UsageAccount
 from podgpu.model import DeviceState, NodeState
 
@@ -19,7 +19,7 @@ def make_state(gpus: int, model: str) -> ClusterState:
     devices = tuple(
         DeviceState(uuid=f"GPU-{i}", index=i, model=model, memory_total_bytes=80 * GIB) for i in range(gpus)
     )
-    reading = NodeEntry("http://node-1", NodeState(producer="podgpu", node="node-1", devices=devices), 0.0)
+    reading = NodeReading("http://node-1", NodeState(producer="podgpu", node="node-1", devices=devices), 0.0)
     return build_cluster_state(ClusterReading((reading,)), None, ViewSettings(), 0.0, START)
 
 

@@ -13,7 +13,7 @@ from podgpu.autoscale.answers import compute_value
 from podgpu.autoscale.pods import RunningPods
 from podgpu.autoscale.requests import MetricRequest, PodSelector, find_metric
 from podgpu.autoscale.samples import SampleStore
-from podgpu.cluster.collect import Collector, NodeEntry, ViewSettings
+from podgpu.cluster.collect import Collector, NodeReading, ViewSettings
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.prices import Price, Prices
 from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer
@@ -71,9 +71,9 @@ def test_the_exporter_that_names_the_pods_stops(listed: bool | None, node: str) 
     second = NodeState(producer="dcgm-exporter", node=node, devices=tuple(gpu(n, busy=0.0) for n in range(2)))
     world = World(ViewSettings())
     for at, answered in ((0.0, 0.0), (100.0, 0.0), (200.0, 0.0), (215.0, 215.0)):
-        readings = [NodeEntry(state=second, read_at=at, target="http://dcgm", listed=listed)]
+        readings = [NodeReading(state=second, read_at=at, target="http://dcgm", listed=listed)]
         if listed or at == answered:
-            readings.append(NodeEntry(state=first, read_at=answered, target="http://podgpu", listed=listed))
+            readings.append(NodeReading(state=first, read_at=answered, target="http://podgpu", listed=listed))
         view = make_view(world.round(*readings, at=at, prices=PRICES))
         totals = (view.totals.allocated, view.totals.unheld_unknown, view.totals.free)
         assert totals == ((2.0, 0.0, 0.0) if at == answered else (0.0, 2.0, 0.0))

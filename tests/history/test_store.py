@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.history.answers import MAX_POINTS, UsageSum, read_gpu, read_pod, read_range, read_usage_start
+from podgpu.cluster.ranges import UsageSum, read_range, read_usage_start
+from podgpu.history.answers import MAX_POINTS, read_gpu, read_pod
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.history.store import (
     Amounts,

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.cluster.collect import NodeEntry
+from podgpu.cluster.collect import NodeReading
 from podgpu.cluster.prices import Price, Prices
-from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RecordedUsage
-from podgpu.cluster.record import RoundReader
+from podgpu.cluster.ranges import RangeAnswer, RangeQuery
+from podgpu.cluster.record import RecordedUsage, SampleReader
 from podgpu.cluster.view import View, make_view
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.holders.annotations import find_reserved, replace_reservations
@@ -156,12 +156,12 @@ def read_states(scenario: str, folder: Path) -> list[NodeState]:
 
 def view_of(document: NodeState) -> tuple[View, RangeAnswer]:
     """Returns the view and the usage of a node. Checks that the shares on a GPU do not exceed 1."""
-    reading = NodeEntry(state=document, read_at=0.0, target="http://node-1:9400/metrics")
+    reading = NodeReading(state=document, read_at=0.0, target="http://node-1:9400/metrics")
     state = state_of(reading, prices=Prices("EUR", {"*": Price(10.0)}))
     view = make_view(state)
     for device in view.nodes[0].gpus:
         assert sum(holder.part for holder in device.holders) <= 1
-    recorder = HistoryRecorder(RoundReader(lambda: state, 60.0))
+    recorder = HistoryRecorder(SampleReader(lambda: state, 60.0))
     recorder.record()
     return view, asyncio.run(RecordedUsage(recorder, lambda: state).range(RangeQuery(order="wasted")))
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.cluster.ranges import JobSummary
+from podgpu.cluster.summary import JobSummary
 from podgpu.cluster.view import ConditionView, FieldView, GpuDetails, GpuView, SourceView, XidView
 from podgpu.model import WaitPart, Workload, WorkloadOwner, parts_of
 from podgpu.top.screen import render_details

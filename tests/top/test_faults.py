@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from podgpu.cli.main import run
-from podgpu.cluster.collect import ClusterReading, NodeEntry, ViewSettings
+from podgpu.cluster.collect import ClusterReading, NodeReading, ViewSettings
 from podgpu.cluster.loop import Cluster
 from podgpu.web.cluster_app import cluster_application
 from tests.agent.gpu_bench import GpuBench, bench_of
@@ -85,7 +85,7 @@ def test_a_node_that_is_gone(capsys: pytest.CaptureFixture[str]) -> None:
     cluster = Cluster(Script, settings, clock=time.clock)
     idle = holder("notebook", "team", utilization_ratio=0.0, idle_since=1_000_100.0)
 
-    def reading(name: str, at: float) -> NodeEntry:
+    def reading(name: str, at: float) -> NodeReading:
         return node(name, gpu(0, idle, uuid=f"GPU-{name}", busy=0.0), read_at=at, exporter_id=name)
 
     silent = reading("n-2", 100.0)

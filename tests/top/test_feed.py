@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from podgpu.cluster.ranges import JobSummary
+from podgpu.cluster.summary import JobSummary
 from podgpu.cluster.view import GpuDetails
 from podgpu.history.answers import NO_DATA
 from podgpu.top.source import ClusterSource, ExporterSource, Feed, FetchedDetails

@@ -17,7 +17,7 @@ import pytest
 from podgpu import __version__
 from podgpu.cluster import view as view_structs
 from podgpu.cluster.prices import read_prices
-from podgpu.cluster.ranges import RecordedUsage
+from podgpu.cluster.record import RecordedUsage
 from podgpu.metrics.parse import parse_text
 from podgpu.model import NodeState, decode_node, encode_node
 from podgpu.web.exporter_app import application, build_state, node_recorder

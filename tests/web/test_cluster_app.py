@@ -13,8 +13,7 @@ import pytest
 
 from podgpu.cluster.collect import ClusterReading, TargetOutcome, ViewSettings
 from podgpu.cluster.loop import Cluster
-from podgpu.cluster.ranges import RecordedUsage
-from podgpu.cluster.record import cluster_recorder
+from podgpu.cluster.record import RecordedUsage, cluster_recorder
 from podgpu.metrics.parse import parse_text
 from podgpu.web.cluster_app import cluster_application
 from tests.cluster.states import gpu, holder, node

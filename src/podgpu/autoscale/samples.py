@@ -74,7 +74,8 @@ class UsageRates:
         usage = part.holder.usage or HolderUsage()
         if usage.utilization_ratio is None:  # usage is not measured now, so constant counters do not mean idle
             usage = structs.replace(usage, busy_ns=None, idle_ns=None)
-        rate = _UsageRate(node.state.usage_at or node.read_at, node.read_at, node.state.exporter_id, usage)
+        read_at = node.reading.read_at
+        rate = _UsageRate(node.state.usage_at or read_at, read_at, node.state.exporter_id, usage)
         before = self._before.pop(key, None)
         if before is None or before.exporter_id != rate.exporter_id or self._has_gap(before, rate):
             rate = rate._replace(proven_idle=_count_proven_idle(rate))
@@ -121,7 +122,7 @@ def _count_proven_idle(rate: _UsageRate) -> float | None:
 def _growth(before: int | None, now: int | None, scale: float, most: float = inf) -> float | None:
     """Returns the increase of a counter divided by `scale`, or None if the result is unknown or above `most`.
 
-    After a reset, the time that the counter covers is unknown, so there is no rate. The history (`RoundReader`) counts
+    After a reset, the time that the counter covers is unknown, so there is no rate. The history (`SampleReader`) counts
     the new value instead, because only the amount matters there.
     """
     if before is None or now is None or now < before:

@@ -21,8 +21,8 @@ from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer
 from podgpu.cluster.prometheus_history import PrometheusHistory
 from podgpu.cluster.prometheus_ranges import PrometheusRanges
 from podgpu.cluster.prometheus_selection import PrometheusSelection
-from podgpu.cluster.ranges import RecordedUsage, UsageAnswers
-from podgpu.cluster.record import MAX_GPUS, cluster_recorder
+from podgpu.cluster.ranges import UsageAnswers
+from podgpu.cluster.record import MAX_GPUS, RecordedUsage, cluster_recorder
 from podgpu.cluster.scrape import ScrapeCollector, unique_targets
 from podgpu.errors import UsageError
 from podgpu.history.answers import HistorySource

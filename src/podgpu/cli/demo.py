@@ -33,8 +33,7 @@ from podgpu.cluster.collect import ViewSettings
 from podgpu.cluster.idle import describe_idle
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.prices import Prices, ReadPrices, read_prices
-from podgpu.cluster.ranges import RecordedUsage
-from podgpu.cluster.record import cluster_recorder
+from podgpu.cluster.record import RecordedUsage, cluster_recorder
 from podgpu.cluster.scrape import ScrapeCollector
 from podgpu.history.events import IDLE
 from podgpu.history.recorder import HistoryRecorder

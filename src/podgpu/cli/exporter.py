@@ -19,7 +19,7 @@ from podgpu.cli.options import EXPORTER_OPTIONS, FROM_FILE, is_set, make_command
 from podgpu.cli.terminal import print_out
 from podgpu.clock import parse_duration
 from podgpu.cluster.prices import read_prices
-from podgpu.cluster.ranges import RecordedUsage
+from podgpu.cluster.record import RecordedUsage
 from podgpu.decode import decode_yaml
 from podgpu.device_selection import parse_selection
 from podgpu.errors import MOST_NAMED, SourceError, StartError, UsageError

@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import msgspec
-from msgspec.structs import replace
 
 from podgpu.cluster.parts import HeldPart, is_shown
 from podgpu.cluster.prices import NO_PRICES, Prices
@@ -81,26 +80,25 @@ def full_scale(field: str) -> float:
 def duration_text(seconds: float) -> str:
     """Formats a duration like Prometheus: 5m, 1h30m, 500ms."""
     rest = round(seconds * 1000)
-    parts = []
+    text = ""
     for unit, length in _UNITS:
         count, rest = divmod(rest, length)
-        if count:
-            parts.append(f"{count}{unit}")
-    return "".join(parts) or "0s"
+        text += f"{count}{unit}" if count else ""
+    return text or "0s"
 
 
 Owners = Mapping[PodName, WorkloadOwner]
 NodeLabels = Mapping[str, Mapping[str, str]]  # node name -> labels of the node
 
 
-class NodeEntry(msgspec.Struct, frozen=True, gc=False):
+class NodeReading(msgspec.Struct, frozen=True, gc=False):
     """The last state read from one target (an exporter). If two targets report the same node, only one is shown.
 
     If the target reports no node name, `state.node` is the target's address and `named` is False.
     """
 
     target: str  # URL of an exporter without secrets, or Prometheus' label `instance`
-    state: NodeState  # in a `ClusterState`: with the GPUs and conditions that are shown
+    state: NodeState
     read_at: float = 0.0  # monotonic time of the scrape, or of the newest sample in Prometheus
     skew_seconds: float | None = None  # node's clock minus ours; None if the node reports no time
     listed: bool | None = None  # False if the target was removed from the list of exporters; None with Prometheus
@@ -108,15 +106,24 @@ class NodeEntry(msgspec.Struct, frozen=True, gc=False):
     cluster: str = ""  # set only if Prometheus has metrics of several clusters
     owners: Owners = {}  # owners of the pods; set only with Prometheus
     labels: Mapping[str, str] | None = None  # labels of the Kubernetes node; None if unknown or not needed
-    # The following fields are set in a `ClusterState`, not by collectors.
-    received: NodeState | None = None  # `state` as it was read
+
+    @property
+    def name(self) -> str:
+        return self.state.node
+
+
+class NodeEntry(msgspec.Struct, frozen=True, gc=False):
+    """A node of a `ClusterState`: the reading that is shown, and the values computed from it."""
+
+    reading: NodeReading
+    state: NodeState  # `reading.state` with the GPUs and conditions that are shown
     age_seconds: float | None = None
     stale: bool = False  # the values are too old
     gone: bool = False  # its exporter has not answered for longer than --stale-after
     notes: tuple[str, ...] = ()
-    held: tuple[HeldPart, ...] = ()
+    silent: NodeReading | None = None  # last reading of the podgpu that reported the holders and no longer answers
     prices: Prices = NO_PRICES  # the prices that apply to the labels of this node
-    silent: NodeEntry | None = None  # last reading of the podgpu that reported the holders and no longer answers
+    held: tuple[HeldPart, ...] = ()
 
     @property
     def name(self) -> str:
@@ -129,10 +136,6 @@ class NodeEntry(msgspec.Struct, frozen=True, gc=False):
 
     def held_by_device(self) -> dict[str, list[HeldPart]]:
         return group_by_key((part.device_key, part) for part in self.held)
-
-    def unlisted(self) -> NodeEntry:
-        """Returns the entry as it was read, for a round in which its target is no longer listed."""
-        return replace(self, state=self.received or self.state, listed=False, held=(), silent=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +169,7 @@ class FleetCounts(NamedTuple):
 class ClusterReading:
     """The last state of every target, including targets that currently fail."""
 
-    nodes: tuple[NodeEntry, ...] = ()
+    nodes: tuple[NodeReading, ...] = ()
     outcomes: tuple[TargetOutcome, ...] = ()
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (target, reason) -> failures since the start
     notes: tuple[str, ...] = ()  # warnings that do not belong to a node

@@ -59,50 +59,61 @@ class IdleTimes:
     idle_for: Mapping[str, float]  # idle seconds before the first reading, by `Device.key`
 
     def __post_init__(self) -> None:
-        skew = self.node.skew_seconds or 0.0
+        skew = self.node.reading.skew_seconds or 0.0
         self._skew = skew if abs(skew) > CLOCK_AHEAD else 0.0
-        parts = self.earlier.held if self.earlier else ()
-        self._before = {(part.device_key, part.holder.key): part for part in parts}
+        # Usage in the last reading and start of the idle time, by device and holder.
+        self._before = {
+            (part.device_key, part.holder.key): (
+                part.holder.usage or _NO_USAGE,
+                None if part.last_idle_since is None else part.last_idle_since + self.clock_change,
+            )
+            for part in (self.earlier.held if self.earlier else ())
+        }
 
     def find(self, gpu: DeviceState, instance: MigInstance | None, holder: Holder) -> tuple[Use, float | None]:
         """Returns the holder's use and, if it is idle, since which Unix time."""
-        use = measure_use(instance or gpu, holder)
-        since = self._find_start(gpu, instance, holder, use)
+        use, usage = measure_use(instance or gpu, holder), holder.usage or _NO_USAGE
+        device = key_of(gpu, instance)
+        before = self._before.get((device, holder.key))
+        since: float | None = None
+        if usage.idle_since is not None:
+            since = self._measured_start(usage.idle_since, *(before or (_NO_USAGE, None)))
+        elif self.node.state.exporter_id and usage.utilization_ratio is not None:
+            pass  # the exporter measures the holder, and it is not idle
+        elif before is not None and self.earlier is not None:
+            since = self._estimated_start(use, usage, *before, self.earlier.reading.read_at)
+        elif use == "idle":
+            since = self.node.reading.read_at + self.offset - self._known_idle(device, usage)
         if since is not None:
             return "idle", since
         return "used" if use == "idle" else use, None  # used for some time since the last reading
 
-    def _find_start(self, gpu: DeviceState, instance: MigInstance | None, holder: Holder, use: Use) -> float | None:
-        usage, node, earlier = holder.usage or _NO_USAGE, self.node, self.earlier
-        before = self._before.get((key_of(gpu, instance), holder.key))
-        last = (before.holder.usage if before is not None else None) or _NO_USAGE
-        before_since = None
-        if before is not None and before.last_idle_since is not None:
-            before_since = before.last_idle_since + self.clock_change
-        if usage.idle_since is not None:
-            since = usage.idle_since - self._skew
-            is_restarted = earlier is not None and earlier.state.exporter_id != node.state.exporter_id
-            is_same = is_restarted or usage.idle_since <= (last.idle_since or 0.0) + _SAME_IDLE_TIME
-            return min(since, before_since) if is_same and before_since is not None else since
-        if node.state.exporter_id and usage.utilization_ratio is not None:
-            return None  # measured, and not idle
-        if before is not None and earlier is not None and node.read_at <= earlier.read_at + _SAME_READING:
-            return before_since
-        if use != "idle":
-            return None
-        if before is None or earlier is None:
-            known = self._known_idle(gpu, instance, usage) if earlier is None else 0.0
-            return node.read_at + self.offset - known
-        if usage.busy_ns is not None and last.busy_ns is not None and usage.busy_ns > last.busy_ns:
-            return None
-        return earlier.read_at + self.offset if before_since is None else before_since
+    def _measured_start(self, idle_since: float, last: HolderUsage, last_since: float | None) -> float:
+        """Corrects the start for the skew of the node's clock. If the idle time goes on, its start is kept."""
+        since = idle_since - self._skew
+        is_restarted = self.earlier is not None and self.earlier.state.exporter_id != self.node.state.exporter_id
+        goes_on = is_restarted or idle_since <= (last.idle_since or 0.0) + _SAME_IDLE_TIME
+        return since if last_since is None or not goes_on else min(since, last_since)
 
-    def _known_idle(self, gpu: DeviceState, instance: MigInstance | None, usage: HolderUsage) -> float:
+    def _estimated_start(
+        self, use: Use, usage: HolderUsage, last: HolderUsage, last_since: float | None, last_read_at: float
+    ) -> float | None:
+        """Estimates the start from two readings. Returns None if the holder was busy."""
+        if self.node.reading.read_at <= last_read_at + _SAME_READING:
+            return last_since
+        was_busy = usage.busy_ns is not None and last.busy_ns is not None and usage.busy_ns > last.busy_ns
+        if use != "idle" or was_busy:
+            return None
+        return last_read_at + self.offset if last_since is None else last_since
+
+    def _known_idle(self, device: str, usage: HolderUsage) -> float:
         """Returns for how many seconds the holder was idle before podgpu first read it, from counters or Prometheus."""
+        if self.earlier is not None:
+            return 0.0  # the holder is new on a known node
         counted = None if usage.idle_ns is None else usage.idle_ns / NS
         if counted is not None and usage.busy_ns == 0:
             return counted
-        observed = self.idle_for.get(key_of(gpu, instance), 0.0)
+        observed = self.idle_for.get(device, 0.0)
         return observed if counted is None else min(observed, counted)
 
 

@@ -177,26 +177,20 @@ def _count_families(state: ClusterState) -> list[Family]:
 
 
 def _namespace_families(nodes: Iterable[NodeEntry], state: ClusterState) -> list[Family]:
+    at, idle_after = state.taken_at, state.settings.idle_after
     parts = [
         part
         for node in nodes
         for part in node.held
         if part.holder.namespace and not (part.instance is None and part.gpu.instances)
     ]
-    groups = group_by_key(((part.holder.namespace, part.model, part.cluster), part) for part in parts)
+    groups = group_by_key(((p.holder.namespace, device_model(p.gpu, p.instance), p.cluster), p) for p in parts)
     samples: dict[str, list[Sample]] = {f"podgpu_namespace_{name}_gpus": [] for name in ("allocated", "used", "idle")}
     for key in sorted(groups):
         labels, sums = _labels(("namespace", "model", "cluster"), key), sum_held(groups[key], by_device=True)
-        wasteful = sum_held(
-            (
-                part
-                for part in groups[key]
-                if wasteful_since(part, state.taken_at, state.settings.idle_after) is not None
-            ),
-            by_device=True,
-        )
+        idle = (part.share for part in groups[key] if wasteful_since(part, at, idle_after) is not None)
         samples["podgpu_namespace_allocated_gpus"].append(Sample(labels, round(sums.allocated, 9)))
-        samples["podgpu_namespace_idle_gpus"].append(Sample(labels, round(wasteful.allocated, 9)))
+        samples["podgpu_namespace_idle_gpus"].append(Sample(labels, round(sum(idle), 9)))
         if sums.used or sums.idle or not sums.unknown:
             samples["podgpu_namespace_used_gpus"].append(Sample(labels, round(sums.used, 9)))
     return make_families("cluster", samples)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import msgspec
 from msgspec.structs import replace
 
-from podgpu.cluster.collect import NodeEntry, TargetOutcome, ViewSettings
+from podgpu.cluster.collect import NodeEntry, NodeReading, TargetOutcome, ViewSettings
 from podgpu.cluster.parts import is_lost, is_shown
 from podgpu.errors import few_of, plural
 from podgpu.metrics.conditions import DRIVER_AWAY, LOST, NODE_GONE, UNREADABLE, conditions, words_for
@@ -37,7 +38,7 @@ class RecordedCondition(Condition, frozen=True):
 
 
 def choose_nodes(
-    readings: Sequence[NodeEntry],
+    readings: Sequence[NodeReading],
     before: Mapping[str, NodeEntry],
     outcomes: Mapping[str, TargetOutcome],
     settings: ViewSettings,
@@ -47,48 +48,34 @@ def choose_nodes(
 
     `before`: the nodes of the last round. If a node is no longer reported, its last reading is kept for a while.
     """
-    chooser = _Chooser(before, settings.stale_after, now)
-    reported = {reading.name for reading in readings}
-    missing = [node.unlisted() for node in before.values() if node.name not in reported]
-
-    def is_kept(reading: NodeEntry) -> bool:
-        return now - reading.read_at <= settings.drop_after or bool(reading.listed and reading.state.devices)
-
-    by_node = group_by_key((reading.name, reading) for reading in filter(is_kept, (*readings, *missing)))
-    chosen = {name: min(by_node[name], key=chooser.rank) for name in sorted(by_node)}
-    alerts = []
-    for name, reading in chosen.items():
-        if others := {copy.target for copy in by_node[name] if chooser.is_rival(copy, reading)}:
-            alerts.append(_describe_conflict(name, reading.target, others, "this node"))
-    hidden, rivals = chooser.share_out_gpus(chosen)
-    for name, other in rivals:
-        rival = f"{chosen[other].target} (node {other})"
-        alerts.append(_describe_conflict(name, chosen[name].target, {rival}, "the same GPUs"))
+    chooser = _Chooser(readings, before, settings, now)
+    copies = chooser.group_by_node()
+    chosen = {name: min(copies[name], key=chooser.rank) for name in sorted(copies)}
+    hidden, same_gpus = chooser.share_out_gpus(chosen)
     nodes = []
-    silent_by_gpu = {
-        uuid: old for old in filter(is_kept, chooser.find_silent(readings)) for uuid in _present_gpus(old.state)
-    }
     for name, reading in chosen.items():
         state = _remove_gpus(reading.state, hidden[name])
-        if state.devices or not reading.state.devices:
-            silent = None
-            if state.producer != "podgpu" and not _has_holders(state):
-                silent = next((silent_by_gpu[gpu.uuid] for gpu in state.devices if gpu.uuid in silent_by_gpu), None)
-            if silent is not None:
-                text = f"node {name}: {silent.target} does not answer, and {reading.target} does not report holders"
-                alerts.append(Alert("warning", f"{text}: check that podgpu runs on this node", name))
-            nodes.append(
-                replace(
-                    reading,
-                    state=state,
-                    received=reading.state,
-                    age_seconds=max(0.0, now - reading.read_at),
-                    stale=chooser.is_stale(reading),
-                    gone=now - reading.read_at > settings.stale_after,
-                    notes=tuple(_describe_reading(reading, by_node[name], outcomes)),
-                    silent=silent,
-                )
+        if reading.state.devices and not state.devices:
+            continue  # other nodes show all its GPUs
+        age = now - reading.read_at
+        nodes.append(
+            NodeEntry(
+                reading,
+                state,
+                age_seconds=max(0.0, age),
+                stale=chooser.is_stale(reading),
+                gone=age > settings.stale_after,
+                notes=tuple(_describe_reading(reading, copies[name], outcomes)),
+                silent=chooser.find_silent(state),
             )
+        )
+    alerts = []
+    for name, reading in chosen.items():
+        if others := {copy.target for copy in copies[name] if chooser.is_rival(copy, reading)}:
+            alerts.append(_describe_conflict(reading, others, "this node"))
+    for name, other in same_gpus:
+        alerts.append(_describe_conflict(chosen[name], {f"{chosen[other].target} (node {other})"}, "the same GPUs"))
+    alerts += [_describe_silent(node.reading, node.silent) for node in nodes if node.silent]
     return nodes, alerts
 
 
@@ -96,51 +83,66 @@ def choose_nodes(
 class _Chooser:
     """Chooses between several readings of one node, and between several nodes that report one GPU."""
 
+    readings: Sequence[NodeReading]
     before: Mapping[str, NodeEntry]  # nodes of the last round
-    stale_after: float
+    settings: ViewSettings
     now: float
 
-    def is_stale(self, reading: NodeEntry) -> bool:
-        return reading.state.stale or self.now - reading.read_at > self.stale_after
+    def group_by_node(self) -> dict[str, list[NodeReading]]:
+        """Groups the readings by node. For nodes that are no longer reported, uses the last readings."""
+        reported = {reading.name for reading in self.readings}
+        missing = (replace(node.reading, listed=False) for node in self.before.values() if node.name not in reported)
+        every = (*self.readings, *missing)
+        return group_by_key((reading.name, reading) for reading in every if self._is_kept(reading))
 
-    def is_rival(self, reading: NodeEntry, other: NodeEntry) -> bool:
+    def _is_kept(self, reading: NodeReading) -> bool:
+        is_recent = self.now - reading.read_at <= self.settings.drop_after
+        return is_recent or bool(reading.listed and reading.state.devices)
+
+    def is_stale(self, reading: NodeReading) -> bool:
+        return reading.state.stale or self.now - reading.read_at > self.settings.stale_after
+
+    def is_rival(self, reading: NodeReading, other: NodeReading) -> bool:
         """Returns True if `reading` is current and comes from another exporter than `other`."""
         exporter_id = reading.state.exporter_id
         is_other = reading.target != other.target and (not exporter_id or exporter_id != other.state.exporter_id)
         return is_other and reading.listed is not False and not self.is_stale(reading)
 
-    def find_silent(self, readings: Sequence[NodeEntry]) -> list[NodeEntry]:
-        """Returns the last readings of podgpu exporters that reported holders and no longer answer."""
-        targets = {reading.target for reading in readings}
-        earlier = (old for node in self.before.values() for old in (node, node.silent) if old)
-        gone = (old.unlisted() for old in earlier if old.target not in targets)
-        unread = (*filter(self.is_stale, readings), *gone)
-        return [old for old in unread if old.state.producer == "podgpu" and _has_holders(old.state)]
+    def find_silent(self, state: NodeState) -> NodeReading | None:
+        """If `state` has no holders, returns the last reading of the podgpu that reported them and is silent now."""
+        if state.producer == "podgpu" or _has_holders(state):
+            return None
+        return next((self._silent[gpu.uuid] for gpu in state.devices if gpu.uuid in self._silent), None)
 
-    def rank(self, reading: NodeEntry) -> tuple[object, ...]:
-        """Sort key for the readings of one node. The smallest is preferred."""
-        shown = self.before.get(reading.name)
-        return self._rank(reading, shown is not None and shown.target == reading.target)
+    @cached_property
+    def _silent(self) -> dict[str, NodeReading]:
+        """The last reading of each podgpu that reported holders and no longer answers, by UUID of its GPUs."""
+        targets = {reading.target for reading in self.readings}
+        earlier = [reading for node in self.before.values() for reading in (node.reading, node.silent) if reading]
+        gone = (replace(reading, listed=False) for reading in earlier if reading.target not in targets)
+        unread = (*filter(self.is_stale, self.readings), *gone)
+        silent = (old for old in unread if old.state.producer == "podgpu" and _has_holders(old.state))
+        return {uuid: old for old in silent if self._is_kept(old) for uuid in _present_gpus(old.state)}
 
-    def rank_for_gpu(self, reading: NodeEntry, uuid: str) -> tuple[object, ...]:
-        """Sort key for the nodes that report one GPU. Of the current nodes, prefers one on which the GPU is present."""
-        shown = self.before.get(reading.name)
-        was_shown = shown is not None and uuid in _present_gpus(shown.state)
-        return self.is_stale(reading), uuid not in _present_gpus(reading.state), *self._rank(reading, was_shown)
-
-    def _rank(self, reading: NodeEntry, was_shown: bool) -> tuple[object, ...]:
-        state = reading.state
+    def rank(self, reading: NodeReading, uuid: str = "") -> tuple[object, ...]:
+        """Sort key for the readings of one node or, with `uuid`, of one GPU. The smallest is preferred."""
+        state, shown = reading.state, self.before.get(reading.name)
+        if uuid:
+            was_chosen = shown is not None and uuid in _present_gpus(shown.state)
+        else:
+            was_chosen = shown is not None and shown.reading.target == reading.target
         return (
             self.is_stale(reading),  # current values first
+            bool(uuid) and uuid not in _present_gpus(state),  # then a node on which the GPU is present
             reading.listed is False,  # then exporters that are still listed
             (not _has_holders(state)) + (not state.devices),  # then a reading with holders, then one with GPUs
             not reading.named,  # then a node name that the exporter reports
-            not was_shown,  # then the choice of the last round, so that the view does not alternate
+            not was_chosen,  # then the choice of the last round, so that the view does not alternate
             state.producer != "podgpu",  # then podgpu, because it reports more
             (reading.name, reading.target),  # the same choice in every process
         )
 
-    def share_out_gpus(self, chosen: Mapping[str, NodeEntry]) -> tuple[dict[str, set[str]], list[tuple[str, str]]]:
+    def share_out_gpus(self, chosen: Mapping[str, NodeReading]) -> tuple[dict[str, set[str]], list[tuple[str, str]]]:
         """Chooses one node for each GPU that several nodes report.
 
         Returns the UUIDs to hide on each node, and pairs of nodes (chosen, other) that both report a GPU as present.
@@ -151,7 +153,7 @@ class _Chooser:
         for uuid, names in group_by_key(reported).items():
             if not uuid or len(names) == 1:
                 continue
-            best, *others = sorted(set(names), key=lambda name: self.rank_for_gpu(chosen[name], uuid))
+            best, *others = sorted(set(names), key=lambda name: self.rank(chosen[name], uuid))
             for other in others:
                 hidden[other].add(uuid)
                 if self.is_rival(chosen[other], chosen[best]) and uuid in _present_gpus(chosen[other].state):
@@ -160,7 +162,7 @@ class _Chooser:
 
 
 def _describe_reading(
-    reading: NodeEntry, copies: Iterable[NodeEntry], outcomes: Mapping[str, TargetOutcome]
+    reading: NodeReading, copies: Iterable[NodeReading], outcomes: Mapping[str, TargetOutcome]
 ) -> Iterator[str]:
     for target in dict.fromkeys(copy.target for copy in copies):
         if target in outcomes and outcomes[target].error:
@@ -176,12 +178,20 @@ def _describe_reading(
         yield f"its clock is {-skew:.0f} s behind, or its values are late"
 
 
-def _describe_conflict(node: str, used: str, others: Collection[str], what: str) -> Alert:
+def _describe_conflict(used: NodeReading, others: Collection[str], what: str) -> Alert:
     text = (
-        f"node {node}: {used} and {few_of(sorted(others))} report {what}: only the figures of {used} are shown;"
-        " stop the other exporter, or remove it from the sources of the cluster view"
+        f"node {used.name}: {used.target} and {few_of(sorted(others))} report {what}: only the figures of {used.target}"
+        " are shown; stop the other exporter, or remove it from the sources of the cluster view"
     )
-    return Alert("warning", text, node)
+    return Alert("warning", text, used.name)
+
+
+def _describe_silent(used: NodeReading, silent: NodeReading) -> Alert:
+    text = (
+        f"node {used.name}: {silent.target} does not answer, and {used.target} does not report holders:"
+        " check that podgpu runs on this node"
+    )
+    return Alert("warning", text, used.name)
 
 
 def _has_holders(state: NodeState) -> bool:

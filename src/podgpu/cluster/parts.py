@@ -26,13 +26,18 @@ class HeldPart(msgspec.Struct, frozen=True, gc=False):
     gpu: DeviceState
     instance: MigInstance | None
     holder: Holder
-    gpu_fraction: float  # of the physical GPU; the fractions of all holders add up to at most 1
-    share: float  # fraction of the MIG instance, or of the GPU if it has no instances
+    device_size: float  # size of the MIG instance as a fraction of the GPU; 1 if there are no instances
+    share: float  # the holder's fraction of the MIG instance, or of the GPU if it has no instances
     use: Use
     last_idle_since: float | None = None  # Unix time; keeps its value while the GPU cannot be read
     owner: WorkloadOwner | None = None
     cost_per_hour: float | None = None
     cluster: str = ""
+
+    @property
+    def gpu_fraction(self) -> float:
+        """Fraction of the physical GPU. The fractions of all holders add up to at most 1."""
+        return self.share * self.device_size
 
     @property
     def idle_since(self) -> float | None:
@@ -56,11 +61,6 @@ class HeldPart(msgspec.Struct, frozen=True, gc=False):
     def device_key(self) -> str:
         return key_of(self.gpu, self.instance)
 
-    @property
-    def model(self) -> str:
-        """The model name for prices and bills: `<model>`, or `<model> MIG <profile>`."""
-        return device_model(self.gpu, self.instance)
-
 
 def gpu_id(gpu: DeviceState) -> str:
     """Returns the UUID, or `gpu <index>` if the exporter reports none."""
@@ -73,6 +73,7 @@ def key_of(gpu: DeviceState, instance: MigInstance | None) -> str:
 
 
 def device_model(gpu: DeviceState, instance: MigInstance | None) -> str:
+    """Returns the model name for prices and bills: `<model>`, or `<model> MIG <profile>`."""
     return gpu.model if instance is None else billed_name(gpu.model, instance.profile)
 
 
@@ -106,11 +107,11 @@ def holders_of(gpu: DeviceState, device: GpuOrInstance) -> Sequence[Holder]:
 
 def divide(wanted: Sequence[float | None], whole: float) -> list[float]:
     """Scales the amounts down if their sum exceeds `whole`. None stands for an equal share of the remainder."""
-    total = sum(part for part in wanted if part is not None)
+    total = sum(amount for amount in wanted if amount is not None)
     scale = whole / total if total > whole else 1.0
     unspecified = wanted.count(None)
     rest = max(0.0, whole - total) / unspecified if unspecified else 0.0
-    return [rest if part is None else part * scale for part in wanted]
+    return [rest if amount is None else amount * scale for amount in wanted]
 
 
 def divide_gpu(gpu: DeviceState) -> list[tuple[MigInstance | None, float]]:
@@ -118,9 +119,9 @@ def divide_gpu(gpu: DeviceState) -> list[tuple[MigInstance | None, float]]:
     if not gpu.instances:
         return [] if gpu.hidden else [(None, 1.0)]
     instances = [instance for instance in gpu.instances if not instance.hidden]
-    parts = divide([fraction_of_gpu(gpu.model, instance.profile) for instance in instances], 1.0)
-    devices: list[tuple[MigInstance | None, float]] = list(zip(instances, parts, strict=True))
-    return devices if gpu.hidden else [*devices, (None, max(0.0, 1.0 - sum(parts)))]
+    fractions = divide([fraction_of_gpu(gpu.model, instance.profile) for instance in instances], 1.0)
+    devices: list[tuple[MigInstance | None, float]] = list(zip(instances, fractions, strict=True))
+    return devices if gpu.hidden else [*devices, (None, max(0.0, 1.0 - sum(fractions)))]
 
 
 def divide_device(holders: Sequence[Holder]) -> list[float]:
@@ -151,11 +152,11 @@ def _whole(latest: N | None, window: N | None, of_holders: Sequence[N | None]) -
 
     If holders have values, prefers `window`, which covers the same time as these values. Otherwise, prefers `latest`.
     """
-    parts = [part for part in of_holders if part is not None]
-    if not parts:
+    known = [value for value in of_holders if value is not None]
+    if not known:
         return window if latest is None else latest
     whole = latest if window is None else window
-    return sum(parts) if whole is None else max(whole, sum(parts))
+    return sum(known) if whole is None else max(whole, sum(known))
 
 
 def gpu_utilization(gpu: DeviceState) -> float | None:

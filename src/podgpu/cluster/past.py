@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from podgpu.cluster.collect import NodeEntry
+from podgpu.cluster.collect import NodeEntry, NodeReading
 from podgpu.cluster.nodes import RecordedCondition
 from podgpu.cluster.state import ClusterState, complete_node
 from podgpu.errors import UsageError, utc_text
@@ -33,7 +33,7 @@ _NOTE = (
     " shares; costs are computed with the current prices"
 )
 # Prefers 15 s samples. A sample is used for up to a minute, because single readings may be missing.
-_ROUND = """
+_RECORD = """
 SELECT resolution, time FROM round WHERE time <= :at AND time > :at - max(resolution, 60)
 ORDER BY resolution, time DESC LIMIT 1"""
 _FIGURES = """
@@ -65,7 +65,7 @@ class _Device(NamedTuple):
 
 def read_past(db: Connection, at: float, current: ClusterState) -> ClusterState:
     """Returns the state at the Unix time `at`. Raises UsageError if there is no record of this time."""
-    found = db.execute(_ROUND, {"at": at}).fetchone()
+    found = db.execute(_RECORD, {"at": at}).fetchone()
     if found is None:
         [(later,)] = db.execute("SELECT min(time) FROM round WHERE time > ?", (at,)).fetchall()
         more = "" if later is None else f"; the next record is of {utc_text(later)}"
@@ -96,8 +96,8 @@ def _make_node(
     gone = [one.since or at for device in devices for one in device.conditions if one.name == NODE_GONE]
     is_read = not gone and any(device.figures or device.conditions for device in devices)
     offset, age = current.clock_offset, at - gone[0] if gone else 0.0
-    ages: dict[str, Any] = {"age_seconds": age, "stale": not is_read, "gone": bool(gone)}
-    entry = NodeEntry("", state, at - age - offset, labels=now.labels if now else None, **ages)
+    reading = NodeReading("", state, at - age - offset, labels=now.reading.labels if now else None)
+    entry = NodeEntry(reading, state, age_seconds=age, stale=not is_read, gone=bool(gone))
     owners = {(h.namespace, h.pod): owner for one in devices for *_, owner, h in one.holders if owner.name}
     return complete_node(entry, None, current.prices, offset, owners)
 
@@ -148,7 +148,7 @@ def _select_own_figures(device: _Device) -> Mapping[int, Sequence[Any]]:
     own = {account: device.figures[account] for account in holders if account in device.figures}
     if len(holders) > 1:
         own = {account: figures for account, figures in own.items() if figures[2:] == [None, None]}
-        for whole, *parts in zip(device.figures.get(GPU_ITSELF, _UNKNOWN), *own.values(), strict=True):
-            if whole is not None and sum(part or 0 for part in parts) > whole * _MAX_SUM:
+        for whole, *values in zip(device.figures.get(GPU_ITSELF, _UNKNOWN), *own.values(), strict=True):
+            if whole is not None and sum(value or 0 for value in values) > whole * _MAX_SUM:
                 return {}
     return {account: figures for account, figures in own.items() if holders[account] == 1}

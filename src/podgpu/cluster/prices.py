@@ -116,9 +116,9 @@ class Prices:
             return Price()
         if (price := self._by_name.get(_dashed(model))) is not None:
             return price
-        parent, part = parent_and_fraction(model)
+        parent, fraction = parent_and_fraction(model)
         whole = self._by_name.get(_dashed(parent)) or self.models.get(_OTHERS) or Price()
-        return Price(None if whole.gpu_hour is None or part is None else whole.gpu_hour * part)
+        return Price(None if whole.gpu_hour is None or fraction is None else whole.gpu_hour * fraction)
 
 
 NO_PRICES = Prices("", {})

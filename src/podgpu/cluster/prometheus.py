@@ -19,7 +19,7 @@ import msgspec
 from msgspec.structs import replace as replace_members
 
 from podgpu.clock import Clock
-from podgpu.cluster.collect import ClusterReading, FleetCounts, NodeEntry, Owners, TargetOutcome, ViewSettings
+from podgpu.cluster.collect import ClusterReading, FleetCounts, NodeReading, Owners, TargetOutcome, ViewSettings
 from podgpu.cluster.promql import by, field_names, idle_query, one_of, own_names, quote, select, series_queries
 from podgpu.errors import SourceError, UsageError, one_line
 from podgpu.http_client import Access, HttpClient, open_session
@@ -242,12 +242,7 @@ class PrometheusCollector:
         self._reading = replace(
             self._reading,
             nodes=tuple(
-                replace_members(
-                    _make_entry(target, now, monotonic, several),
-                    owners=owners[target.cluster],
-                    labels=labels.get((target.cluster, target.state.node)),
-                )
-                for target in targets
+                _make_reading(target, now, monotonic, several, owners[target.cluster], labels) for target in targets
             ),
             owners=others,
             idle_for={read_device_key(s.labels): window or 0.0 for s in idle},
@@ -267,8 +262,8 @@ class PrometheusCollector:
         """Returns the state of each exporter, and errors by instance. Raises SourceError if a required query fails."""
         server, keep_fields = self.server, self.settings.keep_fields
         queries = series_queries(self._match, server.node_labels, keep_fields, server.cluster_label)
-        vectors = await asyncio.gather(*(ask(part.what, part.text) for part in queries))
-        required = {part.what for part in queries if part.required}
+        vectors = await asyncio.gather(*(ask(query.what, query.text) for query in queries))
+        required = {query.what for query in queries if query.required}
         for what, error in self._failures:
             if what in required:
                 raise error
@@ -328,17 +323,21 @@ class PrometheusCollector:
         )
 
 
-def _make_entry(target: TargetState, now: float, monotonic: float, several: bool) -> NodeEntry:
+def _make_reading(
+    target: TargetState, now: float, monotonic: float, several: bool, owners: Owners, labels: ClusterNodeLabels
+) -> NodeReading:
     """With `several` clusters, adds the cluster's name to the node's name, so that node names are unique."""
     state, sampled_at = target.state, now if target.scraped_at is None else target.scraped_at
     name = "/".join(filter(None, (target.cluster, state.node))) if several else state.node
-    return NodeEntry(
+    return NodeReading(
         target=target.instance,
         state=replace_members(state, node=name),
         read_at=monotonic - max(0.0, now - sampled_at),
         skew_seconds=None if state.taken_at is None else state.taken_at - sampled_at,
         named=not state.node.endswith(target.instance),
         cluster=target.cluster if several else "",
+        owners=owners,
+        labels=labels.get((target.cluster, state.node)),
     )
 
 
@@ -349,13 +348,14 @@ def _billed_model(labels: Mapping[str, str]) -> str:
 
 # Labels of nodes and owners of pods
 
+ClusterNodeLabels = dict[tuple[str, str], dict[str, str]]  # cluster and node -> labels of the node
 Ask = Callable[[str, str], Awaitable[list[ParsedSample]]]
 """Arguments: name for messages, query. Returns no samples if the query fails."""
 
 
 async def read_node_labels(
     ask: Ask, server: PrometheusServer, names: Sequence[str], window: str = ""
-) -> dict[tuple[str, str], dict[str, str]]:
+) -> ClusterNodeLabels:
     """Returns the node labels in `names` from kube-state-metrics, by cluster and node.
 
     With `window` (such as 3600s), omits nodes whose labels changed in this time.

@@ -16,30 +16,39 @@ from podgpu.cluster.promql import by, field_query, one_of, quote, select
 from podgpu.history.answers import (
     JSON,
     MAX_POINTS,
-    SPARKLINE_POINTS,
-    SPARKLINE_STEP,
     GpuHistory,
     HolderSpan,
     Mark,
     PodHistory,
     make_pod_history,
     round_series,
-    sparkline_start,
+    sparkline_times,
     sparklines_json,
-    utilization_byte,
 )
-from podgpu.history.store import Figures
-from podgpu.metrics.adapter import POD_LABEL_VARIANTS, UUID_LABELS, WORKLOAD_LABELS, LabelMap, PodName, read_workload
+from podgpu.history.store import COARSE, FINE, Figures
+from podgpu.metrics.adapter import (
+    POD_LABEL_VARIANTS,
+    UUID_LABELS,
+    WORKLOAD_LABELS,
+    LabelMap,
+    PodName,
+    first_label,
+    read_workload,
+)
 from podgpu.metrics.conditions import conditions, words_for
 from podgpu.metrics.fields import ENGINE, FB_USED, POWER, TEMPERATURE, UTIL, field_named, names_of
-from podgpu.model import MIB, Workload
+from podgpu.model import MIB, Workload, parts_of
 
 CACHE_SECONDS = 15.0
-_FINE, _COARSE = 15, 300  # steps in seconds, as in the SQLite store
 _MAX_SAMPLES = 20_000  # per series in a range query; VictoriaMetrics allows 30,000
 _MAX_GAP_SECONDS = 300  # a holder or condition continues through a shorter gap, because a scrape may fail
 _MAX_GPUS_OF_POD = 256
 _GPUS_PER_QUERY = 16  # VictoriaMetrics rejects queries of more than 16 KiB
+_MAX_RATIO = 1.01  # a ratio can exceed 1 if its counter is read slightly late
+_HOLDER_SERIES = {
+    "utilization_ratio": "podgpu_container_gpu_utilization_ratio",
+    "memory_used_bytes": "podgpu_container_gpu_memory_used_bytes",
+}
 _KEYS = (*UUID_LABELS, "GPU_I_ID")
 _HELD_NAMES = ("podgpu_allocation_info", *names_of(UTIL), *names_of(ENGINE))
 
@@ -56,14 +65,17 @@ class Window(NamedTuple):
     def end(self) -> float:
         return self.start + self.step * self.steps
 
-    def align(self, points: Iterable[tuple[float, float]]) -> Values:
-        """Returns one value per step: the point at the end of the step, or None."""
-        values: Values = [None] * self.steps
-        for at, value in points:
-            number = round((at - self.start) / self.step) - 1
-            if 0 <= number < self.steps:
-                values[number] = value
-        return values
+    def find_steps(self, points: Iterable[tuple[float, float]]) -> dict[int, float]:
+        """Maps the number of each step to the point at its end."""
+        numbered = ((round((at - self.start) / self.step) - 1, value) for at, value in points)
+        return {number: value for number, value in numbered if 0 <= number < self.steps}
+
+    def align(self, figure: str, points: Iterable[tuple[float, float]]) -> Values:
+        """Returns one value per step, or None if there is no valid value."""
+        steps = self.find_steps(points)
+        if figure == "utilization_ratio":
+            steps = {number: min(ratio, 1.0) for number, ratio in steps.items() if 0 <= ratio <= _MAX_RATIO}
+        return [steps.get(number) for number in range(self.steps)]
 
     def find_runs(self, steps: Iterable[int]) -> list[tuple[float, float | None]]:
         """Returns the start and end of each run of steps without a long gap. The end is None if the run goes on."""
@@ -108,36 +120,36 @@ class PrometheusHistory:
         of_cluster = "" if cluster is None else f"{self._server.cluster_label}={quote(cluster)}"
         async with aclosing(PrometheusClient(self._server)) as client:
             reader = await self._make_reader(client, seconds, of_cluster)
-            uuids = sorted({_read_device(line.labels)[0] for line in await reader.read(reader.held_by(name))} - {""})
+            held = await reader.read("max", reader.held_by(name))
+            uuids = sorted({_read_device(line.labels)[0] for line in held} - {""})
             devices: dict[UuidAndInstance, _DeviceLines] = {}
             for first in range(0, min(len(uuids), _MAX_GPUS_OF_POD), _GPUS_PER_QUERY):
                 devices |= await reader.read_devices(uuids[first : first + _GPUS_PER_QUERY], name)
         histories = [device.history_of_pod(name) for device in devices.values()]
-        held = [history for history in histories if history is not None]
-        held.sort(key=lambda history: (history.node, history.index or 0, history.uuid, history.instance))
-        return make_pod_history(namespace, pod, held)
+        own = [history for history in histories if history is not None]
+        own.sort(key=lambda history: (history.node, history.index or 0, history.uuid, history.instance))
+        return make_pod_history(namespace, pod, own)
 
     async def _read_sparklines(self, client: PrometheusClient) -> JSON:
-        window = Window(sparkline_start(await client.query_time()), SPARKLINE_STEP, SPARKLINE_POINTS)
+        times = sparkline_times(await client.query_time())
+        window = Window(times.start, times.step, len(times))
         reader = _HistoryReader(client, window, self._server)
         lines = {}
-        for labels, values in await reader.read(reader.figures()["utilization_ratio"]):
+        for labels, points in await reader.read("avg", reader.figures()["utilization_ratio"]):
             uuid, instance = _read_device(labels)
-            if uuid:
-                ratios = (_check_ratio(value) for value in window.align(values))
-                lines[f"{uuid}/{instance}" if instance else uuid] = bytes(map(utilization_byte, ratios))
-        return sparklines_json(window.start, lines)
+            lines[f"{uuid}/{instance}" if instance else uuid] = window.align("utilization_ratio", points)
+        return sparklines_json(times, lines)
 
     async def _make_reader(self, client: PrometheusClient, seconds: int, matcher: str = "") -> _HistoryReader:
-        step = _FINE if seconds <= MAX_POINTS * _FINE else _COARSE * -(-seconds // (_COARSE * MAX_POINTS))
+        step = FINE if seconds <= MAX_POINTS * FINE else COARSE * -(-seconds // (COARSE * MAX_POINTS))
         count = seconds // step
-        end = await client.query_time() // _FINE * _FINE
+        end = await client.query_time() // FINE * FINE
         server = replace(self._server, match=",".join(filter(None, (matcher, self._server.match))))
         return _HistoryReader(client, Window(end - count * step, step, count), server)
 
 
 class _HistoryReader:
-    """Runs the queries for one time window. Each value is the mean over its step."""
+    """Runs the queries for one time window."""
 
     def __init__(self, client: PrometheusClient, window: Window, server: PrometheusServer) -> None:
         self._client = client
@@ -145,34 +157,55 @@ class _HistoryReader:
         self._match = server.match
         self._node_labels = server.node_labels
 
-    async def read(self, query: str) -> list[RangeSeries]:
-        window = self._window
-        return await self._client.query_range(query, window.start + window.step, window.end, window.step)
+    async def read(self, function: str, query: str) -> list[RangeSeries]:
+        """Reads the query's mean (`avg`) or largest value (`max`) in each step."""
+        start, step, steps = self._window
+        if step > FINE:
+            resolution = FINE * math.ceil(step * steps / _MAX_SAMPLES / FINE)
+            query = f"{function}_over_time(({query})[{step}s:{resolution}s])"
+        return await self._client.query_range(query, start + step, self._window.end, step)
 
     async def read_devices(
         self, uuids: Sequence[str], pod: PodName | None = None
     ) -> dict[UuidAndInstance, _DeviceLines]:
         """Reads devices. With `pod`, reads values and conditions only while the pod held them. Raises SourceError."""
-        queries = {
-            "own_pods": self._own_pods(uuids),
-            "held": self._held(uuids),
-            "health": self._health(uuids, pod),
-            "utilization_ratio of holders": self._of_holders("podgpu_container_gpu_utilization_ratio", uuids),
-            "memory_used_bytes of holders": self._of_holders("podgpu_container_gpu_memory_used_bytes", uuids),
-            **self.figures(uuids, pod),
-        }
-        results = dict(zip(queries, await asyncio.gather(*map(self.read, queries.values())), strict=True))
-        own_pods: dict[tuple[str, str], set[PodName]] = defaultdict(set)  # the exporters' pods, which are not holders
-        for labels in (line.labels for line in results.pop("own_pods") if line.labels.get("pod")):
-            own_pods[_read_target(labels)].add((labels.get("namespace", ""), labels["pod"]))
+        of_devices = self.figures(uuids, pod)
+        of_holders = {name: self._of_holders(series, uuids) for name, series in _HOLDER_SERIES.items()}
+        own_pods, held, health, *means = await asyncio.gather(
+            *(
+                self.read("max", query)
+                for query in (self._own_pods(uuids), self._held(uuids), self._health(uuids, pod))
+            ),
+            *(self.read("avg", query) for query in (*of_devices.values(), *of_holders.values())),
+        )
+        device_means, holder_means = means[: len(of_devices)], means[len(of_devices) :]
+        exporters: dict[tuple[str, str], set[PodName]] = defaultdict(set)  # their own pods, which are not holders
+        for labels in (line.labels for line in own_pods if line.labels.get("pod")):
+            exporters[_read_target(labels)].add((labels.get("namespace", ""), labels["pod"]))
         devices: dict[UuidAndInstance, _DeviceLines] = {}
-        for what, lines in results.items():
+
+        def find_device(labels: LabelMap) -> _DeviceLines:
+            key = _read_device(labels)
+            return devices.setdefault(key, _DeviceLines(key, self._window))
+
+        def read_holder(labels: LabelMap) -> Workload | None:
+            return read_workload(labels, exporters[_read_target(labels)])
+
+        for labels, points in held:
+            device, holder = find_device(labels), read_holder(labels)
+            device.node = first_label(labels, self._node_labels)
+            device.index = int(labels["gpu"]) if labels.get("gpu", "").isdecimal() else device.index
+            if holder is not None:
+                device.holders[holder] |= self._window.find_steps(points).keys()
+        for labels, points in health:
+            find_device(labels).conditions[labels.get("condition", "")] |= self._window.find_steps(points).keys()
+        for name, lines in zip(of_devices, device_means, strict=True):
             for labels, points in lines:
-                key = _read_device(labels)
-                if key[0]:
-                    device = devices.setdefault(key, _DeviceLines(key, self._window))
-                    holder = read_workload(labels, own_pods[_read_target(labels)])
-                    device.add(what, labels, self._window.align(points), holder, self._node_labels)
+                find_device(labels).figures[name] = self._window.align(name, points)
+        for name, lines in zip(of_holders, holder_means, strict=True):
+            for labels, points in lines:
+                if (holder := read_holder(labels)) is not None:
+                    find_device(labels).holder_figures[holder, name] = self._window.align(name, points)
         return devices
 
     # PromQL
@@ -186,12 +219,9 @@ class _HistoryReader:
             "power_watts": self._field(POWER, uuids),
             "temperature_celsius": self._field(TEMPERATURE, uuids),
         }
-        return {name: self._over_steps("avg", self._while_held(query, pod)) for name, query in queries.items()}
+        return {name: self._while_held(query, pod) for name, query in queries.items()}
 
     def held_by(self, pod: PodName) -> str:
-        return self._over_steps("max", self._held_by(pod))
-
-    def _held_by(self, pod: PodName) -> str:
         series = " or ".join(
             select(_HELD_NAMES, f"{namespace}={quote(pod[0])}", f"{name}={quote(pod[1])}", self._match)
             for namespace, name, _ in POD_LABEL_VARIANTS
@@ -199,24 +229,23 @@ class _HistoryReader:
         return f"group {by(*_KEYS)} ({series})"
 
     def _while_held(self, query: str, pod: PodName | None) -> str:
-        return f"({query}) and on ({', '.join(_KEYS)}) ({self._held_by(pod)})" if pod else query
+        return f"({query}) and on ({', '.join(_KEYS)}) ({self.held_by(pod)})" if pod else query
 
     def _held(self, uuids: Sequence[str]) -> str:
         labels = by(*_KEYS, "job", "instance", "gpu", *self._node_labels, *WORKLOAD_LABELS)
-        return self._over_steps("max", f"group {labels} ({self._select(_HELD_NAMES, uuids)})")
+        return f"group {labels} ({self._select(_HELD_NAMES, uuids)})"
 
     def _own_pods(self, uuids: Sequence[str]) -> str:
         exporters = f"group by (job, instance) ({self._select(_HELD_NAMES, uuids)})"
-        targets = f"group by (job, instance, namespace, pod) (up) and on (job, instance) ({exporters})"
-        return self._over_steps("max", targets)
+        return f"group by (job, instance, namespace, pod) (up) and on (job, instance) ({exporters})"
 
     def _of_holders(self, name: str, uuids: Sequence[str]) -> str:
         labels = by(*_KEYS, "job", "instance", *WORKLOAD_LABELS)
-        return self._over_steps("avg", f"max {labels} ({self._select((name,), uuids)})")
+        return f"max {labels} ({self._select((name,), uuids)})"
 
     def _health(self, uuids: Sequence[str], pod: PodName | None) -> str:
         series = f"({self._select(('podgpu_device_health',), uuids)}) == 1"
-        return self._over_steps("max", self._while_held(f"max {by(*_KEYS, 'condition')} ({series})", pod))
+        return self._while_held(f"max {by(*_KEYS, 'condition')} ({series})", pod)
 
     def _field(self, name: str, uuids: Sequence[str]) -> str:
         field = field_named(name)
@@ -226,11 +255,6 @@ class _HistoryReader:
     def _select(self, names: Sequence[str], uuids: Sequence[str]) -> str:
         matchers = [one_of(label, uuids) if uuids else f'{label}!=""' for label in UUID_LABELS]
         return " or ".join(select(names, matcher, self._match) for matcher in matchers)
-
-    def _over_steps(self, function: str, query: str) -> str:
-        step = self._window.step
-        resolution = _FINE * math.ceil(step * self._window.steps / _MAX_SAMPLES / _FINE)
-        return query if step <= _FINE else f"{function}_over_time(({query})[{step}s:{resolution}s])"
 
 
 # Answers
@@ -247,26 +271,6 @@ class _DeviceLines:
     holder_figures: dict[tuple[Workload, str], Values] = field(default_factory=dict)
     conditions: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
 
-    def add(
-        self, what: str, labels: LabelMap, values: Values, holder: Workload | None, node_labels: Sequence[str]
-    ) -> None:
-        steps = {number for number, value in enumerate(values) if value is not None}
-        figure = what.removesuffix(" of holders")
-        if figure == "utilization_ratio":
-            values = [_check_ratio(value) for value in values]
-        if what == "held":
-            self.node = next((labels[name] for name in node_labels if labels.get(name)), "")
-            index = labels.get("gpu", "")
-            self.index = int(index) if index.isdecimal() else self.index
-            if holder is not None:
-                self.holders[holder] |= steps
-        elif what == "health":
-            self.conditions[labels.get("condition", "")] |= steps
-        elif what == figure:
-            self.figures[figure] = values
-        elif holder is not None:
-            self.holder_figures[holder, figure] = values
-
     def history_of_pod(self, pod: PodName) -> GpuHistory | None:
         """Returns the values from the time when the pod held the device. None if the pod never held it.
 
@@ -282,9 +286,9 @@ class _DeviceLines:
             lines = [line for holder in own if (line := self.holder_figures.get((holder, name))) is not None]
             device = self.figures.get(name)
             for step in held:
-                parts = [part for line in lines if (part := line[step]) is not None]
-                if parts:
-                    values[step] = sum(parts)
+                known = [value for line in lines if (value := line[step]) is not None]
+                if known:
+                    values[step] = sum(known)
                 elif device is not None and (step not in shared or name == "temperature_celsius"):
                     values[step] = device[step]
         return self.make_history(figures)
@@ -292,9 +296,9 @@ class _DeviceLines:
     def make_history(self, figures: Mapping[str, Values]) -> GpuHistory:
         unknown: Values = [None] * self.window.steps
         holders = [
-            HolderSpan(*run, h.container, h.namespace, h.pod, h.job, h.uid, h.container_id)
-            for h, steps in self.holders.items()
-            for run in self.window.find_runs(steps)
+            HolderSpan(*parts_of(holder), from_=start, to=end)
+            for holder, steps in self.holders.items()
+            for start, end in self.window.find_runs(steps)
         ]
         marks = [
             Mark(*run, name, words_for(name)[0] if name in conditions() else name)
@@ -317,12 +321,8 @@ class _DeviceLines:
 
 
 def _read_device(labels: LabelMap) -> UuidAndInstance:
-    return next((labels[name] for name in UUID_LABELS if labels.get(name)), ""), labels.get("GPU_I_ID", "")
+    return first_label(labels, UUID_LABELS), labels.get("GPU_I_ID", "")
 
 
 def _read_target(labels: LabelMap) -> tuple[str, str]:
     return labels.get("job", ""), labels.get("instance", "")
-
-
-def _check_ratio(value: float | None) -> float | None:
-    return None if value is None or not 0 <= value <= 1.01 else min(value, 1.0)

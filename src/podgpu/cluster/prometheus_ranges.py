@@ -26,12 +26,19 @@ from podgpu.cluster.prometheus import (
     read_node_labels,
 )
 from podgpu.cluster.promql import by, select
-from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RowName, group_now, make_range, name_row
+from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RowName, UsageSum, group_now, make_range, name_row, sum_usage
 from podgpu.cluster.state import ClusterState, describe_unpriced
 from podgpu.errors import SourceError, utc_text
-from podgpu.history.answers import UsageSum
 from podgpu.history.store import COARSE, FINE, HOUR, UNALLOCATED, Amounts, UsageAccount
-from podgpu.metrics.adapter import MODEL_LABELS, UUID_LABELS, WORKLOAD_LABELS, PodName, read_gpu_id, read_workload
+from podgpu.metrics.adapter import (
+    MODEL_LABELS,
+    UUID_LABELS,
+    WORKLOAD_LABELS,
+    PodName,
+    first_label,
+    read_gpu_id,
+    read_workload,
+)
 from podgpu.metrics.fields import ENGINE, TEMPERATURE, UTIL, names_of
 from podgpu.metrics.mig import billed_name, parent_and_fraction
 from podgpu.metrics.parse import ParsedSample
@@ -60,7 +67,7 @@ _HOLDER_KEYS = (*_GPU_KEYS, "GPU_I_ID", "GPU_I_PROFILE", *WORKLOAD_LABELS)
 Vectors = Mapping[str, Sequence[ParsedSample]]  # by kind of usage
 
 
-class _HolderPart(NamedTuple):
+class _HolderKey(NamedTuple):
     """Identifies a holder and its GPU or MIG instance. With a recording rule, `gpu` is the model, not a UUID."""
 
     cluster: str
@@ -68,6 +75,10 @@ class _HolderPart(NamedTuple):
     instance: str
     workload: Workload
     owner: WorkloadOwner | None = None
+
+    @property
+    def pod(self) -> PodName:
+        return self.workload.namespace, self.workload.pod
 
 
 class PrometheusRanges:
@@ -99,13 +110,10 @@ class _RangeReader:
     state: ClusterState
     notes: list[str] = field(default_factory=list)
     rule: str = ""
-    methods: dict[tuple[Any, ...], set[str]] = field(default_factory=lambda: defaultdict(set))
-    """How GPU use was measured, by `_HolderPart` with a recording rule, otherwise by cluster, GPU and MIG instance."""
 
     async def read(self, start: float, end: float, step: int, now: float) -> RangeAnswer:
         """Adds a note for each failed query. Raises SourceError if the allocated hours cannot be read."""
         rule = self.rule = await self._find_rule(start, end)
-        await self._read_methods(start, end)
         usage: list[UsageSum] = []
         for first, last, prices in self.prices.periods(start, end):
             if rule:
@@ -114,6 +122,8 @@ class _RangeReader:
             else:
                 found = await self._read_counters(first, last, step)
             usage += await self._make_usage(found, first, last, prices)
+        if rule and not any(one.account.methods for one in usage):
+            self.notes.append(f"missing: methods of usage: {rule} was recorded by rules of an older version")
         if not await self._may_have_gpus(start + step):
             self.notes.append(f"Prometheus has no GPU metrics at {utc_text(start)}, the start of the range")
         if not any(any(one.account) for one in usage):
@@ -123,17 +133,11 @@ class _RangeReader:
             self.notes.append(
                 "the cost is unknown: prices depend on node labels, but there are too many GPUs to read their nodes"
             )
-        rows_now = None if self.query.end is not None else await self._read_now(usage, now)
-        return make_range(
-            self.query,
-            (start, end),
-            usage,
-            self.prices.at(end),
-            tuple(dict.fromkeys((*self.notes, *self.client.notes))),
-            self.state.simulated,
-            rows_now,
-            rule or "counters",
-        )
+        current = {} if self.query.end is not None else await self._read_now(usage, now)
+        answer = make_range(self.query, (start, end), usage, self.prices.at(end), current)
+        answer.simulated, answer.source = self.state.simulated, rule or "counters"
+        answer.notes[:0] = dict.fromkeys((*self.notes, *self.client.notes))
+        return answer
 
     async def _ask(self, what: str, query: str, at: float) -> list[ParsedSample]:
         try:
@@ -141,23 +145,11 @@ class _RangeReader:
         except SourceError as error:
             if what == "allocated":
                 raise
-            self.notes.append(f"missing: {what.replace('_', ' ')}: {error}")
+            what = "methods of usage" if what == "method" else what.replace("_", " ")
+            self.notes.append(f"missing: {what}: {error}")
             return []
 
     # Queries
-
-    async def _read_methods(self, start: float, end: float) -> None:
-        """Sets `methods`. Adds a note if the recording rule comes from an older version, which did not store them."""
-        cluster, kind = self.server.cluster_label, 'kind="method"' if self.rule else ""
-        series = select((self.rule or "podgpu_device_usage_method",), kind, self.server.match)
-        keys = by("method", cluster, *(RULE_LABELS if self.rule else (*UUID_LABELS, "GPU_I_ID")))
-        query = f"group {keys} (last_over_time({series}[{round(end - start)}s]))"
-        found = [sample.labels for sample in await self._ask("methods of usage", query, end)]
-        for labels in found:
-            gpu = labels.get(cluster, ""), read_gpu_id(labels), labels.get("GPU_I_ID", "")
-            self.methods[self._read_part(labels) or gpu].add(labels.get("method", ""))
-        if self.rule and not found:
-            self.notes.append(f"missing: methods of usage: {self.rule} was recorded by rules of an older version")
 
     async def _find_rule(self, start: float, end: float) -> str:
         """Returns the coarsest recording rule that covers all GPU metrics in the range, or "" if there is none.
@@ -191,7 +183,8 @@ class _RangeReader:
     async def _read_rule(self, name: str, function: str, end: float) -> Vectors:
         """Reads a recording rule. `function`: PromQL in which `{}` stands for the series."""
         series = function.format(select((name,), self.server.match))
-        samples = await self.client.query(f"max {by(self.server.cluster_label, *RULE_LABELS)} ({series})", end)
+        keys = by(self.server.cluster_label, *RULE_LABELS, "method")
+        samples = await self.client.query(f"max {keys} ({series})", end)
         return group_by_key((sample.labels.get("kind", ""), sample) for sample in samples)
 
     async def _read_counters(self, start: float, end: float, step: int) -> Vectors:
@@ -199,7 +192,11 @@ class _RangeReader:
         cluster = self.server.cluster_label
         gpus = f"group {by(cluster, *_GPU_KEYS)} ({select(_GPU_NAMES, self.server.match)})"
         queries = {kind: self._increase(name, end - start) for kind, name in _COUNTERS.items()}
-        queries["shares"] = self._shares(end - start)
+        shares = select(("podgpu_allocation_share_ratio",), self.server.match)
+        methods = select(("podgpu_device_usage_method",), self.server.match)
+        window, device_keys = f"{round(end - start)}s", by(cluster, *UUID_LABELS, "GPU_I_ID", "method")
+        queries["shares"] = f"avg {by(cluster, *_HOLDER_KEYS)} (avg_over_time({shares}[{window}]))"
+        queries["method"] = f"group {device_keys} (last_over_time({methods}[{window}]))"
         keys = (*MODEL_LABELS, *(UUID_LABELS if self.prices.label_names else ()))
         queries["gpu_seconds"] = f"{step} * sum {by(cluster, *keys)} (count_over_time(({gpus})[{length}ms:{step}s]))"
         results = await asyncio.gather(*(self._ask(kind, query, end) for kind, query in queries.items()))
@@ -211,10 +208,6 @@ class _RangeReader:
         keys = (self.server.cluster_label, *_HOLDER_KEYS)
         return f"sum {by(*keys)} (max {by(*keys, 'job', 'instance')} ({increase}))"
 
-    def _shares(self, seconds: float) -> str:
-        shares = select(("podgpu_allocation_share_ratio",), self.server.match)
-        return f"avg {by(self.server.cluster_label, *_HOLDER_KEYS)} (avg_over_time({shares}[{round(seconds)}s]))"
-
     async def _read_now(self, usage: Sequence[UsageSum], end: float) -> dict[RowName, dict[str, Any]]:
         """Returns the current values of rows. With a recording rule, these are means of the last 5 minutes."""
         if not self.rule:
@@ -223,44 +216,47 @@ class _RangeReader:
         found = {kind: samples for kind, samples in recorded.items() if kind != "gpu_seconds"}
         usage = await self._make_usage(found, end - COARSE, end, self.prices.at(end))
         groups = group_by_key((name_row(one, self.query), one) for one in usage)
-        return {
-            name: {
-                "gpus": round(math.fsum(one.amounts.allocated_seconds for one in group) / COARSE, 2),
-                "idle_gpus": round(math.fsum(one.amounts.idle_seconds for one in group) / COARSE, 2),
-                "cost_per_hour": round(math.fsum(one.amounts.cost for one in group) * HOUR / COARSE, 2)
-                if any(one.currency for one in group)
-                else None,
+        rows = {}
+        for name, group in groups.items():
+            amounts, is_priced = sum_usage(group), any(one.currency for one in group)
+            rows[name] = {
+                "gpus": round(amounts.allocated_seconds / COARSE, 2),
+                "idle_gpus": round(amounts.idle_seconds / COARSE, 2),
+                "cost_per_hour": round(amounts.cost * HOUR / COARSE, 2) if is_priced else None,
             }
-            for name, group in groups.items()
-        }
+        return rows
 
     # Names of pods
 
     async def _read_accounts(
-        self, parts: Iterable[_HolderPart], start: float, end: float
-    ) -> dict[tuple[str, PodName], UsageAccount]:
-        """Returns a `UsageAccount` with the owner and the label of each pod, by cluster and pod."""
+        self, keys: Sequence[_HolderKey], methods: Iterable[ParsedSample], start: float, end: float
+    ) -> dict[_HolderKey, UsageAccount]:
+        """Returns the account of each holder, with its owner, the requested label and the methods of measurement."""
         window = f"{round(end - start)}s"
-        pods: dict[str, set[PodName]] = defaultdict(set)
-        for part in parts:
-            if part.workload.pod:
-                pods[part.cluster].add((part.workload.namespace, part.workload.pod))
-        label, accounts = self.query.label, {}
-        labels = await self._read_labels(label, window, end) if label else {}
-        others = {} if self.rule else self.state.owners  # recording rules know only owners from kube-state-metrics
-        for cluster, names in pods.items():
-            owners: Mapping[PodName, WorkloadOwner] = {}
-            if not label and self.query.by != "namespace":
+        labels = await self._read_labels(self.query.label, window, end) if self.query.label else {}
+        owners: dict[tuple[str, PodName], WorkloadOwner] = {}
+        if self.query.by in ("pod", "owner"):
+            pods = group_by_key((key.cluster, key.pod) for key in keys if key.workload.pod)
+            for cluster, names in pods.items():
                 try:
-                    found = PodOwners(self.client, self.server.match, self.server.cluster_label, cluster)
-                    owners = await found.read(sorted(names), window, end)
+                    reader = PodOwners(self.client, self.server.match, self.server.cluster_label, cluster)
+                    known = await reader.read(sorted(set(names)), window, end)
                 except SourceError as error:
                     self.notes.append(f"missing: owners of pods: {error}")
-            for pod in names:
-                owner = owners.get(pod) or others.get(pod) or WorkloadOwner("", "")
-                accounts[cluster, pod] = UsageAccount(
-                    *pod, owner_kind=owner.kind, owner_name=owner.name, labels=labels.get((cluster, pod), "")
-                )
+                else:
+                    owners |= {(cluster, pod): owner for pod, owner in known.items()}
+        others = {} if self.rule else self.state.owners  # recording rules know only owners from kube-state-metrics
+        methods_of: dict[tuple[Any, ...], set[str]] = defaultdict(set)  # by holder or, without a rule, by device
+        for found in (sample.labels for sample in methods):
+            device = found.get(self.server.cluster_label, ""), read_gpu_id(found), found.get("GPU_I_ID", "")
+            methods_of[self._read_key(found) or device].add(found.get("method", ""))
+        accounts = {}
+        for key in keys:
+            workload, pod = key.workload, (key.cluster, key.pod)
+            ids = ("", "", "") if workload.pod else (workload.job, workload.uid, workload.container_id)
+            owner = key.owner or owners.get(pod) or others.get(key.pod) or WorkloadOwner("", "")
+            used = " ".join(sorted(methods_of[key if self.rule else key[:3]]))
+            accounts[key] = UsageAccount(*key.pod, *ids, owner.kind, owner.name, labels.get(pod, ""), used)
         return accounts
 
     async def _read_labels(self, name: str, window: str, end: float) -> dict[tuple[str, PodName], str]:
@@ -281,11 +277,9 @@ class _RangeReader:
 
     async def _make_usage(self, found: Vectors, start: float, end: float, prices: Prices) -> list[UsageSum]:
         billed = {
-            part: sample
-            for sample in found.get("allocated", ())
-            if (part := self._read_part(sample.labels)) is not None
+            key: sample for sample in found.get("allocated", ()) if (key := self._read_key(sample.labels)) is not None
         }
-        accounts = await self._read_accounts(billed, start, end)
+        accounts = await self._read_accounts(list(billed), found.get("method", ()), start, end)
         gpu_prices = await self._read_gpu_prices(prices, start, end)
         seconds: dict[tuple[str, str, Prices], float] = defaultdict(float)  # unallocated, after subtraction below
         joules: dict[tuple[str, str, Prices], float] = defaultdict(float)
@@ -293,25 +287,18 @@ class _RangeReader:
             for sample in found.get(kind, ()):
                 cluster = sample.labels.get(self.server.cluster_label, "")
                 own = gpu_prices.get((cluster, read_gpu_id(sample.labels)), prices)
-                sums[cluster, _read_first(sample.labels, MODEL_LABELS), own] += sample.value
-        amounts_of = {kind: self._add_by_part(found.get(kind, ())) for kind in (*_COUNTERS, "shares")}
+                sums[cluster, first_label(sample.labels, MODEL_LABELS), own] += sample.value
+        amounts_of = {kind: self._add_by_key(found.get(kind, ())) for kind in (*_COUNTERS, "shares")}
         usage = []
-        for part, sample in billed.items():
-            workload, model = part.workload, _read_first(sample.labels, MODEL_LABELS)
-            profile = sample.labels.get("GPU_I_PROFILE", "")
+        for key, sample in billed.items():
+            model, profile = first_label(sample.labels, MODEL_LABELS), sample.labels.get("GPU_I_PROFILE", "")
             name = billed_name(model, profile) if profile else model
-            own = gpu_prices.get((part.cluster, part.gpu), prices)
+            own = gpu_prices.get((key.cluster, key.gpu), prices)
             price = own.of(name).gpu_hour
-            amounts = _make_amounts([sums.get(part) for sums in amounts_of.values()], name, price or 0.0)
-            account = accounts.get((part.cluster, (workload.namespace, workload.pod))) or UsageAccount(
-                workload.namespace, workload.pod, workload.job, workload.uid, workload.container_id
-            )
-            if part.owner is not None:
-                account = account._replace(owner_kind=part.owner.kind, owner_name=part.owner.name)
-            methods = tuple(sorted(self.methods.get(part if self.rule else part[:3], ())))
-            usage.append(UsageSum(account, "" if price is None else prices.currency, amounts, part.cluster, methods))
-            if (part.cluster, model, own) in seconds:
-                seconds[part.cluster, model, own] -= amounts.allocated_seconds
+            amounts = _make_amounts([sums.get(key) for sums in amounts_of.values()], name, price or 0.0)
+            usage.append(UsageSum(accounts[key], "" if price is None else prices.currency, amounts, key.cluster))
+            if (key.cluster, model, own) in seconds:
+                seconds[key.cluster, model, own] -= amounts.allocated_seconds
         for (cluster, model, own), left in seconds.items():
             price = own.of(model).gpu_hour
             rest = max(0.0, left)
@@ -330,37 +317,33 @@ class _RangeReader:
         query = f"group {by(self.server.cluster_label, *UUID_LABELS, *nodes)} ({series})"
         found: dict[tuple[str, str], set[Prices]] = defaultdict(set)
         for labels in (sample.labels for sample in await ask("nodes of GPUs", query)):
-            cluster, node = labels.get(self.server.cluster_label, ""), _read_first(labels, nodes)
+            cluster, node = labels.get(self.server.cluster_label, ""), first_label(labels, nodes)
             found[cluster, read_gpu_id(labels)].add(prices.on_node(known.get((cluster, node))))
         return {gpu: own.pop() for gpu, own in found.items() if len(own) == 1}
 
-    def _add_by_part(self, samples: Iterable[ParsedSample]) -> dict[_HolderPart, float]:
-        parts: dict[_HolderPart, float] = defaultdict(float)
+    def _add_by_key(self, samples: Iterable[ParsedSample]) -> dict[_HolderKey, float]:
+        sums: dict[_HolderKey, float] = defaultdict(float)
         for sample in samples:
-            if (part := self._read_part(sample.labels)) is not None:
-                parts[part] += sample.value
-        return dict(parts)
+            if (key := self._read_key(sample.labels)) is not None:
+                sums[key] += sample.value
+        return sums
 
-    def _read_part(self, labels: Mapping[str, str]) -> _HolderPart | None:
+    def _read_key(self, labels: Mapping[str, str]) -> _HolderKey | None:
         cluster = labels.get(self.server.cluster_label, "")
         if "kind" not in labels:
             workload = read_workload(labels)
             if workload is None:
                 return None
-            return _HolderPart(cluster, read_gpu_id(labels), labels.get("GPU_I_ID", ""), workload)
+            return _HolderKey(cluster, read_gpu_id(labels), labels.get("GPU_I_ID", ""), workload)
         kind, name = labels.get("owner_kind", ""), labels.get("owner_name", "")
         is_pod = kind == "Pod"
-        return _HolderPart(
+        return _HolderKey(
             cluster,
-            _read_first(labels, MODEL_LABELS),
+            first_label(labels, MODEL_LABELS),
             labels.get("GPU_I_PROFILE", ""),
             Workload(labels.get("namespace", ""), name if is_pod else "", job=labels.get("hpc_job", "")),
             None if is_pod else WorkloadOwner(kind, name),
         )
-
-
-def _read_first(labels: Mapping[str, str], names: Iterable[str]) -> str:
-    return next((labels[name] for name in names if labels.get(name)), "")
 
 
 def _make_amounts(sums: Sequence[float | None], name: str, price: float) -> Amounts:

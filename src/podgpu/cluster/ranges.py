@@ -1,4 +1,4 @@
-"""Computes GPU-hours, energy, cost and waste by pod, owner, namespace or pod label, and summaries of pods.
+"""Computes GPU-hours, energy, cost and waste by pod, owner, namespace or pod label.
 
 `/api/v1/waste` returns the rows of `/api/v1/range`, sorted by waste and without unallocated GPUs.
 """
@@ -10,54 +10,34 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from sqlite3 import Connection
 from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from podgpu.cluster.parts import MPS_REASON, HeldPart, device_utilization, sum_held
-from podgpu.cluster.past import read_past
+from podgpu.cluster.parts import MPS_REASON, HeldPart, sum_held
 from podgpu.cluster.prices import Prices
 from podgpu.cluster.state import ClusterState, describe_unpriced
 from podgpu.errors import UsageError, utc_text
-from podgpu.history.answers import (
-    HolderSpan,
-    Mark,
-    PodHistory,
-    UsageSum,
-    make_pod_history,
-    parse_range,
-    parse_time,
-    read_pod,
-    read_range,
-    read_usage_start,
-)
-from podgpu.history.events import IDLE, EventQuery, EventsAnswer, read_events
-from podgpu.history.recorder import HistoryRecorder
-from podgpu.history.store import COARSE, DAY, FINE, UNALLOCATED, Amounts, UsageAccount
-from podgpu.metrics.fields import DRAM_ACTIVE, TENSOR_ACTIVE
-from podgpu.model import DeviceState, WorkloadOwner, group_by_key
+from podgpu.history.answers import ceil_time, floor_time, parse_range, parse_time
+from podgpu.history.store import AMOUNT_UNITS, COARSE, DAY, HOUR, UNALLOCATED, Amounts, UsageAccount
+from podgpu.model import WorkloadOwner, group_by_key
 
 Order = Literal["cost", "wasted"]
 _LABEL = "label:"
 _DIGITS = 4
 _JOULES_PER_KWH = 3_600_000
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "|", "%")
-_LONGEST = 8 * DAY  # samples are stored for this many seconds
-_BRIEF = 60.0  # seconds; pods that hold a GPU together for a shorter time do not share it
-_SHORTEST = 900.0  # seconds; a pod that ran for a shorter time gets no hint
-_THROTTLING = ("thermal", "power_brake")
-_MIG_PARTS = ((1, 1), (2, 2), (3, 4), (4, 4))  # each MIG profile: sevenths of compute, eighths of memory
-_MIG_MODELS = ("A100", "H100", "H200", "GH200", "B200")
-_MAX_SHARE = 0.6  # a pod that needs a larger fraction of a GPU gets no hint
-_GIB = 1024**3
-# Returns the times when a pod held a GPU. If the node was gone at the end, the time includes the outage.
-_SPANS = """
-SELECT span.started, iif(gone.gpu IS NULL, span.ended, gone.ended), owner_kind, owner_name
-FROM span JOIN account ON account.id = span.account
-LEFT JOIN span AS gone ON gone.gpu = span.gpu AND gone.name = 'node_gone' AND gone.started = span.ended
-WHERE namespace = ? AND pod = ? ORDER BY span.started"""
+# Sums the usage of each account before the join, because joining every row is slower.
+_RANGE = f"""
+SELECT namespace, pod, job, uid, container_id, owner_kind, owner_name, labels, methods, currency,
+    {", ".join(f"{name} / {unit}" for name, unit in AMOUNT_UNITS.items())}
+FROM account JOIN (
+    SELECT account AS id, currency, {", ".join(f"sum({name}) AS {name}" for name in AMOUNT_UNITS)}
+    FROM ({{rows}}) GROUP BY account, currency) USING (id)
+ORDER BY namespace, pod, job, uid, container_id, currency"""
+_RANGE_ROWS = "SELECT * FROM usage WHERE resolution = ? AND time >= ? AND time < ?"
 
 
 class RangeQuery(NamedTuple):
@@ -158,6 +138,15 @@ def parse_range_query(query: Mapping[str, str], order: Order = "cost") -> RangeQ
     return RangeQuery(by, seconds, start, end, form == "csv", order)
 
 
+class UsageSum(NamedTuple):
+    """Usage of a pod, a job, or all unallocated GPUs in a time range. `currency` is empty if the GPUs have no price."""
+
+    account: UsageAccount
+    currency: str
+    amounts: Amounts
+    cluster: str = ""  # set only if the usage is read from Prometheus
+
+
 RowName = tuple[tuple[str, Any], ...]
 """Names and values of the fields of `RangeRow` that identify a row, such as namespace and pod."""
 
@@ -167,55 +156,38 @@ def make_range(
     bounds: tuple[float, float],
     usage: Sequence[UsageSum],
     prices: Prices,
-    notes: Sequence[str] = (),
-    simulated: bool = False,
-    now: Mapping[RowName, Mapping[str, Any]] | None = None,
-    source: str = "",
+    now: Mapping[RowName, Mapping[str, Any]],
 ) -> RangeAnswer:
     """Groups the usage into rows and adds it up. `now`: current values by row."""
     groups = group_by_key((name_row(one, query), one) for one in usage)
-    methods, is_pod = sorted({method for one in usage for method in one.methods}), query.by == "pod"
-    rows = [
-        RangeRow(
-            **{
-                **dict(name),
-                "methods": sorted({method for one in groups.get(name, ()) for method in one.methods}),
-                "labels": next((json.loads(o.account.labels or "{}") for o in groups.get(name, ()) if is_pod), {}),
-                **add_up(groups.get(name, ()), prices.currency),
-                **(now or {}).get(name, {}),
-            }
-        )
-        for name in dict.fromkeys((*groups, *(now or ())))
-    ]
+    rows = []
+    for name in dict.fromkeys((*groups, *now)):
+        own = groups.get(name, [])
+        row = RangeRow(**{**dict(name), **add_up(own, prices.currency), **now.get(name, {})})
+        row.methods = _list_methods(own)
+        row.labels = json.loads(own[0].account.labels or "{}") if own and query.by == "pod" else {}
+        rows.append(row)
     if query.order == "wasted":
         rows = [row for row in rows if not row.unallocated]
         rows.sort(key=lambda row: (-(row.wasted or 0.0), -row.idle_hours, describe_row(row)))
     else:
         rows.sort(key=lambda row: (row.unallocated, -(row.cost or 0.0), -row.gpu_hours, describe_row(row)))
-    totals = RangeTotals(
-        **add_up(usage, prices.currency),
-        unallocated_cost=add_up([one for one in usage if one.account == UNALLOCATED], prices.currency)["cost"],
-    )
-    missing = list(_describe_missing(query.label, prices, usage, rows))
-    if "mps" in methods and totals.unknown_hours:
-        missing.append(
-            f"the use of {totals.unknown_hours:,} GPU-hours is unknown, because containers share GPUs by MPS"
-            f" ({MPS_REASON}): these hours count neither as used, nor as idle or wasted"
-        )
-    return RangeAnswer(
+    unallocated = [one for one in usage if one.account == UNALLOCATED]
+    answer = RangeAnswer(
         from_=bounds[0],
         to=bounds[1],
         by=query.by,
         currency=prices.currency,
         prices=prices.source,
-        source=source,
-        simulated=simulated,
-        methods=methods,
+        methods=_list_methods(usage),
         labels=sorted({name for text in {one.account.labels for one in usage} if text for name in json.loads(text)}),
-        notes=[*notes, *missing],
-        totals=totals,
+        totals=RangeTotals(
+            **add_up(usage, prices.currency), unallocated_cost=add_up(unallocated, prices.currency)["cost"]
+        ),
         rows=rows,
     )
+    answer.notes = list(_describe_missing(query.label, prices, usage, answer))
+    return answer
 
 
 def group_now(state: ClusterState, usage: Sequence[UsageSum], query: RangeQuery) -> dict[RowName, dict[str, Any]]:
@@ -269,10 +241,10 @@ def name_row(one: UsageSum, query: RangeQuery) -> RowName:
 
 def add_up(usage: Sequence[UsageSum], currency: str) -> dict[str, Any]:
     """Returns the sums of the usage as fields of `RangeFigures`. Costs include only usage priced in `currency`."""
-    everything = _sum_amounts(usage)
-    held = _sum_amounts([one for one in usage if one.account != UNALLOCATED])
+    everything = sum_usage(usage)
+    held = sum_usage([one for one in usage if one.account != UNALLOCATED])
     priced = [one for one in usage if currency and one.currency == currency]
-    cost = _sum_amounts(priced)
+    cost = sum_usage(priced)
     return {
         "gpu_hours": _hours(everything.allocated_seconds),
         "allocated_hours": _hours(held.allocated_seconds),
@@ -290,7 +262,11 @@ def add_up(usage: Sequence[UsageSum], currency: str) -> dict[str, Any]:
     }
 
 
-def _sum_amounts(usage: Sequence[UsageSum]) -> Amounts:
+def _list_methods(usage: Iterable[UsageSum]) -> list[str]:
+    return sorted({method for one in usage for method in one.account.methods.split()})
+
+
+def sum_usage(usage: Sequence[UsageSum]) -> Amounts:
     return Amounts(*(math.fsum(column) for column in zip(Amounts(), *(one.amounts for one in usage), strict=True)))
 
 
@@ -310,18 +286,22 @@ def _add_up_now(held: Sequence[HeldPart]) -> dict[str, Any]:
     }
 
 
-def _describe_missing(label: str, prices: Prices, usage: Sequence[UsageSum], rows: Sequence[RangeRow]) -> Iterable[str]:
-    if label and not any(row.label for row in rows):
+def _describe_missing(label: str, prices: Prices, usage: Sequence[UsageSum], answer: RangeAnswer) -> Iterable[str]:
+    if label and not any(row.label for row in answer.rows):
         yield (
             f"no pod has the label {label[:60]!r}: check its name, and that the exporters run with"
             " --kubernetes-enable-pod-labels (with --prometheus: that kube-state-metrics exports it in kube_pod_labels)"
         )
+    hours = sum(one.amounts.allocated_seconds for one in usage if one.currency != prices.currency) / 3600
     if not prices.currency:
         yield "there are no prices: start podgpu with --prices"
-        return
-    hours = sum(one.amounts.allocated_seconds for one in usage if one.currency != prices.currency) / 3600
-    if hours >= 10**-_DIGITS:
+    elif hours >= 10**-_DIGITS:
         yield f"{hours:,.2f} GPU-hours have no price in {prices.currency} and are not included in the cost"
+    if "mps" in answer.methods and answer.totals.unknown_hours:
+        yield (
+            f"the use of {answer.totals.unknown_hours:,} GPU-hours is unknown, because containers share GPUs by MPS"
+            f" ({MPS_REASON}): these hours count neither as used, nor as idle or wasted"
+        )
 
 
 def describe_row(row: RangeRow, nameless: str = "(none)") -> str:
@@ -388,197 +368,56 @@ def _make_cells(answer: RangeAnswer, row: RangeRow) -> dict[str, Any]:
 # The history in SQLite
 
 
-class JobSummary(RangeFigures, kw_only=True):
-    """Response of `/api/v1/summary`. Peaks are maxima of means over `step_seconds`. Unknown values are omitted."""
-
-    api: str = msgspec.field(default_factory=lambda: "podgpu/v1")
-    namespace: str
-    pod: str
-    owner: WorkloadOwner | None = None
-    from_: float = msgspec.field(name="from")
-    to: float | None = None  # None while the pod holds a GPU
-    duration_seconds: float  # time for which the pod held a GPU
-    gpus: int = 0
-    nodes: tuple[str, ...] = ()
-    peak_use: float | None = None
-    p95_use: float | None = None
-    peak_memory_bytes: float | None = None
-    step_seconds: int = 0
-    shared: bool = False  # another pod used one of its GPUs meanwhile, so the next five values are unknown
-    mean_power_watts: float | None = None  # of one GPU
-    power_limit_watts: float | None = None  # mean of its GPUs, now
-    current_use: float | None = None  # mean of its GPUs, now
-    tensor_active_ratio: float | None = None  # mean of its GPUs, now
-    dram_active_ratio: float | None = None  # mean of its GPUs, now
-    wait_seconds: float = 0.0
-    throttled_seconds: float = 0.0
-    errors: int = 0
-    currency: str = ""
-    hint: str = ""
-
-
-class RecordedUsage:
-    """Implements `UsageAnswers` with the history in SQLite, and provides `/api/v1/events` and `/api/v1/summary`.
-
-    All methods raise SourceError if the history cannot be read.
-    """
-
-    def __init__(self, recorder: HistoryRecorder, read_state: Callable[[], ClusterState]) -> None:
-        self._recorder = recorder
-        self._read_state = read_state
-
-    async def range(self, query: RangeQuery) -> RangeAnswer:
-        return await self._recorder.ask(lambda db, now: read_range_answer(db, query, now, self._read_state()))
-
-    async def events(self, query: EventQuery) -> EventsAnswer:
-        return await self._recorder.ask(lambda db, now: read_events(db, query, now))
-
-    async def past(self, at: float) -> ClusterState:
-        return await self._recorder.ask(lambda db, _: read_past(db, at, self._read_state()))
-
-    async def summary(self, namespace: str, pod: str) -> JobSummary | None:
-        """Returns None if there is no record of the pod."""
-        return await self._recorder.ask(lambda db, now: read_summary(db, namespace, pod, now, self._read_state()))
-
-
 def read_range_answer(db: Connection, query: RangeQuery, now: float, state: ClusterState) -> RangeAnswer:
     start, end, sums = read_range(db, *query.bounds(now))
+    current = {} if query.end is not None else group_now(state, sums, query)
+    answer = make_range(query, (start, min(end, now)), sums, state.prices, current)
+    answer.simulated = state.simulated
+    answer.notes[:0] = describe_unpriced(state.nodes, state.prices)
     since = read_usage_start(db)
-    notes, recorded_from = [], None
     if since is None or start + COARSE < since:
-        recorded_from = now if since is None else float(since)
-        notes.append(f"there is no record before {utc_text(recorded_from)}")
-    notes.extend(describe_unpriced(state.nodes, state.prices))
-    now_by_row = None if query.end is not None else group_now(state, sums, query)
-    answer = make_range(query, (start, min(end, now)), sums, state.prices, notes, state.simulated, now_by_row)
-    answer.recorded_from = recorded_from
+        answer.recorded_from = now if since is None else float(since)
+        answer.notes.insert(0, f"there is no record before {utc_text(answer.recorded_from)}")
     return answer
 
 
-def read_summary(db: Connection, namespace: str, pod: str, now: float, state: ClusterState) -> JobSummary | None:
-    spans = db.execute(_SPANS, (namespace, pod)).fetchall()
-    if not spans:
-        return None
-    started, _, owner_kind, owner_name = spans[0]
-    end = duration = 0.0
-    for span_started, span_ended, *_ in spans:
-        until = max(end, span_ended or now)
-        duration += until - max(end, span_started)
-        end = until
-    start = max(started, end - _LONGEST)
-    gpus = read_pod(db, namespace, pod, start - FINE, end + FINE)
-    history = make_pod_history(namespace, pod, gpus)
-    _, _, sums = read_range(db, started, end)
-    own = [one for one in sums if one.account[:2] == (namespace, pod)]
-    currency = state.prices.currency
-    summary = JobSummary(
-        **add_up(own, currency),
-        namespace=namespace,
-        pod=pod,
-        owner=WorkloadOwner(owner_kind, owner_name) if owner_name else None,
-        from_=started,
-        to=None if any(span_ended is None for _, span_ended, *_ in spans) else end,
-        duration_seconds=duration,
-        wait_seconds=round(sum(one.amounts.waited_seconds for one in own), 1),
-        currency=currency,
+def read_range(db: Connection, start: float, end: float) -> tuple[int, int, list[UsageSum]]:
+    """Returns start, end and usage. Start and end are extended to whole stored steps (5 minutes, hours or days)."""
+    times = {
+        resolution: db.execute("SELECT min(time), max(time) FROM usage WHERE resolution = ?", (resolution,)).fetchone()
+        for resolution in (COARSE, HOUR, DAY)
+    }
+    oldest = {resolution: math.inf if first is None else first for resolution, (first, _) in times.items()}
+    rolled_up = {resolution: 0 if last is None else last + resolution for resolution, (_, last) in times.items()}
+
+    def step(time: float) -> int:
+        """Returns the finest resolution that covers `time`, or that goes back as far as the next coarser resolution."""
+        for finer, coarser in ((COARSE, HOUR), (HOUR, DAY)):
+            if time >= oldest[finer] or not oldest[finer] // coarser * coarser > oldest[coarser]:
+                return finer
+        return DAY
+
+    first, last = floor_time(start, step(start)), ceil_time(end, step(end))
+    # Reads whole days from daily rows, other whole hours from hourly rows, and the remainder from 5-minute rows.
+    first_hour = min(ceil_time(first, HOUR), last)
+    last_hour = max(min(floor_time(last, HOUR), rolled_up[HOUR]), first_hour)
+    first_day = min(ceil_time(first_hour, DAY), last_hour)
+    last_day = max(min(floor_time(last_hour, DAY), rolled_up[DAY]), first_day)
+    rows = (
+        *(COARSE, first, first_hour),
+        *(HOUR, first_hour, first_day),
+        *(DAY, first_day, last_day),
+        *(HOUR, last_day, last_hour),
+        *(COARSE, last_hour, last),
     )
-    if history is not None:
-        _add_history(summary, history, end, state)
-        summary.shared = any(_is_shared(gpu.holders, namespace, pod) for gpu in gpus)
-        if not summary.shared:
-            _add_activity(summary, history, state)
-    return summary
+    query = _RANGE.format(rows=" UNION ALL ".join([_RANGE_ROWS] * (len(rows) // 3)))
+    found = db.execute(query, rows)
+    return first, last, [UsageSum(UsageAccount(*row[:9]), row[9], Amounts(*row[10:])) for row in found]
 
 
-def _add_history(summary: JobSummary, history: PodHistory, end: float, state: ClusterState) -> None:
-    # The mean of an unfinished step still changes, so it counts only if a device has no other.
-    finished = None if summary.to is not None else int((end - history.from_) // history.step_seconds)
-
-    def read(name: str) -> list[list[float]]:
-        columns = [device.series[name] for device in history.devices]
-        return [_known(column[:finished]) or _known(column) for column in columns]
-
-    use, memory = read("utilization_ratio"), read("memory_used_bytes")
-    summary.gpus = len(history.devices)
-    summary.nodes = tuple(sorted({device.node for device in history.devices}))
-    known = [value for values in use for value in values]
-    summary.peak_use = max(known, default=None)
-    # Here, use is relative to the whole GPU or MIG instance. In /api/v1/range, it is relative to the pod's share.
-    summary.mean_use = round(sum(known) / len(known), 4) if known else summary.mean_use
-    p95 = [_p95(values) for values in use if values]
-    summary.p95_use = max(p95, default=None)
-    summary.peak_memory_bytes = peak = max((value for values in memory for value in values), default=None)
-    summary.step_seconds = history.step_seconds
-    throttled = (mark for mark in history.marks if mark.condition in _THROTTLING)
-    summary.throttled_seconds = sum(_overlap(mark, history, end) for mark in throttled)
-    summary.errors = sum(mark.condition not in (*_THROTTLING, IDLE) for mark in history.marks)
-    held_whole = summary.allocated_hours * 3600 > 0.9 * summary.duration_seconds * summary.gpus
-    if summary.duration_seconds >= _SHORTEST and held_whole:
-        gpus = {gpu.uuid: gpu for node in state.nodes for gpu in node.gpus}
-        peaks = [max(values, default=peak or 0.0) for values in memory]
-        summary.hint = _hint(summary, p95, peaks, [gpus[d.uuid] for d in history.devices if d.uuid in gpus])
-
-
-def _is_shared(spans: Sequence[HolderSpan], namespace: str, pod: str) -> bool:
-    """Returns whether others held the GPU while the pod held it."""
-    own = [span for span in spans if (span.namespace, span.pod) == (namespace, pod)]
-    others = [span for span in spans if span not in own]
-    return any(min(a.to or math.inf, b.to or math.inf) - max(a.from_, b.from_) > _BRIEF for a in own for b in others)
-
-
-def _add_activity(summary: JobSummary, history: PodHistory, state: ClusterState) -> None:
-    """Adds values of whole devices. Call it only for a pod that does not share its devices."""
-
-    def mean(values: Sequence[float]) -> float | None:
-        return round(sum(values) / len(values), 4) if values else None
-
-    pod, uuids = (summary.namespace, summary.pod), {device.uuid for device in history.devices if not device.instance}
-    limits = [gpu.power_limit_mw for node in state.nodes for gpu in node.gpus if gpu.uuid in uuids]
-    summary.power_limit_watts = mean([limit / 1000 for limit in limits if limit is not None])
-    summary.mean_power_watts = mean([w for device in history.devices for w in _known(device.series["power_watts"])])
-    parts = (part for node in state.nodes if not node.stale for part in node.held)
-    devices = {part.device_key: part.device for part in parts if (part.holder.namespace, part.holder.pod) == pod}
-    if all((holder.namespace, holder.pod) == pod for device in devices.values() for holder in device.holders):
-        summary.current_use = mean(_known(device_utilization(device) for device in devices.values()))
-        for member, field in (("tensor_active_ratio", TENSOR_ACTIVE), ("dram_active_ratio", DRAM_ACTIVE)):
-            values = [(device.fields or {}).get(field) for device in devices.values()]
-            setattr(summary, member, mean([value for value in values if isinstance(value, float)]))
-
-
-def _known(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
-
-
-def _p95(values: list[float]) -> float:
-    return sorted(values)[math.ceil(0.95 * len(values)) - 1]
-
-
-def _overlap(mark: Mark, history: PodHistory, end: float) -> float:
-    """Returns the seconds for which the GPU had the condition while the pod held the GPU."""
-    spans = [span for device in history.devices if device.uuid == mark.uuid for span in device.holders]
-    until = end if mark.until is None else mark.until
-    return sum(max(0.0, min(until, span.to or end) - max(mark.at, span.from_)) for span in spans)
-
-
-def _hint(summary: JobSummary, p95: list[float], peaks: list[float], gpus: list[DeviceState]) -> str:
-    """Suggests fewer or smaller GPUs, enough for the peak memory and 95th percentile of use. "" if there are none."""
-    peak, total = summary.peak_memory_bytes, min((gpu.memory_total_bytes or 0 for gpu in gpus), default=0)
-    if not p95 or peak is None or not total:
-        return ""
-    if not summary.peak_use:
-        return f"Nothing ran on its {'GPU, so it' if len(p95) == 1 else f'{len(p95)} GPUs, so they'} can be released."
-    usual = f"below {max(1, round(max(p95) * 100))} % for 95 % of the time, at most {peak / _GIB:.1f} GiB of memory"
-    proviso = "if its use stays as before: " + usual
-    if len(p95) > 1:
-        needed = max(1, math.ceil(sum(p95)), math.ceil(sum(peaks) / total))
-        return f"{needed} of its {len(p95)} GPUs would be enough, {proviso} on each." if needed < len(p95) else ""
-    share = max(p95[0], peak / total)
-    if share > _MAX_SHARE:
-        return ""
-    part = f"{max(1, math.ceil(share * 10)) * 10} % of a GPU"
-    if any(name in gpus[0].model for name in _MIG_MODELS):
-        fitting = [(s, m) for s, m in _MIG_PARTS if s / 7 >= p95[0] and m / 8 * total >= peak]
-        if fitting:
-            slices, eighths = fitting[0]
-            part = f"a MIG instance {slices}g ({eighths / 8 * total / _GIB:.0f} GiB) or {part}"
-    return f"{part[0].upper()}{part[1:]} would be enough, {proviso}."
+def read_usage_start(db: Connection) -> int | None:
+    """Returns the start of the oldest stored usage as Unix time, or None if there is no usage."""
+    sql = "SELECT (SELECT min(time) FROM usage WHERE resolution = 86400), (SELECT min(time) FROM round)"
+    first_day, first_round = db.execute(sql).fetchone()
+    start: int | None = first_round if first_day is None or first_round < first_day + DAY else first_day
+    return start

@@ -20,7 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from podgpu.clock import Clock, RepeatFilter
-from podgpu.cluster.collect import ClusterReading, NodeEntry, NodeLabels, Owners, TargetOutcome, ViewSettings
+from podgpu.cluster.collect import ClusterReading, NodeLabels, NodeReading, Owners, TargetOutcome, ViewSettings
 from podgpu.errors import SourceError, UsageError
 from podgpu.http_client import MAX_METRICS_BYTES, METRICS_TYPES, Access, HttpClient, check_is_metrics, open_session
 from podgpu.metrics.adapter import NODE_LABELS, node_from_samples, samples_in
@@ -54,7 +54,7 @@ class ScrapeTarget:
         base = re.sub(r"(/metrics)?/*([?#].*)?$", "", url)
         self.api = HttpClient(base, access, timeout=timeout, max_bytes=MAX_METRICS_BYTES)
         self.name = self._metrics.shown
-        self.readings: tuple[NodeEntry, ...] = ()
+        self.readings: tuple[NodeReading, ...] = ()
         self.outcome: TargetOutcome | None = None
         self.errors: Counter[str] = Counter()  # by reason
 
@@ -172,7 +172,7 @@ class ScrapeCollector:
                 _log.exception("%s: unexpected error; please report it", target.name)
             else:
                 target.readings = tuple(
-                    NodeEntry(
+                    NodeReading(
                         target=target.name,
                         state=state,
                         read_at=self.clock.monotonic(),

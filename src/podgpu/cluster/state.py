@@ -12,16 +12,17 @@ from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from podgpu.cluster.collect import ClusterReading, FleetCounts, NodeEntry, Owners, TargetOutcome, ViewSettings
-from podgpu.cluster.idle import IdleTimes, measure_use
-from podgpu.cluster.nodes import (
-    Alert,
-    add_lost_gpus,
-    choose_nodes,
-    describe_node,
-    hide_missing_gpus,
-    sort_alerts,
+from podgpu.cluster.collect import (
+    ClusterReading,
+    FleetCounts,
+    NodeEntry,
+    NodeReading,
+    Owners,
+    TargetOutcome,
+    ViewSettings,
 )
+from podgpu.cluster.idle import IdleTimes, measure_use
+from podgpu.cluster.nodes import Alert, add_lost_gpus, choose_nodes, describe_node, hide_missing_gpus, sort_alerts
 from podgpu.cluster.parts import HeldPart, device_model, divide_device, divide_gpu, holders_of, is_blind
 from podgpu.cluster.prices import NO_PRICES, Prices
 from podgpu.errors import few_of
@@ -121,7 +122,7 @@ def build_cluster_state(
         shown = hide_missing_gpus(node, removed) if removed else node
         if shown is not None:
             idle = IdleTimes(shown, earlier, offset, clock_change, reading.idle_for)
-            nodes.append(complete_node(shown, idle, prices, offset, shown.owners or reading.owners))
+            nodes.append(complete_node(shown, idle, prices, offset, shown.reading.owners or reading.owners))
     read = {node.target for node in reading.nodes}
     unread = [outcomes[target].text for target in sorted(outcomes) if outcomes[target].error and target not in read]
     alerts = (alert for node in nodes for alert in describe_node(node.name, node.state, node.gone))
@@ -154,7 +155,8 @@ def build_single_node_state(
     """Builds the state of an exporter's own page. If not `fresh`, omits GPUs and shows the first note as an alert."""
     prices = prices.at(wall)
     shown = state if fresh else replace(state, devices=())
-    node = complete_node(NodeEntry("", shown, read_at=now, stale=not fresh), None, prices, wall - now)
+    entry = NodeEntry(NodeReading("", shown, read_at=now), shown, stale=not fresh)
+    node = complete_node(entry, None, prices, wall - now)
     alerts = tuple(Alert("broken", text, state.node) for text in notes[:1])
     if fresh:
         alerts = sort_alerts(describe_node(state.node, node.state))
@@ -180,7 +182,7 @@ def describe_unpriced(nodes: Iterable[NodeEntry], prices: Prices) -> Iterator[st
             f"prices depend on node labels, but the labels of {few_of(unlabelled)} are unknown: costs do not include"
             " these nodes; give podgpu access to nodes of the API server or to kube_node_labels in Prometheus"
         )
-    elsewhere = [name for name in prices.label_names if not any(name in (n.labels or ()) for n in labelled)]
+    elsewhere = [name for name in prices.label_names if not any(name in (n.reading.labels or ()) for n in labelled)]
     if labelled and elsewhere:
         yield f"no node has the label {few_of(elsewhere)} of the price file: check that podgpu reads this label"
     models = {(device_model(gpu, one), n.prices) for n in labelled for gpu in n.gpus for one in (None, *gpu.instances)}
@@ -202,10 +204,10 @@ def complete_node(
 ) -> NodeEntry:
     """Sets `held` and `prices`. If the node is gone, adds the condition `node_gone` to its GPUs."""
     if node.gone:
-        condition = Condition(NODE_GONE, round(node.read_at + offset, 3))
+        condition = Condition(NODE_GONE, round(node.reading.read_at + offset, 3))
         gpus = tuple(replace(gpu, conditions=(*gpu.conditions, condition)) for gpu in node.state.devices)
         node = replace(node, state=replace(node.state, devices=gpus))
-    node = replace(node, prices=prices.on_node(node.labels))
+    node = replace(node, prices=prices.on_node(node.reading.labels))
     held = tuple(_hold(node, idle, owners or {}))
     return replace(node, notes=bound_notes(node.notes), held=held)
 
@@ -226,18 +228,17 @@ def _hold(node: NodeEntry, idle: IdleTimes | None, owners: Owners) -> Iterator[H
                     use, since = measure_use(device, holder), holder.usage.idle_since if holder.usage else None
                 else:
                     use, since = idle.find(gpu, instance, holder)
-                gpu_fraction = share * device_size
                 yield HeldPart(
                     gpu,
                     instance,
                     holder,
-                    gpu_fraction,
+                    device_size,
                     share,
                     "unknown" if blind else use,
                     since,
                     owners.get((holder.namespace, holder.pod)),
-                    None if hour is None else hour * (gpu_fraction if instance is None else share),
-                    node.cluster,
+                    None if hour is None else hour * (share * device_size if instance is None else share),
+                    node.reading.cluster,
                 )
 
 
@@ -253,13 +254,13 @@ def mean_by_scope(nodes: Iterable[NodeEntry], owners: Owners, settings: ViewSett
     for node in nodes:
         if node.stale:
             continue
-        own_scope, cluster = Scope("node", node=node.name), node.cluster
+        own_scope, cluster = Scope("node", node=node.name), node.reading.cluster
         for gpu, instance, value in measured_devices(node, settings):
             scopes = {CLUSTER, own_scope, Scope("model", model=device_model(gpu, instance))}
             for holder in _all_holders(gpu, instance):
                 if holder.namespace:
                     scopes.add(Scope("namespace", holder.namespace, cluster=cluster))
-                    if owner := (node.owners or owners).get((holder.namespace, holder.pod)):
+                    if owner := (node.reading.owners or owners).get((holder.namespace, holder.pod)):
                         scopes.add(Scope("owner", holder.namespace, "", "", owner.kind, owner.name, cluster))
             for scope in scopes:
                 total = sums.setdefault(scope, [0, 0.0])

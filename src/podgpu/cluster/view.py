@@ -293,7 +293,7 @@ def _held_parts(state: ClusterState) -> Iterator[HeldPart]:
         uses: tuple[tuple[Use, float], ...] = ("used", allocated - idle), ("idle", idle)
         for use, gpus in uses:
             cost = None if price is None else price * gpus
-            part = HeldPart(DeviceState(model=model), None, Holder(namespace), gpus * size, gpus, use)
+            part = HeldPart(DeviceState(model=model), None, Holder(namespace), size, gpus, use)
             yield replace(part, cost_per_hour=cost, cluster=cluster)
 
 
@@ -327,7 +327,7 @@ def _make_node(node: NodeEntry) -> NodeView:
     held = node.held_by_device()
     return NodeView(
         name=node.name,
-        cluster=node.cluster,
+        cluster=node.reading.cluster,
         old=node.stale,
         gone=node.gone,
         age_seconds=_rounded(node.age_seconds, 1),
@@ -345,10 +345,10 @@ def _make_gpu(gpu: DeviceState, held: Mapping[str, list[HeldPart]], prices: Pric
             profile=instance.profile,
             slices=slices_of_profile(instance.profile),
             gpu_slices=slices_of_gpu(gpu.model),
-            part=round(part, 6),
+            part=round(fraction, 6),
             **_device_fields(gpu, instance, held.get(key_of(gpu, instance), ()), prices),
         )
-        for instance, part in divide_gpu(gpu)
+        for instance, fraction in divide_gpu(gpu)
         if instance is not None
     ]
     values: dict[str, Any] = {}
@@ -431,7 +431,7 @@ def make_pod(
     """
     nodes = []
     for node in (node for node in view.nodes if cluster in (None, node.cluster)):
-        gpus = [gpu for gpu in (_part_held_by(gpu, namespace, pod) for gpu in node.gpus) if gpu is not None]
+        gpus = [gpu for gpu in (_select_held_by(gpu, namespace, pod) for gpu in node.gpus) if gpu is not None]
         if gpus:
             nodes.append(replace(node, gpus=gpus))
     if not nodes:
@@ -452,7 +452,7 @@ def make_pod(
     )
 
 
-def _part_held_by(gpu: GpuView, namespace: str, pod: str) -> GpuView | None:
+def _select_held_by(gpu: GpuView, namespace: str, pod: str) -> GpuView | None:
     def holds(device: DeviceView) -> bool:
         return any(holder.pod == pod and holder.namespace == namespace for holder in device.holders)
 
@@ -511,14 +511,10 @@ def _make_fields(values: Mapping[str, Value], source: str, links_up: int | None)
     for field, value in sorted(known_fields, key=lambda pair: (order.get(pair[0].id, len(order)), pair[0].id)):
         if field.id == CLOCK_EVENTS_FIELD and isinstance(value, int):
             value = clock_events_in_words(value)
-        rows.append(
-            FieldView(name=field.name, help=helps.get(field.id, ""), unit=field.unit, value=value, source=source)
-        )
+        rows.append((field.name, helps.get(field.id, ""), field.unit, value))
     if links_up is not None:
-        rows.append(
-            FieldView(name="nvlinks_up", help="NVLinks that are up.", unit="links", value=links_up, source=source)
-        )
-    return rows
+        rows.append(("nvlinks_up", "NVLinks that are up.", "links", links_up))
+    return [FieldView(name=name, help=text, unit=unit, value=value, source=source) for name, text, unit, value in rows]
 
 
 def _concerns(status: SourceStatus, gpu: DeviceState) -> bool:

@@ -10,15 +10,16 @@ import re
 import sqlite3
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from podgpu.errors import UsageError
-from podgpu.history.store import AMOUNT_UNITS, COARSE, DAY, FINE, GPU_ITSELF, HOUR, Amounts, Figures, UsageAccount
+from podgpu.history.store import COARSE, FINE, GPU_ITSELF, Figures
+from podgpu.model import Workload
 
 MAX_POINTS = 500
-SPARKLINE_STEP, SPARKLINE_POINTS = 60, 60
+_SPARKLINE_STEP, _SPARKLINE_POINTS = 60, 60
 FULL, NO_DATA = 200, 255
 """A point of a sparkline is one byte: FULL means 100 %, and NO_DATA means that there is no data."""
 _UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
@@ -27,17 +28,11 @@ Values = Sequence[float | None]  # one per step; None if there is no data
 _DIGITS = {"utilization_ratio": 4, "memory_used_bytes": None, "power_watts": 1, "temperature_celsius": None}
 
 
-class HolderSpan(msgspec.Struct, omit_defaults=True):
+class HolderSpan(Workload, frozen=True, kw_only=True):
     """A period in which a container held a GPU. `to` is None while the container holds the GPU."""
 
     from_: float = msgspec.field(name="from")
     to: float | None = None
-    container: str = ""
-    namespace: str = ""
-    pod: str = ""
-    job: str = ""
-    uid: str = ""
-    container_id: str = ""
 
 
 class Mark(msgspec.Struct, omit_defaults=True):
@@ -114,9 +109,10 @@ def parse_time(query: Mapping[str, str], name: str, most: float = 1e11) -> float
     return time
 
 
-def sparkline_start(now: float) -> int:
-    """Returns the Unix time of the first point. A sparkline has 60 points and ends with the current minute."""
-    return (int(now) // SPARKLINE_STEP + 1 - SPARKLINE_POINTS) * SPARKLINE_STEP
+def sparkline_times(now: float) -> range:
+    """Returns the Unix time of each point. A sparkline has 60 points and ends with the current minute."""
+    end = (int(now) // _SPARKLINE_STEP + 1) * _SPARKLINE_STEP
+    return range(end - _SPARKLINE_POINTS * _SPARKLINE_STEP, end, _SPARKLINE_STEP)
 
 
 def utilization_byte(ratio: float | None) -> int:
@@ -126,13 +122,14 @@ def utilization_byte(ratio: float | None) -> int:
     return min(FULL, max(1, round(ratio * FULL))) if ratio > 0 else 0
 
 
-def sparklines_json(start: float, lines: Mapping[str, bytes]) -> JSON:
-    """Builds the JSON of sparklines. `lines` maps `UUID` or `UUID/INSTANCE` to points. Omits devices without data."""
-    devices = {name: b64encode(line).decode() for name, line in lines.items() if line.count(NO_DATA) < len(line)}
-    return {
-        **{"api": "podgpu/v1", "from": start, "step_seconds": SPARKLINE_STEP, "points": SPARKLINE_POINTS},
-        "devices": devices,
+def sparklines_json(times: range, lines: Mapping[str, Values]) -> JSON:
+    """Builds the JSON of sparklines. `lines` maps `UUID` or `UUID/INSTANCE` to ratios. Omits devices without data."""
+    known = {
+        name: bytes(map(utilization_byte, line)) for name, line in lines.items() if any(v is not None for v in line)
     }
+    devices = {name: b64encode(line).decode() for name, line in known.items()}
+    header = {"api": "podgpu/v1", "from": times.start, "step_seconds": times.step, "points": len(times)}
+    return {**header, "devices": devices}
 
 
 def round_series(series: Mapping[str, Values]) -> dict[str, Values]:
@@ -170,26 +167,26 @@ def make_pod_history(namespace: str, pod: str, gpus: Iterable[GpuHistory]) -> Po
 
 # Reading from SQLite
 
-# A round is a time with samples. Selects the rounds of one resolution, and 15 s rounds that have no 5-minute mean yet.
-_ROUNDS = """
-WITH rounds AS (
+# The table `round` has the times of samples. Selects those of one resolution, and those without a 5-minute mean yet.
+_TIMES = """
+WITH times AS (
     SELECT * FROM round WHERE resolution = :resolution AND time >= :start AND time < :end
     UNION ALL SELECT * FROM round WHERE resolution = :fine AND time >= max(:start, :rolled_up) AND time < :end)"""
-# Averages the values of a GPU. If :account is a pod or job, reads only the rounds in which this account held the GPU.
+# Averages the values of a GPU. If :account is a pod or job, reads only the times in which this account held the GPU.
 # On a shared GPU, reads the account's own values instead of the GPU's values.
-# CROSS JOIN makes SQLite look up one sample per round instead of scanning all samples.
-_FIGURES = f"""{_ROUNDS}
+# CROSS JOIN makes SQLite look up one sample per time instead of scanning all samples.
+_FIGURES = f"""{_TIMES}
 SELECT (time - :start) / :step AS point,
     avg(utilization) / 1e4, avg(memory) * 1048576, avg(power) / 10, avg(temperature)
-FROM rounds CROSS JOIN sample USING (resolution, time)
+FROM times CROSS JOIN sample USING (resolution, time)
 WHERE gpu = :gpu AND account = (
-    SELECT max(own.account) FROM sample AS own WHERE own.resolution = rounds.resolution AND own.time = rounds.time
+    SELECT max(own.account) FROM sample AS own WHERE own.resolution = times.resolution AND own.time = times.time
     AND own.gpu = :gpu AND own.account IN ({GPU_ITSELF}, :account))
 AND (:account = {GPU_ITSELF} OR EXISTS (SELECT * FROM span WHERE span.gpu = :gpu AND span.account = :account
-    AND started < rounds.time + rounds.resolution AND (ended IS NULL OR ended > rounds.time)))
+    AND started < times.time + times.resolution AND (ended IS NULL OR ended > times.time)))
 GROUP BY point"""
 _HOLDERS = """
-SELECT started, ended, name, namespace, pod, job, uid, container_id
+SELECT started, ended, namespace, pod, name, uid, container_id, job
 FROM span JOIN account ON account.id = span.account
 WHERE gpu = :gpu AND started < :end AND (ended IS NULL OR ended > :start) ORDER BY started"""
 _MARKS = f"""
@@ -204,25 +201,6 @@ _SPARKLINES = f"""
 SELECT iif(instance = '', uuid, uuid || '/' || instance), avg(utilization) / 1e4
 FROM sample JOIN gpu ON gpu.id = sample.gpu
 WHERE resolution = ? AND time >= ? AND time < ? AND account = {GPU_ITSELF} GROUP BY gpu"""
-# Sums the usage of each account before the join, because joining every row is slower.
-_RANGE = f"""
-SELECT namespace, pod, job, uid, container_id, owner_kind, owner_name, labels, methods, currency,
-    {", ".join(f"{name} / {unit}" for name, unit in AMOUNT_UNITS.items())}
-FROM account JOIN (
-    SELECT account AS id, currency, {", ".join(f"sum({name}) AS {name}" for name in AMOUNT_UNITS)}
-    FROM ({{rows}}) GROUP BY account, currency) USING (id)
-ORDER BY namespace, pod, job, uid, container_id, currency"""
-_RANGE_ROWS = "SELECT * FROM usage WHERE resolution = ? AND time >= ? AND time < ?"
-
-
-class UsageSum(NamedTuple):
-    """Usage of a pod, a job, or all unallocated GPUs in a time range. `currency` is empty if the GPUs have no price."""
-
-    account: UsageAccount
-    currency: str
-    amounts: Amounts
-    cluster: str = ""  # set only if the usage is read from Prometheus
-    methods: tuple[str, ...] = ()  # how the use of the GPUs was measured; empty if unknown
 
 
 def read_gpu(db: sqlite3.Connection, uuid: str, start: float, end: float, instance: str = "") -> GpuHistory | None:
@@ -243,54 +221,11 @@ def read_utilization(db: sqlite3.Connection, start: int, end: int) -> Mapping[st
     return dict(db.execute(_SPARKLINES, (FINE, start, end)).fetchall())
 
 
-def read_range(db: sqlite3.Connection, start: float, end: float) -> tuple[int, int, list[UsageSum]]:
-    """Returns start, end and usage. Start and end are extended to whole stored steps (5 minutes, hours or days)."""
-    times = {
-        resolution: db.execute("SELECT min(time), max(time) FROM usage WHERE resolution = ?", (resolution,)).fetchone()
-        for resolution in (COARSE, HOUR, DAY)
-    }
-    oldest = {resolution: math.inf if first is None else first for resolution, (first, _) in times.items()}
-    rolled_up = {resolution: 0 if last is None else last + resolution for resolution, (_, last) in times.items()}
-
-    def step(time: float) -> int:
-        """Returns the finest resolution that covers `time`, or that goes back as far as the next coarser resolution."""
-        for finer, coarser in ((COARSE, HOUR), (HOUR, DAY)):
-            if time >= oldest[finer] or not oldest[finer] // coarser * coarser > oldest[coarser]:
-                return finer
-        return DAY
-
-    first, last = _floor(start, step(start)), _ceil(end, step(end))
-    # Reads whole days from daily rows, other whole hours from hourly rows, and the remainder from 5-minute rows.
-    first_hour = min(_ceil(first, HOUR), last)
-    last_hour = max(min(_floor(last, HOUR), rolled_up[HOUR]), first_hour)
-    first_day = min(_ceil(first_hour, DAY), last_hour)
-    last_day = max(min(_floor(last_hour, DAY), rolled_up[DAY]), first_day)
-    rows = (
-        *(COARSE, first, first_hour),
-        *(HOUR, first_hour, first_day),
-        *(DAY, first_day, last_day),
-        *(HOUR, last_day, last_hour),
-        *(COARSE, last_hour, last),
-    )
-    query = _RANGE.format(rows=" UNION ALL ".join([_RANGE_ROWS] * (len(rows) // 3)))
-    found = ((UsageAccount(*row[:9]), row[9], Amounts(*row[10:])) for row in db.execute(query, rows))
-    sums = [UsageSum(*one, methods=tuple(one[0].methods.split())) for one in found]
-    return first, last, sums
-
-
-def read_usage_start(db: sqlite3.Connection) -> int | None:
-    """Returns the start of the oldest stored usage as Unix time, or None if there is no usage."""
-    sql = "SELECT (SELECT min(time) FROM usage WHERE resolution = 86400), (SELECT min(time) FROM round)"
-    first_day, first_round = db.execute(sql).fetchone()
-    start: int | None = first_round if first_day is None or first_round < first_day + DAY else first_day
-    return start
-
-
-def _floor(time: float, step: int) -> int:
+def floor_time(time: float, step: int) -> int:
     return int(time // step) * step
 
 
-def _ceil(time: float, step: int) -> int:
+def ceil_time(time: float, step: int) -> int:
     return -int(-time // step) * step
 
 
@@ -301,7 +236,7 @@ def _choose_window(db: sqlite3.Connection, start: float, end: float) -> dict[str
     newest_coarse = db.execute("SELECT max(time) FROM round WHERE resolution = ?", (COARSE,)).fetchone()[0]
     # A short range is read from 15 s samples, if they go back far enough.
     resolution = FINE if end - start <= MAX_POINTS * FINE and oldest != (COARSE,) else COARSE
-    first, last = _floor(start, resolution), _ceil(end, resolution)
+    first, last = floor_time(start, resolution), ceil_time(end, resolution)
     step = resolution * -(-(last - first) // (resolution * MAX_POINTS))
     rolled_up = last if resolution == FINE else 0 if newest_coarse is None else newest_coarse + COARSE
     return {"resolution": resolution, "fine": FINE, "rolled_up": rolled_up, "start": first, "end": last, "step": step}
@@ -325,6 +260,6 @@ def _read_history(db: sqlite3.Connection, row: Sequence[Any], window: dict[str, 
         to=start + step * steps,
         step_seconds=step,
         series=round_series(series),
-        holders=[HolderSpan(*span) for span in db.execute(_HOLDERS, parameters)],
+        holders=[HolderSpan(*names, from_=start, to=end) for start, end, *names in db.execute(_HOLDERS, parameters)],
         marks=[Mark(*span) for span in db.execute(_MARKS, parameters)],
     )

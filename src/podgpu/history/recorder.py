@@ -14,17 +14,14 @@ from podgpu.clock import Clock
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.history.answers import (
     JSON,
-    SPARKLINE_POINTS,
-    SPARKLINE_STEP,
     GpuHistory,
     PodHistory,
     make_pod_history,
     read_gpu,
     read_pod,
     read_utilization,
-    sparkline_start,
+    sparkline_times,
     sparklines_json,
-    utilization_byte,
 )
 from podgpu.history.store import FINE, GpuSample, HistoryError, HistoryStore
 
@@ -157,12 +154,11 @@ class HistoryRecorder:
 
     def _read_sparklines(self, db: Connection, now: float) -> JSON:
         """Builds the sparklines. Caches points of past minutes, because every open page requests them repeatedly."""
-        start = sparkline_start(now)
+        times = sparkline_times(now)
         cached, points = self._points, {}  # local, because another thread may replace self._points
-        for at in range(start, start + SPARKLINE_POINTS * SPARKLINE_STEP, SPARKLINE_STEP):
-            is_final = at in cached and at + SPARKLINE_STEP <= now - FINE
-            points[at] = cached[at] if is_final else read_utilization(db, at, at + SPARKLINE_STEP)
+        for at in times:
+            is_final = at in cached and at + times.step <= now - FINE
+            points[at] = cached[at] if is_final else read_utilization(db, at, at + times.step)
         self._points = points
         names = sorted({name for values in points.values() for name in values})
-        lines = {name: bytes(utilization_byte(values.get(name)) for values in points.values()) for name in names}
-        return sparklines_json(start, lines)
+        return sparklines_json(times, {name: [values.get(name) for values in points.values()] for name in names})

@@ -259,6 +259,11 @@ def read_workload(labels: LabelMap, own_pods: Collection[PodName] = ()) -> Workl
     return Workload(container=container, uid=uid, container_id=container_id) if uid or container_id else None
 
 
+def first_label(labels: LabelMap, names: Iterable[str]) -> str:
+    """Returns the first label of `names` that is set, or an empty string."""
+    return next((labels[name] for name in names if labels.get(name)), "")
+
+
 def read_gpu_id(labels: LabelMap) -> str:
     """Returns the GPU's UUID or index, or an empty string if the series belongs to no GPU."""
     return labels.get("UUID") or labels.get("uuid") or labels.get("gpu_uuid") or labels.get("gpu", "")
@@ -266,7 +271,7 @@ def read_gpu_id(labels: LabelMap) -> str:
 
 def read_device_key(labels: LabelMap) -> str:
     """Returns `Device.key` of the GPU or MIG instance, or an empty string if the series has no UUID."""
-    uuid = next((labels[name] for name in UUID_LABELS if labels.get(name)), "")
+    uuid = first_label(labels, UUID_LABELS)
     return uuid and device_key(uuid, _parse_integer(labels.get("GPU_I_ID", "")))
 
 

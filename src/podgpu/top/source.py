@@ -15,9 +15,9 @@ import msgspec
 from msgspec import Meta
 
 from podgpu.agent.loop import Agent
-from podgpu.cluster.collect import ClusterReading, NodeEntry, ViewSettings
-from podgpu.cluster.ranges import JobSummary
+from podgpu.cluster.collect import ClusterReading, NodeReading, ViewSettings
 from podgpu.cluster.state import ClusterState, build_cluster_state, build_single_node_state
+from podgpu.cluster.summary import JobSummary
 from podgpu.cluster.view import GpuDetails, View, decode_details, decode_view, make_view
 from podgpu.decode import find_decoder
 from podgpu.errors import MOST_NAMED, SourceError, StartError, few_of
@@ -174,7 +174,7 @@ class ExporterSource:
             raise SourceError("no_gpu", f"the metrics of {self.name} contain no GPU: {reason}")
         self._is_podgpu = any(state.producer == "podgpu" for state in states)
         now = time.monotonic()
-        readings = tuple(NodeEntry(self.name, state, now) for state in states)
+        readings = tuple(NodeReading(self.name, state, now) for state in states)
         self._state = build_cluster_state(ClusterReading(readings), self._state, ViewSettings(), now, time.time())
         return SourceReading(make_view(self._state))
 

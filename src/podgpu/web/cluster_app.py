@@ -57,7 +57,7 @@ def cluster_application(
 
 
 async def _complete_gpu(cluster: Cluster, answer: GpuResponse) -> GpuResponse:
-    target = next((node.target for node in cluster.published.state.nodes if node.name == answer.node), "")
+    target = next((node.reading.target for node in cluster.published.state.nodes if node.name == answer.node), "")
     try:
         async with asyncio.timeout(_EXPORTER_SECONDS):
             body = await cluster.fetch(target, f"api/v1/gpus/{answer.gpu.uuid}")

@@ -14,7 +14,7 @@ from podgpu.cluster.collect import ViewSettings
 from podgpu.cluster.loop import PublishedState
 from podgpu.cluster.nodes import describe_node, sort_alerts
 from podgpu.cluster.prices import ReadPrices, no_prices
-from podgpu.cluster.record import LONGEST_GAP, RoundReader
+from podgpu.cluster.record import LONGEST_GAP, SampleReader
 from podgpu.cluster.state import ClusterState, build_single_node_state
 from podgpu.cluster.view import GpuResponse, add_details, make_details
 from podgpu.history.recorder import HistoryRecorder
@@ -144,6 +144,6 @@ def node_recorder(agent: Agent, directory: str = "", prices: ReadPrices = no_pri
     def read_state() -> ClusterState | None:
         return build_state(agent, prices) if agent.is_fresh(agent.published) else None
 
-    recorder = HistoryRecorder(RoundReader(read_state, LONGEST_GAP), agent.clock, directory)
+    recorder = HistoryRecorder(SampleReader(read_state, LONGEST_GAP), agent.clock, directory)
     agent.other_warnings = recorder.warnings
     return recorder

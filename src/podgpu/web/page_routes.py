@@ -17,7 +17,8 @@ from aiohttp import web
 from podgpu import __version__
 from podgpu.cluster.loop import PublishedState
 from podgpu.cluster.prometheus_selection import GpuQuery, parse_gpu_query
-from podgpu.cluster.ranges import Order, RecordedUsage, UsageAnswers, encode_range_csv, parse_range_query
+from podgpu.cluster.ranges import Order, UsageAnswers, encode_range_csv, parse_range_query
+from podgpu.cluster.record import RecordedUsage
 from podgpu.cluster.view import GpuResponse, make_gpu_answer, make_pod
 from podgpu.errors import SourceError, UsageError
 from podgpu.history.answers import HistorySource, parse_range, parse_time
