@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile(
     "podgpu",
     derandomize="PODGPU_EXPLORE" not in os.environ,
+    max_examples=100 if "PODGPU_EXPLORE" in os.environ else 50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
@@ -34,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.certificates import certificates  # noqa: E402, F401 - a fixture
 from tests.host.guard import NOTES, clear_environment, install_hook, set_node_paths  # noqa: E402
+from tests.simulated import created_drivers  # noqa: E402
 
 _notes = Path(tempfile.mkdtemp(prefix="podgpu-tests-")) / "read"
 _read: list[str] = []
@@ -109,6 +111,17 @@ def _logging_as_before() -> Iterator[None]:
     yield
     logging.root.handlers[:], server.filters[:] = handlers, filters
     logging.root.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def _unload_drivers() -> Iterator[None]:
+    """Unloads the test's drivers. Those of a module's fixture were created before, and stay."""
+    first = len(created_drivers)
+    yield
+    for driver in created_drivers[first:]:
+        driver.release_all()
+        driver.unload_driver()
+    del created_drivers[first:]
 
 
 @pytest.fixture

@@ -38,6 +38,10 @@ class Hang:
         self.released.set()
 
 
+created_drivers: list[FaultyNvml] = []
+"""Drivers to unload at the end of the test. Otherwise threads would poll them for XIDs until the last test ends."""
+
+
 class FaultyNvml(SimulatedNvml):
     """Injects faults. `gpu` is the number of a GPU, None for all GPUs and for calls without a device."""
 
@@ -61,6 +65,7 @@ class FaultyNvml(SimulatedNvml):
         self._processes_hidden = False
         self._links_down: set[tuple[int, int]] = set()
         super().__init__(*arguments, **named)
+        created_drivers.append(self)
         self.gpus = [BurstGpu(**vars(gpu)) for gpu in self.gpus]
         self._listed = self._session_gpus = list(self.gpus)
         for gpu, uuid in zip(self.gpus, uuids, strict=False):
