@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.certificates import certificates  # noqa: E402, F401 - a fixture
 from tests.host.guard import NOTES, clear_environment, install_hook, set_node_paths  # noqa: E402
-from tests.simulated import created_drivers  # noqa: E402
+from tests.simulated import stop_after_test  # noqa: E402
 
 _notes = Path(tempfile.mkdtemp(prefix="podgpu-tests-")) / "read"
 _read: list[str] = []
@@ -114,14 +114,12 @@ def _logging_as_before() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _unload_drivers() -> Iterator[None]:
-    """Unloads the test's drivers. Those of a module's fixture were created before, and stay."""
-    first = len(created_drivers)
+def _stop_nodes() -> Iterator[None]:
+    """Stops the simulated nodes that the test created. Those of a module's fixture were created before, and stay."""
+    first = len(stop_after_test)
     yield
-    for driver in created_drivers[first:]:
-        driver.release_all()
-        driver.unload_driver()
-    del created_drivers[first:]
+    while len(stop_after_test) > first:
+        stop_after_test.pop()()
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -38,8 +38,8 @@ class Hang:
         self.released.set()
 
 
-created_drivers: list[FaultyNvml] = []
-"""Drivers to unload at the end of the test. Otherwise threads would poll them for XIDs until the last test ends."""
+stop_after_test: list[Callable[[], None]] = []
+"""Called at the end of each test. Otherwise threads would poll the test's drivers for XIDs until the last test ends."""
 
 
 class FaultyNvml(SimulatedNvml):
@@ -65,7 +65,6 @@ class FaultyNvml(SimulatedNvml):
         self._processes_hidden = False
         self._links_down: set[tuple[int, int]] = set()
         super().__init__(*arguments, **named)
-        created_drivers.append(self)
         self.gpus = [BurstGpu(**vars(gpu)) for gpu in self.gpus]
         self._listed = self._session_gpus = list(self.gpus)
         for gpu, uuid in zip(self.gpus, uuids, strict=False):
