@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -36,6 +36,10 @@ class Hang:
 
     def release(self) -> None:
         self.released.set()
+
+
+stop_after_test: list[Callable[[], None]] = []
+"""Called at the end of each test. Otherwise threads would poll the test's drivers for XIDs until the last test ends."""
 
 
 class FaultyNvml(SimulatedNvml):

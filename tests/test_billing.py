@@ -211,7 +211,6 @@ def test_namespaces_are_billed_for_short_jobs(folder: Path) -> None:
     with node.kubelet:
         node.run(jobs, until)
         state = node.agent.published.state
-        node.stop()
     billed: defaultdict[tuple[str, str], float] = defaultdict(float)
     for usage in state.namespaces:
         billed["allocated_seconds", usage.namespace] += (usage.allocated_ns or 0) / 1e9

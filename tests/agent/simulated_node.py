@@ -13,7 +13,7 @@ from podgpu.holders.identity import Identities
 from podgpu.holders.reader import HolderSources
 from podgpu.model import Allocation, Assignment, Device
 from podgpu.usage.containers import ContainerFinder
-from tests.simulated import FaultyNvml, FaultyProc
+from tests.simulated import FaultyNvml, FaultyProc, stop_after_test
 
 
 class Holders:
@@ -58,6 +58,7 @@ class SimulatedNode:
             Clock(self.monotonic, self.wall),
             **agent,
         )
+        stop_after_test.append(self.stop)
 
     def monotonic(self) -> float:
         return self.time

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import threading
 import tracemalloc
-from collections.abc import Iterator
 
 import pytest
 
@@ -29,10 +28,8 @@ SETTINGS = Settings(interval=1.0, policy=Policy(counters=EXTRA, hostname="h"))
 
 
 @pytest.fixture
-def node() -> Iterator[Node]:
-    node = Node("2xH100", SETTINGS)
-    yield node
-    node.stop()
+def node() -> Node:
+    return Node("2xH100", SETTINGS)
 
 
 def test_memory_does_not_grow_with_the_number_of_ended_pods() -> None:
@@ -49,7 +46,6 @@ def test_memory_does_not_grow_with_the_number_of_ended_pods() -> None:
             gc.collect()
             used.append(tracemalloc.get_traced_memory()[0])
     tracemalloc.stop()
-    node.stop()
     assert used[1] - used[0] < 500_000
 
 

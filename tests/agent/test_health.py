@@ -360,10 +360,7 @@ class Restarted(SimulatedNode):
 def restarted(folder: Path) -> Iterator[Restarted]:
     made = Restarted(folder)
     with made.kubelet, running(made.agent) as made.client:
-        try:
-            yield made
-        finally:
-            made.stop()
+        yield made
 
 
 def lost_in(view: dict[str, Any]) -> list[dict[str, Any]]:

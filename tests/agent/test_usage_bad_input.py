@@ -97,8 +97,6 @@ def pair() -> Iterator[Pair]:
     pair.turn(5)
     assert pair.differences() == {}
     yield pair
-    for node in (pair.sound, pair.spoilt):
-        node.stop()
     shutil.rmtree(root)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -119,16 +119,8 @@ MakeNode = Callable[..., Node]
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[MakeNode]:
-    nodes: list[Node] = []
-
-    def make_node(*arguments: Any, **named: Any) -> Node:
-        nodes.append(Node(tmp_path / str(len(nodes)), *arguments, **named))
-        return nodes[-1]
-
-    yield make_node
-    for node in nodes:
-        node.stop()
+def make(tmp_path: Path) -> MakeNode:
+    return lambda *arguments, **named: Node(tmp_path, *arguments, **named)
 
 
 BUSY = "podgpu_container_gpu_busy_seconds_total"

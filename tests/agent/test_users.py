@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +55,8 @@ class PlainNode(SimulatedNode):
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[PlainNode]:
-    node = PlainNode(tmp_path)
-    yield node
-    node.stop()
+def node(tmp_path: Path) -> PlainNode:
+    return PlainNode(tmp_path)
 
 
 def test_processes_are_grouped_by_user(node: PlainNode) -> None:

@@ -119,8 +119,8 @@ def test_the_page_shows_the_gpus_of_a_past_time(tab: Tab) -> None:
         tab.click("main .message a")
         tab.wait_for("document.querySelector('#status').dataset.state === 'past'", "the first record")
         tab.click("#past-now")
-        tab.wait_for(f"{TILES} === 22 && {lost} === 0", "the GPUs of now")
-        assert (tab.evaluate(banner), tab.evaluate("location.hash")) == (True, "")
+        tab.wait_for(f"{banner} && {TILES} === 22 && {lost} === 0", "the GPUs of now")
+        assert tab.evaluate("location.hash") == ""
         tab.open("about:blank")
         tab.open(f"{url}#at=abc")
         tab.wait_for("document.querySelector('#tab-cost').checkVisibility()", "the tabs")

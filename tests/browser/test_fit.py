@@ -6,10 +6,10 @@ import subprocess
 
 import pytest
 
-from tests.browser.chromium import Tab, opened, went
+from tests.browser.chromium import Tab, visited
 from tests.browser.pictures import Showing, large
 from tests.browser.records import priced, records_of, troubled_showing
-from tests.browser.test_broken import VIEWS
+from tests.browser.test_broken import ANSWERED, VIEWS
 
 FONTS = ("DejaVu Sans", "Inter", "Roboto")
 CUT = """(() => {
@@ -46,24 +46,20 @@ CUT = """(() => {
 })()"""
 
 
-@pytest.fixture(params=["24 GPUs", "8,000 GPUs"])
-def shown(request: pytest.FixtureRequest) -> Showing:
-    if request.param == "24 GPUs":
-        return troubled_showing()
-    picture = priced(large())
-    return Showing(picture, records_of(large(10)))
+@pytest.fixture(scope="module", params=["24 GPUs", "8,000 GPUs"])
+def usual(request: pytest.FixtureRequest) -> Showing:
+    return troubled_showing() if request.param == "24 GPUs" else Showing(priced(large()), records_of(large(10)))
 
 
 @pytest.mark.parametrize("width", [1280, 1440, 390])
-def test_nothing_is_cut_off(tab: Tab, url: str, width: int) -> None:
+def test_nothing_is_cut_off(tab: Tab, page: str, width: int) -> None:
     fonts = [font for font in FONTS if subprocess.run(["fc-list", font], capture_output=True, check=True).stdout]
     if not fonts:
         pytest.skip("no font is installed (Debian: fonts-dejavu-core, fonts-inter, fonts-roboto)")
     tab.look(width, 900)
-    opened(tab, url)
     for view in VIEWS:
-        went(tab, view)
-        tab.wait_for("!document.querySelector('main').innerText.includes('Loading')", "all there is to show")
+        visited(tab, page, view)
+        tab.wait_for(ANSWERED, "all there is to show")
         for font in fonts:
             tab.evaluate(f"document.body.style.fontFamily = '{font}'")
             assert tab.evaluate(CUT) == [], (view, font)

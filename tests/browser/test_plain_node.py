@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ class CurrentNode(PlainNode):
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[PlainNode]:
+def node(tmp_path: Path) -> PlainNode:
     node = CurrentNode(tmp_path, "4xH100")
     node.work(41, 0)
     node.work(42, NOBODY, "/usr/bin/nbody", gpu=1)
@@ -33,8 +32,7 @@ def node(tmp_path: Path) -> Iterator[PlainNode]:
     node.work(44, NOBODY, gpu=2, cgroup="/system.slice/slurmstepd.scope/job_4711/step_0", environment=SLURM)
     for _ in range(3):
         node.turn()
-    yield node
-    node.stop()
+    return node
 
 
 def test_users_jobs_and_programs_are_shown(tab: Tab, node: PlainNode) -> None:

@@ -115,6 +115,13 @@ def demo() -> Iterator[Demo]:
         yield Demo(opened)
 
 
+@pytest.fixture(scope="module")
+def past() -> Iterator[Demo]:
+    """A demo with a past, for all tests that only read it."""
+    with ExitStack() as opened:
+        yield Demo(opened, past=True)
+
+
 def gpus(view: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
     return {(node["name"], gpu["index"]): gpu for node in view["nodes"] for gpu in node["gpus"]}
 
@@ -151,6 +158,12 @@ def test_in_a_cycle_everything_breaks_and_is_mended(demo: Demo) -> None:
     assert (dead["totals"]["gpus"], dead["totals"]["broken"]) == (22, 6)
     assert dead["totals"]["unknown"] >= 3.0, "held GPUs of a gone node count as unknown"
 
+    events = {event.get("uuid"): event["at"] for event in demo.ask("/api/v1/events")["events"]}
+    for gpu in (gpus(dead)["node-1", 6], gpus(dead)["node-2", 3]):
+        assert events[gpu["uuid"]] == pytest.approx(gpu["conditions"][0]["since"], abs=1), "the time of the tile"
+
+    demo.go_to(130.0)
+    check_events(demo)
     mended = demo.go_to(CYCLE_SECONDS - 10.0)
     assert mended["totals"]["broken"] == 0
     assert not any(node.get("old") for node in mended["nodes"])
@@ -165,6 +178,38 @@ def test_in_a_cycle_everything_breaks_and_is_mended(demo: Demo) -> None:
     ended = {row["pod"] for row in demo.ask("/api/v1/waste")["rows"] if row["gpus"] == 0}
     assert ended == {"llm-train-2", "llm-train-3"}
     assert len(demo.done) == 8 + 3
+
+    demo.go_to(180.0)
+    check_summary(demo)
+
+
+def check_events(demo: Demo) -> None:
+    answer = demo.ask("/api/v1/events?range=1h")
+    told = [(event["kind"], event["text"]) for event in reversed(answer["events"])]
+    gone = "node-3, 4 GPUs: its node does not answer"
+    lost = "GPU 3 of node-2: the driver no longer lists it: it fell off the bus or was removed"
+    assert ("ended", "research/llm-train-2 ended on GPU 0, 1 of node-3") in told
+    assert ("started", "research/llm-train-3 started on GPU 0, 1 of node-3") in told
+    assert [kind for kind, text in told if text == gone] == ["node_gone", "recovered"], "a gone node is one event"
+    assert [kind for kind, text in told if text == lost] == ["lost", "recovered"]
+    assert {kind for kind, _ in told} >= {"xid", "idle"}
+    assert sum(kind in ("started", "ended") for kind, _ in told) == 2, "pods of a gone node did not end"
+    own = demo.ask("/api/v1/events?pod=research/llm-train-2")["events"]
+    assert [event["kind"] for event in own] == ["ended"]
+    of_gpu = demo.ask(f"/api/v1/events?gpu={demo.nodes[1].driver.gpus[3].uuid}")["events"]
+    assert [event["kind"] for event in of_gpu] == ["recovered", "lost"]
+    assert demo.page.ask("/api/v1/events?gpu=x&pod=y").status == 400
+
+
+def check_summary(demo: Demo) -> None:
+    ended = demo.ask("/api/v1/summary/research/llm-train-3")
+    assert (ended["gpus"], ended["nodes"], ended["owner"]["kind"]) == (2, ["node-3"], "Job")
+    assert ended["to"] - ended["from"] == ended["duration_seconds"]
+    assert 0.8 < ended["mean_use"] <= ended["peak_use"] <= 1.0
+    assert ended["peak_memory_bytes"] == pytest.approx(61 * 1024**3, rel=0.01)
+    assert ended["cost"] > 0
+    assert ended["energy_kwh"] > 0
+    assert demo.page.ask("/api/v1/summary/research/no-such-pod").status == 404
 
 
 def test_calm_nothing_breaks_and_the_idle_notebook_is_the_waste() -> None:
@@ -192,144 +237,102 @@ def test_calm_nothing_breaks_and_the_idle_notebook_is_the_waste() -> None:
     assert notebook["totals"]["cost_per_hour"] == notebook["totals"]["wasted_per_hour"] == 2.8
 
 
-def test_events_and_the_summary_of_a_job_that_ended(demo: Demo) -> None:
-    demo.go_to(130.0)
-    answer = demo.ask("/api/v1/events?range=1h")
-    told = [(event["kind"], event["text"]) for event in reversed(answer["events"])]
-    gone = "node-3, 4 GPUs: its node does not answer"
-    lost = "GPU 3 of node-2: the driver no longer lists it: it fell off the bus or was removed"
-    assert ("ended", "research/llm-train-2 ended on GPU 0, 1 of node-3") in told
-    assert ("started", "research/llm-train-3 started on GPU 0, 1 of node-3") in told
-    assert [kind for kind, text in told if text == gone] == ["node_gone", "recovered"], "a gone node is one event"
-    assert [kind for kind, text in told if text == lost] == ["lost", "recovered"]
-    assert {kind for kind, _ in told} >= {"xid", "idle"}
-    assert sum(kind in ("started", "ended") for kind, _ in told) == 2, "pods of a gone node did not end"
-    own = demo.ask("/api/v1/events?pod=research/llm-train-2")["events"]
-    assert [event["kind"] for event in own] == ["ended"]
-    of_gpu = demo.ask(f"/api/v1/events?gpu={demo.nodes[1].driver.gpus[3].uuid}")["events"]
-    assert [event["kind"] for event in of_gpu] == ["recovered", "lost"]
-    assert demo.page.ask("/api/v1/events?gpu=x&pod=y").status == 400
-    demo.go_to(180.0)
-    ended = demo.ask("/api/v1/summary/research/llm-train-3")
-    assert (ended["gpus"], ended["nodes"], ended["owner"]["kind"]) == (2, ["node-3"], "Job")
-    assert ended["to"] - ended["from"] == ended["duration_seconds"]
-    assert 0.8 < ended["mean_use"] <= ended["peak_use"] <= 1.0
-    assert ended["peak_memory_bytes"] == pytest.approx(61 * 1024**3, rel=0.01)
-    assert ended["cost"] > 0
-    assert ended["energy_kwh"] > 0
-    assert demo.page.ask("/api/v1/summary/research/no-such-pod").status == 404
+def test_the_demo_has_a_past_from_its_first_second(past: Demo, capsys: pytest.CaptureFixture[str]) -> None:
+    told = past.ask("/api/v1/events")["events"]
+    assert {event["kind"] for event in told} == {
+        *("started", "ended", "recovered", "idle"),
+        *("xid", "lost", "thermal", "node_gone"),
+    }
+    by_team = past.ask("/api/v1/range?range=24h&by=label:team")
+    assert {row.get("label") for row in by_team["rows"]} == {"nlp", "chat", "search", "data-science", None}
+    assert by_team["labels"] == ["team"]
+    totals = by_team["totals"]
+    assert totals["gpu_hours"] == pytest.approx(22 * 24, rel=0.02)
+    most = 22 * (by_team["to"] - by_team["from"]) / 3600
+    assert totals["gpu_hours"] <= most, "no time is counted twice"
+    assert totals["used_hours_min"] == pytest.approx(totals["used_hours"], rel=0.01)
+    hour = past.ask("/api/v1/range?range=1h")
+    assert hour["totals"]["gpu_hours"] <= 22 * (hour["to"] - hour["from"]) / 3600
+    use = past.ask(f"/api/v1/history/gpus/{past.nodes[0].driver.gpus[0].uuid}")["series"]["utilization_ratio"]
+    assert len(use) >= 240
+    assert use.count(None) <= 3, "the charts of one hour have no gaps"
+    assert by_team["totals"]["wasted"] > 100
+    users = {row["job"] for row in past.ask("/api/v1/range")["rows"] if "job" in row}
+    assert users == {"4711", "user ada", "user cleo"}
+    assert run(["report", "--url", f"127.0.0.1:{past.page.address.port}", "--by", "pod"]) == 0
+    (job_line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| job 4711 ")]
+    assert " of its share |" in job_line, "it uses more than half of the GPU that it shares with cleo"
+    shown = [held for gpu in gpus(past.ask("/api/v1/view")).values() for held in gpu.get("holders", ())]
+    assert {held["user"] for held in shown if "user" in held} == {"ada", "ben", "cleo"}
+    job = past.ask("/api/v1/summary/research/finetune-4")
+    assert job["hint"].startswith("1 of its 2 GPUs would be enough")
+    (ended,) = [event for event in told if event["kind"] == "ended" and event["pod"] == "finetune-4"]
+    assert job["duration_seconds"] == ended["seconds"]
+    assert job["gpu_hours"] == pytest.approx(2 * job["duration_seconds"] / 3600, rel=0.01)
+    idle = past.ask("/api/v1/summary/notebooks/jupyter-ada-0")
+    (held,) = gpus(past.ask("/api/v1/view"))["node-1", 5]["holders"]
+    live_hours = (past.time.wall() - held["idle_since"]) / 3600
+    assert live_hours == pytest.approx(idle["idle_hours"], rel=0.01), "the idle time equals that of the history"
+    assert [event["kind"] for event in told].count("idle") == 2, "one open alert for each idle notebook"
+    embed, ocr = (past.ask(f"/api/v1/summary/batch/{name}-0") for name in ("embed", "ocr"))
+    assert embed["energy_kwh"] / ocr["energy_kwh"] == pytest.approx(embed["used_hours"] / ocr["used_hours"], rel=0.1)
+    assert embed["mean_use"] <= embed["peak_use"]
+    assert embed["wait_seconds"] > 0
+    assert (embed["shared"], embed.keys() & {"tensor_active_ratio", "mean_power_watts"}) == (True, set())
+    alone, part = (past.ask(f"/api/v1/summary/{pod}") for pod in ("research/diffusion-0", "notebooks/jupyter-14-0"))
+    assert 0 < alone["tensor_active_ratio"] < 0.1 * alone["current_use"]
+    assert 0.3 < alone["mean_power_watts"] / alone["power_limit_watts"] < 0.7
+    assert 0 < part["tensor_active_ratio"] < part["current_use"]
+    assert "mean_power_watts" not in part, "a MIG instance has no power of its own"
+    lines = past.ask("/api/v1/history")["devices"]
+    assert len(lines) == 28, "22 GPUs and 6 MIG instances"
+    gaps = {uuid for uuid, line in lines.items() if b64decode(line).count(255) > 2}
+    assert gaps == {past.nodes[1].driver.gpus[3].uuid}, "only the GPU that was lost has a gap"
+    on_node = json.loads(past.clients[2].ask("/api/v1/events").body)["events"]
+    assert {event["node"] for event in on_node} == {"node-3"}
 
 
-def test_the_demo_has_a_past_from_its_first_second(capsys: pytest.CaptureFixture[str]) -> None:
-    with ExitStack() as opened:
-        demo = Demo(opened, past=True)
-        told = demo.ask("/api/v1/events")["events"]
-        assert {event["kind"] for event in told} == {
-            *("started", "ended", "recovered", "idle"),
-            *("xid", "lost", "thermal", "node_gone"),
-        }
-        by_team = demo.ask("/api/v1/range?range=24h&by=label:team")
-        assert {row.get("label") for row in by_team["rows"]} == {"nlp", "chat", "search", "data-science", None}
-        assert by_team["labels"] == ["team"]
-        totals = by_team["totals"]
-        assert totals["gpu_hours"] == pytest.approx(22 * 24, rel=0.02)
-        most = 22 * (by_team["to"] - by_team["from"]) / 3600
-        assert totals["gpu_hours"] <= most, "no time is counted twice"
-        assert totals["used_hours_min"] == pytest.approx(totals["used_hours"], rel=0.01)
-        hour = demo.ask("/api/v1/range?range=1h")
-        assert hour["totals"]["gpu_hours"] <= 22 * (hour["to"] - hour["from"]) / 3600
-        use = demo.ask(f"/api/v1/history/gpus/{demo.nodes[0].driver.gpus[0].uuid}")["series"]["utilization_ratio"]
-        assert len(use) >= 240
-        assert use.count(None) <= 3, "the charts of one hour have no gaps"
-        assert by_team["totals"]["wasted"] > 100
-        users = {row["job"] for row in demo.ask("/api/v1/range")["rows"] if "job" in row}
-        assert users == {"4711", "user ada", "user cleo"}
-        assert run(["report", "--url", f"127.0.0.1:{demo.page.address.port}", "--by", "pod"]) == 0
-        (job_line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| job 4711 ")]
-        assert " of its share |" in job_line, "it uses more than half of the GPU that it shares with cleo"
-        shown = [held for gpu in gpus(demo.ask("/api/v1/view")).values() for held in gpu.get("holders", ())]
-        assert {held["user"] for held in shown if "user" in held} == {"ada", "ben", "cleo"}
-        job = demo.ask("/api/v1/summary/research/finetune-4")
-        assert job["hint"].startswith("1 of its 2 GPUs would be enough")
-        (ended,) = [event for event in told if event["kind"] == "ended" and event["pod"] == "finetune-4"]
-        assert job["duration_seconds"] == ended["seconds"]
-        assert job["gpu_hours"] == pytest.approx(2 * job["duration_seconds"] / 3600, rel=0.01)
-        idle = demo.ask("/api/v1/summary/notebooks/jupyter-ada-0")
-        (held,) = gpus(demo.ask("/api/v1/view"))["node-1", 5]["holders"]
-        live_hours = (demo.time.wall() - held["idle_since"]) / 3600
-        assert live_hours == pytest.approx(idle["idle_hours"], rel=0.01), "the idle time equals that of the history"
-        assert [event["kind"] for event in told].count("idle") == 2, "one open alert for each idle notebook"
-        embed, ocr = (demo.ask(f"/api/v1/summary/batch/{name}-0") for name in ("embed", "ocr"))
-        assert embed["energy_kwh"] / ocr["energy_kwh"] == pytest.approx(
-            embed["used_hours"] / ocr["used_hours"], rel=0.1
-        )
-        assert embed["mean_use"] <= embed["peak_use"]
-        assert embed["wait_seconds"] > 0
-        assert (embed["shared"], embed.keys() & {"tensor_active_ratio", "mean_power_watts"}) == (True, set())
-        alone, part = (demo.ask(f"/api/v1/summary/{pod}") for pod in ("research/diffusion-0", "notebooks/jupyter-14-0"))
-        assert 0 < alone["tensor_active_ratio"] < 0.1 * alone["current_use"]
-        assert 0.3 < alone["mean_power_watts"] / alone["power_limit_watts"] < 0.7
-        assert 0 < part["tensor_active_ratio"] < part["current_use"]
-        assert "mean_power_watts" not in part, "a MIG instance has no power of its own"
-        lines = demo.ask("/api/v1/history")["devices"]
-        assert len(lines) == 28, "22 GPUs and 6 MIG instances"
-        gaps = {uuid for uuid, line in lines.items() if b64decode(line).count(255) > 2}
-        assert gaps == {demo.nodes[1].driver.gpus[3].uuid}, "only the GPU that was lost has a gap"
-        on_node = json.loads(demo.clients[2].ask("/api/v1/events").body)["events"]
-        assert {event["node"] for event in on_node} == {"node-3"}
-
-
-def test_the_cluster_almost_an_hour_ago() -> None:
-    with ExitStack() as opened:
-        demo = Demo(opened, past=True)
-        at = demo.time.wall() - 3500
-        then, now = demo.ask(f"/api/v1/view?at={at}"), demo.ask("/api/v1/view")
-        assert (then["taken_at"], then["at"], then["step_seconds"]) == (at, at, 15)
-        found, current = gpus(then), gpus(now)
-        assert found.keys() == current.keys()
-        assert (then["totals"]["gpus"], then["totals"]["broken"], now["totals"]["broken"]) == (22, 1, 0)
-        lost = found["node-2", 3]
-        assert (conditions(lost), lost["absent"], "utilization_ratio" in lost) == ({"lost"}, True, False)
-        assert [h["pod"] for h in lost["holders"]] == ["chat-1"]
-        ended = found["node-3", 0]["holders"][0]
-        assert (ended["pod"], ended["owner"]["kind"], ended["use"]) == ("finetune-5", "Job", "used")
-        assert "finetune-5" not in pods(now)
-        idle = found["node-1", 5]["holders"][0]
-        assert (idle["use"], at - idle["idle_since"]) == ("idle", pytest.approx(23 * 3600, rel=0.01))
-        shared = found["node-1", 4]
-        assert shared["utilization_ratio"] == pytest.approx(
-            sum(h["utilization_ratio"] for h in shared["holders"]), abs=0.001
-        )
-        mig, mig_now = found["node-2", 6]["instances"], current["node-2", 6]["instances"]
-        assert [(i["id"], i["profile"]) for i in mig] == [(i["id"], i["profile"]) for i in mig_now]
-        assert {h.get("job", h.get("user")) for h in found["workstation-1", 1]["holders"]} == {"4711", "cleo"}
-        for uuid in (lost["uuid"], found["node-1", 0]["uuid"]):
-            history = demo.ask(f"/api/v1/history/gpus/{uuid}?range=1h")
-            step = history["series"]["utilization_ratio"][int((at - history["from"]) // history["step_seconds"])]
-            (gpu,) = (gpu for gpu in found.values() if gpu["uuid"] == uuid)
-            assert gpu.get("utilization_ratio") == step, "the view and the chart show the same"
-        around = demo.ask(f"/api/v1/events?range=1h&to={at + 1800}")
-        assert {event["kind"] for event in around["events"]} == {"lost", "recovered", "ended"}
-        assert all(around["from"] <= event["at"] <= at + 1800 for event in around["events"])
-        event = next(event for event in around["events"] if event["kind"] == "lost")
-        since = gpus(demo.ask(f"/api/v1/view?at={event['at']}"))["node-2", 3]["conditions"][0]["since"]
-        assert since == event["at"], "a link from the event shows the fault"
-        for text in ("abc", "nan", "1e308", "-1", "9e10", "1000", str(at - 90_000)):
-            answer = demo.page.ask(f"/api/v1/view?at={text}")
-            assert (answer.status, list(json.loads(answer.body))) == (400, ["error"])
-        (gone,) = (node for node in demo.ask(f"/api/v1/view?at={at - 4.05 * 3600}")["nodes"] if node.get("gone"))
-        uses = [[(h["pod"], h["use"]) for h in gpu.get("holders", ())] for gpu in gone["gpus"]]
-        assert (gone["name"], uses) == ("node-3", [[], [], *[[("chat-2", "unknown")]] * 2])
-        of_node = json.loads(demo.clients[2].ask(f"/api/v1/view?at={at}").body)
-        assert (of_node["scope"], pods(of_node)) == ("node", {"finetune-5", "chat-2"})
-
-
-def test_an_event_has_the_time_of_the_tile(demo: Demo) -> None:
-    view = demo.go_to(44.0)
-    events = {event.get("uuid"): event["at"] for event in demo.ask("/api/v1/events")["events"]}
-    for place in (("node-1", 6), ("node-2", 3)):
-        gpu = gpus(view)[place]
-        assert events[gpu["uuid"]] == pytest.approx(gpu["conditions"][0]["since"], abs=1)
+def test_the_cluster_almost_an_hour_ago(past: Demo) -> None:
+    at = past.time.wall() - 3500
+    then, now = past.ask(f"/api/v1/view?at={at}"), past.ask("/api/v1/view")
+    assert (then["taken_at"], then["at"], then["step_seconds"]) == (at, at, 15)
+    found, current = gpus(then), gpus(now)
+    assert found.keys() == current.keys()
+    assert (then["totals"]["gpus"], then["totals"]["broken"], now["totals"]["broken"]) == (22, 1, 0)
+    lost = found["node-2", 3]
+    assert (conditions(lost), lost["absent"], "utilization_ratio" in lost) == ({"lost"}, True, False)
+    assert [h["pod"] for h in lost["holders"]] == ["chat-1"]
+    ended = found["node-3", 0]["holders"][0]
+    assert (ended["pod"], ended["owner"]["kind"], ended["use"]) == ("finetune-5", "Job", "used")
+    assert "finetune-5" not in pods(now)
+    idle = found["node-1", 5]["holders"][0]
+    assert (idle["use"], at - idle["idle_since"]) == ("idle", pytest.approx(23 * 3600, rel=0.01))
+    shared = found["node-1", 4]
+    assert shared["utilization_ratio"] == pytest.approx(
+        sum(h["utilization_ratio"] for h in shared["holders"]), abs=0.001
+    )
+    mig, mig_now = found["node-2", 6]["instances"], current["node-2", 6]["instances"]
+    assert [(i["id"], i["profile"]) for i in mig] == [(i["id"], i["profile"]) for i in mig_now]
+    assert {h.get("job", h.get("user")) for h in found["workstation-1", 1]["holders"]} == {"4711", "cleo"}
+    for uuid in (lost["uuid"], found["node-1", 0]["uuid"]):
+        history = past.ask(f"/api/v1/history/gpus/{uuid}?range=1h")
+        step = history["series"]["utilization_ratio"][int((at - history["from"]) // history["step_seconds"])]
+        (gpu,) = (gpu for gpu in found.values() if gpu["uuid"] == uuid)
+        assert gpu.get("utilization_ratio") == step, "the view and the chart show the same"
+    around = past.ask(f"/api/v1/events?range=1h&to={at + 1800}")
+    assert {event["kind"] for event in around["events"]} == {"lost", "recovered", "ended"}
+    assert all(around["from"] <= event["at"] <= at + 1800 for event in around["events"])
+    event = next(event for event in around["events"] if event["kind"] == "lost")
+    since = gpus(past.ask(f"/api/v1/view?at={event['at']}"))["node-2", 3]["conditions"][0]["since"]
+    assert since == event["at"], "a link from the event shows the fault"
+    for text in ("abc", "nan", "1e308", "-1", "9e10", "1000", str(at - 90_000)):
+        answer = past.page.ask(f"/api/v1/view?at={text}")
+        assert (answer.status, list(json.loads(answer.body))) == (400, ["error"])
+    (gone,) = (node for node in past.ask(f"/api/v1/view?at={at - 4.05 * 3600}")["nodes"] if node.get("gone"))
+    uses = [[(h["pod"], h["use"]) for h in gpu.get("holders", ())] for gpu in gone["gpus"]]
+    assert (gone["name"], uses) == ("node-3", [[], [], *[[("chat-2", "unknown")]] * 2])
+    of_node = json.loads(past.clients[2].ask(f"/api/v1/view?at={at}").body)
+    assert (of_node["scope"], pods(of_node)) == ("node", {"finetune-5", "chat-2"})
 
 
 def test_without_grpc_the_message_names_the_package_to_install() -> None:

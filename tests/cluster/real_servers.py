@@ -43,8 +43,9 @@ def prometheus(
     text = open_metrics(points)
     if text:
         (folder / "points.om").write_text(text + "# EOF\n", encoding="utf-8")
-        blocks = ["promtool", "tsdb", "create-blocks-from", "openmetrics", str(folder / "points.om"), str(store)]
-        subprocess.run(blocks, check=True, capture_output=True)
+        # One block: promtool reads all points once per block, and by default a block has two hours.
+        blocks = ["promtool", "tsdb", "create-blocks-from", "--max-block-duration=1000h", "openmetrics"]
+        subprocess.run([*blocks, str(folder / "points.om"), str(store)], check=True, capture_output=True)
     (folder / "prometheus.yml").write_text(configuration or "scrape_configs: []\n", encoding="utf-8")
     command = [
         "prometheus",

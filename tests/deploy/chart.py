@@ -21,7 +21,9 @@ NOTES = "Notes"
 """Kind of the additional object. Kubernetes has no such kind."""
 
 FOLDER = Path(__file__).parent
-VARIANTS: Mapping[str, Mapping[str, Any]] = yaml.safe_load((FOLDER / "variants.yaml").read_text(encoding="utf-8"))
+VARIANTS: Mapping[str, Mapping[str, Any]] = yaml.load(
+    (FOLDER / "variants.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader
+)
 
 
 @cache
@@ -134,5 +136,5 @@ def _restricted(spec: Mapping[str, Any], one: Mapping[str, Any]) -> bool:
 
 
 def values_file() -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    loaded: dict[str, Any] = yaml.load((CHART / "values.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
     return loaded

@@ -13,7 +13,7 @@ import yaml
 from deploy.render import CHART
 from tests.deploy.chart import FOLDER, objects, refusal, values_file
 
-OLD = yaml.safe_load((FOLDER / "values_0_1_0.yaml").read_text(encoding="utf-8"))
+OLD = yaml.load((FOLDER / "values_0_1_0.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
 TAKEN = {name: values for name, values in OLD["examples"].items() if name != "install-kubernetes"}
 
 

@@ -23,7 +23,7 @@ DCGM_CHART = {
 
 MOVED = {"$ref": "#/definitions/moved"}
 """Values of chart 0.1, tested in test_chart_upgrade.py."""
-REFUSED = yaml.safe_load((FOLDER / "refused_values.yaml").read_text(encoding="utf-8"))
+REFUSED = yaml.load((FOLDER / "refused_values.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
 
 
 @pytest.mark.parametrize(("values", "message"), REFUSED)

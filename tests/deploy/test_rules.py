@@ -23,7 +23,7 @@ def rules() -> list[dict[str, Any]]:
     return [
         rule
         for file in RULES
-        for group in yaml.safe_load(file.read_text(encoding="utf-8"))["groups"]
+        for group in yaml.load(file.read_text(encoding="utf-8"), yaml.CSafeLoader)["groups"]
         for rule in group["rules"]
     ]
 

@@ -10,7 +10,7 @@ from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.fields import Field
 from podgpu.model import DeviceUsage, GpuReading, UsageProblems, Value
 from podgpu.simulate.gpu import SimulatedLoad
-from tests.simulated import FaultyNvml
+from tests.simulated import FaultyNvml, stop_after_test
 
 DCP = tuple(c.field for c in shipped_counters("dcp") or ())
 
@@ -33,6 +33,7 @@ class NvmlBench:
             sees_processes=sees_processes,
         )
         self.problems = UsageProblems()  # of the last reading of usage
+        stop_after_test.append(self.stop)
 
     def wall(self) -> float:
         return self.epoch + self.now

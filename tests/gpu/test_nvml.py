@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pynvml
 import pytest
@@ -14,10 +13,8 @@ from tests.gpu.nvml_bench import DCP, NvmlBench, of_gpu
 
 
 @pytest.fixture
-def bench(request: pytest.FixtureRequest) -> Iterator[NvmlBench]:
-    bench = NvmlBench(getattr(request, "param", "2xH100"))
-    yield bench
-    bench.stop()
+def bench(request: pytest.FixtureRequest) -> NvmlBench:
+    return NvmlBench(getattr(request, "param", "2xH100"))
 
 
 def the(name: str) -> int:

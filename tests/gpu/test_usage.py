@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pynvml
 import pytest
@@ -18,10 +17,8 @@ ENERGY = "nvmlDeviceGetTotalEnergyConsumption"
 
 
 @pytest.fixture
-def bench(request: pytest.FixtureRequest) -> Iterator[NvmlBench]:
-    bench = NvmlBench(*getattr(request, "param", ()))
-    yield bench
-    bench.stop()
+def bench(request: pytest.FixtureRequest) -> NvmlBench:
+    return NvmlBench(*getattr(request, "param", ()))
 
 
 def on(*specs: str) -> pytest.MarkDecorator:

@@ -169,9 +169,9 @@ def start_writer(path: Path, first: int) -> subprocess.Popen[str]:
 
 def test_kill_9_loses_no_round_and_a_restart_continues(path: Path) -> None:
     first = written = START // 15
-    for attempt in range(20):
+    for attempt in range(10):
         writer = start_writer(path, written)
-        time.sleep(0.003 * attempt)  # a round takes about 1 ms
+        time.sleep(0.0063 * attempt)  # a round takes about 1 ms
         writer.kill()
         reported = [str(written), *writer.communicate()[0].split()]
         store = HistoryStore(path)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pynvml
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.simulate.gpu import SimulatedLoad
@@ -50,7 +50,6 @@ LOADS = st.lists(
 )
 
 
-@settings(max_examples=50)
 @given(LOADS, st.lists(st.floats(0.01, 5), min_size=1, max_size=20))
 def test_energy_is_the_integral_of_power(loads: list[SimulatedLoad], steps: list[float]) -> None:
     """A second driver is read only at the end. Its energy must be the same."""

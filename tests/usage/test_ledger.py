@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -118,7 +118,6 @@ HISTORIES = st.lists(
 )
 
 
-@settings(max_examples=60)
 @given(HISTORIES)
 def test_holders_and_the_unattributed_rest_add_up_and_counters_never_decrease(history: list[Turn]) -> None:
     ledger, devices, energy = Ledger(), dict[str, DeviceTotals](), 0
@@ -156,7 +155,6 @@ def read_counters(snapshot: Snapshot) -> dict[object, dict[str, int]]:
     }
 
 
-@settings(max_examples=60)
 @given(HISTORIES)
 def test_namespaces_and_the_unattributed_rest_add_up_to_the_devices(history: list[Turn]) -> None:
     """Jobs are removed from the histories, because they have no namespace."""

@@ -24,7 +24,7 @@ from podgpu.simulate import device_calls as calls
 from podgpu.simulate.gpu import SimulatedGpu, SimulatedInstance, SimulatedLoad
 from podgpu.simulate.models import MigProfile, parse_spec
 
-_MAX_WAIT_SECONDS = 0.025
+_MAX_WAIT_SECONDS = 0.1
 """Maximum real time to wait for events. It is short, because stopping podgpu waits until it has passed."""
 _SLICE_NS, _SWITCH_NS = 2_200_000, 84_000  # time slice and context switch, measured on an H200
 

@@ -145,7 +145,6 @@ def test_saving_a_preempted_context_is_not_busy_time(
     assert sum(estimate(window, 100 * age).values()) == pytest.approx(100 * (age - saving), rel=0.001)
 
 
-@settings(max_examples=50)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 600 * MS)), min_size=1, max_size=30),
     samples=st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=40),
