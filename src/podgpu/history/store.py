@@ -10,6 +10,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from itertools import chain
 from operator import add
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -125,6 +126,11 @@ INSERT OR REPLACE INTO usage SELECT :resolution, time / :resolution * :resolutio
     {", ".join(f"sum({name})" for name in AMOUNT_UNITS)}
 FROM usage WHERE resolution = :finer AND time >= :since AND time < :until GROUP BY start, account, currency"""
 _FIGURE_MEANS = "round(avg(utilization)), round(avg(memory)), round(avg(power)), round(avg(temperature))"
+_STEPS = """
+SELECT DISTINCT time / :coarse * :coarse FROM round WHERE resolution = :fine AND time >= :since AND time < :until"""
+_ROLL_UP_SAMPLES = f"""
+INSERT OR REPLACE INTO sample SELECT :coarse, :start, gpu, account, {_FIGURE_MEANS} FROM sample
+WHERE resolution = :fine AND time >= :start AND time < :start + :coarse GROUP BY gpu, account"""
 # If a pod starts or ends within a 5-minute step and has no values of its own, copies the GPU's values to the pod: the
 # mean over the rounds in which the pod held the GPU. The GPU's mean of the whole step includes times without the pod.
 _COPY_GPU_VALUES = f"""
@@ -355,42 +361,51 @@ class HistoryStore:
         if self._ids_hour != time // HOUR * HOUR:  # clears cached ids every hour, so that the upserts update last_seen
             self._ids_hour = time // HOUR * HOUR
             self._ids.clear()
-        samples: list[tuple[float | None, ...]] = []
+        gpu_ids = [self._row_id(_UPSERT_GPU, (gpu.uuid, gpu.instance, gpu.node, gpu.gpu_index)) for gpu in gpus]
+        holders: list[HolderSample] = []  # including unallocated time
+        account_ids: list[int] = []  # of `holders`
         own: dict[tuple[int, int], Figures] = {}  # values of the holders of shared GPUs, by GPU and account
         unknown: set[int] = set()  # GPUs without known holders
         spans: dict[tuple[int, int, str, str], int] = {}  # with the start of each span, if it is new
-        usage = [  # the same account may be in several rows, because _ADD_USAGE adds them
-            (COARSE, step, self._row_id(_UPSERT_ACCOUNT, account), currency, *amounts)
-            for (step, account, currency), amounts in self._pending_usage.items()
-        ]
-        step = time // COARSE * COARSE
-        for gpu in gpus:
-            gpu_id = self._row_id(_UPSERT_GPU, (gpu.uuid, gpu.instance, gpu.node, gpu.gpu_index))
+        for gpu_id, gpu in zip(gpu_ids, gpus, strict=True):
             if not gpu.holders_known:
                 unknown.add(gpu_id)
-            if gpu.figures is not None:
-                samples.append((FINE, time, gpu_id, GPU_ITSELF, *gpu.figures))
             for holder in gpu.holders:
                 account_id = self._row_id(_UPSERT_ACCOUNT, holder.account)
+                holders.append(holder)
+                account_ids.append(account_id)
                 spans[gpu_id, account_id, holder.container, ""] = time
-                if any(holder.amounts):
-                    usage.append((COARSE, step, account_id, holder.currency, *holder.amounts))
                 if holder.figures is not None:
                     key = gpu_id, account_id
                     own[key] = own.get(key, Figures()).plus(holder.figures)
             if any(gpu.unallocated):
-                account_id = self._row_id(_UPSERT_ACCOUNT, UNALLOCATED)
-                usage.append((COARSE, step, account_id, gpu.currency, *gpu.unallocated))
+                holders.append(HolderSample(UNALLOCATED, "", gpu.unallocated, None, gpu.currency))
+                account_ids.append(self._row_id(_UPSERT_ACCOUNT, UNALLOCATED))
             for name, message in gpu.conditions:
                 since = gpu.since.get(name, time)
                 is_new = rolled_up_until - _LATEST < since <= now + 1
                 spans[gpu_id, GPU_ITSELF, name, message] = round(since) if is_new else time
-        samples += ((FINE, time, *key, *figures) for key, figures in own.items())
         if unknown:
             spans |= {span: time for span in self._open_spans if span[0] in unknown and span[1] != GPU_ITSELF}
+        # The rows are generators, because lists of them would cost a fifth of the CPU time in the garbage collector.
+        samples = (
+            (FINE, time, gpu_id, GPU_ITSELF, *gpu.figures)
+            for gpu_id, gpu in zip(gpu_ids, gpus, strict=True)
+            if gpu.figures is not None
+        )
+        usage = (
+            (COARSE, time // COARSE * COARSE, account_id, holder.currency, *holder.amounts)
+            for account_id, holder in zip(account_ids, holders, strict=True)
+            if any(holder.amounts)
+        )
+        pending = (
+            (COARSE, step, self._row_id(_UPSERT_ACCOUNT, account), currency, *amounts)
+            for (step, account, currency), amounts in self._pending_usage.items()
+        )
         self._db.execute(_INSERT_ROUND, (FINE, time))
         self._db.executemany(_INSERT_SAMPLE, samples)
-        self._db.executemany(_ADD_USAGE, usage)
+        self._db.executemany(_INSERT_SAMPLE, ((FINE, time, *key, *figures) for key, figures in own.items()))
+        self._db.executemany(_ADD_USAGE, chain(usage, pending))
         new = ((*span, started) for span, started in spans.items() if span not in self._open_spans)
         self._db.executemany(_START_SPAN, new)
         # If podgpu did not run for some time, holders and conditions are recorded as ended at the last round before.
@@ -422,22 +437,15 @@ class HistoryStore:
         """Stores the means of the 15 s samples for each 5-minute step that has ended, then deletes expired rows."""
         keep, until = self._retention, time // COARSE * COARSE
         newest = "SELECT ifnull(max(time) + ?, 0) FROM round WHERE resolution = ? AND time < ?"
-        window = {
-            "fine": FINE,
-            "coarse": COARSE,
-            "since": self._fetch_value(newest, COARSE, COARSE, until),
-            "until": until,
-        }
-        for table, keys, means in (("sample", ", gpu, account", f", {_FIGURE_MEANS}"), ("round", "", "")):
-            self._db.execute(
-                f"INSERT OR REPLACE INTO {table} SELECT :coarse, time / :coarse * :coarse AS start {keys} {means}"
-                f" FROM {table} WHERE resolution = :fine AND time >= :since AND time < :until GROUP BY start {keys}",
-                window,
-            )
-            for resolution, retention in ((FINE, keep.fine), (COARSE, keep.coarse)):
-                self._db.execute(
-                    f"DELETE FROM {table} WHERE resolution = ? AND time < ?", (resolution, time - retention)
-                )
+        since = self._fetch_value(newest, COARSE, COARSE, until)
+        window = {"fine": FINE, "coarse": COARSE, "since": since, "until": until}
+        for (start,) in self._db.execute(_STEPS, window).fetchall():  # one by one, because SQLite then sorts faster
+            self._db.execute(_ROLL_UP_SAMPLES, {"fine": FINE, "coarse": COARSE, "start": start})
+            self._db.execute(_INSERT_ROUND, (COARSE, start))
+        for resolution, retention in ((FINE, keep.fine), (COARSE, keep.coarse)):
+            for table in ("sample", "round"):
+                expired = f"DELETE FROM {table} WHERE resolution = ? AND time < ?"
+                self._db.execute(expired, (resolution, time - retention))
         self._db.execute(_COPY_GPU_VALUES, window)
         self._db.execute("DELETE FROM span WHERE ended < ?", (time - keep.coarse,))
         for resolution, retention in ((COARSE, keep.usage_per_step), (HOUR, keep.usage_per_hour), (DAY, keep.usage)):
