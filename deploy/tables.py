@@ -7,12 +7,12 @@ a broken GPU. Sources are used in the schema of the values and in an alert. Also
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from deploy.render import CHART, ROOT
 from podgpu import PROJECT_URL, REGISTRY, __version__
-from podgpu.holders.sources import SOURCES, SourceType
+from podgpu.cli.node import SOURCES, SOURCES_WITH_ARGUMENT
 from podgpu.metrics.conditions import xid_specs
 
 SCHEMA = CHART / "values.schema.json"
@@ -57,16 +57,10 @@ kubectl port-forward service/podgpu-demo 9401
 {rows}"""
 
 
-def pattern(sources: Mapping[str, SourceType] = SOURCES) -> str:
+def pattern() -> str:
     """Returns a regular expression for the values of `--allocation`. The chart replaces an empty value."""
-    any_of = "|".join(_spelling(name, source) for name, source in sources.items())
+    any_of = "|".join(f"{name}(:[^,]+)?" if name in SOURCES_WITH_ARGUMENT else name for name in SOURCES)
     return f"^(auto|({any_of})(,({any_of}))*)?$"
-
-
-def _spelling(name: str, source: SourceType) -> str:
-    if not source.argument:
-        return name
-    return f"{name}(:[^,]+)?" if source.argument.startswith("[") else f"{name}:[^,]+"
 
 
 def fresh() -> Iterator[tuple[Path, str]]:

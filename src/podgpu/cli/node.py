@@ -154,7 +154,7 @@ def make_identities(options: Options, api: ApiAccess) -> IdentityReader:
 SOURCES = ("annotations", "podlist", "kubelet", "checkpoint", "hpc", "processes")
 """Sources in order of precedence for `auto`. Schedulers come first, because HAMi assigns other GPUs than the kubelet
 lists."""
-_WITH_ARGUMENT = ("podlist", "checkpoint", "hpc")
+SOURCES_WITH_ARGUMENT = ("podlist", "checkpoint", "hpc")
 
 
 def make_allocations(options: Options, api: ApiAccess, telemetry: Telemetry) -> list[AllocationSource]:
@@ -178,7 +178,7 @@ def _parse_source(entry: str) -> tuple[str, str]:
     name, _, argument = entry.partition(":")
     if name not in SOURCES:
         raise UsageError(f"--allocation {entry!r}: unknown source; write auto alone, or some of {', '.join(SOURCES)}")
-    if argument and name not in _WITH_ARGUMENT:
+    if argument and name not in SOURCES_WITH_ARGUMENT:
         raise UsageError(f"--allocation {name} takes no argument, but {argument!r} was given")
     return name, argument
 
