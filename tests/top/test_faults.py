@@ -17,6 +17,7 @@ from podgpu.web.cluster_app import cluster_application
 from tests.agent.gpu_bench import GpuBench, bench_of
 from tests.cluster.states import gpu, holder, node
 from tests.cluster.test_loop import Script, Time, tell
+from tests.nodes.clock import wait_until
 from tests.web.server import Client, running
 
 
@@ -47,7 +48,8 @@ def read_alerts(client: Client) -> list[str]:
 def test_a_lost_gpu_and_an_xid(bench: GpuBench, capsys: pytest.CaptureFixture[str]) -> None:
     bench.faults.lose(2)
     bench.faults.raise_xid(1, 79)
-    bench.turn(0, 3)
+    counted = ("podgpu_xid_errors_total", 1, 'xid="79"')
+    wait_until(lambda: bench.turn(0, 3, seconds=0.5) and bench.value(*counted) == 1, "the XID is counted")
     bench.turn(0, 3)
     alerts = read_alerts(bench.client)
     table, notes = show(capsys, "--url", bench.client)
