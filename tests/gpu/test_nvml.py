@@ -8,6 +8,7 @@ import pynvml
 import pytest
 
 from podgpu.errors import SourceError
+from podgpu.gpu.nvml.driver import FirmwarePhase
 from podgpu.metrics.fields import field_named, fields
 from tests.gpu.nvml_bench import DCP, NvmlBench, of_gpu
 
@@ -80,3 +81,19 @@ def test_every_field_can_be_read(bench: NvmlBench) -> None:
     answer = bench.read(fields=everything)
     assert len(of_gpu(answer)) > 150
     assert not answer.errors
+
+
+@pytest.mark.parametrize("busy_from", [0.0, 0.005, 0.02, 0.05, 0.08, 0.095])
+@pytest.mark.parametrize(("cheap", "busy"), [(0.003, 0.015), (0.003, 0.008), (0.009, 0.02)])
+def test_readings_leave_the_time_when_the_firmware_is_busy(busy_from: float, cheap: float, busy: float) -> None:
+    """The firmware is busy for 12 ms of every 100 ms. Readings are due at multiples of 100 ms."""
+    delays: list[float] = []
+    cpu = 0.0
+    phase = FirmwarePhase(lambda: cpu, delays.append)
+    costs = []
+    for _ in range(100):
+        with phase.avoid_busy_firmware():
+            costs.append(busy if (delays[-1] - busy_from) % 0.1 < 0.012 else cheap)
+            cpu += costs[-1]
+    assert costs.count(busy) <= 2
+    assert len(set(delays[10:])) == 1, "the delay does not change any more"

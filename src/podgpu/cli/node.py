@@ -176,9 +176,7 @@ def make_allocations(options: Options, api: ApiAccess, telemetry: Telemetry) -> 
 
 def _parse_source(entry: str) -> tuple[str, str]:
     name, _, argument = entry.partition(":")
-    if name not in SOURCES:
-        raise UsageError(f"--allocation {entry!r}: unknown source; write auto alone, or some of {', '.join(SOURCES)}")
-    if argument and name not in SOURCES_WITH_ARGUMENT:
+    if argument and name in SOURCES and name not in SOURCES_WITH_ARGUMENT:
         raise UsageError(f"--allocation {name} takes no argument, but {argument!r} was given")
     return name, argument
 
@@ -197,7 +195,8 @@ def _is_present(name: str, options: Options, api: ApiAccess) -> bool:
             return bool(options["hpc_job_mapping_dir"])
         case "processes":
             return in_host_pid_namespace(options["path_proc"])
-    return True
+        case _:
+            return True
 
 
 def _create_source(
@@ -220,7 +219,9 @@ def _create_source(
             if directory := argument or options["hpc_job_mapping_dir"]:
                 return HpcAllocation(directory)
             raise UsageError("--allocation hpc: set the directory of the job files, as in hpc:/run/dcgm-job-map")
-    return ProcessHolders(telemetry.processes, ContainerFinder(options["path_proc"]))
+        case "processes":
+            return ProcessHolders(telemetry.processes, ContainerFinder(options["path_proc"]))
+    raise UsageError(f"--allocation {name!r}: unknown source; write auto alone, or some of {', '.join(SOURCES)}")
 
 
 def _podlist_paths(options: Options) -> tuple[str, ...]:

@@ -190,7 +190,7 @@ def _namespace_families(nodes: Iterable[NodeEntry], state: ClusterState) -> list
         labels, sums = _labels(("namespace", "model", "cluster"), key), sum_held(groups[key], by_device=True)
         idle = (part.share for part in groups[key] if wasteful_since(part, at, idle_after) is not None)
         samples["podgpu_namespace_allocated_gpus"].append(Sample(labels, round(sums.allocated, 9)))
-        samples["podgpu_namespace_idle_gpus"].append(Sample(labels, round(sum(idle), 9)))
+        samples["podgpu_namespace_idle_gpus"].append(Sample(labels, round(sum(idle, 0.0), 9)))
         if sums.used or sums.idle or not sums.unknown:
             samples["podgpu_namespace_used_gpus"].append(Sample(labels, round(sums.used, 9)))
     return make_families("cluster", samples)

@@ -109,7 +109,7 @@ class _Chooser:
         return is_other and reading.listed is not False and not self.is_stale(reading)
 
     def find_silent(self, state: NodeState) -> NodeReading | None:
-        """If `state` has no holders, returns the last reading of the podgpu that reported them and is silent now."""
+        """If `state` has no holders, returns the last reading of a podgpu that reported them and no longer answers."""
         if state.producer == "podgpu" or _has_holders(state):
             return None
         return next((self._silent[gpu.uuid] for gpu in state.devices if gpu.uuid in self._silent), None)

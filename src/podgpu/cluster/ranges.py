@@ -194,7 +194,7 @@ def group_now(state: ClusterState, usage: Sequence[UsageSum], query: RangeQuery)
     """Maps each row to its current values. A pod that has ended has 0 GPUs."""
     clusters = {one.cluster for one in usage}
     cluster = clusters.pop() if len(clusters) == 1 else ""  # with a single cluster, `part.cluster` is empty
-    known = {("", one.account[:5]): one for one in usage}  # if only the range has several clusters, not the last round
+    known = {("", one.account[:5]): one for one in usage}  # the last round may have one cluster only
     known |= {(one.cluster, one.account[:5]): one for one in usage}
     groups: dict[RowName, list[HeldPart]] = {name_row(one, query): [] for one in usage if one.account != UNALLOCATED}
     parts = [(part, node.state.pod_labels) for node in state.nodes for part in node.held]
@@ -391,7 +391,7 @@ def read_range(db: Connection, start: float, end: float) -> tuple[int, int, list
     rolled_up = {resolution: 0 if last is None else last + resolution for resolution, (_, last) in times.items()}
 
     def step(time: float) -> int:
-        """Returns the finest resolution that covers `time`, or that goes back as far as the next coarser resolution."""
+        """Returns the finest resolution that covers `time`, or whose rows begin as early as those of the next one."""
         for finer, coarser in ((COARSE, HOUR), (HOUR, DAY)):
             if time >= oldest[finer] or not oldest[finer] // coarser * coarser > oldest[coarser]:
                 return finer

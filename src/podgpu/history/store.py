@@ -20,7 +20,7 @@ from podgpu.errors import PodgpuError
 SCHEMA_VERSION = 4
 FINE, COARSE, HOUR, DAY = 15, 300, 3600, 86_400  # resolutions in seconds; days are UTC days
 GPU_ITSELF = 0  # the `account` of rows about the GPU itself: its values in `sample`, its conditions in `span`
-_LATEST = 60  # seconds; a condition that began longer before the last round had another text until now
+_LATEST = 60  # seconds; if a condition began earlier than this, only its message changed: the new span starts now
 MAX_BYTES = 2 * 1024**3  # 8,000 GPUs with one pod each need 1.6 GB
 
 
@@ -188,7 +188,8 @@ class Amounts(NamedTuple):
 
 
 class UsageAccount(NamedTuple):
-    """A pod or job to which usage is charged. Owner and labels may become known later, so they are not in the key."""
+    """A pod or job to which usage is charged. Owner, labels and methods may become known later, so they are not in
+    the key."""
 
     namespace: str = ""
     pod: str = ""
@@ -268,7 +269,7 @@ class HistoryStore:
                 except BaseException:
                     self._reset_caches()
                     raise
-        except HistoryError:
+        except BaseException:
             self._add_pending_usage(now, gpus)
             raise
         self._pending_usage.clear()
@@ -349,10 +350,9 @@ class HistoryStore:
         """Keeps the usage of a round that could not be written."""
         step = int(now) // COARSE * COARSE
         for gpu in gpus:
-            for holder in (*gpu.holders, HolderSample(UNALLOCATED, "", gpu.unallocated, None, gpu.currency)):
-                if any(holder.amounts):
-                    key = step, holder.account, holder.currency
-                    self._pending_usage[key] = self._pending_usage[key].plus(holder.amounts)
+            for holder in _list_accounts(gpu):
+                key = step, holder.account, holder.currency
+                self._pending_usage[key] = self._pending_usage[key].plus(holder.amounts)
 
     def _write_round(self, now: float, gpus: Sequence[GpuSample]) -> None:
         time = int(now) // FINE * FINE
@@ -362,25 +362,22 @@ class HistoryStore:
             self._ids_hour = time // HOUR * HOUR
             self._ids.clear()
         gpu_ids = [self._row_id(_UPSERT_GPU, (gpu.uuid, gpu.instance, gpu.node, gpu.gpu_index)) for gpu in gpus]
-        holders: list[HolderSample] = []  # including unallocated time
-        account_ids: list[int] = []  # of `holders`
+        usage: dict[tuple[int, str], Amounts] = {}  # by account and currency
         own: dict[tuple[int, int], Figures] = {}  # values of the holders of shared GPUs, by GPU and account
         unknown: set[int] = set()  # GPUs without known holders
         spans: dict[tuple[int, int, str, str], int] = {}  # with the start of each span, if it is new
         for gpu_id, gpu in zip(gpu_ids, gpus, strict=True):
             if not gpu.holders_known:
                 unknown.add(gpu_id)
-            for holder in gpu.holders:
+            for holder in _list_accounts(gpu):
                 account_id = self._row_id(_UPSERT_ACCOUNT, holder.account)
-                holders.append(holder)
-                account_ids.append(account_id)
-                spans[gpu_id, account_id, holder.container, ""] = time
+                earlier = usage.get((account_id, holder.currency))
+                usage[account_id, holder.currency] = earlier.plus(holder.amounts) if earlier else holder.amounts
+                if holder.account != UNALLOCATED:
+                    spans[gpu_id, account_id, holder.container, ""] = time
                 if holder.figures is not None:
                     key = gpu_id, account_id
                     own[key] = own.get(key, Figures()).plus(holder.figures)
-            if any(gpu.unallocated):
-                holders.append(HolderSample(UNALLOCATED, "", gpu.unallocated, None, gpu.currency))
-                account_ids.append(self._row_id(_UPSERT_ACCOUNT, UNALLOCATED))
             for name, message in gpu.conditions:
                 since = gpu.since.get(name, time)
                 is_new = rolled_up_until - _LATEST < since <= now + 1
@@ -393,19 +390,16 @@ class HistoryStore:
             for gpu_id, gpu in zip(gpu_ids, gpus, strict=True)
             if gpu.figures is not None
         )
-        usage = (
-            (COARSE, time // COARSE * COARSE, account_id, holder.currency, *holder.amounts)
-            for account_id, holder in zip(account_ids, holders, strict=True)
-            if any(holder.amounts)
-        )
+        step = time // COARSE * COARSE
+        added = ((COARSE, step, *key, *amounts) for key, amounts in usage.items() if any(amounts))
         pending = (
-            (COARSE, step, self._row_id(_UPSERT_ACCOUNT, account), currency, *amounts)
-            for (step, account, currency), amounts in self._pending_usage.items()
+            (COARSE, start, self._row_id(_UPSERT_ACCOUNT, account), currency, *amounts)
+            for (start, account, currency), amounts in self._pending_usage.items()
         )
         self._db.execute(_INSERT_ROUND, (FINE, time))
         self._db.executemany(_INSERT_SAMPLE, samples)
         self._db.executemany(_INSERT_SAMPLE, ((FINE, time, *key, *figures) for key, figures in own.items()))
-        self._db.executemany(_ADD_USAGE, chain(usage, pending))
+        self._db.executemany(_ADD_USAGE, chain(added, pending))
         new = ((*span, started) for span, started in spans.items() if span not in self._open_spans)
         self._db.executemany(_START_SPAN, new)
         # If podgpu did not run for some time, holders and conditions are recorded as ended at the last round before.
@@ -468,6 +462,13 @@ class HistoryStore:
 
     def _fetch_value(self, sql: str, *parameters: int) -> Any:
         return self._db.execute(sql, parameters).fetchone()[0]
+
+
+def _list_accounts(gpu: GpuSample) -> Sequence[HolderSample]:
+    """Returns the holders and, if a part of the GPU was unallocated, the account of unallocated GPUs."""
+    if not any(gpu.unallocated):
+        return gpu.holders
+    return *gpu.holders, HolderSample(UNALLOCATED, "", gpu.unallocated, None, gpu.currency)
 
 
 def _lock_file(path: Path) -> IO[bytes]:

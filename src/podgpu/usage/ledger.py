@@ -314,7 +314,9 @@ class Account:
         if window.busy_max_ns is None and before.busy_max_ns is not None:  # without bounds, the busy time is certain
             low = None if before.busy_min_ns is None else before.busy_min_ns + (busy_ns or 0)
             sums |= {"busy_min_ns": low, "busy_max_ns": before.busy_max_ns + (busy_ns or 0)}
-        elif self.is_mps_client and before.busy_max_ns is None:  # until now, the maximum was the busy time
+        elif (
+            self.is_mps_client and before.busy_max_ns is None
+        ):  # earlier busy time was exact, so it is also the maximum
             sums["busy_max_ns"] = (window.busy_max_ns or 0) + (before.busy_ns or 0)
         if is_alone and window.wait_ns is None and before.wait_ns is not None:
             sums["wait_ratio"] = 0.0
@@ -460,7 +462,7 @@ class Ledger:
     def _weigh(self, gpu: Device, devices: Sequence[OwnedUsage], busy: Sequence[Division]) -> Counter[Account | None]:
         """Returns the weight of each account: busy time × slices. On an idle GPU: allocated share × slices.
 
-        If no device answered, returns no weights, because the next answer includes the time of this one.
+        If no device answered, returns no weights, because the next reading also covers this time.
         """
         by_use, by_share = Counter[Account | None](), Counter[Account | None]()
         answers = [(owned, parts) for owned, parts in zip(devices, busy, strict=True) if owned.usage.window_ns]

@@ -9,7 +9,7 @@ import ctypes
 import re
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -288,13 +288,38 @@ def _deduplicate(usages: Iterable[ProcessUsage]) -> tuple[ProcessUsage, ...]:
 # Fields
 
 _VALUE_MEMBERS = dict(enumerate(("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")))
+ENERGY_COUNTER = "nvmlDeviceGetTotalEnergyConsumption"
 MIN_GPM_SECONDS = 0.1  # minimum time between two GPM samples that NVML allows
-# Every 100 ms, the firmware of an H200 is busy for 12 ms. If the energy counter is read at that time, the driver spins
-# until the firmware answers, which costs up to 15 ms of CPU instead of 3. With an interval of 1 s, every reading would
-# be at that time. So after a reading that cost more CPU than the cheapest one, the next readings start later.
-_FIRMWARE_CYCLE = 0.1
-_SHIFT_SECONDS = 0.013
-_SPIN_SECONDS = 0.003
+
+
+class FirmwarePhase:
+    """Reads the energy counter at times when the GPU's firmware is not busy.
+
+    Every 100 ms, the firmware of an H200 is busy for 12 ms. A reading at that time spins in the driver, and costs up to
+    15 ms of CPU instead of 3. An interval of 1 s keeps the phase, so an unlucky start would affect every reading. So
+    this class knows what readings cost with eight delays. After an expensive reading, it uses the cheapest delay.
+    """
+
+    DELAYS = tuple(number * 0.0125 for number in range(8))  # seconds
+    SPIN = 0.004  # CPU seconds by which an expensive reading exceeds a cheap one
+
+    def __init__(
+        self, cpu: Callable[[], float] = time.thread_time, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._cpu = cpu
+        self._sleep = sleep
+        self._costs = [0.0] * len(self.DELAYS)  # CPU seconds of the last reading with each delay; 0 before the first
+        self._choice = 0
+
+    @contextmanager
+    def avoid_busy_firmware(self) -> Iterator[None]:
+        """Waits, then measures the CPU time of the enclosed reading."""
+        self._sleep(self.DELAYS[self._choice])
+        before = self._cpu()
+        yield
+        cost = self._costs[self._choice] = self._cpu() - before
+        if cost > min(self._costs) + self.SPIN:
+            self._choice = self._costs.index(min(self._costs))
 
 
 @dataclass(eq=False)
@@ -359,8 +384,7 @@ class DevicePlan:
     _grouped: tuple[int, int] | None = None  # numbers of unsupported and of constant fields when `_groups` was built
     _totals: dict[int, tuple[float, float]] = field(default_factory=dict)
     """Time and value of the last reading by field id, used to compute rates."""
-    _min_cpu: float = float("inf")  # CPU seconds of the cheapest reading
-    delay: float = 0.0  # seconds to wait before a reading, to avoid the time when the firmware is busy
+    _phase: FirmwarePhase = field(default_factory=FirmwarePhase)
 
     def __post_init__(self) -> None:
         self.guard = CallGuard(wanted.id for wanted in self._fields if wanted.recipe is None)
@@ -368,7 +392,6 @@ class DevicePlan:
     def read(self, now: float) -> dict[int, Value]:
         """Returns values by field id. Raises DeviceLost or DriverGone. Other errors are recorded in `guard`."""
         self.guard.begin()
-        cpu_before = time.thread_time()
         self._values = dict(self._once)
         if self._grouped != (len(self.guard.unsupported), len(self._once)):
             self._grouped, self._groups = (len(self.guard.unsupported), len(self._once)), {}
@@ -388,10 +411,6 @@ class DevicePlan:
                         self._read_gpm(users, now)
             except SourceError as e:
                 self.guard.add(e, [wanted.id for wanted, _ in users])
-        cpu = time.thread_time() - cpu_before
-        self._min_cpu = min(self._min_cpu, cpu)
-        if cpu > self._min_cpu + _SPIN_SECONDS:
-            self.delay = (self.delay + _SHIFT_SECONDS) % _FIRMWARE_CYCLE
         return self._values
 
     def _list_arguments(self, call: Any) -> tuple[Any, ...]:
@@ -410,7 +429,9 @@ class DevicePlan:
             self._once[wanted.id] = value
 
     def _read_call(self, users: list[tuple[Field, NvmlCall]], arguments: tuple[Any, ...]) -> None:
-        answer = self._driver.call(users[0][1].function, *arguments)
+        function = users[0][1].function
+        with self._phase.avoid_busy_firmware() if function == ENERGY_COUNTER else nullcontext():
+            answer = self._driver.call(function, *arguments)
         for wanted, recipe in users:
             try:
                 value = getattr(answer, recipe.member) if recipe.member else answer

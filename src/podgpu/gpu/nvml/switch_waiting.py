@@ -156,7 +156,7 @@ class WaitEstimator:
         found = {pid: _Waits(number) for pid, number in counts.items() if pid not in _NEVER_WAIT}
         self.intervals = []
         last: dict[int, int] = {}  # position of each process's last period
-        earliest = -1  # the period in which a process without a period since can have begun to wait, but not earlier
+        earliest = -1  # earliest period in which a process that has not run since can have begun to wait
         idle = -1  # the last period that ended with idle time
         for position, (pid, began, _, until) in enumerate(periods):
             before = last.get(pid, -1)
@@ -171,7 +171,7 @@ class WaitEstimator:
                 waits.most += most + lead
                 waits.attribute(estimate, end, periods[first], periods[position - 1 : first : -1])
                 self.intervals.append((end - estimate, end, pid))
-            if earliest <= before:  # the process ran again, so all processes that waited before it have run in between
+            if earliest <= before:  # by round-robin, every process that waited then has run since
                 earliest = before + 1
             if until - began > longest:
                 earliest = position

@@ -231,7 +231,7 @@ class NvmlTelemetry:
             return state.usage_reader.read(state.read_layout(), shared)
 
     def open_switch_log(self, gpu: Device) -> SwitchListener:
-        """Opens the GPU's context-switch log. Raises SwitchLogError or SourceError."""
+        """Opens the GPU's context-switch log. Raises SourceError."""
         with self._hold(gpu) as state:
             return self.switch_logs.open_listener(self._driver, state.layout[0], self._settings.wall)
 
@@ -305,7 +305,6 @@ class NvmlGpu:
         self._links_up: int | None = None
 
     def read(self, fields: Sequence[Field]) -> GpuReading:
-        time.sleep(self._find_plan(self.layout[0], fields).delay)
         now = self._clock()
         self._register_xids()
         self._follow_layout()

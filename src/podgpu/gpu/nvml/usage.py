@@ -14,7 +14,17 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from podgpu.errors import SourceError
-from podgpu.gpu.nvml.driver import MAX_PID, CallGuard, DeviceHandle, GpmSampler, NvmlDriver, list_processes, translate
+from podgpu.gpu.nvml.driver import (
+    ENERGY_COUNTER,
+    MAX_PID,
+    CallGuard,
+    DeviceHandle,
+    FirmwarePhase,
+    GpmSampler,
+    NvmlDriver,
+    list_processes,
+    translate,
+)
 from podgpu.gpu.nvml.switch_splitter import BusyTimeSplitter, SwitchLogFactory
 from podgpu.model import Device, DeviceUsage, Lack, ProcessUsage, UsageProblems
 
@@ -29,10 +39,9 @@ _NEWER_PROCESSES = "nvmlDeviceGetProcessesUtilizationInfo"
 """Returns the same values as `_PROCESSES`. Some Blackwell GPUs support only this function."""
 _GPM = "nvmlGpmMetricsGet"
 _POWER = "nvmlDeviceGetPowerUsage"
-_ENERGY = "nvmlDeviceGetTotalEnergyConsumption"
 _LACKS: Mapping[str, Lack] = {
     _NEWER_PROCESSES: "no_process_utilization",
-    _ENERGY: "no_energy",
+    ENERGY_COUNTER: "no_energy",
     _MEMORY: "no_memory",
     _GPM: "no_instance_utilization",
     _PROCESS_LIST: "no_process_list",
@@ -85,10 +94,11 @@ class UsageReader:
         self._layout: tuple[DeviceHandle, ...] = ()
         self._gpm: dict[str, GpmSampler] = {}  # samplers of the MIG instances, by device key
         self._window_start: tuple[int, float] | None = None
-        """Start of the next window: the driver's timestamp, and a monotonic time that is not later."""
+        """Start of the next window: the driver's timestamp, and a monotonic time at or before it."""
         self.shared_energy: tuple[float, int] | None = None  # time and value of the telemetry loop's last reading
         self._energy_at: tuple[float, int] | None = None  # time and value of the last reading of the energy counter
         self._energy_is_known = False  # True if the energy between the last two readings of the counter is known
+        self._phase = FirmwarePhase()
         self._pids: Collection[int] | None = None
         self._splitter: BusyTimeSplitter | None = None
         if settings.switch_logs.wanted != "samples":
@@ -283,6 +293,10 @@ class UsageReader:
             power = int(self._driver.call(_POWER, self._handle))
         return power if 0 < power <= _MAX_WATTS * 1000 else None
 
+    def _read_counter(self) -> int:
+        with self._phase.avoid_busy_firmware():
+            return int(self._driver.call(ENERGY_COUNTER, self._handle))
+
     def _read_energy(self, pids: Collection[int] | None, power: int | None) -> int | None:
         """Returns the energy since the last reading of the counter, or None if the counter was not read.
 
@@ -299,13 +313,13 @@ class UsageReader:
         if shared and not changed and max(now - _SHARED_SECONDS, before[0] if before else 0.0) < shared[0]:
             now, counter = shared
         else:
-            counter = self._read(_ENERGY, lambda: self._driver.call(_ENERGY, self._handle))
-        if counter is None or self._check(_ENERGY, counter, _MAX_COUNTER_MJ) is None:
+            counter = self._read(ENERGY_COUNTER, self._read_counter)
+        if counter is None or self._check(ENERGY_COUNTER, counter, _MAX_COUNTER_MJ) is None:
             return None
         self._energy_at, self._energy_is_known = (now, counter), False
         if before is None or counter < before[1]:
             return 0
         most = int(_MAX_WATTS * 1000 * (now - before[0] + _COUNTER_STEP_SECONDS))
-        used = self._check(_ENERGY, int(counter - before[1]), most)
+        used = self._check(ENERGY_COUNTER, int(counter - before[1]), most)
         self._energy_is_known = used is not None
         return used
