@@ -107,13 +107,6 @@ def test_every_path_named_exists() -> None:
             assert (ROOT / path).exists() or (ROOT / "src" / "podgpu" / path).exists(), (page.name, path)
 
 
-def test_make_targets_exist() -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    for page in PAGES:
-        named = set(re.findall(r"(?:`|\$ )make ([a-z]+)", page.read_text(encoding="utf-8")))
-        assert named <= targets, page.name
-
-
 @needs_promtool
 def test_the_scrape_configuration_is_accepted(tmp_path: Path) -> None:
     scraping = (ROOT / "docs" / "scraping.md").read_text(encoding="utf-8")

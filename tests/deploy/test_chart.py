@@ -11,10 +11,8 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
-import yaml
 
 from deploy.render import CHART, NAMESPACE, ROOT, run_helm
-from podgpu import __version__
 from tests.deploy.chart import VARIANTS, Object, level, notes, objects, pods_of
 from tests.deploy.shipped_options import check_options, ours
 
@@ -201,8 +199,3 @@ def test_no_write_access_to_the_api_server() -> None:
             assert "secrets" not in rule.get("resources", ()), name
         if one["kind"] == "ServiceAccount":
             assert one["automountServiceAccountToken"] is False, name
-
-
-def test_chart_has_the_packages_version() -> None:
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
-    assert (chart["version"], chart["appVersion"]) == (__version__, __version__)

@@ -273,6 +273,24 @@ def test_a_full_disk_loses_figures_but_no_usage(small_disk: Path) -> None:
     assert row.amounts.allocated_seconds == 15.0 * 240
 
 
+def test_an_unexpected_error_loses_no_usage(store: HistoryStore) -> None:
+    at, (gpu,) = make_round(START, HolderSample(LLM, amounts=USAGE))
+    with pytest.raises(UnicodeEncodeError):
+        store.append(at, [gpu._replace(node="\ud800")])
+    store.append(at + 15, [gpu])
+    with store.reader() as db:
+        [row] = usage_in(db)
+    assert row.amounts.allocated_seconds == 30.0
+
+
+def test_small_amounts_on_several_gpus_are_summed_before_they_are_rounded(store: HistoryStore) -> None:
+    at, (gpu,) = make_round(START, HolderSample(LLM, amounts=Amounts(1.0, waited_seconds=0.0004)))
+    store.append(at, [gpu._replace(uuid=f"GPU-{number}") for number in range(5)])
+    with store.reader() as db:
+        [row] = usage_in(db)
+    assert row.amounts.waited_seconds == 0.002
+
+
 def test_a_read_only_disk_is_refused(small_disk: Path) -> None:
     HistoryStore(small_disk / "history.db").close()
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)

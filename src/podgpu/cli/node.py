@@ -160,25 +160,17 @@ SOURCES_WITH_ARGUMENT = ("podlist", "checkpoint", "hpc")
 def make_allocations(options: Options, api: ApiAccess, telemetry: Telemetry) -> list[AllocationSource]:
     """Creates the sources of `--allocation`. Raises UsageError if it is invalid. Without -k, `auto` means `hpc`."""
     if options["allocation"] != "auto":
-        chosen = (_parse_source(entry.strip()) for entry in options["allocation"].split(","))
-        return [_create_source(*source, options, api, telemetry) for source in chosen]
+        return [_create_source(entry.strip(), options, api, telemetry) for entry in options["allocation"].split(",")]
     names = [name for name in (SOURCES if options["kubernetes"] else ["hpc"]) if _is_present(name, options, api)]
     if names:
         _log.info("allocation sources: %s", ", ".join(names))
     sources = []
     for name in names:
         try:
-            sources.append(_create_source(name, "", options, api, telemetry))
+            sources.append(_create_source(name, options, api, telemetry))
         except UsageError as error:
             _log.warning("--allocation auto (%s): %s; continuing without it", name, error)
     return sources
-
-
-def _parse_source(entry: str) -> tuple[str, str]:
-    name, _, argument = entry.partition(":")
-    if argument and name in SOURCES and name not in SOURCES_WITH_ARGUMENT:
-        raise UsageError(f"--allocation {name} takes no argument, but {argument!r} was given")
-    return name, argument
 
 
 def _is_present(name: str, options: Options, api: ApiAccess) -> bool:
@@ -199,9 +191,11 @@ def _is_present(name: str, options: Options, api: ApiAccess) -> bool:
             return True
 
 
-def _create_source(
-    name: str, argument: str, options: Options, api: ApiAccess, telemetry: Telemetry
-) -> AllocationSource:
+def _create_source(entry: str, options: Options, api: ApiAccess, telemetry: Telemetry) -> AllocationSource:
+    """`entry`: the name of a source, or name:argument."""
+    name, _, argument = entry.partition(":")
+    if argument and name in SOURCES and name not in SOURCES_WITH_ARGUMENT:
+        raise UsageError(f"--allocation {name} takes no argument, but {argument!r} was given")
     resource_names = frozenset(filter(None, map(str.strip, options["nvidia_resource_names"].split(","))))
     match name:
         case "annotations":
@@ -221,7 +215,7 @@ def _create_source(
             raise UsageError("--allocation hpc: set the directory of the job files, as in hpc:/run/dcgm-job-map")
         case "processes":
             return ProcessHolders(telemetry.processes, ContainerFinder(options["path_proc"]))
-    raise UsageError(f"--allocation {name!r}: unknown source; write auto alone, or some of {', '.join(SOURCES)}")
+    raise UsageError(f"--allocation {entry!r}: unknown source; write auto alone, or some of {', '.join(SOURCES)}")
 
 
 def _podlist_paths(options: Options) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
+from itertools import count, pairwise
 from math import log2
 from operator import itemgetter
 from statistics import median
@@ -226,16 +226,10 @@ class WaitEstimator:
 
 def _select_recent(periods: Sequence[Period], pids: Collection[int]) -> list[Period]:
     """Returns the most recent periods, preceded by the last period of each other process in `pids`."""
-    tail = periods[-_RECENT_PERIODS:]
-    missing = {*pids}.difference(map(itemgetter(0), tail))
-    older: list[Period] = []
-    for period in islice(reversed(periods), _RECENT_PERIODS, None):
-        if not missing:
-            break
-        if period[0] in missing:
-            missing.remove(period[0])
-            older.append(period)
-    return [*reversed(older), *tail]
+    tail = max(0, len(periods) - _RECENT_PERIODS)
+    last = dict(zip(map(itemgetter(0), periods), count(), strict=False))
+    older = sorted(position for pid, position in last.items() if position < tail and pid in pids)
+    return [*(periods[position] for position in older), *periods[tail:]]
 
 
 def _measure_union(intervals: Sequence[tuple[int, int, int]], since: int) -> int:
