@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
 from pathlib import Path
 
 import pytest
@@ -63,14 +62,10 @@ def test_a_removed_or_overwritten_file_is_restored(podlist: Path) -> None:
 )
 def test_a_full_disk(runtime: Runtime, folder: Path, podlist: Path) -> None:
     """A limit on file sizes simulates a full disk. Writing fails after some bytes."""
-
-    def limit() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))
-
-    with running(*options(folder), preexec_fn=limit) as hook:
+    with running(*options(folder)) as hook:
         assert hook.stderr is not None
         runtime.accept()
+        resource.prlimit(hook.pid, resource.RLIMIT_FSIZE, (600, 600))  # Python ignores SIGXFSZ
         runtime.create(gpu_pod(1))
         wait_written(runtime, podlist)
         for number in range(2, 20):
