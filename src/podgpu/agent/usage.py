@@ -110,7 +110,7 @@ class UsageCollector:
             self._errors.add(SOURCE, reason)
 
     def _make_status(self, seconds: float, owners: OwnersByPid, failed: Mapping[str, Exception]) -> SourceStatus:
-        """Returns the status of this source. It fails if processes are not visible or if a GPU cannot be read."""
+        """Returns the status of this source: a failure if processes are not visible or a GPU cannot be read."""
         try:
             self._processes.require_permission()
         except SourceError as e:

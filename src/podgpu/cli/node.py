@@ -127,7 +127,7 @@ def _make_label_reader(options: Options, api: ApiAccess) -> Callable[[], PodLabe
 
 
 def make_holders(options: Options, api: ApiAccess, telemetry: Telemetry) -> HolderSources:
-    """Creates the allocation sources. All watches must be open, because the last source reports their health."""
+    """Creates the allocation sources. Call it after all watches are open: the last source reports their health."""
     sources = make_allocations(options, api, telemetry)
     if api.feeds:
         sources.append(ApiHealth(api.feeds))

@@ -1,4 +1,4 @@
-"""Fixtures: a new fake libdcgm, and telemetry that reads it, with two GPUs."""
+"""Fixtures: a fake libdcgm with two GPUs, and the telemetry that reads it."""
 
 from __future__ import annotations
 
