@@ -13,9 +13,10 @@ from random import Random
 from statistics import mean, median
 
 from bench.figures import Figure, cpu_seconds_of_each
+from podgpu.charge import Amounts, Charge, Figures, UsageAccount
 from podgpu.cluster.ranges import read_range
 from podgpu.history.answers import read_gpu
-from podgpu.history.store import Amounts, Figures, GpuSample, HistoryStore, HolderSample, UsageAccount
+from podgpu.history.store import GpuSample, HistoryStore
 
 GPUS = 8000
 MAX_WRITE_MS = 100
@@ -35,7 +36,7 @@ def _make_gpu(number: int, load: float) -> GpuSample:
     names = [f"job-{number}", f"beside-{number}"] if shared else [f"job-{number}"]
     part = Figures(load / 2, 8 * _GIB, 200.0) if shared else None
     amounts = Amounts(INTERVAL / len(names), (1 - load) * INTERVAL)
-    holders = [HolderSample(UsageAccount("research", name), "main", amounts, part) for name in names]
+    holders = [Charge(UsageAccount("research", name), "main", amounts, part) for name in names]
     figures = Figures(load, load * 80 * _GIB, 100 + 500 * load, 40 + 30 * load)
     return GpuSample(uuid_of(number), "", node, number % 8, figures, holders)
 

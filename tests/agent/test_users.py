@@ -165,13 +165,13 @@ def test_history_charges_each_joule_once(node: PlainNode) -> None:
     node.turn()
     read_gpus()
     before = node.value("podgpu_device_energy_joules_total")
-    joules: dict[str, float] = {}
+    joules = {"rest": 0.0}
     for _ in range(15):
         node.turn()
         (gpu,) = read_gpus() or ()
-        for sample in gpu.holders:
-            joules[sample.account.job] = joules.get(sample.account.job, 0.0) + sample.amounts.energy_joules
-        joules["rest"] = joules.get("rest", 0.0) + gpu.unallocated.energy_joules
+        for charge in gpu.charges:
+            name = charge.account.job or "rest"
+            joules[name] = joules.get(name, 0.0) + charge.amounts.energy_joules
     assert joules.keys() == {"user root", "4711", "rest"}
     assert joules["user root"] > 0
     assert sum(joules.values()) == pytest.approx(node.value("podgpu_device_energy_joules_total") - before)

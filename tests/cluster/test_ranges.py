@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from podgpu.charge import Amounts, Charge, UsageAccount
 from podgpu.clock import Clock
 from podgpu.cluster.parts import Totals
 from podgpu.cluster.prices import NO_PRICES, Price, Prices
@@ -21,7 +22,6 @@ from podgpu.cluster.ranges import (
     RangeAnswer,
     RangeQuery,
     RangeRow,
-    UsageSum,
     describe_row,
     encode_range_csv,
     escape_cell,
@@ -33,7 +33,6 @@ from podgpu.cluster.state import ClusterState
 from podgpu.cluster.view import GpuView, make_view
 from podgpu.errors import UsageError, utc_text
 from podgpu.history.recorder import HistoryRecorder
-from podgpu.history.store import Amounts, UsageAccount
 from podgpu.model import Condition, DeviceTotals, Holder, HolderUsage, WorkloadOwner
 from tests.cluster.states import H100, WALL, World, gpu, holder, lost, mig, node, state_of
 
@@ -251,7 +250,10 @@ def test_idle_time_is_not_counted_as_unknown_too() -> None:
 
 
 def test_current_gpus_if_another_cluster_is_only_in_the_past() -> None:
-    usage = [UsageSum(UsageAccount("ml", pod), "", Amounts(9.0), name) for pod, name in (("a", "east"), ("b", "west"))]
+    usage = [
+        Charge(UsageAccount("ml", pod), amounts=Amounts(9.0), cluster=name)
+        for pod, name in (("a", "east"), ("b", "west"))
+    ]
     now = group_now(state_of(node("n1", gpu(0, holder("a")))), usage, RangeQuery("namespace", 3600))
     assert {dict(name)["cluster"]: row["gpus"] for name, row in now.items()} == {"east": 1, "west": 0}
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from podgpu.charge import Amounts, Figures
 from podgpu.cluster.collect import ViewSettings
 from podgpu.cluster.loop import Cluster, PublishedState
 from podgpu.cluster.prices import Price, Prices
 from podgpu.cluster.record import SampleReader, cluster_recorder
 from podgpu.cluster.state import ClusterState
 from podgpu.history.answers import read_pod
-from podgpu.history.store import Amounts, Figures, HistoryStore
+from podgpu.history.store import HistoryStore
 from podgpu.model import DeviceState, WorkloadOwner
 from tests.cluster.states import H100, World, gpu, holder, lost, mig, node, state_of
 
@@ -38,7 +39,7 @@ def test_figures_holders_and_conditions() -> None:
     assert stored is not None
     whole, instance, parent, missing = stored
     assert (whole.uuid, whole.node, whole.gpu_index, whole.figures) == ("GPU-0", "n1", 0, Figures(0.5, 7, 300.0, 40))
-    (sample,) = whole.holders
+    (sample,) = whole.charges
     assert (sample.account.pod, sample.account.owner_name, sample.currency) == ("train", "train", "EUR")
     assert (sample.container, sample.amounts, sample.figures) == ("main", Amounts(), None)
     assert (parent.figures, instance.instance, instance.figures) == (None, "3", Figures(0.2))
@@ -49,10 +50,10 @@ def test_the_holders_of_a_node_that_is_gone_have_ended() -> None:
     recorded = Recorded()
     recorded.round(gpu(0, holder(), busy=0.5))
     assert (stored := recorded.read()) is not None
-    assert [sample.account.pod for sample in stored[0].holders] == ["train"]
+    assert [sample.account.pod for sample in stored[0].charges] == ["train"]
     recorded.state = recorded.world.round(node("n1", gpu(0, holder(), busy=0.5), read_at=15.0), at=90.0)
     assert (stored := recorded.read()) is not None
-    assert (stored[0].holders, stored[0].conditions[0][0]) == ([], "node_gone")
+    assert (stored[0].charges, stored[0].conditions[0][0]) == ([], "node_gone")
 
 
 def test_if_holders_are_unknown_pods_have_not_ended_and_gpus_are_not_charged_as_unallocated() -> None:
@@ -66,7 +67,7 @@ def test_if_holders_are_unknown_pods_have_not_ended_and_gpus_are_not_charged_as_
         store.append(1000.0 + recorded.at, stored)
     with store.reader() as db:
         [history] = read_pod(db, "ml", "train", 1000, 1200)
-    assert (stored[0].unallocated, history.holders[0].to) == (Amounts(), None)
+    assert (stored[0].charges, history.holders[0].to) == ([], None)
 
 
 def test_the_page_says_that_sqlite_is_made_for_fewer_gpus() -> None:

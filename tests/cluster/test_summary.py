@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from podgpu.charge import Amounts, Charge, Figures, UsageAccount
 from podgpu.cluster.collect import ClusterReading, NodeReading, ViewSettings
 from podgpu.cluster.state import ClusterState, build_cluster_state
 from podgpu.cluster.summary import JobSummary, read_summary
-from podgpu.history.store import Amounts, Figures, GpuSample, HistoryStore, HolderSample, UsageAccount
+from podgpu.history.store import GpuSample, HistoryStore
 from podgpu.model import DeviceState, NodeState
 
 GIB = 1024**3
@@ -30,7 +31,7 @@ def summarize(
     amounts = Amounts(15.0 * part, measured_seconds=15.0 * part, busy_seconds=15.0 * use, waited_seconds=1.5)
     for step in range(4 * MINUTES):
         hot = [("thermal", "slowed by heat")] if step < 8 else [("xid", "XID 48")] if step == 20 else []
-        holder = HolderSample(POD, "main", amounts)
+        holder = Charge(POD, "main", amounts)
         samples = [
             GpuSample(f"GPU-{i}", "", "node-1", i, Figures(use, memory * GIB / (i + 1), 300.0, 50.0), [holder], hot)
             for i in range(gpus)
@@ -87,7 +88,7 @@ def test_the_peak_of_a_running_pod_never_falls() -> None:
     peaks = []
     for step in range(4 * 180 + 20):
         use = 0.5 if step < 4 * 180 else 1.0 if step < 4 * 180 + 4 else 0.0
-        sample = GpuSample("GPU-0", figures=Figures(use, GIB), holders=[HolderSample(POD, "main", Amounts(15.0))])
+        sample = GpuSample("GPU-0", figures=Figures(use, GIB), charges=[Charge(POD, "main", Amounts(15.0))])
         store.append(START + 15 * step, [sample])
         if step == 0 or step >= 4 * 180 - 1:
             with store.reader() as db:
@@ -101,10 +102,10 @@ def test_the_peak_of_a_running_pod_never_falls() -> None:
 def test_the_duration_is_the_time_when_the_pod_held_a_gpu() -> None:
     """A pod of a StatefulSet runs for 1 h, pauses for 4 h, and runs for 30 min."""
     store = HistoryStore()
-    holder = HolderSample(POD, "main", Amounts(15.0))
+    holder = Charge(POD, "main", Amounts(15.0))
     for step in range(4 * 330 + 1):
         held = step < 240 or 1200 <= step < 1320
-        store.append(START + 15 * step, [GpuSample("GPU-0", holders=[holder] if held else [])])
+        store.append(START + 15 * step, [GpuSample("GPU-0", charges=[holder] if held else [])])
     with store.reader() as db:
         summary = read_summary(db, "ml", "job-0", START + 7 * 3600, make_state(1, "NVIDIA L40S"))
     store.close()

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from podgpu.charge import Charge, UsageAccount
 from podgpu.history.events import EventQuery, read_events
-from podgpu.history.store import GpuSample, HistoryStore, HolderSample, UsageAccount
+from podgpu.history.store import GpuSample, HistoryStore
 
 HOUR = 3600
 START = 1_800_000_000
-WEB = HolderSample(UsageAccount("ml", "web-0"), "main")
-SIDECAR = HolderSample(UsageAccount("ml", "web-0"), "sidecar")
+WEB = Charge(UsageAccount("ml", "web-0"), "main")
+SIDECAR = Charge(UsageAccount("ml", "web-0"), "sidecar")
 GONE = "gone"
 
 
-def read_pod_events(
-    *changes: tuple[int, tuple[HolderSample, ...] | str], hours: int = 24
-) -> list[tuple[str | int, ...]]:
+def read_pod_events(*changes: tuple[int, tuple[Charge, ...] | str], hours: int = 24) -> list[tuple[str | int, ...]]:
     """Records rounds up to the last change. Returns the text, time and duration of each pod event."""
     store = HistoryStore()
     for (begin, holders), (end, _) in pairwise((*changes, (changes[-1][0] + 15, ()))):
@@ -66,12 +65,12 @@ def test_a_pod_ends_with_its_last_container() -> None:
 
 
 def test_a_container_without_a_pod_is_named_by_its_id() -> None:
-    container = HolderSample(UsageAccount(container_id="0123456789abcdef0123456789abcdef"))
+    container = Charge(UsageAccount(container_id="0123456789abcdef0123456789abcdef"))
     assert read_pod_events((0, ()), (15, (container,))) == [("container 0123456789ab started on GPU 0 of n1", 15)]
 
 
 def test_events_of_a_past_time_are_found_if_many_pods_ended_later() -> None:
-    store, many = HistoryStore(), [HolderSample(UsageAccount("ml", f"pod-{number}")) for number in range(20_001)]
+    store, many = HistoryStore(), [Charge(UsageAccount("ml", f"pod-{number}")) for number in range(20_001)]
     for at, holders in ((0, many), (300, [*many, WEB]), (315, many), (600, [])):
         store.append(START + at, [GpuSample("GPU-0", "", "n1", 0, None, holders)])
     with store.reader() as db:

@@ -12,18 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.cluster.ranges import UsageSum, read_range, read_usage_start
+from podgpu.charge import Amounts, Charge, Figures, UsageAccount
+from podgpu.cluster.ranges import read_range, read_usage_start
 from podgpu.history.answers import MAX_POINTS, read_gpu, read_pod
 from podgpu.history.recorder import HistoryRecorder
-from podgpu.history.store import (
-    Amounts,
-    Figures,
-    GpuSample,
-    HistoryError,
-    HistoryStore,
-    HolderSample,
-    UsageAccount,
-)
+from podgpu.history.store import GpuSample, HistoryError, HistoryStore
 
 COARSE, HOUR, DAY = 300, 3600, 86_400
 START = 1_800_000_000 // DAY * DAY
@@ -33,14 +26,14 @@ USAGE = Amounts(15.0, 10.0, 0.015, 0.01)
 
 
 def make_round(
-    at: int, *holders: HolderSample, utilization: float | None = 0.5, xid: str = ""
+    at: int, *holders: Charge, utilization: float | None = 0.5, xid: str = ""
 ) -> tuple[int, list[GpuSample]]:
     figures = Figures(utilization, 80 << 30, 412.5, 61.0)
     gpu = GpuSample("GPU-1", "", "node-1", 0, figures, holders, [("xid", xid)] if xid else [])
     return at, [gpu]
 
 
-def usage_in(db: sqlite3.Connection) -> list[UsageSum]:
+def usage_in(db: sqlite3.Connection) -> list[Charge]:
     return read_range(db, START - DAY, START + 100 * DAY)[2]
 
 
@@ -84,9 +77,9 @@ def test_long_ranges_are_means_of_at_most_500_points_up_to_now(store: HistorySto
 
 
 def test_a_pod_has_its_own_figures_on_a_shared_gpu_while_it_holds_it(store: HistoryStore) -> None:
-    own = HolderSample(LLM, "main", USAGE, Figures(0.1, 8 << 30))
-    store.append(*make_round(START, HolderSample(NOTEBOOK, "jupyter")))
-    store.append(*make_round(START + 15, own, HolderSample(NOTEBOOK, "jupyter", figures=Figures())))
+    own = Charge(LLM, "main", USAGE, Figures(0.1, 8 << 30))
+    store.append(*make_round(START, Charge(NOTEBOOK, "jupyter")))
+    store.append(*make_round(START + 15, own, Charge(NOTEBOOK, "jupyter", figures=Figures())))
     store.append(*make_round(START + 30, xid="XID 79"))
     store.append(*make_round(START + 45))
     with store.reader() as db:
@@ -104,7 +97,7 @@ def test_a_pod_has_its_own_figures_on_a_shared_gpu_while_it_holds_it(store: Hist
 def test_an_ended_pod_has_the_figures_until_its_end_in_long_ranges(store: HistoryStore) -> None:
     for at in range(START, START + 3 * COARSE, 15):
         held = at < START + COARSE // 2
-        store.append(*make_round(at, *([HolderSample(LLM)] if held else []), utilization=0.99 if held else 0.0))
+        store.append(*make_round(at, *([Charge(LLM)] if held else []), utilization=0.99 if held else 0.0))
     with store.reader() as db:
         [llm] = read_pod(db, "research", "llm-0", START - DAY, START + COARSE)
         gpu = read_gpu(db, "GPU-1", START - DAY, START + COARSE)
@@ -116,7 +109,7 @@ def test_an_ended_pod_has_the_figures_until_its_end_in_long_ranges(store: Histor
 def test_usage_includes_ended_pods_and_owners_that_became_known_later(store: HistoryStore) -> None:
     accounts = [LLM._replace(owner_name="", owner_kind="")] + [LLM] * 29 + [NOTEBOOK] * 30
     for hour, account in enumerate(accounts):
-        store.append(*make_round(START + hour * HOUR, HolderSample(account, amounts=USAGE, currency="USD")))
+        store.append(*make_round(START + hour * HOUR, Charge(account, amounts=USAGE, currency="USD")))
     with store.reader() as db:
         llm, notebook = usage_in(db)
         assert read_usage_start(db) == START
@@ -126,7 +119,7 @@ def test_usage_includes_ended_pods_and_owners_that_became_known_later(store: His
 
 def test_old_rows_are_deleted(store: HistoryStore) -> None:
     for day in range(0, 100, 2):
-        store.append(*make_round(START + day * DAY, HolderSample(LLM, amounts=USAGE)))
+        store.append(*make_round(START + day * DAY, Charge(LLM, amounts=USAGE)))
     with store.reader() as db:
         assert db.execute("SELECT min(time) FROM usage").fetchone()[0] == START + 8 * DAY
         assert db.execute("SELECT min(time) FROM sample").fetchone()[0] == START + 90 * DAY
@@ -134,7 +127,7 @@ def test_old_rows_are_deleted(store: HistoryStore) -> None:
 
 def test_the_size_limit_deletes_samples_before_usage(path: Path) -> None:
     store = HistoryStore(path, max_bytes=400_000)
-    holders = [HolderSample(LLM, amounts=USAGE)]
+    holders = [Charge(LLM, amounts=USAGE)]
     gpus = [GpuSample(f"GPU-{n}", "", "node-1", n, Figures(0.5, 1 << 30, 300, 50), holders) for n in range(50)]
     for at in range(START, START + 6 * DAY, COARSE):
         store.append(at, gpus)
@@ -150,10 +143,11 @@ WRITER = """
 import sys
 from pathlib import Path
 from podgpu.history.store import HistoryStore
-from tests.history.test_store import LLM, USAGE, HolderSample, make_round
+from podgpu.charge import Charge
+from tests.history.test_store import LLM, USAGE, make_round
 store = HistoryStore(Path(sys.argv[1]))
 for number in range(int(sys.argv[2]), 10**9):
-    store.append(*make_round(number * 15, HolderSample(LLM, amounts=USAGE)))
+    store.append(*make_round(number * 15, Charge(LLM, amounts=USAGE)))
     print(number, flush=True)
 """
 
@@ -187,7 +181,7 @@ def test_kill_9_loses_no_round_and_a_restart_continues(path: Path) -> None:
 
 
 def test_a_pod_that_ended_while_podgpu_was_down_ends_with_the_last_round(path: Path) -> None:
-    for at, holders in ((START, [HolderSample(LLM)]), (START + HOUR, [])):
+    for at, holders in ((START, [Charge(LLM)]), (START + HOUR, [])):
         store = HistoryStore(path)
         store.append(*make_round(at, *holders))
         with store.reader() as db:
@@ -261,7 +255,7 @@ def test_a_full_disk_loses_figures_but_no_usage(small_disk: Path) -> None:
     failed = 0
     for number in range(240):
         try:
-            store.append(*make_round(START + 15 * number, HolderSample(LLM, amounts=USAGE)))
+            store.append(*make_round(START + 15 * number, Charge(LLM, amounts=USAGE)))
         except HistoryError:
             failed += 1
             if failed == 20:
@@ -274,7 +268,7 @@ def test_a_full_disk_loses_figures_but_no_usage(small_disk: Path) -> None:
 
 
 def test_an_unexpected_error_loses_no_usage(store: HistoryStore) -> None:
-    at, (gpu,) = make_round(START, HolderSample(LLM, amounts=USAGE))
+    at, (gpu,) = make_round(START, Charge(LLM, amounts=USAGE))
     with pytest.raises(UnicodeEncodeError):
         store.append(at, [gpu._replace(node="\ud800")])
     store.append(at + 15, [gpu])
@@ -284,7 +278,7 @@ def test_an_unexpected_error_loses_no_usage(store: HistoryStore) -> None:
 
 
 def test_small_amounts_on_several_gpus_are_summed_before_they_are_rounded(store: HistoryStore) -> None:
-    at, (gpu,) = make_round(START, HolderSample(LLM, amounts=Amounts(1.0, waited_seconds=0.0004)))
+    at, (gpu,) = make_round(START, Charge(LLM, amounts=Amounts(1.0, waited_seconds=0.0004)))
     store.append(at, [gpu._replace(uuid=f"GPU-{number}") for number in range(5)])
     with store.reader() as db:
         [row] = usage_in(db)
@@ -310,7 +304,7 @@ def test_in_memory_history_has_the_last_day() -> None:
 
 
 def test_after_the_clock_was_set_back_new_rounds_replace_old_ones(store: HistoryStore) -> None:
-    store.append(*make_round(START + HOUR, HolderSample(LLM)))
+    store.append(*make_round(START + HOUR, Charge(LLM)))
     store.append(*make_round(START + 15, utilization=0.25))
     store.append(*make_round(START + HOUR, utilization=0.75))
     with store.reader() as db:

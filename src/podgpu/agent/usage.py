@@ -25,7 +25,6 @@ from podgpu.model import (
     NamespaceUsage,
     RunningProcess,
     SourceStatus,
-    UsageProblems,
     Workload,
     WorkloadKey,
     group_by_key,
@@ -53,6 +52,23 @@ class UsageResult:
     processes: Mapping[str, Sequence[RunningProcess]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """The answers and errors of all GPUs, by UUID."""
+
+    answers: dict[str, DeviceUsage] = field(default_factory=dict)
+    errors: dict[str, Exception] = field(default_factory=dict)
+    usages: list[DeviceUsage] = field(default_factory=list)  # of GPUs and their MIG instances
+
+    def list_pids(self) -> set[int]:
+        """Returns the pids of all processes, including those that were busy and have ended."""
+        pids: set[int] = set()
+        for usage in self.usages:
+            pids.update(process.pid for process in usage.processes or ())
+            pids.update(usage.process_busy_ns or ())
+        return pids
+
+
 @dataclass(eq=False)
 class UsageCollector:
     _telemetry: Telemetry
@@ -67,46 +83,68 @@ class UsageCollector:
     _lacking: set[tuple[str, str, str]] = field(default_factory=set)  # UUID, name and reason of unsupported values
 
     def collect(self, telemetry: TelemetryResult, allocation: Allocation) -> UsageResult:
-        gpus = [d for d in telemetry.devices if not d.is_instance and d.uuid not in telemetry.absent]
-        began, began_at = self._clock.monotonic(), self._clock.wall()
-        jobs = {f"usage-{g.uuid}": partial(self._telemetry.usage, g, self._shared) for g in gpus}
-        results = dict(zip(gpus, self._workers.run(jobs, self._deadline).values(), strict=True))
-        answers = {g.uuid: result.value for g, result in results.items() if result.value is not None}
-        errors = {g.uuid: result.error for g, result in results.items() if result.error is not None}
-        usages = [usage for answer in answers.values() for usage in (answer, *answer.instances)]
-        listed = {process.pid for usage in usages for process in usage.processes or ()}
-        owners = self._processes.find(listed.union(*(usage.process_busy_ns or () for usage in usages)))
-        problems = {uuid: answer.problems for uuid, answer in answers.items()}
-        reasons = *(owner.problem for owner in owners.values()), *(getattr(e, "reason", "") for e in errors.values())
-        self._count_errors(problems, reasons)
-        self._shared = frozenset(usage.device.key for usage in usages if _is_shared(usage, owners))
+        began = self._clock.monotonic()
+        began_at = self._clock.wall()
+        reading = self._read_gpus(telemetry)
+        owners = self._processes.find(reading.list_pids())
+        self._count_errors(reading, owners)
+        shared = (usage.device.key for usage in reading.usages if _is_shared(usage, owners))
+        self._shared = frozenset(shared)
+
         elapsed = 0 if self._charged_at is None else round((began - self._charged_at) * NS)
         self._charged_at = began
-        owned = add_owners(telemetry.devices, usages, allocation.assignments, owners)
-        whole_gpus = {usage.device.uuid: usage for usage in usages if not usage.device.is_instance}
-        self._ledger.charge(owned, whole_gpus, elapsed, _find_unallocated(owned, allocation))
+        owned = add_owners(telemetry.devices, reading.usages, allocation.assignments, owners)
+        unallocated = _find_unallocated(owned, allocation)
+        self._ledger.charge(owned, reading.answers, elapsed, unallocated)
+
         reported = {source.device for source in telemetry.sources if not source.up}
-        failed = {uuid: error for uuid, error in errors.items() if uuid not in reported}
+        failed = {uuid: error for uuid, error in reading.errors.items() if uuid not in reported}
         status = self._make_status(self._clock.monotonic() - began, owners, failed)
+        processes = {usage.device.key: _list_processes(usage, owners) for usage in reading.usages}
         return UsageResult(
             self._ledger.list_holders(began_at),
             self._ledger.list_devices(),
             self._ledger.list_namespaces(),
             at=began_at,
-            sources=(status, *_switches_status(problems.values())),
-            processes={usage.device.key: _list_processes(usage, owners) for usage in usages},
+            sources=(status, *_switches_status(reading.answers.values())),
+            processes=processes,
         )
 
-    def _count_errors(self, problems: Mapping[str, UsageProblems], reasons: Iterable[str]) -> None:
-        # Counts an unsupported value once per GPU instead of in every reading.
-        lacking = {(uuid, *lack) for uuid, own in problems.items() for lack in own.lacks} - self._lacking
-        self._lacking |= lacking
-        counted = [*filter(None, reasons), *(reason for _, _, reason in lacking)]
-        for own in problems.values():
-            counted += [*own.errors, *("bad_value" for _ in own.dropped)]
-            for reason in own.switches.errors if own.switches is not None else ():
-                self._errors.add(SWITCHES, reason)
-        for reason in counted:
+    def _read_gpus(self, telemetry: TelemetryResult) -> _Reading:
+        gpus = []
+        jobs = {}
+        for device in telemetry.devices:
+            if not device.is_instance and device.uuid not in telemetry.absent:
+                gpus.append(device)
+                jobs[f"usage-{device.uuid}"] = partial(self._telemetry.usage, device, self._shared)
+        results = self._workers.run(jobs, self._deadline)
+
+        reading = _Reading()
+        for gpu, result in zip(gpus, results.values(), strict=True):
+            if result.error is not None:
+                reading.errors[gpu.uuid] = result.error
+            if result.value is not None:
+                reading.answers[gpu.uuid] = result.value
+                reading.usages.extend((result.value, *result.value.instances))
+        return reading
+
+    def _count_errors(self, reading: _Reading, owners: OwnersByPid) -> None:
+        reasons = [owner.problem for owner in owners.values()]
+        reasons += [getattr(error, "reason", "") for error in reading.errors.values()]
+        for uuid, answer in reading.answers.items():
+            problems = answer.problems
+            reasons += problems.errors
+            reasons += ["bad_value"] * len(problems.dropped)
+            for name, lack in problems.lacks:
+                # Counts an unsupported value once per GPU instead of in every reading.
+                if (uuid, name, lack) not in self._lacking:
+                    self._lacking.add((uuid, name, lack))
+                    reasons.append(lack)
+            if problems.switches is not None:
+                for reason in problems.switches.errors:
+                    self._errors.add(SWITCHES, reason)
+
+        for reason in filter(None, reasons):
             self._errors.add(SOURCE, reason)
 
     def _make_status(self, seconds: float, owners: OwnersByPid, failed: Mapping[str, Exception]) -> SourceStatus:
@@ -114,16 +152,18 @@ class UsageCollector:
         try:
             self._processes.require_permission()
         except SourceError as e:
-            if all(
-                owner.problem != e.reason for owner in owners.values()
-            ):  # otherwise, it is already counted for each process
+            # If the owners have this problem, it is already counted for each process.
+            if all(owner.problem != e.reason for owner in owners.values()):
                 self._errors.add(SOURCE, e.reason)
             return SourceStatus(SOURCE, False, seconds, e.reason, str(e))
-        for uuid, error in failed.items():
-            others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-            message = f"container usage of {uuid}{others} is unknown and omitted: {error}"
-            return SourceStatus(SOURCE, False, seconds, getattr(error, "reason", "error"), message)
-        return SourceStatus(SOURCE, True, seconds)
+
+        if not failed:
+            return SourceStatus(SOURCE, True, seconds)
+
+        uuid, error = next(iter(failed.items()))
+        others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        message = f"container usage of {uuid}{others} is unknown and omitted: {error}"
+        return SourceStatus(SOURCE, False, seconds, getattr(error, "reason", "error"), message)
 
 
 def add_owners(
@@ -152,29 +192,46 @@ def add_owners(
 
 def add_owners_to_device(usage: DeviceUsage, assignments: Sequence[Assignment], owners: OwnersByPid) -> OwnedUsage:
     """Combines the usage, holders and processes of one device."""
-    listed = {process.pid: process for process in usage.processes or () if process.device == usage.device.key}
+    listed = {}
+    for process in usage.processes or ():
+        if process.device == usage.device.key:
+            listed[process.pid] = process
+
     busy = usage.process_busy_ns or {}
-    pids = sorted(listed.keys() | {pid for pid, ns in busy.items() if ns != 0}) if usage.processes is not None else []
-    owner_of = {pid: owners.get(pid, NOT_IN_POD) for pid in pids}
-    workloads = _merge_workloads((owner.workload for owner in owner_of.values() if owner.workload), assignments)
+    pids = set(listed)
+    if usage.processes is not None:
+        pids.update(pid for pid, ns in busy.items() if ns != 0)
+    owner_of = {pid: owners.get(pid, NOT_IN_POD) for pid in sorted(pids)}
+
     shares = {assignment.holder.key: assignment.share for assignment in assignments}
+    workloads = _merge_workloads(owner_of.values(), assignments)
+    holders = {workloads[key]: shares[key] for key in sorted(shares)}
+    if usage.processes is None:
+        return OwnedUsage(usage, holders)
+
     processes = []
-    for pid in pids:
-        owner, memory = _find_owner(owner_of[pid], workloads, shares), listed[pid].memory if pid in listed else None
-        processes.append(OwnedProcess(pid, owner, busy.get(pid, 0), memory, only_busy=pid not in listed))
+    for pid, process_owner in owner_of.items():
+        owner = _find_owner(process_owner, workloads, shares)
+        if pid in listed:
+            owned = OwnedProcess(pid, owner, busy.get(pid, 0), listed[pid].memory)
+        else:
+            owned = OwnedProcess(pid, owner, busy[pid], only_busy=True)
+        processes.append(owned)
+
     clients = {pid for pid, process in listed.items() if process.mps and pid not in busy}
     servers = {pid for pid, owner in owner_of.items() if owner.is_mps_server}
     processes, mps_busy_ns = _attribute_mps(processes, clients, servers, usage.busy_ns)
-    holders = {workloads[key]: shares[key] for key in sorted(shares)}
-    return OwnedUsage(usage, holders, None if usage.processes is None else tuple(processes), mps_busy_ns)
+    return OwnedUsage(usage, holders, tuple(processes), mps_busy_ns)
 
 
-def _merge_workloads(users: Iterable[Workload], assignments: Iterable[Assignment]) -> dict[WorkloadKey, Workload]:
+def _merge_workloads(owners: Iterable[ProcessOwner], assignments: Iterable[Assignment]) -> dict[WorkloadKey, Workload]:
     """Returns users and holders by key. A holder gets the UID and user of its processes if its source has none."""
     workloads: dict[WorkloadKey, Workload] = {}
-    for user in users:
-        workloads.setdefault(user.key, user)
-    for holder in (assignment.holder for assignment in assignments):
+    for owner in owners:
+        if owner.workload:
+            workloads.setdefault(owner.workload.key, owner.workload)
+    for assignment in assignments:
+        holder = assignment.holder
         same = workloads.get(holder.key, holder)
         workloads[holder.key] = structs.replace(holder, uid=holder.uid or same.uid, user=same.user)
     return workloads
@@ -252,8 +309,10 @@ def _is_shared(usage: DeviceUsage, owners: OwnersByPid) -> bool:
     return len({owners[pid].workload or pid for pid in pids}) > 1
 
 
-def _switches_status(problems: Iterable[UsageProblems]) -> list[SourceStatus]:
+def _switches_status(answers: Iterable[DeviceUsage]) -> list[SourceStatus]:
     """Returns the status of the context-switch logs. Empty if no GPU uses a log."""
-    statuses = [own.switches for own in problems if own.switches is not None]
-    failed = [SourceStatus(SWITCHES, False, 0.0, s.fallback_reason, s.fallback) for s in statuses if s.fallback]
-    return failed[:1] or [SourceStatus(SWITCHES, True, 0.0) for _ in statuses[:1]]
+    statuses = [answer.problems.switches for answer in answers if answer.problems.switches]
+    for status in statuses:
+        if status.fallback:
+            return [SourceStatus(SWITCHES, False, 0.0, status.fallback_reason, status.fallback)]
+    return [SourceStatus(SWITCHES, True, 0.0)] if statuses else []

@@ -12,20 +12,19 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, starmap
-from math import inf, nan
+from math import nan
 from operator import attrgetter
 from typing import NamedTuple
-
-from msgspec import structs
 
 from podgpu.autoscale.metrics import COLUMNS, IDLE, MEMORY, POWER, PROFILING_METRICS, RATIO_METRICS, USED, USED_COUNT
 from podgpu.autoscale.pods import PodSeen, RunningPods
 from podgpu.autoscale.requests import no_data
+from podgpu.charge import HeldTime
 from podgpu.clock import Clock
-from podgpu.cluster.collect import NodeEntry, ViewSettings
+from podgpu.cluster.collect import ViewSettings
 from podgpu.cluster.parts import HeldPart
 from podgpu.cluster.state import ClusterState, used_value
-from podgpu.model import NS, GpuOrInstance, HolderUsage, WorkloadKey
+from podgpu.model import GpuOrInstance, HolderUsage, group_by_key
 
 _log = logging.getLogger(__name__)
 SampleKey = tuple[str, str]
@@ -34,7 +33,7 @@ _MAX_BUSY = 1.5  # maximum plausible busy ratio; it can exceed 1 if counters are
 _MAX_RATIO = 1.01
 _MAX_WATTS = 5000.0  # maximum plausible power of one GPU
 _STARTING_SECONDS = 30.0
-_MIN_SECONDS = 0.5  # if less time has passed, the counters are from the same reading
+_NO_TIME = HeldTime(0.0)
 
 
 class RoundSamples(NamedTuple):
@@ -46,113 +45,24 @@ class RoundSamples(NamedTuple):
     mps: set[SampleKey]  # pods whose usage is unknown, because they share a GPU by MPS
 
 
-class _UsageRate(NamedTuple):
-    counted_at: float  # Unix time of the exporter; if it reports none, `read_at`
-    read_at: float  # monotonic time of the reading in this process
-    exporter_id: str
-    usage: HolderUsage
-    busy: float | None = None
-    wait: float | None = None
-    watts: float | None = None
-    proven_idle: float | None = None  # seconds; None if busy or unknown
-
-
-class UsageRates:
-    """Computes rates from the increase of the holders' counters between two readings of their node."""
-
-    def __init__(self, stale_after: float) -> None:
-        self._stale_after = stale_after
-        self._before: dict[tuple[str, str, WorkloadKey], _UsageRate] = {}
-        self._now: dict[tuple[str, str, WorkloadKey], _UsageRate] = {}
-
-    def next_round(self) -> None:
-        """Starts the next round. Removes the holders that did not occur in the previous round."""
-        self._before, self._now = self._now, {}
-
-    def update(self, node: NodeEntry, part: HeldPart) -> _UsageRate:
-        key = node.name, part.device_key, part.holder.key
-        usage = part.holder.usage or HolderUsage()
-        if usage.utilization_ratio is None:  # usage is not measured now, so constant counters do not mean idle
-            usage = structs.replace(usage, busy_ns=None, idle_ns=None)
-        read_at = node.reading.read_at
-        rate = _UsageRate(node.state.usage_at or read_at, read_at, node.state.exporter_id, usage)
-        before = self._before.pop(key, None)
-        if before is None or before.exporter_id != rate.exporter_id or self._has_gap(before, rate):
-            rate = rate._replace(proven_idle=_count_proven_idle(rate))
-        elif rate.counted_at - before.counted_at < _MIN_SECONDS:  # the exporter has not updated the counters
-            rate = before
-        else:
-            seconds, last = rate.counted_at - before.counted_at, before.usage
-            rate = rate._replace(
-                busy=_growth(last.busy_ns, usage.busy_ns, NS * seconds, _MAX_BUSY),
-                wait=_growth(last.wait_ns, usage.wait_ns, NS * seconds, _MAX_BUSY),
-                watts=_growth(last.energy_mj, usage.energy_mj, 1000 * seconds, _MAX_WATTS),
-                proven_idle=self._add_proven_idle(before, rate),
-            )
-        self._now[key] = rate
-        return rate
-
-    def _has_gap(self, before: _UsageRate, rate: _UsageRate) -> bool:
-        """Returns True if the exporter's clock was changed, or if the exporter did not count for some time."""
-        return abs((rate.counted_at - before.counted_at) - (rate.read_at - before.read_at)) > self._stale_after
-
-    def _add_proven_idle(self, before: _UsageRate, rate: _UsageRate) -> float | None:
-        """Adds up the measured idle time. `HeldPart.idle_since` may be an estimate, see `cluster/idle.py`."""
-        busy = _growth(before.usage.busy_ns, rate.usage.busy_ns, NS)
-        idle = _growth(before.usage.idle_ns, rate.usage.idle_ns, NS)
-        if busy is None or idle is None:
-            return _count_proven_idle(rate)
-        if busy > 0:
-            return None
-        if rate.counted_at - before.counted_at - idle > self._stale_after:  # the counters do not cover the whole time
-            return idle
-        return (before.proven_idle or 0.0) + idle
-
-
-def _count_proven_idle(rate: _UsageRate) -> float | None:
-    """Returns the idle time that one reading proves."""
-    usage = rate.usage
-    if usage.busy_ns is None or usage.idle_ns is None:
-        return None
-    if rate.exporter_id and usage.idle_since is not None:
-        return max(0.0, rate.counted_at - usage.idle_since)
-    return usage.idle_ns / NS if usage.busy_ns == 0 else 0.0
-
-
-def _growth(before: int | None, now: int | None, scale: float, most: float = inf) -> float | None:
-    """Returns the increase of a counter divided by `scale`, or None if the result is unknown or above `most`.
-
-    After a reset, the time that the counter covers is unknown, so there is no rate. The history (`SampleReader`) counts
-    the new value instead, because only the amount matters there.
-    """
-    if before is None or now is None or now < before:
-        return None
-    growth = (now - before) / scale
-    return growth if growth <= most else None
-
-
-_PodDevice = tuple[Sequence[tuple[HeldPart, _UsageRate]], bool]
+_PodDevice = tuple[Sequence[HeldPart], bool]
 """A pod's containers on one device, and True if no other pod holds the device."""
 
 
-def sample_round(state: ClusterState, rates: UsageRates, pods: RunningPods, at: float) -> RoundSamples:
+def sample_round(state: ClusterState, pods: RunningPods, at: float) -> RoundSamples:
     devices: dict[SampleKey, dict[str, list[_PodDevice]]] = {}  # by pod and node
     mps: set[SampleKey] = set()
     for node in state.nodes:
         if node.stale:
             continue
         for _, group in groupby(node.held, key=attrgetter("device_key")):
-            parts = [(part, rates.update(node, part)) for part in group]
-            by_pod: dict[SampleKey, list[tuple[HeldPart, _UsageRate]]] = {}
-            for part, rate in parts:
-                if part.holder.pod:
-                    by_pod.setdefault((part.holder.namespace, part.holder.pod), []).append((part, rate))
-            alone = len(by_pod) == 1 and all(part.holder.pod for part, _ in parts)
+            parts = list(group)
+            by_pod = group_by_key(((part.holder.namespace, part.holder.pod), part) for part in parts if part.holder.pod)
+            alone = len(by_pod) == 1 and all(part.holder.pod for part in parts)
             if not alone:
-                mps |= {pod for pod, own in by_pod.items() if any(part.unknown_because for part, _ in own)}
+                mps |= {pod for pod, own in by_pod.items() if any(part.unknown_because for part in own)}
             for pod, own in by_pod.items():
                 devices.setdefault(pod, {}).setdefault(node.name, []).append((own, alone))
-    rates.next_round()
     samples = RoundSamples(at, {}, {}, mps)
     for scope, used in state.used.items():
         if scope.scope in ("namespace", "cluster"):
@@ -185,7 +95,7 @@ def _make_row(devices: Sequence[_PodDevice], state: ClusterState) -> array[float
     for metric, ratios in zip(RATIO_METRICS, zip(*starmap(_read_ratios, devices), strict=True), strict=True):
         if (ratio := _sum(ratios)) is not None:
             row[metric.column] = 100 * ratio / len(devices)
-    held = [parts[0][0].device for parts, _ in devices]
+    held = [parts[0].device for parts, _ in devices]
     memory_total = _sum(device.memory_total_bytes or None for device in held)
     memory = _sum(starmap(_read_memory, devices))
     if memory is not None and memory_total:
@@ -197,35 +107,42 @@ def _make_row(devices: Sequence[_PodDevice], state: ClusterState) -> array[float
     if len(used) == len(held):
         row[USED.column] = 100 * sum(min(1.0, value / state.settings.full) for value in used)
         row[USED_COUNT] = float(sum(value > 0 for value in used))
-    idle = [None if part.idle_since is None else rate.proven_idle for parts, _ in devices for part, rate in parts]
+    idle = [None if part.idle_since is None else part.measured_idle for parts, _ in devices for part in parts]
     known = [seconds for seconds in idle if seconds is not None]
     if len(known) == len(idle):
         row[IDLE] = min(known)
     return row
 
 
-def _read_ratios(parts: Sequence[tuple[HeldPart, _UsageRate]], alone: bool) -> tuple[float | None, ...]:
+def _read_ratios(parts: Sequence[HeldPart], alone: bool) -> tuple[float | None, ...]:
     """Returns the ratios of one device in the order of RATIO_METRICS."""
-    device = parts[0][0].device
-    utilization = _sum((part.holder.usage or HolderUsage()).utilization_ratio for part, _ in parts)
+    device, windows = parts[0].device, [part.window or _NO_TIME for part in parts]
+    utilization = _sum((part.holder.usage or HolderUsage()).utilization_ratio for part in parts)
     if alone and utilization is None:
         utilization = device.utilization_ratio
-    busy = _sum(rate.busy for _, rate in parts)
-    wait = 0.0 if alone else _sum(rate.wait for _, rate in parts)
+    busy = _sum(_rate(window.busy, window, _MAX_BUSY) for window in windows)
+    wait = 0.0 if alone else _sum(_rate(window.waited, window, _MAX_BUSY) for window in windows)
     profiling = (_read_field(device, metric.field) if alone else None for metric in PROFILING_METRICS)
     return tuple(None if ratio is None else min(1.0, ratio) for ratio in (utilization, busy, wait, *profiling))
 
 
-def _read_memory(parts: Sequence[tuple[HeldPart, _UsageRate]], alone: bool) -> float | None:
-    memory = _sum((part.holder.usage or HolderUsage()).memory_used_bytes for part, _ in parts)
-    return parts[0][0].device.memory_used_bytes if alone and memory is None else memory
+def _read_memory(parts: Sequence[HeldPart], alone: bool) -> float | None:
+    memory = _sum((part.holder.usage or HolderUsage()).memory_used_bytes for part in parts)
+    return parts[0].device.memory_used_bytes if alone and memory is None else memory
 
 
-def _read_watts(parts: Sequence[tuple[HeldPart, _UsageRate]], alone: bool) -> float | None:
-    device, gpu = parts[0][0].device, parts[0][0].gpu
+def _read_watts(parts: Sequence[HeldPart], alone: bool) -> float | None:
+    device, gpu = parts[0].device, parts[0].gpu
     if alone and device is gpu and gpu.power_mw is not None:
         return gpu.power_mw / 1000
-    return _sum(rate.watts for _, rate in parts)
+    windows = [part.window or _NO_TIME for part in parts]
+    return _sum(_rate(window.joules, window, _MAX_WATTS) for window in windows)
+
+
+def _rate(amount: float | None, window: HeldTime, most: float) -> float | None:
+    """Returns the amount per second. None if it is not known, or implausible."""
+    rate = None if amount is None else amount / window.held
+    return rate if rate is not None and rate <= most else None
 
 
 def _read_field(device: GpuOrInstance, field: str) -> float | None:
@@ -285,12 +202,9 @@ class SampleStore:
     _clock: Clock = field(default_factory=Clock)
     _snapshot: MetricsSnapshot | None = None
 
-    def __post_init__(self) -> None:
-        self._rates = UsageRates(self.settings.stale_after)
-
     def add_round(self, state: ClusterState) -> None:
         before, now, pods = self._snapshot, self._clock.monotonic(), self._pods()
-        samples = sample_round(state, self._rates, pods, now)
+        samples = sample_round(state, pods, now)
         for key, nodes in samples.ignored.items():
             if key in pods.by_key and (before is None or key not in before.last.ignored):
                 _log.warning(

@@ -25,6 +25,7 @@ import click
 from aiohttp import web
 
 from podgpu.agent.loop import Agent, Settings
+from podgpu.charge import UNALLOCATED, Charge, Figures, HeldTime, UsageAccount, charge, charge_rest
 from podgpu.cli.node import read_simulated
 from podgpu.cli.options import make_command
 from podgpu.cli.terminal import configure_logging
@@ -37,7 +38,7 @@ from podgpu.cluster.record import RecordedUsage, cluster_recorder
 from podgpu.cluster.scrape import ScrapeCollector
 from podgpu.history.events import IDLE
 from podgpu.history.recorder import HistoryRecorder
-from podgpu.history.store import COARSE, DAY, FINE, HOUR, Amounts, Figures, GpuSample, HolderSample, UsageAccount
+from podgpu.history.store import COARSE, DAY, FINE, HOUR, GpuSample
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.reader import HolderSources
@@ -364,24 +365,21 @@ class _PastDevice(NamedTuple):
         )
         idle_watts, watts = self.gpu.model.power[0], compute_watts(self.gpu.model, activity)
         memory = float(sum(min(tenant.memory, self.gpu.model.memory // 2) for tenant in users))
-        holders = []
+        charges = []
         for tenant in () if gone else self.tenants:
-            load, part = loads[tenant], seconds / len(self.tenants)
-            idle = 0.0 if load or is_blind else part
+            load, share = loads[tenant], 1 / len(self.tenants)
             busy = sum(loads[other] for other in self.tenants)
-            amounts = Amounts(
-                allocated_seconds=part * size,
-                idle_seconds=idle * size,
-                cost=price * part / HOUR,
-                idle_cost=price * idle / HOUR,
-                measured_seconds=0.0 if is_blind else part * size,
-                **dict.fromkeys(("busy_seconds", "busy_min_seconds", "busy_max_seconds"), load * seconds * size),
-                energy_joules=watts * size * (seconds * load / busy if busy else part),
-                waited_seconds=load * (use - load) * seconds * size,
-            )
+            joules = watts * size * seconds * (load / busy if busy else share)
+            time = HeldTime(seconds, share, joules=joules)
+            if not is_blind:
+                busy_seconds, waited = load * seconds, load * (use - load) * seconds
+                idle = 0.0 if load else float(seconds)
+                time = HeldTime(seconds, share, *(busy_seconds,) * 3, idle, waited, joules)
             own = Figures(load, float(tenant.memory)) if len(self.tenants) > 1 else None
-            holders.append(HolderSample(_account_of(tenant), tenant.container, amounts, own, currency))
-        rest = Amounts(seconds * size, cost=price * seconds / HOUR, energy_joules=idle_watts * seconds * size)
+            charges.append(Charge(_account_of(tenant), tenant.container, charge(time, size, price), own, currency))
+        if not charges and not gone:
+            rest = charge_rest(seconds, size, 0.0, price)._replace(energy_joules=idle_watts * seconds * size)
+            charges.append(Charge(UNALLOCATED, amounts=rest, currency=currency))
         is_whole = self.instance is None
         figures = Figures(use, memory, *((watts, final_celsius(self.gpu.model, watts)) if is_whole else ()))
         return GpuSample(
@@ -390,10 +388,8 @@ class _PastDevice(NamedTuple):
             node=self.node.name,
             gpu_index=self.gpu.number,
             figures=None if is_blind else figures,
-            holders=holders,
+            charges=charges,
             conditions=conditions,
-            unallocated=Amounts() if holders or gone else rest,
-            currency=currency,
         )
 
     def load(self, tenant: Tenant, at: int, now: float, seconds: int) -> float:

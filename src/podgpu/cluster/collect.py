@@ -124,6 +124,7 @@ class NodeEntry(msgspec.Struct, frozen=True, gc=False):
     silent: NodeReading | None = None  # last reading of the podgpu that reported the holders and no longer answers
     prices: Prices = NO_PRICES  # the prices that apply to the labels of this node
     held: tuple[HeldPart, ...] = ()
+    counted_at: float = 0.0  # monotonic time of the reading in which the usage counters last changed
 
     @property
     def name(self) -> str:

@@ -1,27 +1,26 @@
-"""Determines whether each holder uses its device, and since when it has been idle.
+"""The only definition of idle: a holder is idle while it has a device allocated and does not use it.
 
-A holder is idle while it has a device allocated and does not use it. Where this is uncertain, it is not idle. There are
-four values, from the most to the least certain:
-
-- Measured idle time: podgpu's exporter measures it in each usage reading (`OwnedUsage.compute_idle`). The ledger
-  adds it up, in total (`HolderUsage.idle_ns`) and since the holder was last busy (`HolderUsage.idle_since`).
-- Proven idle time: `UsageRates` adds up measured idle time across readings of a node. It scales workloads to zero.
-- Current use (`HeldPart.use`, `HeldPart.idle_since`): the measured time or, for other exporters, an estimate by
-  `IdleTimes`. It is displayed and summed up. A holder that is idle for longer than --idle-after is wasteful.
-- Past use: the history has the use as amounts, and the start of wasteful times as the condition `idle`.
+podgpu's exporter measures idle time in each usage reading (`OwnedUsage.compute_idle`): in total (`HolderUsage.idle_ns`)
+and since the holder was last busy (`HolderUsage.idle_since`). Other exporters do not, so `IdleTimes` estimates it from
+two readings without use. An uncertain time is not idle. `HeldPart` has the result, for everything that shows idle time
+or adds it up. What scales workloads to zero uses only measured time (`HeldPart.measured_idle`). A holder that is idle
+for longer than --idle-after is wasteful.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from podgpu.charge import HeldTime
 from podgpu.cluster.collect import NodeEntry
 from podgpu.cluster.nodes import CLOCK_AHEAD
 from podgpu.cluster.parts import HeldPart, Use, is_mps_client, key_of
-from podgpu.model import NS, RESERVATION, DeviceState, GpuOrInstance, Holder, HolderUsage, MigInstance, Workload
+from podgpu.model import MJ, NS, RESERVATION, DeviceState, GpuOrInstance, Holder, HolderUsage, MigInstance, Workload
 
 _SAME_READING = 1e-6
+_SAME_COUNTERS = 0.5  # seconds; if less time has passed, the counters are from the same reading
 _SAME_IDLE_TIME = 1.0  # seconds; a smaller change of the reported idle time is measurement error
 _NO_USAGE = HolderUsage()
 
@@ -44,9 +43,16 @@ def measure_use(device: GpuOrInstance, holder: Holder) -> Use:
     return "used" if ratio else "idle"
 
 
+class HolderTimes(NamedTuple):
+    use: Use
+    idle_since: float | None = None  # Unix time
+    measured_idle: float | None = None  # seconds; None if the holder was busy, or if its idle time is an estimate
+    window: HeldTime | None = None  # since the last reading
+
+
 @dataclass
 class IdleTimes:
-    """Finds the use of each holder of a node from its last two readings.
+    """Compares the last two readings of a node: finds the use of each holder.
 
     If podgpu's exporter measures the holder, the exporter's idle time is used. Otherwise, a holder is idle if its
     utilisation (or its device's) is 0 and its busy time has not increased since the last reading.
@@ -57,36 +63,73 @@ class IdleTimes:
     offset: float  # Unix time minus monotonic time
     clock_change: float  # change of `offset` since the last round
     idle_for: Mapping[str, float]  # idle seconds before the first reading, by `Device.key`
+    longest_gap: float  # seconds; a longer time that the counters do not cover interrupts measured idle time
+    _seconds: float | None = None  # time between the two readings of the counters; None if they cannot be compared
 
     def __post_init__(self) -> None:
         skew = self.node.reading.skew_seconds or 0.0
         self._skew = skew if abs(skew) > CLOCK_AHEAD else 0.0
-        # Usage in the last reading and start of the idle time, by device and holder.
-        self._before = {
-            (part.device_key, part.holder.key): (
-                part.holder.usage or _NO_USAGE,
-                None if part.last_idle_since is None else part.last_idle_since + self.clock_change,
-            )
-            for part in (self.earlier.held if self.earlier else ())
-        }
+        held = self.earlier.held if self.earlier else ()
+        self._before = {(part.device_key, part.holder.key): part for part in held}
+        read_at, then = self.node.reading.read_at, self.earlier
+        self.counted_at = read_at
+        if then is not None and not then.stale and then.state.exporter_id == self.node.state.exporter_id:
+            seconds = _counted_at(self.node) - _counted_at(then)
+            # The difference is large if a clock was set, or if the exporter did not count for some time.
+            if abs(seconds - (read_at - then.counted_at)) <= self.longest_gap:
+                self._seconds = seconds
+                self.counted_at = then.counted_at if seconds < _SAME_COUNTERS else read_at
 
-    def find(self, gpu: DeviceState, instance: MigInstance | None, holder: Holder) -> tuple[Use, float | None]:
-        """Returns the holder's use and, if it is idle, since which Unix time."""
+    def find(self, gpu: DeviceState, instance: MigInstance | None, holder: Holder, share: float) -> HolderTimes:
         use, usage = measure_use(instance or gpu, holder), holder.usage or _NO_USAGE
         device = key_of(gpu, instance)
-        before = self._before.get((device, holder.key))
+        part = self._before.get((device, holder.key))
+        before = part.holder.usage or _NO_USAGE if part else _NO_USAGE
+        last_since = None if part is None or part.last_idle_since is None else part.last_idle_since + self.clock_change
         since: float | None = None
         if usage.idle_since is not None:
-            since = self._measured_start(usage.idle_since, *(before or (_NO_USAGE, None)))
+            since = self._measured_start(usage.idle_since, before, last_since)
         elif self.node.state.exporter_id and usage.utilization_ratio is not None:
             pass  # the exporter measures the holder, and it is not idle
-        elif before is not None and self.earlier is not None:
-            since = self._estimated_start(use, usage, *before, self.earlier.reading.read_at)
+        elif part is not None and self.earlier is not None:
+            since = self._estimated_start(use, usage, before, last_since, self.earlier.reading.read_at)
         elif use == "idle":
             since = self.node.reading.read_at + self.offset - self._known_idle(device, usage)
         if since is not None:
-            return "idle", since
-        return "used" if use == "idle" else use, None  # used for some time since the last reading
+            use = "idle"
+        elif use == "idle":
+            use = "used"  # for some time since the last reading
+        window = None if part is None else self._compare(part, usage, share)
+        return HolderTimes(use, since, self._measure(part, usage, window), window)
+
+    def _compare(self, part: HeldPart, usage: HolderUsage, share: float) -> HeldTime | None:
+        """Returns what the holder did since the last reading. None if the two readings cannot be compared."""
+        last, seconds = part.holder.usage or _NO_USAGE, self._seconds
+        if seconds is None or seconds < _SAME_COUNTERS:
+            return None if seconds is None else part.window
+        # While the usage is not measured, constant counters mean nothing.
+        is_measured = usage.utilization_ratio is not None and last.utilization_ratio is not None
+        return HeldTime(
+            held=seconds,
+            share=share,
+            busy=_growth(last.busy_ns, usage.busy_ns, NS) if is_measured else None,
+            idle=_growth(last.idle_ns, usage.idle_ns, NS) if is_measured else None,
+            waited=_growth(last.wait_ns, usage.wait_ns, NS),
+            joules=_growth(last.energy_mj, usage.energy_mj, MJ),
+        )
+
+    def _measure(self, part: HeldPart | None, usage: HolderUsage, window: HeldTime | None) -> float | None:
+        """Returns the seconds for which the exporter's counters prove that the holder is idle."""
+        if usage.utilization_ratio is None or usage.busy_ns is None or usage.idle_ns is None:
+            return None
+        if self.node.state.exporter_id:
+            return None if usage.idle_since is None else max(0.0, _counted_at(self.node) - usage.idle_since)
+        if part is None or window is None or window.busy is None or window.idle is None:
+            return 0.0 if usage.busy_ns else usage.idle_ns / NS
+        if window is part.window:
+            return part.measured_idle
+        is_covered = window.held - window.idle <= self.longest_gap
+        return None if window.busy else window.idle + (part.measured_idle or 0.0 if is_covered else 0.0)
 
     def _measured_start(self, idle_since: float, last: HolderUsage, last_since: float | None) -> float:
         """Corrects the start for the skew of the node's clock. If the idle time goes on, its start is kept."""
@@ -115,6 +158,23 @@ class IdleTimes:
             return counted
         observed = self.idle_for.get(device, 0.0)
         return observed if counted is None else min(observed, counted)
+
+
+def _counted_at(node: NodeEntry) -> float:
+    """Returns when the exporter read the counters: by its clock or, if it does not say so, by our monotonic clock."""
+    return node.state.usage_at or node.reading.read_at
+
+
+def _growth(before: int | None, now: int | None, scale: int) -> float | None:
+    """Returns the increase of a counter. None after a reset, because the time that the counter covers is unknown."""
+    return None if before is None or now is None or now < before else (now - before) / scale
+
+
+def estimate_idle(part: HeldPart, seconds: float, at: float) -> float:
+    """Returns the idle time in the `seconds` before the Unix time `at`. Use it only for holders without `idle_ns`."""
+    if part.use != "idle":
+        return 0.0
+    return seconds if part.idle_since is None else max(0.0, min(seconds, at - part.idle_since))
 
 
 def wasteful_since(part: HeldPart, at: float | None, idle_after: float | None) -> float | None:

@@ -8,6 +8,8 @@ from typing import Literal, TypeVar
 import msgspec
 from msgspec.structs import asdict, replace
 
+from podgpu.charge import HeldTime
+from podgpu.cluster.prices import Prices
 from podgpu.metrics.conditions import DRIVER_AWAY, LOST, NODE_GONE, UNREADABLE
 from podgpu.metrics.mig import billed_name, fraction_of_gpu, slices_of_profile
 from podgpu.model import MIB, RESERVATION, DeviceState, GpuOrInstance, Holder, MigInstance, WorkloadOwner, device_key
@@ -31,8 +33,14 @@ class HeldPart(msgspec.Struct, frozen=True, gc=False):
     use: Use
     last_idle_since: float | None = None  # Unix time; keeps its value while the GPU cannot be read
     owner: WorkloadOwner | None = None
-    cost_per_hour: float | None = None
+    price: float | None = None  # of an hour of the device
     cluster: str = ""
+    measured_idle: float | None = None  # seconds; None if the holder was busy, or if its idle time is an estimate
+    window: HeldTime | None = None  # what the holder did between the last two readings
+
+    @property
+    def cost_per_hour(self) -> float | None:
+        return None if self.price is None else self.price * self.share
 
     @property
     def gpu_fraction(self) -> float:
@@ -75,6 +83,12 @@ def key_of(gpu: DeviceState, instance: MigInstance | None) -> str:
 def device_model(gpu: DeviceState, instance: MigInstance | None) -> str:
     """Returns the model name for prices and bills: `<model>`, or `<model> MIG <profile>`."""
     return gpu.model if instance is None else billed_name(gpu.model, instance.profile)
+
+
+def device_price(prices: Prices, gpu: DeviceState, instance: MigInstance | None, size: float) -> float | None:
+    """Returns the price of an hour of the MIG instance, or of the part of the GPU that is in no instance."""
+    hour = prices.of(device_model(gpu, instance)).gpu_hour
+    return hour if hour is None or instance is not None else hour * size
 
 
 def is_lost(gpu: DeviceState) -> bool:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from sqlite3 import Connection
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from podgpu.cluster.collect import NodeEntry, NodeReading
+from podgpu.cluster.collect import NodeEntry, NodeReading, Owners
 from podgpu.cluster.nodes import RecordedCondition
 from podgpu.cluster.state import ClusterState, complete_node
 from podgpu.errors import UsageError, utc_text
@@ -51,7 +51,15 @@ FROM span JOIN account ON account.id = account WHERE started <= :at AND (ended I
     AND started <= :at AND (ended IS NULL OR ended > :at))) ORDER BY started"""
 _GPUS = "SELECT id, node, uuid, instance, gpu_index FROM gpu ORDER BY node, gpu_index, uuid, instance"
 _UNKNOWN = (None, None, None, None)
+_UNKNOWN_STATE = NodeState(producer="podgpu")
+_UNKNOWN_NODE = NodeEntry(NodeReading("", _UNKNOWN_STATE), _UNKNOWN_STATE)
 _MAX_SUM = 1.05  # the values of all holders may exceed the GPU's by this factor, because pods start within a step
+
+
+class _PastHolder(NamedTuple):
+    account: int
+    is_mps_client: bool
+    holder: Holder
 
 
 class _Device(NamedTuple):
@@ -60,7 +68,7 @@ class _Device(NamedTuple):
     number: int | None
     figures: Mapping[int, Sequence[Any]]  # account -> utilisation, bytes, milliwatts, degrees
     conditions: Sequence[RecordedCondition]
-    holders: Sequence[tuple[int, bool, WorkloadOwner, Holder]]  # account, whether it was an MPS client, owner, holder
+    holders: Sequence[_PastHolder]
 
 
 def read_past(db: Connection, at: float, current: ClusterState) -> ClusterState:
@@ -73,33 +81,72 @@ def read_past(db: Connection, at: float, current: ClusterState) -> ClusterState:
     time = {"at": at, "resolution": found[0], "time": found[1]}
     figures = group_by_key((gpu, (account, row)) for gpu, account, *row in db.execute(_FIGURES, time))
     conditions = group_by_key((gpu, RecordedCondition(*row)) for gpu, *row in db.execute(_CONDITIONS, time))
-    rows = db.execute(_HOLDERS, time)
-    held = group_by_key((row[0], (row[1], bool(row[2]), WorkloadOwner(*row[3:5]), Holder(*row[5:]))) for row in rows)
+    held: defaultdict[int, list[_PastHolder]] = defaultdict(list)
+    owners: dict[tuple[str, str], WorkloadOwner] = {}
+    for gpu, account, mps, kind, owner_name, *names in db.execute(_HOLDERS, time):
+        holder = Holder(*names)
+        held[gpu].append(_PastHolder(account, bool(mps), holder))
+        if owner_name:
+            owners[holder.namespace, holder.pod] = WorkloadOwner(kind, owner_name)
     devices = group_by_key(
         (node, _Device(uuid, instance, number, dict(figures.get(id_, ())), conditions.get(id_, ()), held.get(id_, ())))
         for id_, node, uuid, instance, number in db.execute(_GPUS)
         if id_ in figures or id_ in conditions or id_ in held
     )
     now = {node.name: node for node in current.nodes}
-    nodes = tuple(_make_node(name, members, at, now.get(name), current) for name, members in devices.items())
+    nodes = tuple(
+        _make_node(name, members, at, now.get(name, _UNKNOWN_NODE), current, owners)
+        for name, members in devices.items()
+    )
     changes: dict[str, Any] = {"nodes": nodes, "notes": (_NOTE,), "alerts": (), "used": {}}
     return dataclasses.replace(current, taken_at=at, is_past=True, step_seconds=found[0], **changes)
 
 
 def _make_node(
-    name: str, devices: Sequence[_Device], at: float, now: NodeEntry | None, current: ClusterState
+    name: str,
+    devices: Sequence[_Device],
+    at: float,
+    now: NodeEntry,
+    current: ClusterState,
+    owners: Owners,
 ) -> NodeEntry:
-    known = {gpu.uuid: gpu for gpu in now.state.devices} if now else {}
+    """Builds one node of the past state. `now`: the same node in the current state."""
+    known = {gpu.uuid: gpu for gpu in now.state.devices}
+    gpus = []
     by_gpu = group_by_key((device.uuid, device) for device in devices)
-    gpus = tuple(_make_gpu(own, known.get(uuid), current.settings.idle_after) for uuid, own in by_gpu.items())
-    state = NodeState(producer="podgpu", node=name, devices=gpus, simulated=bool(now and now.state.simulated))
-    gone = [one.since or at for device in devices for one in device.conditions if one.name == NODE_GONE]
-    is_read = not gone and any(device.figures or device.conditions for device in devices)
-    offset, age = current.clock_offset, at - gone[0] if gone else 0.0
-    reading = NodeReading("", state, at - age - offset, labels=now.reading.labels if now else None)
-    entry = NodeEntry(reading, state, age_seconds=age, stale=not is_read, gone=bool(gone))
-    owners = {(h.namespace, h.pod): owner for one in devices for *_, owner, h in one.holders if owner.name}
+    for uuid, parts in by_gpu.items():
+        gpus.append(_make_gpu(parts, known.get(uuid), current.settings.idle_after))
+    state = NodeState(
+        producer="podgpu",
+        node=name,
+        devices=tuple(gpus),
+        simulated=now.state.simulated,
+    )
+
+    gone_since = _find_gone_since(devices, at)
+    age = 0.0 if gone_since is None else at - gone_since
+    is_gone = gone_since is not None
+    has_values = any(device.figures or device.conditions for device in devices)
+
+    offset = current.clock_offset
+    reading = NodeReading("", state, at - age - offset, labels=now.reading.labels)
+    entry = NodeEntry(
+        reading,
+        state,
+        age_seconds=age,
+        stale=is_gone or not has_values,
+        gone=is_gone,
+    )
     return complete_node(entry, None, current.prices, offset, owners)
+
+
+def _find_gone_since(devices: Sequence[_Device], at: float) -> float | None:
+    """Returns the time when the node stopped answering. None if it answered at the time `at`."""
+    for device in devices:
+        for condition in device.conditions:
+            if condition.name == NODE_GONE:
+                return condition.since or at
+    return None
 
 
 def _make_gpu(devices: Sequence[_Device], known: DeviceState | None, idle_after: float | None) -> DeviceState:

@@ -11,6 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from podgpu.charge import Figures
 from podgpu.cluster.prometheus import PrometheusClient, PrometheusServer, RangeSeries
 from podgpu.cluster.promql import by, field_query, one_of, quote, select
 from podgpu.history.answers import (
@@ -25,7 +26,7 @@ from podgpu.history.answers import (
     sparkline_times,
     sparklines_json,
 )
-from podgpu.history.store import COARSE, FINE, Figures
+from podgpu.history.store import COARSE, FINE
 from podgpu.metrics.adapter import (
     POD_LABEL_VARIANTS,
     UUID_LABELS,

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from podgpu.charge import UNALLOCATED, Charge, HeldTime, UsageAccount, charge, charge_rest
 from podgpu.cluster.prices import Prices, ReadPrices
 from podgpu.cluster.prometheus import (
     RULE_LABELS,
@@ -26,10 +27,10 @@ from podgpu.cluster.prometheus import (
     read_node_labels,
 )
 from podgpu.cluster.promql import by, select
-from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RowName, UsageSum, group_now, make_range, name_row, sum_usage
+from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RowName, group_now, make_range, name_row, sum_usage
 from podgpu.cluster.state import ClusterState, describe_unpriced
 from podgpu.errors import SourceError, utc_text
-from podgpu.history.store import COARSE, FINE, HOUR, UNALLOCATED, Amounts, UsageAccount
+from podgpu.history.store import COARSE, FINE, HOUR
 from podgpu.metrics.adapter import (
     MODEL_LABELS,
     UUID_LABELS,
@@ -114,7 +115,7 @@ class _RangeReader:
     async def read(self, start: float, end: float, step: int, now: float) -> RangeAnswer:
         """Adds a note for each failed query. Raises SourceError if the allocated hours cannot be read."""
         rule = self.rule = await self._find_rule(start, end)
-        usage: list[UsageSum] = []
+        usage: list[Charge] = []
         for first, last, prices in self.prices.periods(start, end):
             if rule:
                 function = f"sum_over_time({{}}[{round((last - first) * 1000) - 1}ms])"
@@ -208,7 +209,7 @@ class _RangeReader:
         keys = (self.server.cluster_label, *_HOLDER_KEYS)
         return f"sum {by(*keys)} (max {by(*keys, 'job', 'instance')} ({increase}))"
 
-    async def _read_now(self, usage: Sequence[UsageSum], end: float) -> dict[RowName, dict[str, Any]]:
+    async def _read_now(self, usage: Sequence[Charge], end: float) -> dict[RowName, dict[str, Any]]:
         """Returns the current values of rows. With a recording rule, these are means of the last 5 minutes."""
         if not self.rule:
             return group_now(self.state, usage, self.query) if self.state.nodes else {}
@@ -275,7 +276,7 @@ class _RangeReader:
 
     # Usage
 
-    async def _make_usage(self, found: Vectors, start: float, end: float, prices: Prices) -> list[UsageSum]:
+    async def _make_usage(self, found: Vectors, start: float, end: float, prices: Prices) -> list[Charge]:
         billed = {
             key: sample for sample in found.get("allocated", ()) if (key := self._read_key(sample.labels)) is not None
         }
@@ -295,15 +296,17 @@ class _RangeReader:
             name = billed_name(model, profile) if profile else model
             own = gpu_prices.get((key.cluster, key.gpu), prices)
             price = own.of(name).gpu_hour
-            amounts = _make_amounts([sums.get(key) for sums in amounts_of.values()], name, price or 0.0)
-            usage.append(UsageSum(accounts[key], "" if price is None else prices.currency, amounts, key.cluster))
+            time = _make_time({kind: sums[key] for kind, sums in amounts_of.items() if key in sums})
+            amounts = charge(time, parent_and_fraction(name)[1] or 0.0, price)
+            currency = "" if price is None else prices.currency
+            usage.append(Charge(accounts[key], amounts=amounts, currency=currency, cluster=key.cluster))
             if (key.cluster, model, own) in seconds:
                 seconds[key.cluster, model, own] -= amounts.allocated_seconds
         for (cluster, model, own), left in seconds.items():
             price = own.of(model).gpu_hour
-            rest = max(0.0, left)
-            amounts = Amounts(rest, cost=(price or 0.0) * rest / 3600, energy_joules=joules[cluster, model, own])
-            usage.append(UsageSum(UNALLOCATED, "" if price is None else prices.currency, amounts, cluster))
+            amounts = charge_rest(left, 1.0, 0.0, price)._replace(energy_joules=joules[cluster, model, own])
+            currency = "" if price is None else prices.currency
+            usage.append(Charge(UNALLOCATED, amounts=amounts, currency=currency, cluster=cluster))
         return sorted(usage)  # makes rounding independent of the order of query results
 
     async def _read_gpu_prices(self, prices: Prices, start: float, end: float) -> dict[tuple[str, str], Prices]:
@@ -346,22 +349,16 @@ class _RangeReader:
         )
 
 
-def _make_amounts(sums: Sequence[float | None], name: str, price: float) -> Amounts:
-    """`sums`: one sum per counter, in the order of `_COUNTERS`, then the share. `name`: the billed model."""
-    seconds, busy, least, most, idle, waited, energy, _, share = sums
-    size = parent_and_fraction(name)[1] or 0.0
-    allocated = seconds or 0.0
-    unused = min(allocated, (idle or 0.0) * (1.0 if share is None else share))
-    held = allocated / share if share else allocated
-    return Amounts(
-        allocated_seconds=allocated * size,
-        idle_seconds=unused * size,
-        cost=price * allocated / 3600,
-        idle_cost=price * unused / 3600,
-        measured_seconds=0.0 if busy is None else allocated * size,
-        busy_seconds=(busy or 0.0) * size,
-        busy_min_seconds=(least or 0.0) * size,
-        busy_max_seconds=max(busy or 0.0, held - (idle or 0.0) if most is None else most) * size,
-        energy_joules=energy or 0.0,
-        waited_seconds=(waited or 0.0) * size,
+def _make_time(sums: Mapping[str, float]) -> HeldTime:
+    """`sums`: by kind of usage. Recording rules have no shares, because their idle time is multiplied by them."""
+    share = sums.get("shares") or 1.0
+    return HeldTime(
+        held=sums["allocated"] / share,
+        share=share,
+        busy=sums.get("busy"),
+        busy_min=sums.get("busy_min"),
+        busy_max=sums.get("busy_max"),
+        idle=sums.get("idle"),
+        waited=sums.get("waited"),
+        joules=sums.get("energy", 0.0),
     )

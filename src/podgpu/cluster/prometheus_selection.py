@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Annotated, Literal
 
 import msgspec
@@ -136,16 +137,30 @@ async def _find_targets(client: PrometheusClient, server: PrometheusServer, quer
     """Returns the cluster and address of each exporter with a matching GPU, sorted as requested."""
     cluster, _, node = query.node.rpartition("/")
     cluster = query.cluster or cluster
-    where = (f"{server.cluster_label}={quote(cluster)}" if cluster else "", server.match)
-    keys, labels = (server.cluster_label, "instance", *UUID_LABELS), (server.cluster_label, *server.node_labels)
-    gpus = select(_CONDITIONS, BROKEN, *where) if query.state == "broken" else select(_GPUS, *where)
+    where = [server.match]
+    if cluster:
+        where.insert(0, f"{server.cluster_label}={quote(cluster)}")
+
+    gpu_labels = [server.cluster_label, "instance", *UUID_LABELS]
+    labels = [server.cluster_label, *server.node_labels, "instance"]
     if query.sort:
-        gpus, labels = f"({_write_values(query.sort, by(*keys), where)})", (server.cluster_label,)
-    conditions = _write_conditions(query, node, server, where, f"on ({', '.join(keys)})")
-    samples = await client.query(f"max {by('instance', *labels)} ({gpus}{conditions})", query.at)
-    names = (*labels, "instance")
-    samples.sort(key=lambda one: (-one.value if query.sort else 0, [one.labels.get(name, "") for name in names]))
-    return [(one.labels.get(server.cluster_label, ""), one.labels.get("instance", "")) for one in samples]
+        gpus = _write_values(query.sort, by(*gpu_labels), where)
+        labels = [server.cluster_label, "instance"]
+    elif query.state == "broken":
+        gpus = select(_CONDITIONS, BROKEN, *where)
+    else:
+        gpus = select(_GPUS, *where)
+    conditions = _write_conditions(query, node, server, where, f"on ({', '.join(gpu_labels)})")
+    samples = await client.query(f"max {by(*labels)} (({gpus}){conditions})", query.at)
+
+    samples.sort(key=lambda sample: [sample.labels.get(label, "") for label in labels])
+    if query.sort:
+        samples.sort(key=attrgetter("value"), reverse=True)
+    targets = []
+    for sample in samples:
+        cluster = sample.labels.get(server.cluster_label, "")
+        targets.append((cluster, sample.labels.get("instance", "")))
+    return targets
 
 
 def _write_conditions(query: GpuQuery, node: str, server: PrometheusServer, where: Sequence[str], on_gpu: str) -> str:

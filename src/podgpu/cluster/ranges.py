@@ -16,12 +16,13 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
+from podgpu.charge import UNALLOCATED, Amounts, Charge, UsageAccount
 from podgpu.cluster.parts import MPS_REASON, HeldPart, sum_held
 from podgpu.cluster.prices import Prices
 from podgpu.cluster.state import ClusterState, describe_unpriced
 from podgpu.errors import UsageError, utc_text
 from podgpu.history.answers import ceil_time, floor_time, parse_range, parse_time
-from podgpu.history.store import AMOUNT_UNITS, COARSE, DAY, HOUR, UNALLOCATED, Amounts, UsageAccount
+from podgpu.history.store import AMOUNT_UNITS, COARSE, DAY, HOUR
 from podgpu.model import WorkloadOwner, group_by_key
 
 Order = Literal["cost", "wasted"]
@@ -138,15 +139,6 @@ def parse_range_query(query: Mapping[str, str], order: Order = "cost") -> RangeQ
     return RangeQuery(by, seconds, start, end, form == "csv", order)
 
 
-class UsageSum(NamedTuple):
-    """Usage of a pod, a job, or all unallocated GPUs in a time range. `currency` is empty if the GPUs have no price."""
-
-    account: UsageAccount
-    currency: str
-    amounts: Amounts
-    cluster: str = ""  # set only if the usage is read from Prometheus
-
-
 RowName = tuple[tuple[str, Any], ...]
 """Names and values of the fields of `RangeRow` that identify a row, such as namespace and pod."""
 
@@ -154,7 +146,7 @@ RowName = tuple[tuple[str, Any], ...]
 def make_range(
     query: RangeQuery,
     bounds: tuple[float, float],
-    usage: Sequence[UsageSum],
+    usage: Sequence[Charge],
     prices: Prices,
     now: Mapping[RowName, Mapping[str, Any]],
 ) -> RangeAnswer:
@@ -190,7 +182,7 @@ def make_range(
     return answer
 
 
-def group_now(state: ClusterState, usage: Sequence[UsageSum], query: RangeQuery) -> dict[RowName, dict[str, Any]]:
+def group_now(state: ClusterState, usage: Sequence[Charge], query: RangeQuery) -> dict[RowName, dict[str, Any]]:
     """Maps each row to its current values. A pod that has ended has 0 GPUs."""
     clusters = {one.cluster for one in usage}
     cluster = clusters.pop() if len(clusters) == 1 else ""  # with a single cluster, `part.cluster` is empty
@@ -202,7 +194,7 @@ def group_now(state: ClusterState, usage: Sequence[UsageSum], query: RangeQuery)
         if part.holder.key:  # a reservation for an unknown pod has no row
             account = account_of(part, pod_labels)
             name = part.cluster or cluster
-            one = known.get((name, account[:5])) or UsageSum(account, "", Amounts(), name)
+            one = known.get((name, account[:5])) or Charge(account, cluster=name)
             groups.setdefault(name_row(one, query), []).append(part)
     return {name: _add_up_now(held) for name, held in groups.items()}
 
@@ -223,7 +215,7 @@ def account_of(part: HeldPart, pod_labels: Mapping[str, Mapping[str, str]] | Non
     )
 
 
-def name_row(one: UsageSum, query: RangeQuery) -> RowName:
+def name_row(one: Charge, query: RangeQuery) -> RowName:
     account, cluster = one.account, ("cluster", one.cluster)
     if account == UNALLOCATED:
         return ("unallocated", True), cluster
@@ -239,7 +231,7 @@ def name_row(one: UsageSum, query: RangeQuery) -> RowName:
     return (cluster, *zip(UsageAccount._fields[:5], account[:5], strict=True), ("owner", owner))
 
 
-def add_up(usage: Sequence[UsageSum], currency: str) -> dict[str, Any]:
+def add_up(usage: Sequence[Charge], currency: str) -> dict[str, Any]:
     """Returns the sums of the usage as fields of `RangeFigures`. Costs include only usage priced in `currency`."""
     everything = sum_usage(usage)
     held = sum_usage([one for one in usage if one.account != UNALLOCATED])
@@ -262,11 +254,11 @@ def add_up(usage: Sequence[UsageSum], currency: str) -> dict[str, Any]:
     }
 
 
-def _list_methods(usage: Iterable[UsageSum]) -> list[str]:
+def _list_methods(usage: Iterable[Charge]) -> list[str]:
     return sorted({method for one in usage for method in one.account.methods.split()})
 
 
-def sum_usage(usage: Sequence[UsageSum]) -> Amounts:
+def sum_usage(usage: Sequence[Charge]) -> Amounts:
     return Amounts(*(math.fsum(column) for column in zip(Amounts(), *(one.amounts for one in usage), strict=True)))
 
 
@@ -286,7 +278,7 @@ def _add_up_now(held: Sequence[HeldPart]) -> dict[str, Any]:
     }
 
 
-def _describe_missing(label: str, prices: Prices, usage: Sequence[UsageSum], answer: RangeAnswer) -> Iterable[str]:
+def _describe_missing(label: str, prices: Prices, usage: Sequence[Charge], answer: RangeAnswer) -> Iterable[str]:
     if label and not any(row.label for row in answer.rows):
         yield (
             f"no pod has the label {label[:60]!r}: check its name, and that the exporters run with"
@@ -381,7 +373,7 @@ def read_range_answer(db: Connection, query: RangeQuery, now: float, state: Clus
     return answer
 
 
-def read_range(db: Connection, start: float, end: float) -> tuple[int, int, list[UsageSum]]:
+def read_range(db: Connection, start: float, end: float) -> tuple[int, int, list[Charge]]:
     """Returns start, end and usage. Start and end are extended to whole stored steps (5 minutes, hours or days)."""
     times = {
         resolution: db.execute("SELECT min(time), max(time) FROM usage WHERE resolution = ?", (resolution,)).fetchone()
@@ -412,7 +404,7 @@ def read_range(db: Connection, start: float, end: float) -> tuple[int, int, list
     )
     query = _RANGE.format(rows=" UNION ALL ".join([_RANGE_ROWS] * (len(rows) // 3)))
     found = db.execute(query, rows)
-    return first, last, [UsageSum(UsageAccount(*row[:9]), row[9], Amounts(*row[10:])) for row in found]
+    return first, last, [Charge(UsageAccount(*row[:9]), amounts=Amounts(*row[10:]), currency=row[9]) for row in found]
 
 
 def read_usage_start(db: Connection) -> int | None:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from podgpu.charge import UNALLOCATED, Amounts, Charge, Figures, HeldTime, charge, charge_rest
 from podgpu.cluster.collect import NodeEntry
-from podgpu.cluster.idle import describe_idle, wasteful_since
+from podgpu.cluster.idle import describe_idle, estimate_idle, wasteful_since
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.nodes import describe_condition
-from podgpu.cluster.parts import HeldPart, device_memory, device_model, device_utilization, divide_gpu, key_of
+from podgpu.cluster.parts import HeldPart, device_memory, device_price, device_utilization, divide_gpu, key_of
 from podgpu.cluster.past import read_past
 from podgpu.cluster.ranges import RangeAnswer, RangeQuery, account_of, read_range_answer
 from podgpu.cluster.state import ClusterState
 from podgpu.cluster.summary import JobSummary, read_summary
 from podgpu.history.events import IDLE, EventQuery, EventsAnswer, read_events
 from podgpu.history.recorder import HistoryRecorder
-from podgpu.history.store import Amounts, Figures, GpuSample, HolderSample
+from podgpu.history.store import GpuSample
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.model import MJ, NS, DeviceState, HolderUsage, MigInstance, WorkloadKey
 
@@ -56,90 +57,69 @@ class SampleReader:
                 parts = [part for part in parts if part.holder.key]  # excludes reservations for unknown pods
                 has_figures = not node.stale
                 own_figures = has_figures and (len(parts) > 1 or any(map(_differs, parts)))
-                holders = [self._read_holder(part, node, state, own_figures) for part in parts]
-                users = [sample for part, sample in zip(parts, holders, strict=True) if not part.holder.has_labels]
-                users_joules += sum(sample.amounts.energy_joules for sample in users)
-                price = node.prices.of(device_model(gpu, instance)).gpu_hour
-                rest = self._read_rest(gpu, instance, node, device_size, price, holders, users_joules)
+                charges = [self._charge_holder(part, node, state, own_figures) for part in parts]
+                users = [one for part, one in zip(parts, charges, strict=True) if not part.holder.has_labels]
+                users_joules += sum(one.amounts.energy_joules for one in users)
+                price = device_price(node.prices, gpu, instance, device_size)
+                held_seconds = sum(one.amounts.allocated_seconds for one in charges)
+                seconds, joules = self._measure_rest(gpu, instance, node)
+                rest = charge_rest(seconds, device_size, held_seconds, price)
+                if joules is None:
+                    joules = (gpu.power_mw or 0) / 1000 * rest.allocated_seconds
+                # The energy of containers that use the GPU without holding it is a part of the unattributed energy.
+                rest = rest._replace(energy_joules=max(0.0, joules - users_joules))
+                if any(rest) and not node.silent:  # if it is silent, the holders are unknown
+                    currency = "" if price is None else state.prices.currency
+                    charges.append(Charge(UNALLOCATED, amounts=rest, currency=currency))
                 yield GpuSample(
                     uuid=gpu.uuid,
                     instance="" if instance is None else str(instance.id),
                     node=node.name,
                     gpu_index=gpu.index,
                     figures=_figures(gpu, instance) if has_figures else None,
-                    holders=holders,
+                    charges=charges,
                     holders_known=node.silent is None,
                     conditions=[
                         *((condition.name, describe_condition(condition)[0]) for condition in gpu.conditions),
                         *((IDLE, describe_idle(part.holder)) for part in parts if wasteful_since(part, at, idle_after)),
                     ],
                     since={c.name: c.since for c in gpu.conditions if c.since and c.name != NODE_GONE},
-                    unallocated=Amounts() if node.silent else rest,  # the holders are unknown
-                    currency="" if price is None else state.prices.currency,
                 )
 
-    def _read_holder(self, part: HeldPart, node: NodeEntry, state: ClusterState, own_figures: bool) -> HolderSample:
+    def _charge_holder(self, part: HeldPart, node: NodeEntry, state: ClusterState, own_figures: bool) -> Charge:
         usage = part.holder.usage
         figures = Figures(usage.utilization_ratio, usage.memory_used_bytes) if own_figures and usage else None
-        amounts = self._read_amounts(part, node, node.reading.read_at + state.clock_offset)
-        currency = "" if part.cost_per_hour is None else state.prices.currency
-        account = account_of(part, node.state.pod_labels)
-        return HolderSample(account, part.holder.container, amounts, figures, currency)
+        time = self._measure_time(part, node, node.reading.read_at + state.clock_offset)
+        amounts = Amounts() if time is None else charge(time, part.device_size, part.price)
+        currency = "" if part.price is None else state.prices.currency
+        return Charge(account_of(part, node.state.pod_labels), part.holder.container, amounts, figures, currency)
 
-    def _read_amounts(self, part: HeldPart, node: NodeEntry, at: float) -> Amounts:
-        """Returns the holder's usage until the Unix time `at`."""
+    def _measure_time(self, part: HeldPart, node: NodeEntry, at: float) -> HeldTime | None:
+        """Returns the holder's time since the last call, until the Unix time `at`. None after a long gap."""
         usage = part.holder.usage or HolderUsage()
-        counters = usage.busy_ns, usage.busy_min_ns, usage.busy_max_ns, usage.wait_ns, usage.energy_mj
-        seconds, increases = self._measure_increase((part.device_key, part.holder.key), node, counters)
+        times = usage.busy_ns, usage.busy_min_ns, usage.busy_max_ns, usage.idle_ns, usage.wait_ns
+        seconds, increases = self._measure_increase((part.device_key, part.holder.key), node, (*times, usage.energy_mj))
         if not seconds:
-            return Amounts()
-        busy, busy_min, busy_max, waited = (None if ns is None else ns / NS for ns in increases[:4])
-        energy_mj = increases[4]
+            return None
+        busy, busy_min, busy_max, idle, waited = (None if ns is None else ns / NS for ns in increases[:5])
+        energy_mj = increases[5]
         if usage.busy_ns is None:
             ratio = _utilization(part)
             busy = None if ratio is None else ratio * seconds
-        allocated = part.gpu_fraction * seconds
+        if idle is None:
+            idle = estimate_idle(part, seconds, at)
         joules = (energy_mj or 0) / MJ
         if energy_mj is None and part.gpu.usage is None:
-            joules = (part.gpu.power_mw or 0) / 1000 * allocated
-        idle = _idle_seconds(part, seconds, at)
-        hourly = (part.cost_per_hour or 0.0) / 3600
-        return Amounts(
-            allocated_seconds=allocated,
-            idle_seconds=part.gpu_fraction * idle,
-            cost=hourly * seconds,
-            idle_cost=hourly * idle,
-            measured_seconds=part.gpu_fraction * idle if busy is None else allocated,
-            busy_seconds=(busy or 0.0) * part.device_size,
-            busy_min_seconds=(busy_min or 0.0) * part.device_size,
-            busy_max_seconds=max(seconds - idle if busy_max is None else busy_max, busy or 0.0) * part.device_size,
-            energy_joules=joules,
-            waited_seconds=(waited or 0.0) * part.device_size,
-        )
+            joules = (part.gpu.power_mw or 0) / 1000 * part.gpu_fraction * seconds
+        return HeldTime(seconds, part.share, busy, busy_min, busy_max, idle, waited, joules)
 
-    def _read_rest(
-        self,
-        gpu: DeviceState,
-        instance: MigInstance | None,
-        node: NodeEntry,
-        device_size: float,
-        price: float | None,
-        holders: Iterable[HolderSample],
-        users_joules: float,
-    ) -> Amounts:
-        """Returns the time and the energy of a GPU or MIG instance that are not charged to a holder.
-
-        `users_joules`: energy charged to containers that use the GPU without holding it. It is subtracted.
-        """
+    def _measure_rest(
+        self, gpu: DeviceState, instance: MigInstance | None, node: NodeEntry
+    ) -> tuple[float, float | None]:
+        """Returns the seconds since the last call, and the unattributed energy. None if the node does not count it."""
         counted = None if instance is not None or gpu.usage is None else gpu.usage.unattributed_energy_mj
         seconds, [energy_mj] = self._measure_increase((key_of(gpu, instance), ()), node, [counted])
-        joules = (energy_mj or 0) / MJ
-        rest = max(0.0, device_size * seconds - sum(holder.amounts.allocated_seconds for holder in holders))
-        if gpu.usage is None:
-            joules = (gpu.power_mw or 0) / 1000 * rest
-        # The price of a MIG instance is per instance, so its time is not scaled by its fraction of the GPU.
-        charged = rest if instance is None else rest / device_size if device_size else 0.0
-        return Amounts(rest, cost=(price or 0.0) * charged / 3600, energy_joules=max(0.0, joules - users_joules))
+        return seconds, None if gpu.usage is None else (energy_mj or 0) / MJ
 
     def _measure_increase(
         self, key: _PartKey, node: NodeEntry, counters: Sequence[int | None]
@@ -169,13 +149,6 @@ def _utilization(part: HeldPart) -> float | None:
         return None
     own = part.holder.usage.utilization_ratio if part.holder.usage else None
     return device_utilization(part.device) if own is None and part.share == 1 else own
-
-
-def _idle_seconds(part: HeldPart, seconds: float, at: float) -> float:
-    """Returns how long the part was idle in the `seconds` before `at` (Unix time)."""
-    if part.use != "idle":
-        return 0.0
-    return seconds if part.idle_since is None else max(0.0, min(seconds, at - part.idle_since))
 
 
 def _figures(gpu: DeviceState, instance: MigInstance | None) -> Figures | None:

@@ -21,9 +21,9 @@ from podgpu.cluster.collect import (
     TargetOutcome,
     ViewSettings,
 )
-from podgpu.cluster.idle import IdleTimes, measure_use
+from podgpu.cluster.idle import HolderTimes, IdleTimes, measure_use
 from podgpu.cluster.nodes import Alert, add_lost_gpus, choose_nodes, describe_node, hide_missing_gpus, sort_alerts
-from podgpu.cluster.parts import HeldPart, device_model, divide_device, divide_gpu, holders_of, is_blind
+from podgpu.cluster.parts import HeldPart, device_model, device_price, divide_device, divide_gpu, holders_of, is_blind
 from podgpu.cluster.prices import NO_PRICES, Prices
 from podgpu.errors import few_of
 from podgpu.metrics.conditions import NODE_GONE
@@ -121,7 +121,7 @@ def build_cluster_state(
             node = replace(node, state=add_lost_gpus(node.state, earlier.state, reported, wall))
         shown = hide_missing_gpus(node, removed) if removed else node
         if shown is not None:
-            idle = IdleTimes(shown, earlier, offset, clock_change, reading.idle_for)
+            idle = IdleTimes(shown, earlier, offset, clock_change, reading.idle_for, settings.stale_after)
             nodes.append(complete_node(shown, idle, prices, offset, shown.reading.owners or reading.owners))
     read = {node.target for node in reading.nodes}
     unread = [outcomes[target].text for target in sorted(outcomes) if outcomes[target].error and target not in read]
@@ -209,36 +209,41 @@ def complete_node(
         node = replace(node, state=replace(node.state, devices=gpus))
     node = replace(node, prices=prices.on_node(node.reading.labels))
     held = tuple(_hold(node, idle, owners or {}))
-    return replace(node, notes=bound_notes(node.notes), held=held)
+    counted_at = idle.counted_at if idle else node.reading.read_at
+    return replace(node, notes=bound_notes(node.notes), held=held, counted_at=counted_at)
 
 
 def _hold(node: NodeEntry, idle: IdleTimes | None, owners: Owners) -> Iterator[HeldPart]:
     for gpu in node.state.devices:
-        if not (gpu.holders or gpu.instances):
+        if not gpu.holders and not gpu.instances:
             continue
-        blind = node.stale or is_blind(gpu)
+        is_unknown = node.stale or is_blind(gpu)
         for instance, device_size in divide_gpu(gpu):
-            device: GpuOrInstance = instance or gpu
+            device = instance or gpu
             holders = holders_of(gpu, device)
             if not holders:
                 continue
-            hour = node.prices.of(device_model(gpu, instance)).gpu_hour
+
+            price = device_price(node.prices, gpu, instance, device_size)
             for holder, share in zip(holders, divide_device(holders), strict=True):
                 if idle is None:
-                    use, since = measure_use(device, holder), holder.usage.idle_since if holder.usage else None
+                    since = holder.usage.idle_since if holder.usage else None
+                    times = HolderTimes(measure_use(device, holder), since)
                 else:
-                    use, since = idle.find(gpu, instance, holder)
+                    times = idle.find(gpu, instance, holder, share)
                 yield HeldPart(
                     gpu,
                     instance,
                     holder,
                     device_size,
                     share,
-                    "unknown" if blind else use,
-                    since,
-                    owners.get((holder.namespace, holder.pod)),
-                    None if hour is None else hour * (share * device_size if instance is None else share),
-                    node.reading.cluster,
+                    use="unknown" if is_unknown else times.use,
+                    last_idle_since=times.idle_since,
+                    owner=owners.get((holder.namespace, holder.pod)),
+                    price=price,
+                    cluster=node.reading.cluster,
+                    measured_idle=times.measured_idle,
+                    window=times.window,
                 )
 
 

@@ -15,7 +15,7 @@ from podgpu.history.answers import HolderSpan, Mark, PodHistory, make_pod_histor
 from podgpu.history.events import IDLE
 from podgpu.history.store import DAY, FINE
 from podgpu.metrics.fields import DRAM_ACTIVE, TENSOR_ACTIVE
-from podgpu.model import DeviceState, WorkloadOwner
+from podgpu.model import DeviceState, GpuOrInstance, Workload, WorkloadOwner
 
 _LONGEST = 8 * DAY  # samples are stored for this many seconds
 _BRIEF = 60.0  # seconds; pods that hold a GPU together for a shorter time do not share it
@@ -135,21 +135,43 @@ def _is_shared(spans: Sequence[HolderSpan], namespace: str, pod: str) -> bool:
 
 def _add_activity(summary: JobSummary, history: PodHistory, state: ClusterState) -> None:
     """Adds values of whole devices. Call it only for a pod that does not share its devices."""
+    watts = []
+    uuids = set()
+    for past in history.devices:
+        watts += _known(past.series["power_watts"])
+        if not past.instance:
+            uuids.add(past.uuid)
+    summary.mean_power_watts = _mean(watts)
 
-    def mean(values: Sequence[float]) -> float | None:
-        return round(sum(values) / len(values), 4) if values else None
+    limits = []
+    devices: dict[str, GpuOrInstance] = {}
+    for node in state.nodes:
+        limits += [gpu.power_limit_mw for gpu in node.gpus if gpu.uuid in uuids]
+        for part in node.held:
+            if _is_of(part.holder, summary) and not node.stale:
+                devices[part.device_key] = part.device
+    summary.power_limit_watts = _mean([limit / 1000 for limit in _known(limits)])
 
-    pod, uuids = (summary.namespace, summary.pod), {device.uuid for device in history.devices if not device.instance}
-    limits = [gpu.power_limit_mw for node in state.nodes for gpu in node.gpus if gpu.uuid in uuids]
-    summary.power_limit_watts = mean([limit / 1000 for limit in limits if limit is not None])
-    summary.mean_power_watts = mean([w for device in history.devices for w in _known(device.series["power_watts"])])
-    parts = (part for node in state.nodes if not node.stale for part in node.held)
-    devices = {part.device_key: part.device for part in parts if (part.holder.namespace, part.holder.pod) == pod}
-    if all((holder.namespace, holder.pod) == pod for device in devices.values() for holder in device.holders):
-        summary.current_use = mean(_known(device_utilization(device) for device in devices.values()))
-        for member, field in (("tensor_active_ratio", TENSOR_ACTIVE), ("dram_active_ratio", DRAM_ACTIVE)):
-            values = [(device.fields or {}).get(field) for device in devices.values()]
-            setattr(summary, member, mean([value for value in values if isinstance(value, float)]))
+    for device in devices.values():
+        if not all(_is_of(holder, summary) for holder in device.holders):
+            return  # the pod has begun to share a device
+
+    summary.current_use = _mean(_known(map(device_utilization, devices.values())))
+    summary.tensor_active_ratio = _mean_field(devices.values(), TENSOR_ACTIVE)
+    summary.dram_active_ratio = _mean_field(devices.values(), DRAM_ACTIVE)
+
+
+def _is_of(holder: Workload, summary: JobSummary) -> bool:
+    return (holder.namespace, holder.pod) == (summary.namespace, summary.pod)
+
+
+def _mean_field(devices: Iterable[GpuOrInstance], field: str) -> float | None:
+    values = [device.fields.get(field) for device in devices if device.fields]
+    return _mean([value for value in values if isinstance(value, float)])
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return round(sum(values) / len(values), 4) if values else None
 
 
 def _known(values: Iterable[float | None]) -> list[float]:

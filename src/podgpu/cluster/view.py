@@ -292,9 +292,8 @@ def _held_parts(state: ClusterState) -> Iterator[HeldPart]:
         price = prices.of(model).gpu_hour if prices.currency and not prices.nodes else None
         uses: tuple[tuple[Use, float], ...] = ("used", allocated - idle), ("idle", idle)
         for use, gpus in uses:
-            cost = None if price is None else price * gpus
             part = HeldPart(DeviceState(model=model), None, Holder(namespace), size, gpus, use)
-            yield replace(part, cost_per_hour=cost, cluster=cluster)
+            yield replace(part, price=price, cluster=cluster)
 
 
 def _unheld_unknown(node: NodeEntry, gpu: DeviceState) -> float:

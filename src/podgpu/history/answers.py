@@ -14,8 +14,9 @@ from typing import Any, Protocol
 
 import msgspec
 
+from podgpu.charge import Figures
 from podgpu.errors import UsageError
-from podgpu.history.store import COARSE, FINE, GPU_ITSELF, Figures
+from podgpu.history.store import COARSE, FINE, GPU_ITSELF
 from podgpu.model import Workload
 
 MAX_POINTS = 500

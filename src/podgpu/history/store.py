@@ -11,10 +11,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import chain, islice
-from operator import add
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from podgpu.charge import UNALLOCATED, Amounts, Charge, Figures, UsageAccount
 from podgpu.errors import PodgpuError
 
 SCHEMA_VERSION = 4
@@ -156,65 +156,6 @@ class HistoryError(PodgpuError):
     """The history cannot be opened, written or read."""
 
 
-class Figures(NamedTuple):
-    """Values of a GPU, or of one holder on a shared GPU. Unknown values are None."""
-
-    utilization_ratio: float | None = None
-    memory_used_bytes: float | None = None
-    power_watts: float | None = None
-    temperature_celsius: float | None = None
-
-    def plus(self, other: Figures) -> Figures:
-        """Adds the values of another container of the same pod. Unknown values stay unknown only if both are."""
-        return Figures(*(b if a is None else a if b is None else a + b for a, b in zip(self, other, strict=True)))
-
-
-class Amounts(NamedTuple):
-    """Usage over a period. Times are in GPU seconds: half a GPU for 10 s is 5 allocated seconds."""
-
-    allocated_seconds: float = 0.0
-    idle_seconds: float = 0.0
-    cost: float = 0.0
-    idle_cost: float = 0.0  # cost of the idle time, included in the total cost
-    measured_seconds: float = 0.0  # allocated time for which the busy time is known
-    busy_seconds: float = 0.0
-    busy_min_seconds: float = 0.0
-    busy_max_seconds: float = 0.0
-    energy_joules: float = 0.0
-    waited_seconds: float = 0.0  # time spent waiting while another workload used the GPU
-
-    def plus(self, other: Amounts) -> Amounts:
-        return Amounts(*map(add, self, other))
-
-
-class UsageAccount(NamedTuple):
-    """A pod or job to which usage is charged. Owner, labels and methods may become known later, so they are not in
-    the key."""
-
-    namespace: str = ""
-    pod: str = ""
-    job: str = ""
-    uid: str = ""  # set only if the pod name is unknown
-    container_id: str = ""  # set only if the pod name is unknown
-    owner_kind: str = ""
-    owner_name: str = ""
-    labels: str = ""  # JSON object
-    methods: str = ""  # names of measuring methods (see podgpu_device_usage_method), separated by spaces
-
-
-UNALLOCATED = UsageAccount()  # the account for GPUs, and fractions of GPUs, that no pod or job held
-
-
-class HolderSample(NamedTuple):
-    """A container that holds a GPU or a share of it, with the container's usage."""
-
-    account: UsageAccount
-    container: str = ""
-    amounts: Amounts = Amounts()  # usage since the previous round
-    figures: Figures | None = None  # the holder's own values on a shared GPU; None to use the GPU's values
-    currency: str = ""  # currency of `amounts`; empty if the GPU has no price
-
-
 class GpuSample(NamedTuple):
     """State of a GPU or MIG instance. `figures` is None if the GPU could not be read."""
 
@@ -223,10 +164,8 @@ class GpuSample(NamedTuple):
     node: str = ""
     gpu_index: int | None = None
     figures: Figures | None = None
-    holders: Sequence[HolderSample] = ()
+    charges: Sequence[Charge] = ()  # of the holders and, if a part of the GPU was unallocated, of UNALLOCATED
     conditions: Sequence[tuple[str, str]] = ()  # name and message, such as ("xid", "XID 79: fallen off the bus")
-    unallocated: Amounts = Amounts()  # unallocated time and its cost since the previous round
-    currency: str = ""  # currency of `unallocated`
     since: Mapping[str, float] = {}  # name of a condition -> Unix time when it began
     holders_known: bool = True  # if False, the previous holders still count as holders
 
@@ -350,9 +289,9 @@ class HistoryStore:
         """Keeps the usage of a round that could not be written."""
         step = int(now) // COARSE * COARSE
         for gpu in gpus:
-            for holder in _list_accounts(gpu):
-                key = step, holder.account, holder.currency
-                self._pending_usage[key] = self._pending_usage[key].plus(holder.amounts)
+            for charge in gpu.charges:
+                key = step, charge.account, charge.currency
+                self._pending_usage[key] = self._pending_usage[key].plus(charge.amounts)
 
     def _write_round(self, now: float, gpus: Sequence[GpuSample]) -> None:
         time = int(now) // FINE * FINE
@@ -369,15 +308,15 @@ class HistoryStore:
         for gpu_id, gpu in zip(gpu_ids, gpus, strict=True):
             if not gpu.holders_known:
                 unknown.add(gpu_id)
-            for holder in _list_accounts(gpu):
-                account_id = self._row_id(_UPSERT_ACCOUNT, holder.account)
-                earlier = usage.get((account_id, holder.currency))
-                usage[account_id, holder.currency] = earlier.plus(holder.amounts) if earlier else holder.amounts
-                if holder.account != UNALLOCATED:
-                    spans[gpu_id, account_id, holder.container, ""] = time
-                if holder.figures is not None:
+            for charge in gpu.charges:
+                account_id = self._row_id(_UPSERT_ACCOUNT, charge.account)
+                earlier = usage.get((account_id, charge.currency))
+                usage[account_id, charge.currency] = earlier.plus(charge.amounts) if earlier else charge.amounts
+                if charge.account != UNALLOCATED:
+                    spans[gpu_id, account_id, charge.container, ""] = time
+                if charge.figures is not None:
                     key = gpu_id, account_id
-                    own[key] = own.get(key, Figures()).plus(holder.figures)
+                    own[key] = own.get(key, Figures()).plus(charge.figures)
             for name, message in gpu.conditions:
                 since = gpu.since.get(name, time)
                 is_new = rolled_up_until - _LATEST < since <= now + 1
@@ -466,13 +405,6 @@ class HistoryStore:
 
     def _fetch_value(self, sql: str, *parameters: int) -> Any:
         return self._db.execute(sql, parameters).fetchone()[0]
-
-
-def _list_accounts(gpu: GpuSample) -> Sequence[HolderSample]:
-    """Returns the holders and, if a part of the GPU was unallocated, the account of unallocated GPUs."""
-    if not any(gpu.unallocated):
-        return gpu.holders
-    return *gpu.holders, HolderSample(UNALLOCATED, "", gpu.unallocated, None, gpu.currency)
 
 
 def _lock_file(path: Path) -> IO[bytes]:

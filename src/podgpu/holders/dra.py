@@ -60,42 +60,65 @@ class DraClaims:
     def held(self, response: Any, devices: Sequence[Device]) -> Allocation:
         prepared = PreparedClaims() if self.checkpoint is None else self.checkpoint.read()
         claimed = list(parse_claims(response))
-        results = dict(prepared.results)
-        is_synced = self.slices is not None and self.slices.synced
-        if self.slices is not None and is_synced:
+        is_synced = False
+        if self.slices is not None and self.slices.synced:
+            is_synced = True
             self._update_offered(self.slices.items(), {claim.device for claim in claimed})
-        if self.reader is not None and is_synced:  # before the first sync, no claim can be mapped
-            users = group_by_key((claim.name, claim) for claim in claimed if claim.name not in results)
-            results |= self.reader.read({name: frozenset(own) for name, own in users.items()})
-        requests = _find_requests(self.pods())
-        used = {claim: _select_results(claim, results.get(claim.name, ()), requests) for claim in claimed}
-        counts = Counter((claim.name, claim.device) for claim in claimed if used[claim] is not None)
+
         index = DeviceIndex(devices)
         held: dict[tuple[str, Workload], list[Assignment]] = defaultdict(list)
         unmapped: set[Unmapped] = set()
-        for claim in claimed:
-            own = used[claim]
-            if own is None or (own and all(result.admin for result in own)):
+        users = self._find_users(claimed, prepared, is_synced)
+        counts = Counter((claim.name, claim.device) for claim in users)
+        for claim, results in users.items():
+            if results and all(result.admin for result in results):
                 continue  # adminAccess is for monitoring, so the pod does not hold the device
+
             offered = self._offered.get(claim.device)
             uuid = (offered and offered.uuid) or prepared.uuids.get(claim.device, "")
-            device_id = parse_device_id(uuid) if uuid.startswith(("GPU-", "MIG-")) else None
-            device = next(iter(index.find(device_id)), None) if device_id else None
+            device = _find_device(index, uuid)
             if device is None:
-                unmapped.add(claim.unmapped("unknown_device" if uuid else self._explain(claim, is_synced)))
+                reason = "unknown_device" if uuid else self._explain(claim, is_synced)
+                unmapped.add(claim.unmapped(reason))
                 continue
-            share = _compute_share(own, offered, device)
-            is_shared = any(result.share_id for result in own) if own else offered is not None and offered.is_shared
+
+            is_shared = offered is not None and offered.is_shared
+            if results:
+                is_shared = any(result.share_id for result in results)
+            share = _compute_share(results, offered, device)
+            if share is not None:
+                share /= counts[claim.name, claim.device]
+            mig_uuid = uuid if device.is_instance else ""
             assignment = Assignment(
                 device.key,
                 claim.holder,
                 SOURCE,
-                share=None if share is None else share / counts[claim.name, claim.device],
-                attributes=claim.build_attributes(uuid if device.is_instance else "", device.profile),
+                share=share,
+                attributes=claim.build_attributes(mig_uuid, device.profile),
                 is_shared=is_shared,
             )
             held[device.key, claim.holder].append(assignment)
         return sort_allocation(map(_unite_claims, held.values()), unmapped)
+
+    def _find_users(
+        self, claimed: Sequence[ClaimedDevice], prepared: PreparedClaims, is_synced: bool
+    ) -> dict[ClaimedDevice, list[ClaimResult]]:
+        """Returns the claimed devices that containers use, with the results for each device."""
+        results = dict(prepared.results)
+        if self.reader is not None and is_synced:  # before the first sync, no claim can be mapped
+            unread: defaultdict[ClaimName, set[ClaimedDevice]] = defaultdict(set)
+            for claim in claimed:
+                if claim.name not in results:
+                    unread[claim.name].add(claim)
+            results |= self.reader.read(unread)
+
+        requests = _find_requests(self.pods())
+        users = {}
+        for claim in claimed:
+            own = _select_results(claim, results.get(claim.name, ()), requests)
+            if own is not None:
+                users[claim] = own
+        return users
 
     def _update_offered(self, slices: Sequence[PoolSlice], held: set[DeviceName]) -> None:
         """Uses the newest generation of each pool, even if some of its slices are missing."""
@@ -113,6 +136,13 @@ class DraClaims:
         if not is_synced:
             return "slices_not_synced"
         return "unknown_claim_device" if claim.device[0] in self._pools else "unknown_pool"
+
+
+def _find_device(index: DeviceIndex, uuid: str) -> Device | None:
+    if not uuid.startswith(("GPU-", "MIG-")):
+        return None
+    device_id = parse_device_id(uuid)
+    return next(iter(index.find(device_id)), None) if device_id else None
 
 
 def _find_requests(pods: Iterable[PodRecord]) -> dict[tuple[Workload, str], list[str]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache, lru_cache
+from dataclasses import dataclass, field
+from functools import cache, lru_cache, partial
 from operator import itemgetter
 
 from podgpu.metrics.encode import Family, FamilySpec, Labels, Sample, families_in, make_families
@@ -185,44 +186,79 @@ def _devices(state: NodeState, policy: Policy) -> Iterator[Row]:
 
 def render_gpu_manager(state: NodeState, policy: Policy) -> list[Family]:
     """Renders all containers that hold, use or requested a device. Omits HPC jobs, because they have no pod."""
-    used: dict[WorkloadKey, dict[int, list[tuple[Number, Number]]]] = defaultdict(lambda: defaultdict(list))
-    """By container and card index: busy fraction of the card and bytes used, for each device on the card."""
-    held: dict[WorkloadKey, list[tuple[Number, Number]]] = defaultdict(list)
-    """By container: fraction of the card and bytes of memory, for each device that the container holds."""
-    requests = {request.key: request for request in state.vcuda if request.pod}
-    for gpu, device in all_devices(state):
-        fraction = fraction_of_gpu(gpu.model, device.profile) if isinstance(device, MigInstance) else 1.0
-        memory = None if device.hidden else device.memory_total_bytes
-        for holder in (holder for holder in device.holders if holder.pod):
-            requests.setdefault(holder.key, VcudaRequest())
-            usage, share = holder.usage or HolderUsage(), holder.share_ratio
-            if gpu.index is not None and not device.hidden:
-                ratio = _multiply(usage.utilization_ratio, fraction)
-                used[holder.key][gpu.index].append((ratio, usage.memory_used_bytes))
-            if holder.source:
-                held[holder.key].append((_multiply(share, fraction), _multiply(share, memory)))
-    samples: dict[str, list[Sample]] = {name: [] for name in families_in("gpu-manager")}
+    families = families_in("gpu-manager")
+    samples: dict[str, list[Sample]] = {name: [] for name in families}
     host = (("node", policy.hostname),) if policy.hostname else ()
-    for key, request in sorted(requests.items(), key=itemgetter(0)):
-        _, namespace, pod, container = key
-        names = (("pod_name", pod), ("namespace", namespace), *host, ("container_name", container))
-        cards = {f"gpu{index}": values for index, values in sorted(used[key].items())}
-        percents = {card: _add(_multiply(ratio, 100) for ratio, _ in values) for card, values in cards.items()}
-        sizes = {card: _add(size for _, size in values) for card, values in cards.items()}
-        mebibytes = {card: None if size is None else int(size // MIB) for card, size in sizes.items()}
-        held_bytes = _add(size for _, size in held[key])
-        held_mib = None if held_bytes is None else round(held_bytes / MIB)
-        cards_requested = request.cores / _CORES_OF_A_CARD or _add(ratio for ratio, _ in held[key])
-        for family, by_card in (
-            ("container_gpu_utilization", {**percents, "total": _add(percents.values())}),
-            ("container_gpu_memory_total", {**mebibytes, "total": _add(mebibytes.values())}),
-            ("container_request_gpu_utilization", {"total": cards_requested}),
-            ("container_request_gpu_memory", {"total": request.memory_blocks * _BLOCK_MIB or held_mib}),
-        ):
-            label = families_in("gpu-manager")[family].labels[-1]
-            known = ((card, value) for card, value in by_card.items() if value is not None)
-            samples[family] += [Sample(make_labels((*names, (label, card))), value) for card, value in known]
+    for key, container in sorted(_find_containers(state).items(), key=itemgetter(0)):
+        _, namespace, pod, name = key
+        pairs = (("pod_name", pod), ("namespace", namespace), *host, ("container_name", name))
+        for family, values in container.measure().items():
+            card_label = families[family].labels[-1]
+            for card, value in values.items():
+                if value is not None:
+                    labels = make_labels((*pairs, (card_label, card)))
+                    samples[family].append(Sample(labels, value))
     return make_families("gpu-manager", samples)
+
+
+def _find_containers(state: NodeState) -> dict[WorkloadKey, _GpuManagerContainer]:
+    containers: defaultdict[WorkloadKey, _GpuManagerContainer] = defaultdict(_GpuManagerContainer)
+    for request in state.vcuda:
+        if request.pod:
+            containers[request.key].request = request
+
+    for gpu, device in all_devices(state):
+        fraction: Number = 1.0
+        if isinstance(device, MigInstance):
+            fraction = fraction_of_gpu(gpu.model, device.profile)
+        memory = None if device.hidden else device.memory_total_bytes
+        for holder in device.holders:
+            if not holder.pod:
+                continue
+            container = containers[holder.key]
+            if gpu.index is not None and not device.hidden:
+                usage = holder.usage or HolderUsage()
+                ratio = _multiply(usage.utilization_ratio, fraction)
+                container.percents[gpu.index].append(_multiply(ratio, 100))
+                container.used_bytes[gpu.index].append(usage.memory_used_bytes)
+            if holder.source:
+                container.held_cards.append(_multiply(holder.share_ratio, fraction))
+                container.held_bytes.append(_multiply(holder.share_ratio, memory))
+    return containers
+
+
+@dataclass(slots=True)
+class _GpuManagerContainer:
+    """A container that holds, uses or requested devices. A card may have several devices."""
+
+    request: VcudaRequest = field(default_factory=VcudaRequest)
+    percents: dict[int, list[Number]] = field(default_factory=partial(defaultdict, list))
+    used_bytes: dict[int, list[Number]] = field(default_factory=partial(defaultdict, list))
+    held_cards: list[Number] = field(default_factory=list)  # fractions of the cards
+    held_bytes: list[Number] = field(default_factory=list)
+
+    def measure(self) -> dict[str, dict[str, Number]]:
+        """Returns the values by family and card."""
+        percents: dict[str, Number] = {}
+        mebibytes: dict[str, Number] = {}
+        for index in sorted(self.percents):
+            card = f"gpu{index}"
+            used = _add(self.used_bytes[index])
+            percents[card] = _add(self.percents[index])
+            mebibytes[card] = None if used is None else int(used // MIB)
+        percents["total"] = _add(percents.values())
+        mebibytes["total"] = _add(mebibytes.values())
+
+        held = _add(self.held_bytes)
+        held_mib = None if held is None else round(held / MIB)
+        cards = self.request.cores / _CORES_OF_A_CARD or _add(self.held_cards)
+        memory = self.request.memory_blocks * _BLOCK_MIB or held_mib
+        return {
+            "container_gpu_utilization": percents,
+            "container_gpu_memory_total": mebibytes,
+            "container_request_gpu_utilization": {"total": cards},
+            "container_request_gpu_memory": {"total": memory},
+        }
 
 
 def _multiply(ratio: Number, whole: Number) -> Number:

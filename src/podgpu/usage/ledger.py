@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from operator import itemgetter
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from msgspec import structs
 
@@ -76,6 +77,29 @@ class Division:
         return None if self.parts is None else self.parts.get(workload)
 
 
+class Bounds(NamedTuple):
+    """The busy time of a workload in nanoseconds. Unknown values are None."""
+
+    least: int | None = None
+    most: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """The waiting times of the workloads on one device. The defaults are for unknown times."""
+
+    usages: Mapping[Workload, HolderUsage] = field(default_factory=dict)
+    of_others: HolderUsage = field(default_factory=HolderUsage)  # if not in `usages`
+    pressure_ns: int | None = None  # time in which a workload waited
+
+
+@dataclass(slots=True)
+class _WaitSum:
+    estimate: int = 0
+    least: int = 0
+    most: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class OwnedUsage:
     """The usage of one allocatable device (a whole GPU or a MIG instance), with its holders and owners of processes."""
@@ -97,32 +121,42 @@ class OwnedUsage:
         self, workloads: Iterable[Workload], busy: Division, elapsed_ns: int
     ) -> tuple[DeviceTotals, dict[Workload, HolderUsage]]:
         """Returns the usage of the device and of the workloads since the last reading. `busy`: see `attribute_busy`."""
-        window_ns, memory, processes = self.usage.window_ns, self.attribute_memory(), self.count_processes()
-        bounds, (waits, pressure_ns) = self.bound_busy(busy), self.attribute_waits(busy) or (None, None)
+        window_ns = self.usage.window_ns
+        memory = self.attribute_memory()
+        processes = self.count_processes()
+        bounds = self.bound_busy(busy)
+        waits = self.attribute_waits(busy)
+
         usages = {}
         for workload in workloads:
-            share, busy_ns = self.holders.get(workload), busy.part(workload)
-            low, high = bounds.get(workload, (None, None))
+            share = self.holders.get(workload)
+            busy_ns = busy.part(workload)
+            least, most = bounds.get(workload, Bounds())
             usages[workload] = structs.replace(
-                HolderUsage() if waits is None else waits.get(workload, _NO_WAIT),
+                waits.usages.get(workload, waits.of_others),
                 utilization_ratio=_ratio(busy_ns, window_ns),
                 memory_used_bytes=memory.part(workload),
                 processes=processes.get(workload),
                 allocated_ns=None if share is None else round(share * elapsed_ns),
                 busy_ns=busy_ns,
-                busy_min_ns=low,
-                busy_max_ns=high,
+                busy_min_ns=least,
+                busy_max_ns=most,
                 idle_ns=self.compute_idle(workload, busy, elapsed_ns),
             )
-        method = "mps" if self.mps_busy_ns is not None else self.usage.method
+
+        method = ""
+        if self.mps_busy_ns is not None:
+            method = "mps"
+        elif busy.parts is not None:
+            method = self.usage.method
         device = DeviceTotals(
             utilization_ratio=_ratio(busy.total, window_ns),
             memory_used_bytes=memory.total,
             busy_ns=busy.total,
             unattributed_memory_bytes=None if memory.parts is None else memory.without_series,
             unattributed_busy_ns=busy.without_series,
-            method=method if busy.parts is not None or method == "mps" else "",
-            pressure_ratio=_ratio(pressure_ns, window_ns),
+            method=method,
+            pressure_ratio=_ratio(waits.pressure_ns, window_ns),
         )
         return device, usages
 
@@ -184,75 +218,93 @@ class OwnedUsage:
         is_certain = not busy.total or not own or self.usage.method != "samples"
         return elapsed_ns if is_certain else None
 
-    def bound_busy(self, busy: Division) -> dict[Workload, tuple[int | None, int]]:
+    def bound_busy(self, busy: Division) -> dict[Workload, Bounds]:
         """Returns the minimum and maximum busy time of each workload. The attributed time lies between them.
 
         An MPS client has no minimum. Its maximum is the busy time of the MPS server.
         """
-        usage, parts = self.usage, busy.parts
+        bounds: dict[Workload, Bounds] = {}
         if self.mps_busy_ns is not None:
-            clients = {process.owner for process in self.processes or () if process.busy_ns is None}
-            return {owner: (None, self.mps_busy_ns) for owner in clients if isinstance(owner, Workload)}
-        if not usage.bounded or parts is None or busy.total is None:
-            return {}
-        owners = {process.pid: process.owner for process in self.processes or ()}
-        bounds: dict[Workload, tuple[int, int]] = {}
-        if usage.resident_ns is None:  # measured by samples: certain only if a single workload uses the device
-            users = set(owners.values())
-            for workload, part in parts.items():
-                bounds[workload] = (
-                    (part, part) if users == {workload} else (0, busy.total if workload in users else part)
-                )
-        else:  # measured by context switches: a process runs only while its context is resident, but may be idle then
-            worked = max(0, busy.total - usage.switching_ns)
-            for workload in parts:
-                own = [pid for pid in usage.resident_ns if owners.get(pid) == workload]
-                resident = sum(usage.resident_ns[pid] for pid in own)
-                saving = sum(usage.saving_ns.get(pid, 0) for pid in own)
-                others = sum(usage.resident_ns.values()) - resident + saving
-                bounds[workload] = min(resident, max(0, worked - others)), min(resident, worked)
-        return {
-            workload: (min(low, parts[workload]), max(high, parts[workload]))
-            for workload, (low, high) in bounds.items()
-        }
+            for process in self.processes or ():
+                if process.busy_ns is None and isinstance(process.owner, Workload):
+                    bounds[process.owner] = Bounds(None, self.mps_busy_ns)
+            return bounds
+        if not self.usage.bounded or busy.parts is None or busy.total is None:
+            return bounds
 
-    def attribute_waits(self, busy: Division) -> tuple[dict[Workload, HolderUsage], int] | None:
-        """Returns the waiting time of each workload, and the time in which a workload waited. None if unknown.
+        owners = self._map_owners()
+        users = set(owners.values())
+        for workload, part in busy.parts.items():
+            if self.usage.resident_ns is not None:
+                pids = [pid for pid in self.usage.resident_ns if owners.get(pid) == workload]
+                bounds[workload] = self._bound_by_residency(pids, part, busy.total)
+            elif users == {workload}:  # samples are certain only without other users
+                bounds[workload] = Bounds(part, part)
+            elif workload in users:
+                bounds[workload] = Bounds(0, busy.total)
+            else:
+                bounds[workload] = Bounds(0, part)
+        return bounds
 
-        A process that waits for its own workload does not count. Waiting plus busy time never exceeds the window.
+    def _bound_by_residency(self, pids: Sequence[int], part: int, total: int) -> Bounds:
+        """A process runs only while its context is resident, but may be idle then."""
+        resident_ns = self.usage.resident_ns or {}
+        resident = sum(resident_ns[pid] for pid in pids)
+        saving = sum(self.usage.saving_ns.get(pid, 0) for pid in pids)
+        others = sum(resident_ns.values()) - resident + saving
+        worked = max(0, total - self.usage.switching_ns)
+        least = min(resident, max(0, worked - others))
+        most = min(resident, worked)
+        return Bounds(min(least, part), max(most, part))
+
+    def _map_owners(self) -> dict[int, Owner]:
+        return {process.pid: process.owner for process in self.processes or ()}
+
+    def attribute_waits(self, busy: Division) -> Waits:
+        """Returns the waiting times. A process that waits for its own workload does not count.
+
+        Waiting plus busy time never exceeds the window.
         """
-        waits, window_ns = self.usage.waits, self.usage.window_ns
+        waits = self.usage.waits
+        window_ns = self.usage.window_ns
         if waits is None or not window_ns:
-            return None
-        owners = {process.pid: process.owner for process in self.processes or ()}
-        pairs: defaultdict[Workload, Counter[Owner]] = defaultdict(Counter)
-        others: Counter[int] = Counter()
-        for (pid, runner), ns in waits.pairs.items():
-            owner, other = owners.get(pid), owners.get(runner, "host")
-            if isinstance(owner, Workload) and other != owner:
-                pairs[owner][other] += ns
-                others[pid] += ns
-        sums: defaultdict[Workload, list[int]] = defaultdict(lambda: [0, 0, 0])
-        for pid, figures in waits.processes.items():
+            return Waits()
+
+        owners = self._map_owners()
+        runners: defaultdict[Workload, Counter[Owner]] = defaultdict(Counter)
+        waited_for_others: Counter[int] = Counter()
+        for (pid, runner_pid), ns in waits.pairs.items():
+            owner = owners.get(pid)
+            runner = owners.get(runner_pid, "host")
+            if isinstance(owner, Workload) and runner != owner:
+                runners[owner][runner] += ns
+                waited_for_others[pid] += ns
+
+        sums: defaultdict[Workload, _WaitSum] = defaultdict(_WaitSum)
+        for pid, (estimate, least, most) in waits.processes.items():
             owner = owners.get(pid)
             if isinstance(owner, Workload):
-                part = min(1.0, others[pid] / figures[0]) if figures[0] else 0.0
-                sums[owner] = [total + int(ns * part) for total, ns in zip(sums[owner], figures, strict=True)]
-        usages: dict[Workload, HolderUsage] = {}
-        for workload, totals in sums.items():
-            limit = window_ns - min(window_ns, busy.part(workload) or 0)
-            estimate, least, most = (min(limit, ns) for ns in totals)
-            parts = sorted(divide_exactly(estimate, pairs[workload]).items(), key=lambda pair: -pair[1])
-            waits_for = tuple(_name_wait(other, ns, window_ns) for other, ns in parts if ns)
+                part = min(1.0, waited_for_others[pid] / estimate) if estimate else 0.0
+                total = sums[owner]
+                total.estimate += int(estimate * part)
+                total.least += int(least * part)
+                total.most += int(most * part)
+
+        usages = {}
+        waited_ns = 0
+        for workload, total in sums.items():
+            limit = max(0, window_ns - (busy.part(workload) or 0))
+            estimate = min(limit, total.estimate)
+            parts = divide_exactly(estimate, runners[workload])
             usages[workload] = HolderUsage(
                 wait_ns=estimate,
-                wait_min_ns=least,
-                wait_max_ns=most,
+                wait_min_ns=min(limit, total.least),
+                wait_max_ns=min(limit, total.most),
                 wait_ratio=estimate / window_ns,
-                waits_for=waits_for,
+                waits_for=_name_runners(parts, window_ns),
             )
-        waited = sum(usage.wait_ns or 0 for usage in usages.values())
-        return usages, min(waits.pressure_ns, waited, window_ns)
+            waited_ns += estimate
+        return Waits(usages, _NO_WAIT, min(waits.pressure_ns, waited_ns, window_ns))
 
     def compute_shares(self) -> dict[Workload | None, int]:
         """Returns the share of each workload in millionths of the device. The key None has the unallocated share.
@@ -559,9 +611,14 @@ def _ratio(part: int | None, whole: int) -> float | None:
     return part / whole if part is not None and whole else None
 
 
-def _name_wait(runner: Owner, ns: int, window_ns: int) -> WaitPart:
-    names = parts_of(runner if isinstance(runner, Workload) else Workload())
-    return WaitPart(*names, seconds=ns / NS, ratio=ns / window_ns)
+def _name_runners(parts: Mapping[Owner, int], window_ns: int) -> tuple[WaitPart, ...]:
+    """Returns the workloads that ran while another waited, longest first."""
+    runners = []
+    for runner, ns in sorted(parts.items(), key=itemgetter(1), reverse=True):
+        if ns:
+            names = parts_of(runner if isinstance(runner, Workload) else Workload())
+            runners.append(WaitPart(*names, seconds=ns / NS, ratio=ns / window_ns))
+    return tuple(runners)
 
 
 def divide_exactly(total: int, weights: Mapping[K, int]) -> dict[K, int]:

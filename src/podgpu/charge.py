@@ -1,0 +1,111 @@
+"""Charges holders for GPU time, energy and money, and says how much of it was idle. The only place of this formula.
+
+The recorder (`cluster/record.py`), Prometheus (`cluster/prometheus_ranges.py`) and the demo describe a time window as a
+`HeldTime` and call `charge`. The history stores the result, so the bill of a period is a sum of charges.
+"""
+
+from __future__ import annotations
+
+from operator import add
+from typing import NamedTuple
+
+_HOUR = 3600
+
+
+class Figures(NamedTuple):
+    """Values of a GPU, or of one holder on a shared GPU. Unknown values are None."""
+
+    utilization_ratio: float | None = None
+    memory_used_bytes: float | None = None
+    power_watts: float | None = None
+    temperature_celsius: float | None = None
+
+    def plus(self, other: Figures) -> Figures:
+        """Adds the values of another container of the same pod. Unknown values stay unknown only if both are."""
+        return Figures(*(b if a is None else a if b is None else a + b for a, b in zip(self, other, strict=True)))
+
+
+class Amounts(NamedTuple):
+    """Usage over a period. Times are in GPU seconds: half a GPU for 10 s is 5 allocated seconds."""
+
+    allocated_seconds: float = 0.0
+    idle_seconds: float = 0.0
+    cost: float = 0.0
+    idle_cost: float = 0.0  # cost of the idle time, included in the total cost
+    measured_seconds: float = 0.0  # allocated time for which the busy time is known
+    busy_seconds: float = 0.0
+    busy_min_seconds: float = 0.0
+    busy_max_seconds: float = 0.0
+    energy_joules: float = 0.0
+    waited_seconds: float = 0.0  # time spent waiting while another workload used the GPU
+
+    def plus(self, other: Amounts) -> Amounts:
+        return Amounts(*map(add, self, other))
+
+
+class UsageAccount(NamedTuple):
+    """A pod or job to which usage is charged. Owner, labels and methods may become known later, so they are not in
+    the key."""
+
+    namespace: str = ""
+    pod: str = ""
+    job: str = ""
+    uid: str = ""  # set only if the pod name is unknown
+    container_id: str = ""  # set only if the pod name is unknown
+    owner_kind: str = ""
+    owner_name: str = ""
+    labels: str = ""  # JSON object
+    methods: str = ""  # names of measuring methods (see podgpu_device_usage_method), separated by spaces
+
+
+UNALLOCATED = UsageAccount()  # the account for GPUs, and fractions of GPUs, that no pod or job held
+
+
+class Charge(NamedTuple):
+    """The usage of one account: of one container on one GPU since the last record, or of a whole period."""
+
+    account: UsageAccount
+    container: str = ""  # set only in records
+    amounts: Amounts = Amounts()
+    figures: Figures | None = None  # in records: the holder's own values on a shared GPU; None to use the GPU's values
+    currency: str = ""  # empty if the GPU has no price
+    cluster: str = ""  # set only if the usage is read from Prometheus
+
+
+class HeldTime(NamedTuple):
+    """What one holder did on one GPU or MIG instance in a time window, in seconds. None if it was not measured."""
+
+    held: float
+    share: float = 1.0  # the holder's fraction of the device
+    busy: float | None = None
+    busy_min: float | None = None
+    busy_max: float | None = None
+    idle: float | None = None
+    waited: float | None = None
+    joules: float | None = None
+
+
+def charge(time: HeldTime, size: float, price: float | None) -> Amounts:
+    """`size`: the device's fraction of a physical GPU. `price`: price of an hour of the device, or None."""
+    idle = min(time.held, time.idle or 0.0)
+    allocated, unused = time.share * time.held, time.share * idle
+    most = time.held - idle if time.busy_max is None else time.busy_max
+    hourly = (price or 0.0) / _HOUR
+    return Amounts(
+        allocated_seconds=allocated * size,
+        idle_seconds=unused * size,
+        cost=hourly * allocated,
+        idle_cost=hourly * unused,
+        measured_seconds=(unused if time.busy is None else allocated) * size,
+        busy_seconds=(time.busy or 0.0) * size,
+        busy_min_seconds=(time.busy_min or 0.0) * size,
+        busy_max_seconds=max(most, time.busy or 0.0) * size,
+        energy_joules=time.joules or 0.0,
+        waited_seconds=(time.waited or 0.0) * size,
+    )
+
+
+def charge_rest(seconds: float, size: float, held_seconds: float, price: float | None) -> Amounts:
+    """Charges the time that no holder had. `held_seconds`: allocated GPU seconds of all holders of the device."""
+    rest = max(0.0, size * seconds - held_seconds)
+    return Amounts(rest, cost=(price or 0.0) * rest / size / _HOUR if size else 0.0)
