@@ -16,8 +16,8 @@ from pathlib import Path
 from statistics import median
 
 from bench.figures import Figure
-from podgpu.cluster.collect import ClusterReading, ViewSettings
-from podgpu.cluster.scrape import ScrapeCollector
+from podgpu.fleet.read.scrape import ScrapeCollector
+from podgpu.fleet.readings import ClusterReading, ViewSettings
 
 NODES = 1000
 MAX_CORE_PERCENT = 10.0

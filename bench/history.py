@@ -14,9 +14,9 @@ from statistics import mean, median
 
 from bench.figures import Figure, cpu_seconds_of_each
 from podgpu.charge import Amounts, Charge, Figures, UsageAccount
-from podgpu.cluster.ranges import read_range
-from podgpu.history.answers import read_gpu
-from podgpu.history.store import GpuSample, HistoryStore
+from podgpu.past.bill import read_range
+from podgpu.past.sqlite import read_gpu
+from podgpu.past.store import GpuSample, HistoryStore
 
 GPUS = 8000
 MAX_WRITE_MS = 100

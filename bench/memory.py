@@ -13,9 +13,9 @@ from contextlib import contextmanager
 
 from bench.figures import Figure, read_status
 from bench.node import MODEL
-from podgpu.simulate.driver import SimulatedNvml
-from podgpu.simulate.kubelet import SimulatedKubelet
-from podgpu.simulate.node import pods, tenants
+from podgpu.labs.simulate.simulated_driver import SimulatedNvml
+from podgpu.labs.simulate.simulated_kubelet import SimulatedKubelet
+from podgpu.labs.simulate.simulated_node import pods, tenants
 
 MAX_MIB = 80
 MAX_GROWTH_MIB = 2

@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from podgpu.agent.loop import Agent, Settings
 from podgpu.clock import Clock
-from podgpu.gpu.nvml.telemetry import NvmlTelemetry
-from podgpu.holders.identity import IdentityReader
-from podgpu.holders.kubelet import KubeletAllocation
-from podgpu.holders.reader import HolderSources
+from podgpu.labs.simulate.simulated_driver import SimulatedNvml
+from podgpu.labs.simulate.simulated_kubelet import SimulatedKubelet
+from podgpu.labs.simulate.simulated_node import Tenant, create_host_files, place_loads, pods, tenants
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.labels import Policy
-from podgpu.simulate.driver import SimulatedNvml
-from podgpu.simulate.kubelet import SimulatedKubelet
-from podgpu.simulate.node import Tenant, create_host_files, place_loads, pods, tenants
-from podgpu.usage.containers import ContainerFinder
+from podgpu.node.agent.agent import Agent, Settings
+from podgpu.node.gpu.nvml.nvml_telemetry import NvmlTelemetry
+from podgpu.node.holders.identity import IdentityReader
+from podgpu.node.holders.kubelet import KubeletAllocation
+from podgpu.node.holders.reader import HolderSources
+from podgpu.node.usage.containers import ContainerFinder
 
 GPUS = 8
 MODEL = f"{GPUS}xH100"

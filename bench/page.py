@@ -12,9 +12,9 @@ from statistics import median
 
 from bench.figures import Figure, cpu_seconds_of_each
 from bench.node import GPUS, rename, simulated_node
-from podgpu.cluster.collect import ClusterReading, NodeReading, ViewSettings
-from podgpu.cluster.loop import PublishedState
-from podgpu.cluster.state import build_cluster_state
+from podgpu.fleet.readings import ClusterReading, NodeReading, ViewSettings
+from podgpu.fleet.round import PublishedState
+from podgpu.fleet.state import build_cluster_state
 from podgpu.model import decode_node
 from tests.browser.chromium import browser, chromium
 from tests.browser.pictures import Showing, large

@@ -17,8 +17,8 @@ from aiohttp import web
 
 from bench.figures import Figure
 from bench.node import simulated_node
-from podgpu.agent.loop import Agent
 from podgpu.metrics.encode import CONTENT_TYPE
+from podgpu.node.agent.agent import Agent
 from podgpu.web.app import Address, Listener, listening
 from podgpu.web.connections import ConnectionLimits
 from podgpu.web.exporter_app import application

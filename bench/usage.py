@@ -8,8 +8,8 @@ from typing import Any
 
 from bench.figures import Figure, cpu_seconds
 from bench.node import GPUS, simulated_node
-from podgpu.simulate.driver import SimulatedNvml
-from podgpu.simulate.node import Tenant
+from podgpu.labs.simulate.simulated_driver import SimulatedNvml
+from podgpu.labs.simulate.simulated_node import Tenant
 
 MAX_MS = 10
 SLICES = 8

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from deploy.render import CHART, ROOT
 from podgpu import PROJECT_URL, REGISTRY, __version__
-from podgpu.cli.node import SOURCES, SOURCES_WITH_ARGUMENT
+from podgpu.cli.sources import SOURCES, SOURCES_WITH_ARGUMENT
 from podgpu.metrics.conditions import xid_specs
 
 SCHEMA = CHART / "values.schema.json"

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from docs.option_blocks import OPTION_BLOCKS, code, prose, table
-from podgpu.holders.reader import explanations
 from podgpu.metrics.conditions import conditions, words_for
 from podgpu.metrics.counters import SHIPPED, CounterSpec, shipped_counters
 from podgpu.metrics.encode import families_in
 from podgpu.metrics.fields import Gpm, Rename, renames
+from podgpu.node.holders.reader import explanations
 
 ROOT = Path(__file__).resolve().parent.parent
 _BLOCK = re.compile(r"(<!-- generated:(?P<name>[\w-]+) -->\n)(?P<body>.*?)(<!-- /generated:(?P=name) -->)", re.DOTALL)

@@ -19,7 +19,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 from docs.top_screenshot import top_html
-from podgpu.cluster.view import View
+from podgpu.fleet.view import View
 from tests.browser.chromium import MISSING, Tab, browser, chromium, opened
 from tests.browser.pictures import Showing, large, lived_in_node, three_nodes
 from tests.browser.records import troubled, troubled_showing

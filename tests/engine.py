@@ -14,8 +14,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from podgpu.gpu.nvml.switch_attribution import FECS_RECORD, RECORD, SAVED, SWITCHED_IN, WHOLE_GPU
-from podgpu.simulate.gpu import SAMPLES_PER_SECOND, SimulatedGpu, SimulatedInstance, SimulatedLoad, UtilisationSample
+from podgpu.labs.simulate.gpu import (
+    SAMPLES_PER_SECOND,
+    SimulatedGpu,
+    SimulatedInstance,
+    SimulatedLoad,
+    UtilisationSample,
+)
+from podgpu.node.gpu.nvml.switch_attribution import FECS_RECORD, RECORD, SAVED, SWITCHED_IN, WHOLE_GPU
 
 SWITCH_NS = 84_000
 RESTORE_NS = 45_000

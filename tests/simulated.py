@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 import pynvml
 
-from podgpu.simulate.device_calls import address_in, pci_bus_id, raise_error
-from podgpu.simulate.driver import SimulatedNvml
-from podgpu.simulate.models import parse_profiles
-from podgpu.simulate.node import SimulatedProc
+from podgpu.labs.simulate.device_calls import address_in, pci_bus_id, raise_error
+from podgpu.labs.simulate.models import parse_profiles
+from podgpu.labs.simulate.simulated_driver import SimulatedNvml
+from podgpu.labs.simulate.simulated_node import SimulatedProc
 from tests.engine import BurstGpu, SimulatedSwitchLog, open_log
 
 _LINK_STATE = pynvml.NVML_FI_DEV_NVLINK_GET_STATE

@@ -11,8 +11,8 @@ from typing import Any
 
 import grpc
 
-from podgpu.holders import podresources_pb2
-from podgpu.simulate.kubelet import Resources, SimulatedKubelet, SimulatedPod, encode_devices
+from podgpu.labs.simulate.simulated_kubelet import Resources, SimulatedKubelet, SimulatedPod, encode_devices
+from podgpu.node.holders import podresources_pb2
 
 RATE_LIMITED = ("RESOURCE_EXHAUSTED", "rejected by rate limit")
 """The kubelet's error at more than 100 requests per second (Kubernetes 1.27 and later)."""

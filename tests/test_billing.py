@@ -12,12 +12,12 @@ from uuid import NAMESPACE_DNS, uuid5
 
 import pytest
 
-from podgpu.agent.loop import Settings
-from podgpu.holders.identity import IdentityReader
-from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.labs.simulate.gpu import SimulatedLoad, split_busy
+from podgpu.labs.simulate.simulated_kubelet import SimulatedPod
 from podgpu.metrics.labels import Policy
-from podgpu.simulate.gpu import SimulatedLoad, split_busy
-from podgpu.simulate.kubelet import SimulatedPod
+from podgpu.node.agent.agent import Settings
+from podgpu.node.holders.identity import IdentityReader
+from podgpu.node.holders.kubelet import KubeletAllocation
 from tests.agent.simulated_node import SimulatedNode
 from tests.simulated import FaultyNvml, FaultyProc, container_cgroup
 from tests.simulated_kubelet import FaultyKubelet

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.charge import Amounts, HeldTime, charge, charge_rest
-from podgpu.cluster.prices import Price, Prices
-from podgpu.cluster.record import SampleReader
+from podgpu.fleet.prices import Price, Prices
 from podgpu.model import NS
-from tests.cluster.states import World, gpu, holder, node
+from podgpu.past.record import SampleReader
+from tests.fleet.states import World, gpu, holder, node
 
 PRICES = Prices("EUR", {"*": Price(1.0)})
 SECONDS = st.floats(0, 3600)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.device_selection import Selection, parse_selection
 from podgpu.errors import UsageError
 from podgpu.model import Device
+from podgpu.node.agent.device_selection import Selection, parse_selection
 
 
 @pytest.mark.parametrize(

@@ -20,18 +20,18 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.cluster.prometheus import PrometheusClient, PrometheusServer
-from podgpu.cluster.scrape import unique_targets
 from podgpu.errors import SourceError, UsageError
-from podgpu.gpu.exporter import (
+from podgpu.fleet.read.prometheus import PrometheusClient, PrometheusServer
+from podgpu.fleet.read.scrape import unique_targets
+from podgpu.http_client import Access, HttpClient, HttpResponse, open_session, redact_url
+from podgpu.node.gpu.remote_exporter import (
     ExpositionSource,
     FileExposition,
     UrlExposition,
     open_exposition_source,
     parse_exposition,
 )
-from podgpu.http_client import Access, HttpClient, HttpResponse, open_session, redact_url
-from podgpu.top.source import ClusterSource, ExporterSource
+from podgpu.top.feed import ClusterSource, ExporterSource
 from tests import net
 from tests.certificates import Certificates
 from tests.cli.test_option_table import execute

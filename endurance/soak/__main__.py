@@ -21,15 +21,15 @@ from endurance.soak.judge import Judge
 from endurance.soak.truth import SoakClock
 from endurance.soak.world import World
 from endurance.vitals import Vitals, growth, vitals_of
-from podgpu.agent.loop import Agent, Settings
 from podgpu.clock import Clock
-from podgpu.gpu.nvml.telemetry import NvmlTelemetry
-from podgpu.holders.identity import IdentityReader
-from podgpu.holders.kubelet import KubeletAllocation
-from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.labels import Policy
-from podgpu.usage.containers import ContainerFinder
+from podgpu.node.agent.agent import Agent, Settings
+from podgpu.node.gpu.nvml.nvml_telemetry import NvmlTelemetry
+from podgpu.node.holders.identity import IdentityReader
+from podgpu.node.holders.kubelet import KubeletAllocation
+from podgpu.node.holders.reader import HolderSources
+from podgpu.node.usage.containers import ContainerFinder
 
 SPEED = 100.0
 """Simulated seconds per real second, at most."""

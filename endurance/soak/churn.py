@@ -7,7 +7,7 @@ from random import Random
 
 from endurance.soak.judge import INTERVAL, Judge
 from endurance.soak.world import World
-from podgpu.agent.loop import Agent
+from podgpu.node.agent.agent import Agent
 
 CYCLE = 600.0
 """Simulated seconds: the first half with new faults, the second half without."""

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 
 from endurance.soak.truth import RELEASED_SECONDS, HeldDevice
 from endurance.soak.world import World
-from podgpu.gpu.nvml.telemetry import SEARCH_SECONDS
-from podgpu.holders.reader import GRACE_SECONDS
 from podgpu.metrics.parse import ParsedFamily, ParsedSample, parse_text
+from podgpu.node.gpu.nvml.nvml_telemetry import SEARCH_SECONDS
+from podgpu.node.holders.reader import GRACE_SECONDS
 
 INTERVAL = 5.0
 """Seconds between two allocation turns, and two telemetry turns."""

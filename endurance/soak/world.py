@@ -13,8 +13,8 @@ from uuid import NAMESPACE_DNS, uuid5
 
 from endurance.soak.calls import Calls
 from endurance.soak.truth import HeldDevice, SoakClock, Truth
-from podgpu.simulate.gpu import SimulatedLoad
-from podgpu.simulate.kubelet import SimulatedPod
+from podgpu.labs.simulate.gpu import SimulatedLoad
+from podgpu.labs.simulate.simulated_kubelet import SimulatedPod
 from tests.simulated import FaultyNvml, FaultyProc, Hang, cgroup_text, container_cgroup
 from tests.simulated_kubelet import RATE_LIMITED, FaultyKubelet
 

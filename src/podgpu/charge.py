@@ -1,6 +1,6 @@
 """Charges holders for GPU time, energy and money, and says how much of it was idle. The only place of this formula.
 
-The recorder (`cluster/record.py`), Prometheus (`cluster/prometheus_ranges.py`) and the demo describe a time window as a
+The recorder (`past/record.py`), Prometheus (`past/prometheus_charges.py`) and the demo describe a time window as a
 `HeldTime` and call `charge`. The history stores the result, so the bill of a period is a sum of charges.
 """
 

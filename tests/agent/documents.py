@@ -7,10 +7,10 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from podgpu.agent.publish import build_node_state
-from podgpu.agent.telemetry import TelemetryResult
-from podgpu.agent.usage import UsageResult
 from podgpu.model import Allocation, Assignment, Device, GpuReading, Holder, HolderUsage, NodeState, Value, Workload
+from podgpu.node.agent.gpus import TelemetryResult
+from podgpu.node.agent.publish import build_node_state
+from podgpu.node.agent.usage_collector import UsageResult
 
 
 def make_state(

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
-from podgpu.agent.loop import Settings
-from podgpu.holders.identity import Identities
+from podgpu.labs.simulate.gpu import SimulatedLoad
 from podgpu.metrics.counters import parse_counters
 from podgpu.metrics.labels import Policy
 from podgpu.model import Allocation, Assignment, Device, Workload
-from podgpu.simulate.gpu import SimulatedLoad
+from podgpu.node.agent.agent import Settings
+from podgpu.node.holders.identity import Identities
 from tests.agent.simulated_node import SimulatedNode
 from tests.nodes.clock import wait_until
 from tests.simulated import FaultyNvml, FaultyProc, container_cgroup

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from podgpu.agent.loop import Agent, Settings
 from podgpu.clock import Clock
 from podgpu.errors import SourceError
-from podgpu.gpu.nvml.telemetry import NvmlTelemetry
-from podgpu.holders.identity import Identities
-from podgpu.holders.reader import HolderSources
 from podgpu.model import Allocation, Assignment, Device
-from podgpu.usage.containers import ContainerFinder
+from podgpu.node.agent.agent import Agent, Settings
+from podgpu.node.gpu.nvml.nvml_telemetry import NvmlTelemetry
+from podgpu.node.holders.identity import Identities
+from podgpu.node.holders.reader import HolderSources
+from podgpu.node.usage.containers import ContainerFinder
 from tests.simulated import FaultyNvml, FaultyProc, stop_after_test
 
 

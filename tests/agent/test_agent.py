@@ -8,11 +8,11 @@ import tracemalloc
 
 import pytest
 
-from podgpu.agent.loop import Settings
-from podgpu.gpu.nvml.driver import VersionMismatch
 from podgpu.metrics.counters import parse_counters
 from podgpu.metrics.labels import Policy
 from podgpu.model import Allocation, Assignment, Workload
+from podgpu.node.agent.agent import Settings
+from podgpu.node.gpu.nvml.driver import VersionMismatch
 from podgpu.web import exporter_app
 from tests.agent.simulated_node import SimulatedNode as Node
 

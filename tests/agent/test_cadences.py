@@ -13,13 +13,13 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from podgpu.agent.loop import Agent, Settings
 from podgpu.errors import SourceError
-from podgpu.gpu.nvml.telemetry import NvmlTelemetry
-from podgpu.holders.reader import HolderSources
 from podgpu.metrics.labels import Policy
 from podgpu.model import Allocation, Device
-from podgpu.usage.containers import ContainerFinder
+from podgpu.node.agent.agent import Agent, Settings
+from podgpu.node.gpu.nvml.nvml_telemetry import NvmlTelemetry
+from podgpu.node.holders.reader import HolderSources
+from podgpu.node.usage.containers import ContainerFinder
 from tests.agent.gpu_bench import COUNTERS
 from tests.nodes.clock import wait_until
 from tests.simulated import FaultyNvml, FaultyProc

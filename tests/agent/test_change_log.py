@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from podgpu.agent.publish import ChangeLog
 from podgpu.model import SourceStatus, Unmapped, Workload
+from podgpu.node.agent.publish import ChangeLog
 
 GPU_A, GPU_B = "GPU-a", "GPU-b"
 

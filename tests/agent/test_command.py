@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from podgpu.agent.loop import Agent
 from podgpu.cli.main import run
-from podgpu.cli.node import SOURCES
+from podgpu.cli.sources import SOURCES
+from podgpu.node.agent.agent import Agent
 from tests.nodes.clock import wait_until
 from tests.nodes.node import Description, Node, node_of, only_these_variables
 from tests.process import EXPORTER, podgpu

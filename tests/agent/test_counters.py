@@ -9,12 +9,12 @@ from threading import Event
 import pynvml
 import pytest
 
-from podgpu.agent.counters import Collection, ReadCounters, counters_in_configmap, counters_in_file
-from podgpu.agent.loop import Settings
 from podgpu.errors import SourceError
+from podgpu.labs.simulate.gpu import SimulatedLoad
 from podgpu.metrics.counters import CounterSpec, parse_counters
 from podgpu.metrics.labels import Policy
-from podgpu.simulate.gpu import SimulatedLoad
+from podgpu.node.agent.agent import Settings
+from podgpu.node.agent.schedule import Collection, ReadCounters, counters_in_configmap, counters_in_file
 from tests.agent.simulated_node import SimulatedNode
 
 CSV = (

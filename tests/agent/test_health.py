@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from podgpu.agent.health import XID_SECONDS
-from podgpu.agent.loop import Settings
 from podgpu.cli.main import run
-from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.labs.simulate.simulated_kubelet import SimulatedPod
 from podgpu.metrics.conditions import conditions
 from podgpu.metrics.labels import Policy
-from podgpu.simulate.kubelet import SimulatedPod
+from podgpu.node.agent.agent import Settings
+from podgpu.node.agent.health import XID_SECONDS
+from podgpu.node.holders.kubelet import KubeletAllocation
 from tests.agent.gpu_bench import GpuBench, bench_of
 from tests.agent.simulated_node import SimulatedNode
 from tests.nodes.clock import wait_until

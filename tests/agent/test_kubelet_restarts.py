@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from podgpu.clock import Clock
-from podgpu.holders.kubelet import KubeletAllocation
-from podgpu.holders.reader import AllocationReader, HolderSources
+from podgpu.labs.simulate.simulated_kubelet import SimulatedPod
 from podgpu.model import Device
-from podgpu.simulate.kubelet import SimulatedPod
+from podgpu.node.holders.kubelet import KubeletAllocation
+from podgpu.node.holders.reader import AllocationReader, HolderSources
 from podgpu.workers import ErrorCounts, Workers
 from tests.nodes.clock import FakeClock
 from tests.nodes.node import Description, Node, node_of

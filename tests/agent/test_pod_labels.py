@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.errors import UsageError
-from podgpu.holders.api import LabelFilter, label_name
 from podgpu.kube.objects import PodRecord
 from podgpu.metrics.counters import parse_counters
 from podgpu.metrics.dcgm import render_dcgm
@@ -17,6 +16,7 @@ from podgpu.metrics.encode import encode
 from podgpu.metrics.labels import Policy
 from podgpu.metrics.render import render_own
 from podgpu.model import Assignment, Device, Workload
+from podgpu.node.holders.api import LabelFilter, label_name
 from tests.agent.documents import make_state
 
 KEYS = st.one_of(

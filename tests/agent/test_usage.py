@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.agent.loop import Settings
-from podgpu.cluster.view import make_view
 from podgpu.errors import SourceError
-from podgpu.holders.identity import Identities
+from podgpu.fleet.view import make_view
+from podgpu.labs.simulate.gpu import SimulatedLoad
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.labels import Policy
 from podgpu.model import Assignment, Unmapped, VcudaRequest, Workload
-from podgpu.simulate.gpu import SimulatedLoad
+from podgpu.node.agent.agent import Settings
+from podgpu.node.holders.identity import Identities
 from podgpu.web.exporter_app import build_state
 from tests.agent.simulated_node import SimulatedNode
 from tests.simulated import FaultyProc, container_cgroup

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.simulate.gpu import SimulatedLoad
+from podgpu.labs.simulate.gpu import SimulatedLoad
 from tests.agent.documents import errors_of
 from tests.agent.test_usage import GIB, IDS, UIDS, Node
 from tests.privilege import without_privilege

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from podgpu.agent.loop import Settings
-from podgpu.gpu.nvml.switch_attribution import SwitchLogError
-from podgpu.gpu.nvml.switch_splitter import SwitchListener, SwitchLog, SwitchLogFactory
-from podgpu.holders.identity import Identities
+from podgpu.labs.simulate.gpu import SimulatedLoad
 from podgpu.model import Assignment, UsageMethod, Workload
-from podgpu.simulate.gpu import SimulatedLoad
+from podgpu.node.agent.agent import Settings
+from podgpu.node.gpu.nvml.switch_attribution import SwitchLogError
+from podgpu.node.gpu.nvml.switch_splitter import SwitchListener, SwitchLog, SwitchLogFactory
+from podgpu.node.holders.identity import Identities
 from tests.agent.simulated_node import SimulatedNode
 from tests.engine import BurstLoad
 from tests.simulated import FaultyProc, cgroup_text, container_cgroup

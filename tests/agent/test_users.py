@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from podgpu.agent.loop import Settings
-from podgpu.cluster.record import SampleReader
-from podgpu.cluster.view import View, make_view
+from podgpu.fleet.view import View, make_view
+from podgpu.labs.simulate.gpu import SimulatedLoad
 from podgpu.metrics.labels import Policy
 from podgpu.model import Assignment, Workload
-from podgpu.simulate.gpu import SimulatedLoad
+from podgpu.node.agent.agent import Settings
+from podgpu.node.usage.containers import ContainerFinder
+from podgpu.past.record import SampleReader
 from podgpu.top.lines import flatten, make_lines
-from podgpu.usage.containers import ContainerFinder
 from podgpu.web.exporter_app import build_state
 from tests.agent.simulated_node import SimulatedNode
 from tests.simulated import FaultyProc, cgroup_text

@@ -14,12 +14,11 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from msgspec.structs import replace
 
-from podgpu.agent.loop import Agent
-from podgpu.cluster.collect import ClusterReading, ViewSettings
-from podgpu.cluster.loop import PublishedState
-from podgpu.cluster.parts import Totals
-from podgpu.cluster.state import build_cluster_state
-from podgpu.cluster.view import (
+from podgpu.fleet.parts import Totals
+from podgpu.fleet.readings import ClusterReading, ViewSettings
+from podgpu.fleet.round import PublishedState
+from podgpu.fleet.state import build_cluster_state
+from podgpu.fleet.view import (
     DeviceView,
     GpuResponse,
     GpuView,
@@ -31,6 +30,7 @@ from podgpu.cluster.view import (
 )
 from podgpu.metrics.encode import Body, etag_of
 from podgpu.model import WaitPart
+from podgpu.node.agent.agent import Agent
 from podgpu.web.app import Address
 from podgpu.web.lifecycle import forget_route
 from podgpu.web.page_routes import page_routes

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from podgpu.cluster.view import ConditionView, DeviceView, GpuView, HolderView, InstanceView, NodeView, View
 from podgpu.errors import utc_text
+from podgpu.fleet.view import ConditionView, DeviceView, GpuView, HolderView, InstanceView, NodeView, View
 from podgpu.model import Workload, WorkloadOwner
 from tests.browser.pictures import GIB, Records, Showing, gpu, held, node, page_of, three_nodes
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from podgpu.cluster.view import ConditionView
+from podgpu.fleet.view import ConditionView
 from tests.browser.chromium import Tab, opened, reloaded, visited
 from tests.browser.pictures import Showing, gpu, node, picture
 from tests.browser.records import ALERTS, TEXTS, troubled, troubled_showing

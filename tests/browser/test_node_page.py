@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.agent.loop import Agent, Settings
-from podgpu.gpu.nvml.telemetry import NvmlTelemetry
-from podgpu.holders.identity import IdentityReader
-from podgpu.holders.kubelet import KubeletAllocation
-from podgpu.holders.reader import HolderSources
+from podgpu.labs.simulate.simulated_node import create_host_files, place_loads, pods, tenants
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.labels import Policy
-from podgpu.simulate.node import create_host_files, place_loads, pods, tenants
-from podgpu.usage.containers import ContainerFinder
+from podgpu.node.agent.agent import Agent, Settings
+from podgpu.node.gpu.nvml.nvml_telemetry import NvmlTelemetry
+from podgpu.node.holders.identity import IdentityReader
+from podgpu.node.holders.kubelet import KubeletAllocation
+from podgpu.node.holders.reader import HolderSources
+from podgpu.node.usage.containers import ContainerFinder
 from tests.browser.chromium import Tab, visited
 from tests.browser.test_states import SHARED
 from tests.nodes.node import Description, node_of

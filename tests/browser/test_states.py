@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from podgpu.cluster.view import ConditionView
+from podgpu.fleet.view import ConditionView
 from podgpu.model import WaitPart
 from tests.browser.chromium import Tab, opened
 from tests.browser.pictures import Showing, gpu, held, mig, node, picture, three_nodes

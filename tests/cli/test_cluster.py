@@ -14,7 +14,7 @@ import pytest
 
 from podgpu.cli.main import run
 from podgpu.web.app import parse_address
-from tests.cluster.real_servers import needs, prometheus
+from tests.fleet.real_servers import needs, prometheus
 from tests.nodes.clock import PATIENCE, wait_until
 from tests.process import CLUSTER, PODGPU, podgpu
 from tests.web.server import Client

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.agent.counters import Collection, collection_of_fields
 from podgpu.cli.exporter import ConfigFile, parse_config_file
 from podgpu.clock import parse_duration
 from podgpu.errors import UsageError
 from podgpu.metrics.counters import CounterSpec, parse_counters
+from podgpu.node.agent.schedule import Collection, collection_of_fields
 
 EXAMPLE = Path(__file__).parents[1] / "data" / "config_file.yaml"
 COUNTERS = parse_counters(

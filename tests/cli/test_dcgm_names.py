@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.agent.counters import read_counters
 from podgpu.metrics.counters import SHIPPED
 from podgpu.metrics.fields import NameSet
+from podgpu.node.agent.schedule import read_counters
 from tests.nodes.node import Description, node_of
 from tests.web.server import running
 

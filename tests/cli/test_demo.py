@@ -28,10 +28,10 @@ from podgpu.cli.demo import (
 )
 from podgpu.cli.main import run
 from podgpu.clock import Clock
-from podgpu.cluster.loop import Cluster
-from podgpu.cluster.prices import read_prices
-from podgpu.cluster.record import RecordedUsage, cluster_recorder
-from podgpu.cluster.scrape import ScrapeCollector
+from podgpu.fleet.prices import read_prices
+from podgpu.fleet.read.scrape import ScrapeCollector
+from podgpu.fleet.round import Cluster
+from podgpu.past.record import RecordedUsage, cluster_recorder
 from podgpu.web.cluster_app import cluster_application
 from tests.nodes.clock import FakeClock
 from tests.web.server import Client, running

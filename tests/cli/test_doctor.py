@@ -18,11 +18,11 @@ import pytest
 from podgpu.cli.doctor import as_text, command, examine_node
 from podgpu.cli.exporter import merge_config_file
 from podgpu.cli.main import run
-from podgpu.cli.node import simulated_driver
-from podgpu.doctor.node import Finding, Level, note, ok, wrong
-from podgpu.gpu.nvml.telemetry import NvmlTelemetry, count_pci_gpus
-from podgpu.holders.node_files import CHECKPOINT_NAME as CHECKPOINT
-from podgpu.simulate.kubelet import SimulatedPod
+from podgpu.cli.sources import simulated_driver
+from podgpu.labs.simulate.simulated_kubelet import SimulatedPod
+from podgpu.node.gpu.nvml.nvml_telemetry import NvmlTelemetry, count_pci_gpus
+from podgpu.node.holders.node_files import CHECKPOINT_NAME as CHECKPOINT
+from podgpu.tools.doctor.checks import Finding, Level, note, ok, wrong
 from tests.host.guard import HOST_VARIABLES, NODE_PATHS
 from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.clock import PATIENCE, FakeClock

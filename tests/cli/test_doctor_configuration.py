@@ -12,7 +12,7 @@ import pytest
 from podgpu.cli.doctor import command
 from podgpu.cli.main import run
 from podgpu.cli.options import EXPORTER_OPTIONS
-from podgpu.simulate.kubelet import SimulatedPod
+from podgpu.labs.simulate.simulated_kubelet import SimulatedPod
 from tests.cli.test_doctor import Tree, _no_variables, kubelet, socket, tree, uuids
 from tests.cli.test_option_table import execute
 from tests.kube.api_server import SimulatedApiServer

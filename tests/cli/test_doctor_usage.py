@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from podgpu.doctor.node import Level
-from podgpu.gpu.nvml.switch_attribution import SwitchLogError
-from podgpu.gpu.nvml.switch_log import check_driver
-from podgpu.gpu.nvml.switch_splitter import SwitchLog, SwitchLogFactory
+from podgpu.labs.simulate.gpu import SimulatedLoad
 from podgpu.model import Device, UsageMethod
-from podgpu.simulate.gpu import SimulatedLoad
+from podgpu.node.gpu.nvml.switch_attribution import SwitchLogError
+from podgpu.node.gpu.nvml.switch_log import check_driver
+from podgpu.node.gpu.nvml.switch_splitter import SwitchLog, SwitchLogFactory
+from podgpu.tools.doctor.checks import Level
 from tests.cli.test_doctor import Examined, _no_variables, clock, examined, tree
 from tests.nodes.clock import FakeClock
 from tests.simulated import FaultyNvml

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from podgpu.cli.main import run
-from podgpu.cluster.collect import ClusterReading, ViewSettings
-from podgpu.cluster.loop import Cluster
-from podgpu.cluster.prices import Price, Prices
-from podgpu.cluster.record import RecordedUsage, cluster_recorder
+from podgpu.fleet.prices import Price, Prices
+from podgpu.fleet.readings import ClusterReading, ViewSettings
+from podgpu.fleet.round import Cluster
 from podgpu.model import WorkloadOwner
+from podgpu.past.record import RecordedUsage, cluster_recorder
 from podgpu.web.cluster_app import cluster_application
-from tests.cluster.states import gpu, holder, lost, node
-from tests.cluster.test_loop import Script, Time, tell
+from tests.fleet.states import gpu, holder, lost, node
+from tests.fleet.test_loop import Script, Time, tell
 from tests.net import free_port
 from tests.web.server import running
 

@@ -47,7 +47,7 @@ sys.meta_path.insert(0, Finder)
 """
 
 
-@pytest.mark.parametrize("module", ["enum", "click", "aiohttp", "podgpu.cluster.loop"])
+@pytest.mark.parametrize("module", ["enum", "click", "aiohttp", "podgpu.fleet.round"])
 def test_sigint_during_the_imports_prints_no_traceback(module: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(FINDER.replace("MODULE", repr(module)), encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}

@@ -18,12 +18,12 @@ import pytest
 from podgpu.cli.main import run
 from podgpu.cli.trace import EngineTrace, Recording, make_trace
 from podgpu.errors import StartError
-from podgpu.gpu.nvml.switch_attribution import RecordDecoder, SwitchCosts, SwitchLogError, Timeline
-from podgpu.gpu.nvml.switch_splitter import SwitchLogFactory
-from podgpu.gpu.nvml.telemetry import NvmlTelemetry
-from podgpu.simulate.driver import RoundRobinLog
-from podgpu.simulate.gpu import SimulatedLoad
-from podgpu.simulate.node import SimulatedProc
+from podgpu.labs.simulate.gpu import SimulatedLoad
+from podgpu.labs.simulate.simulated_driver import RoundRobinLog
+from podgpu.labs.simulate.simulated_node import SimulatedProc
+from podgpu.node.gpu.nvml.nvml_telemetry import NvmlTelemetry
+from podgpu.node.gpu.nvml.switch_attribution import RecordDecoder, SwitchCosts, SwitchLogError, Timeline
+from podgpu.node.gpu.nvml.switch_splitter import SwitchLogFactory
 from tests.nodes.clock import PATIENCE
 from tests.privilege import without_privilege
 from tests.simulated import FaultyNvml

@@ -18,20 +18,20 @@ from urllib.parse import urlencode
 
 import yaml
 
-from podgpu.agent.loop import Agent, Settings
-from podgpu.gpu.nvml.switch_splitter import SwitchLogFactory
-from podgpu.gpu.nvml.telemetry import NvmlTelemetry
-from podgpu.holders.identity import IdentityReader
-from podgpu.holders.kubelet import KubeletAllocation
-from podgpu.holders.reader import HolderSources
+from podgpu.labs.simulate.simulated_node import Tenant, create_host_files, place_loads, pods
 from podgpu.metrics.counters import parse_counters, shipped_counters
 from podgpu.metrics.fields import HOST_LABELS, THROTTLE_REASONS, NameSet, fields
 from podgpu.metrics.labels import Policy
-from podgpu.simulate.node import Tenant, create_host_files, place_loads, pods
-from podgpu.usage.containers import ContainerFinder
+from podgpu.node.agent.agent import Agent, Settings
+from podgpu.node.gpu.nvml.nvml_telemetry import NvmlTelemetry
+from podgpu.node.gpu.nvml.switch_splitter import SwitchLogFactory
+from podgpu.node.holders.identity import IdentityReader
+from podgpu.node.holders.kubelet import KubeletAllocation
+from podgpu.node.holders.reader import HolderSources
+from podgpu.node.usage.containers import ContainerFinder
 from podgpu.web.app import Address
-from tests.cluster.real_servers import alertmanager, expositions_at, needs, prometheus
 from tests.deploy.relabelings import scrape_job
+from tests.fleet.real_servers import alertmanager, expositions_at, needs, prometheus
 from tests.nodes.clock import PATIENCE, wait_until
 from tests.simulated import FaultyNvml
 from tests.simulated_kubelet import FaultyKubelet

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from podgpu.simulate.gpu import SimulatedLoad
-from podgpu.simulate.kubelet import SimulatedPod
+from podgpu.labs.simulate.gpu import SimulatedLoad
+from podgpu.labs.simulate.simulated_kubelet import SimulatedPod
 from tests.deploy.fleet import RULES, Fleet, Series, fleet_in, needs_servers
 from tests.engine import BurstLoad
 from tests.nodes.clock import wait_until

@@ -13,7 +13,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from podgpu.autoscale.requests import parse_path, parse_trigger
+from podgpu.scale.requests import parse_path, parse_trigger
 from tests.deploy.fleet import ROOT, Fleet, Series, fleet_in, needs_servers
 from tests.nodes.clock import wait_until
 

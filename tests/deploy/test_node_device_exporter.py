@@ -18,8 +18,8 @@ import pytest
 import yaml
 
 from deploy.render import COUNTERS_1_X, MANIFESTS, ROOT
-from podgpu.gpu.exporter import parse_exposition
-from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
+from podgpu.labs.simulate.simulated_kubelet import SimulatedKubelet, SimulatedPod
+from podgpu.node.gpu.remote_exporter import parse_exposition
 from tests.deploy.chart import pods_of
 from tests.net import free_port
 from tests.nodes.clock import wait_until

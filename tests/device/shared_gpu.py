@@ -22,9 +22,9 @@ from typing import Any
 
 import pynvml
 
-from podgpu.gpu.nvml.switch_attribution import RECORD
-from podgpu.gpu.nvml.switch_log import ContextSwitchLog, check_driver
-from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
+from podgpu.labs.simulate.simulated_kubelet import SimulatedKubelet, SimulatedPod
+from podgpu.node.gpu.nvml.switch_attribution import RECORD
+from podgpu.node.gpu.nvml.switch_log import ContextSwitchLog, check_driver
 
 METHODS = ("samples", "switches", "exact")
 PORTS = {method: 9480 + number for number, method in enumerate(METHODS)}

@@ -16,8 +16,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from podgpu.gpu.exporter import parse_exposition
-from podgpu.simulate.kubelet import SimulatedPod
+from podgpu.labs.simulate.simulated_kubelet import SimulatedPod
+from podgpu.node.gpu.remote_exporter import parse_exposition
 from tests.cli.test_option_table import Ran, execute
 from tests.enrich.test_losses import enriching
 from tests.net import free_port

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from podgpu.clock import Clock
-from podgpu.enrich import Enricher
 from podgpu.errors import SourceError
 from podgpu.files import AtomicFile
-from podgpu.gpu.exporter import FileExposition, parse_exposition
 from podgpu.metrics.parse import ParsedFamily
 from podgpu.model import Allocation
+from podgpu.node.gpu.remote_exporter import FileExposition, parse_exposition
+from podgpu.tools.enrich import Enricher
 from podgpu.workers import ErrorCounts
 from tests.nodes.clock import wait_until
 from tests.privilege import mounted_disk

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.enrich import relabel
-from podgpu.gpu.exporter import parse_exposition
 from podgpu.metrics.labels import Policy
 from podgpu.metrics.parse import encode_parsed
 from podgpu.model import Assignment, Workload
+from podgpu.node.gpu.remote_exporter import parse_exposition
+from podgpu.tools.enrich import relabel
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 GOLDENS = Path(__file__).parent / "goldens"

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from podgpu.cli import main, node
-from podgpu.gpu.nvml.telemetry import NvmlTelemetry
-from podgpu.gpu.source import Telemetry
+from podgpu.node.gpu.nvml.nvml_telemetry import NvmlTelemetry
+from podgpu.node.gpu.source import Telemetry
 from tests.simulated import FaultyNvml
 
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from endurance.vitals import vitals_of
-from podgpu.simulate.kubelet import SimulatedPod
+from podgpu.labs.simulate.simulated_kubelet import SimulatedPod
 from tests.net import lines_of
 from tests.nodes.clock import wait_until
 from tests.process import EXPORTER, NO_LOGS, PODGPU, ROOT, Process, has_values, is_listening, podgpu

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from podgpu.gpu.nvml.telemetry import NvmlTelemetry
+from podgpu.labs.simulate.gpu import SimulatedLoad
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.fields import Field
 from podgpu.model import DeviceUsage, GpuReading, UsageProblems, Value
-from podgpu.simulate.gpu import SimulatedLoad
+from podgpu.node.gpu.nvml.nvml_telemetry import NvmlTelemetry
 from tests.simulated import FaultyNvml, stop_after_test
 
 DCP = tuple(c.field for c in shipped_counters("dcp") or ())

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.agent.loop import Agent, Settings
 from podgpu.errors import SourceError
-from podgpu.gpu.exporter import ExporterTelemetry, FileExposition
-from podgpu.gpu.nvml.telemetry import NvmlTelemetry
-from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.fields import Field, field_named, fields
 from podgpu.metrics.labels import Policy
 from podgpu.metrics.parse import ParsedSample, parse_text
 from podgpu.model import Allocation, Assignment, Workload
+from podgpu.node.agent.agent import Agent, Settings
+from podgpu.node.gpu.nvml.nvml_telemetry import NvmlTelemetry
+from podgpu.node.gpu.remote_exporter import ExporterTelemetry, FileExposition
+from podgpu.node.holders.reader import HolderSources
 from tests.gpu.nvml_bench import of_gpu
 from tests.simulated import FaultyNvml
 

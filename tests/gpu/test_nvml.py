@@ -8,8 +8,8 @@ import pynvml
 import pytest
 
 from podgpu.errors import SourceError
-from podgpu.gpu.nvml.driver import FirmwarePhase
 from podgpu.metrics.fields import field_named, fields
+from podgpu.node.gpu.nvml.driver import FirmwarePhase
 from tests.gpu.nvml_bench import DCP, NvmlBench, of_gpu
 
 

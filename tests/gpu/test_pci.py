@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.gpu.nvml.telemetry import count_pci_gpus
+from podgpu.node.gpu.nvml.nvml_telemetry import count_pci_gpus
 
 GPU, VGA, NVSWITCH, NIC = ("0x10de", "0x030200"), ("0x10de", "0x030000"), ("0x10de", "0x068000"), ("0x15b3", "0x020000")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.node.holders.kubelet import KubeletAllocation
 from tests.simulated_kubelet import FaultyKubelet
 
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.errors import SourceError
-from podgpu.holders.annotations import FORMATS, AnnotationsAllocation, BadAnnotation, read_grants
 from podgpu.kube.objects import ContainerRecord, PodRecord
 from podgpu.model import Allocation, Device, Unmapped, VcudaRequest, Workload
+from podgpu.node.holders.annotations import FORMATS, AnnotationsAllocation, BadAnnotation, read_grants
 from tests.holders.devices import failure, uuid
 
 KOORDINATOR = "scheduling.koordinator.sh/device-allocated"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.holders.device_ids import DeviceIndex, HeldId, count_vcuda, group_replicas, map_held, parse_device_id
 from podgpu.model import Device, VcudaRequest, Workload
+from podgpu.node.holders.device_ids import DeviceIndex, HeldId, count_vcuda, group_replicas, map_held, parse_device_id
 
 UUID = "b1e4a9c2-0d3f-4b57-8a61-92f0c7d5e381"
 OTHER = "00000001-1111-2222-3333-444444444444"

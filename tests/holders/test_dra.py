@@ -11,7 +11,11 @@ from typing import Any
 
 import pytest
 
-from podgpu.holders.dra import (
+from podgpu.kube.config import ApiConfig
+from podgpu.kube.objects import Pairs
+from podgpu.labs.simulate.simulated_kubelet import SimulatedPod
+from podgpu.model import Allocation, Device, Unmapped, Workload
+from podgpu.node.holders.dra import (
     NVIDIA_DRIVER,
     ClaimReader,
     DraClaims,
@@ -21,12 +25,8 @@ from podgpu.holders.dra import (
     parse_driver_checkpoint,
     parse_slice,
 )
-from podgpu.holders.kubelet import KubeletAllocation, decode_list
-from podgpu.holders.reader import merge
-from podgpu.kube.config import ApiConfig
-from podgpu.kube.objects import Pairs
-from podgpu.model import Allocation, Device, Unmapped, Workload
-from podgpu.simulate.kubelet import SimulatedPod
+from podgpu.node.holders.kubelet import KubeletAllocation, decode_list
+from podgpu.node.holders.reader import merge
 from tests.holders.devices import gpu, mig_uuid, uuid
 from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.clock import FakeClock

@@ -10,9 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from podgpu.errors import SourceError
-from podgpu.holders.identity import Identities, IdentityReader, parse_log_name
 from podgpu.kube.objects import ContainerRecord, PodRecord
 from podgpu.model import Workload
+from podgpu.node.holders.identity import Identities, IdentityReader, parse_log_name
 
 UID = "c3a3a1f0-0000-4000-8000-000000000001"
 OLD_UID = "c3a3a1f0-0000-4000-8000-000000000002"

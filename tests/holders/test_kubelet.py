@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.errors import SourceError
-from podgpu.holders.kubelet import GrpcError, KubeletAllocation, call_unary, decode_list
+from podgpu.labs.simulate.simulated_kubelet import SimulatedPod
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
-from podgpu.simulate.kubelet import SimulatedPod
+from podgpu.node.holders.kubelet import GrpcError, KubeletAllocation, call_unary, decode_list
 from tests.holders.devices import gpu, mig_uuid, uuid
 from tests.nodes.clock import PATIENCE
 from tests.privilege import without_privilege

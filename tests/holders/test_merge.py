@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.errors import SourceError
-from podgpu.holders import Complete
-from podgpu.holders.reader import merge
 from podgpu.model import Allocation, Assignment, VcudaRequest, Workload
+from podgpu.node.holders import Complete
+from podgpu.node.holders.reader import merge
 
 MAIN = Workload("ns", "p", "main")
 

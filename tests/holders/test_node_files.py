@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.holders.node_files import (
+from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
+from podgpu.node.holders.node_files import (
     CheckpointAllocation,
     HpcAllocation,
     PodlistAllocation,
@@ -18,7 +19,6 @@ from podgpu.holders.node_files import (
     parse_jobs,
     parse_podlist,
 )
-from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 from tests.holders.devices import failure, gpu, mig_uuid, uuid
 from tests.nodes.clock import PATIENCE
 from tests.privilege import mounted_file, without_privilege

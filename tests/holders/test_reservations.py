@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.cluster.collect import NodeReading
-from podgpu.cluster.prices import Price, Prices
-from podgpu.cluster.ranges import RangeAnswer, RangeQuery
-from podgpu.cluster.record import RecordedUsage, SampleReader
-from podgpu.cluster.view import View, make_view
-from podgpu.history.recorder import HistoryRecorder
-from podgpu.holders.annotations import find_reserved, replace_reservations
-from podgpu.holders.reader import merge
+from podgpu.fleet.prices import Price, Prices
+from podgpu.fleet.readings import NodeReading
+from podgpu.fleet.view import View, make_view
 from podgpu.kube.objects import ContainerRecord, PodRecord
 from podgpu.metrics.adapter import node_from_samples, samples_in
 from podgpu.model import Allocation, Assignment, NodeState, Workload
-from tests.cluster.states import state_of
+from podgpu.node.holders.annotations import find_reserved, replace_reservations
+from podgpu.node.holders.reader import merge
+from podgpu.past.bill import RangeAnswer, RangeQuery
+from podgpu.past.record import RecordedUsage, SampleReader
+from podgpu.past.recorder import HistoryRecorder
+from tests.fleet.states import state_of
 from tests.holders.devices import gpu, uuid
 from tests.nodes.node import node_of, read_description
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from podgpu.cli.node import SOURCES, make_allocations
+from podgpu.cli.sources import SOURCES, make_allocations
 from podgpu.errors import SourceError, UsageError
-from podgpu.gpu.nvml.telemetry import NvmlTelemetry
-from podgpu.holders import AllocationSource
 from podgpu.kube.config import NoApi
+from podgpu.node.gpu.nvml.nvml_telemetry import NvmlTelemetry
+from podgpu.node.holders import AllocationSource
 from tests.simulated import OTHER_PID_NAMESPACE, FaultyNvml, FaultyProc
 
 Create = Callable[..., list[AllocationSource]]

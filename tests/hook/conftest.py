@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from podgpu.files import AtomicFile
-from podgpu.hook.loop import Hook
+from podgpu.node.hook.loop import Hook
 from tests.hook.runtime import Runtime, read_podlist
 from tests.nodes.clock import wait_until
 

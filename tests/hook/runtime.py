@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from podgpu.hook import nri_pb2
+from podgpu.node.hook import nri_pb2
 
 PLUGIN, RUNTIME = 1, 2
 SERVICE = "nri.pkg.api.v1alpha1.Plugin"

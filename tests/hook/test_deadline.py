@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from podgpu.errors import SourceError
-from podgpu.hook import HookCounters
-from podgpu.hook.devices import Card, Cards
-from podgpu.hook.nri import Plugin, Session
+from podgpu.node.hook import HookCounters
+from podgpu.node.hook.devices import Card, Cards
+from podgpu.node.hook.nri import Plugin, Session
 from tests.hook.conftest import StartHook, wait_written
 from tests.hook.runtime import Container, Pod, Runtime, gpu_pod, uuid
 from tests.hook.test_gpus import KOORDINATOR, koordinator

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.holders.annotations import BadAnnotation
-from podgpu.hook import nri_pb2
-from podgpu.hook.devices import Card, Cards, Sandbox, find_gpus, read_cards
+from podgpu.node.holders.annotations import BadAnnotation
+from podgpu.node.hook import nri_pb2
+from podgpu.node.hook.devices import Card, Cards, Sandbox, find_gpus, read_cards
 from tests.hook.runtime import uuid
 
 KOORDINATOR = "scheduling.koordinator.sh/device-allocated"

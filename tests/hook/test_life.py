@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.errors import SourceError
-from podgpu.hook import nri_pb2
-from podgpu.hook.loop import Hook
-from podgpu.hook.nri import PLUGIN_SERVICE, RUNTIME_SERVICE, Message, encode, split_messages
+from podgpu.node.hook import nri_pb2
+from podgpu.node.hook.loop import Hook
+from podgpu.node.hook.nri import PLUGIN_SERVICE, RUNTIME_SERVICE, Message, encode, split_messages
 from tests.hook.conftest import StartHook, wait_written
 from tests.hook.runtime import PLUGIN, RUNTIME, Container, Ended, PluginError, Pod, Runtime, gpu_pod, uuid
 from tests.nodes.clock import wait_until

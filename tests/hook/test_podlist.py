@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from podgpu.files import AtomicFile
-from podgpu.holders.node_files import PodlistEntry
-from podgpu.hook import HookCounters, nri_pb2
-from podgpu.hook.devices import Cards, Sandbox
-from podgpu.hook.loop import PodlistWriter, encode_podlist
+from podgpu.node.holders.node_files import PodlistEntry
+from podgpu.node.hook import HookCounters, nri_pb2
+from podgpu.node.hook.devices import Cards, Sandbox
+from podgpu.node.hook.loop import PodlistWriter, encode_podlist
 from tests.hook.conftest import StartHook, wait_written
 from tests.hook.runtime import Runtime, gpu_pod, read_podlist, uuid
 from tests.hook.test_command import options, running

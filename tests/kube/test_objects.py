@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from podgpu.cluster.discover import merge_urls, parse_endpoint_slice
-from podgpu.holders.annotations import is_read
+from podgpu.fleet.read.discover import merge_urls, parse_endpoint_slice
 from podgpu.kube.objects import ContainerRecord, PodRecord, parse_owner, parse_pod, parse_quantity
 from podgpu.model import WorkloadOwner
+from podgpu.node.holders.annotations import is_read
 
 ID = "3f" * 32
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from podgpu.metrics.parse import parse_text
-from tests.cluster.real_servers import needs
+from tests.fleet.real_servers import needs
 from tests.metrics.test_opencost import ask, scraped
 from tests.nodes.clock import wait_until
 from tests.nodes.node import Node

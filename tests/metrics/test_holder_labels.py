@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from podgpu.metrics.parse import ParsedSample, parse_text
-from tests.cluster.real_servers import needs
+from tests.fleet.real_servers import needs
 from tests.metrics.test_opencost import ask, scraped
 from tests.nodes.clock import wait_until
 from tests.nodes.node import Description, node_of, read_description

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from podgpu.labs.simulate.models import MODELS, GpuModel
 from podgpu.metrics.mig import billed_name, fraction_of_gpu, parent_and_fraction, slices_of_gpu, slices_of_profile
-from podgpu.simulate.models import MODELS, GpuModel
 
 
 @pytest.mark.parametrize("model", [m for m in MODELS.values() if m.profiles], ids=lambda model: model.name)

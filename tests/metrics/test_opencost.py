@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.real_servers import needs, prometheus
+from tests.fleet.real_servers import needs, prometheus
 from tests.nodes.clock import wait_until
 from tests.nodes.node import node_of, read_description
 from tests.web.server import Client, running

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from podgpu.cli.main import run
-from podgpu.migrate.documents import migrate_dashboard, migrate_rules
+from podgpu.tools.migrate.documents import migrate_dashboard, migrate_rules
 
 RULES = """\
 # Kept: this comment, the order, the quotes.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from podgpu.migrate.promql import PromqlError, rewrite_query
+from podgpu.tools.migrate.query_rewriter import PromqlError, rewrite_query
 
 UTIL, UTIL_RATIO = "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_GPU_UTIL_RATIO"
 USED, USED_BYTES = "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_USED_BYTES"

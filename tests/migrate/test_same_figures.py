@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.agent.loop import Agent, Settings
 from podgpu.clock import Clock
-from podgpu.gpu.nvml.telemetry import NvmlTelemetry
+from podgpu.labs.simulate.gpu import SimulatedLoad
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.fields import HOST_LABELS, NameSet
 from podgpu.metrics.labels import Policy
 from podgpu.metrics.parse import parse_text
-from podgpu.migrate.promql import renamed_labels, rewrite_query
-from podgpu.simulate.gpu import SimulatedLoad
-from tests.cluster.real_servers import Point, needs, prometheus
+from podgpu.node.agent.agent import Agent, Settings
+from podgpu.node.gpu.nvml.nvml_telemetry import NvmlTelemetry
+from podgpu.tools.migrate.query_rewriter import renamed_labels, rewrite_query
 from tests.deploy.grafana import as_sent, several
 from tests.deploy.test_dashboards import NVIDIA_12239
+from tests.fleet.real_servers import Point, needs, prometheus
 from tests.nodes.clock import FakeClock
 from tests.simulated import FaultyNvml
 

@@ -16,17 +16,17 @@ from typing import Any
 import grpc
 import pytest
 
-from podgpu.agent.loop import Agent
 from podgpu.cli.exporter import command, resolve_options
-from podgpu.cli.node import build_exporter_agent
 from podgpu.cli.options import normalize_arguments
+from podgpu.cli.sources import build_exporter_agent
 from podgpu.clock import Clock
-from podgpu.gpu.nvml.telemetry import NvmlTelemetry
-from podgpu.holders.api import ApiAccess
 from podgpu.kube.reflector import ReflectorSettings
-from podgpu.simulate.gpu import SimulatedLoad
-from podgpu.simulate.kubelet import SimulatedPod
-from podgpu.simulate.node import place_loads, pods, tenants
+from podgpu.labs.simulate.gpu import SimulatedLoad
+from podgpu.labs.simulate.simulated_kubelet import SimulatedPod
+from podgpu.labs.simulate.simulated_node import place_loads, pods, tenants
+from podgpu.node.agent.agent import Agent
+from podgpu.node.gpu.nvml.nvml_telemetry import NvmlTelemetry
+from podgpu.node.holders.api import ApiAccess
 from tests.host.guard import HOST_VARIABLES, NODE_PATHS
 from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.clock import FakeClock, wait_until

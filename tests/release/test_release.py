@@ -23,7 +23,7 @@ from zipfile import ZipFile
 import pytest
 
 from podgpu import __version__
-from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
+from podgpu.labs.simulate.simulated_kubelet import SimulatedKubelet, SimulatedPod
 from tests.net import free_port
 from tests.release.conftest import build_release
 

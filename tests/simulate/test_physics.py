@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.simulate.gpu import SimulatedLoad
+from podgpu.labs.simulate.gpu import SimulatedLoad
 from tests.simulated import FaultyNvml
 
 

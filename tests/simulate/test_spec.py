@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.errors import UsageError
-from podgpu.simulate.driver import SimulatedNvml
-from podgpu.simulate.models import MAX_GPUS, MODELS, GpuModel, parse_profiles, parse_spec
-from podgpu.simulate.node import place_loads, tenants
+from podgpu.labs.simulate.models import MAX_GPUS, MODELS, GpuModel, parse_profiles, parse_spec
+from podgpu.labs.simulate.simulated_driver import SimulatedNvml
+from podgpu.labs.simulate.simulated_node import place_loads, tenants
 
 
 @pytest.mark.parametrize(

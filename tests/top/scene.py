@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from podgpu.cluster.parts import Totals
-from podgpu.cluster.view import ConditionView, GpuView, HolderView, InstanceView, NodeView, View
+from podgpu.fleet.parts import Totals
+from podgpu.fleet.view import ConditionView, GpuView, HolderView, InstanceView, NodeView, View
 from podgpu.model import Workload, parts_of
+from podgpu.top.feed import Seen
 from podgpu.top.lines import Line, make_lines
-from podgpu.top.source import Seen
 
 HEADER = ["GPU", "MODEL", "HOLDER", "UTIL", "MEM", "GiB", "POWER", "TEMP", "PROC", "IDLE"]
 H100 = "NVIDIA H100 80GB HBM3"

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from podgpu.cli.main import run
-from podgpu.cli.node import SOURCES, simulated_driver
-from podgpu.cluster.view import decode_view
-from podgpu.simulate.node import create_host_files, pods, tenants
+from podgpu.cli.sources import SOURCES, simulated_driver
+from podgpu.fleet.view import decode_view
+from podgpu.labs.simulate.simulated_node import create_host_files, pods, tenants
 from tests.cli.test_doctor import _no_variables
 from tests.simulated import FaultyProc
 from tests.simulated_kubelet import FaultyKubelet

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.cluster.summary import JobSummary
-from podgpu.cluster.view import ConditionView, FieldView, GpuDetails, GpuView, SourceView, XidView
+from podgpu.fleet.view import ConditionView, FieldView, GpuDetails, GpuView, SourceView, XidView
 from podgpu.model import WaitPart, Workload, WorkloadOwner, parts_of
+from podgpu.past.job import JobSummary
+from podgpu.top.feed import FetchedDetails, Sparklines
 from podgpu.top.screen import render_details
-from podgpu.top.source import FetchedDetails, Sparklines
 from podgpu.top.table import as_text
 from tests.top import scene
 from tests.top.scene import BATCH, GIB, LOST, NOW, TRAINER, gpu, holder, instance

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from podgpu.cli.main import run
-from podgpu.cluster.collect import ClusterReading, NodeReading, ViewSettings
-from podgpu.cluster.loop import Cluster
+from podgpu.fleet.readings import ClusterReading, NodeReading, ViewSettings
+from podgpu.fleet.round import Cluster
 from podgpu.web.cluster_app import cluster_application
 from tests.agent.gpu_bench import GpuBench, bench_of
-from tests.cluster.states import gpu, holder, node
-from tests.cluster.test_loop import Script, Time, tell
+from tests.fleet.states import gpu, holder, node
+from tests.fleet.test_loop import Script, Time, tell
 from tests.nodes.clock import wait_until
 from tests.web.server import Client, running
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from podgpu.cluster.summary import JobSummary
-from podgpu.cluster.view import GpuDetails
-from podgpu.history.answers import NO_DATA
-from podgpu.top.source import ClusterSource, ExporterSource, Feed, FetchedDetails
+from podgpu.fleet.view import GpuDetails
+from podgpu.past.job import JobSummary
+from podgpu.past.sqlite import NO_DATA
+from podgpu.top.feed import ClusterSource, ExporterSource, Feed, FetchedDetails
 from tests.top.scene import gpu, holder, node, view
 from tests.top.servers import EXPOSITION, HTML, answer, history, podgpu_server, serving
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from podgpu.cluster.view import ConditionView
+from podgpu.fleet.view import ConditionView
 from podgpu.model import RunningProcess, Workload
 from podgpu.top.lines import Line, arrange, flatten, make_lines
 from tests.top.scene import (

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.cluster.nodes import Alert
-from podgpu.cluster.view import GpuDetails, XidView
 from podgpu.errors import SourceError
+from podgpu.fleet.choose import Alert
+from podgpu.fleet.view import GpuDetails, XidView
+from podgpu.top.feed import FetchedDetails, Seen
 from podgpu.top.live import decode_keys
 from podgpu.top.screen import Screen
-from podgpu.top.source import FetchedDetails, Seen
 from podgpu.top.table import Spans, as_text
 from tests.top import scene
 from tests.top.scene import LOST, gpu, holder

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from podgpu.cluster.view import GpuView, View
 from podgpu.errors import SourceError
-from podgpu.top.source import ClusterSource, ExporterSource
+from podgpu.fleet.view import GpuView, View
+from podgpu.top.feed import ClusterSource, ExporterSource
 from tests.top.scene import LOST, gpu, holder, node, view
 from tests.top.servers import EXPOSITION, HTML, answer, podgpu_server, serving
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from rich.cells import cell_len
 
-from podgpu.cluster.parts import Totals
-from podgpu.history.answers import NO_DATA
+from podgpu.fleet.parts import Totals
 from podgpu.model import Workload
+from podgpu.past.sqlite import NO_DATA
+from podgpu.top.feed import Sparklines
 from podgpu.top.lines import make_lines
-from podgpu.top.source import Sparklines
 from podgpu.top.table import Table, as_text, draw_sparkline, fit_holder, format_duration, render_totals
 from tests.top.scene import NOW, busy_gpu, gpu, holder, lines_of, node, view
 from tests.top.test_lines import ALL

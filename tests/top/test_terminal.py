@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from podgpu.cluster.view import GpuDetails, XidView
+from podgpu.fleet.view import GpuDetails, XidView
 from tests.top.scene import LOST, gpu, holder, node, view
 from tests.top.servers import EXPOSITION, RawServer, answer, history, podgpu_server, serving, unused_url
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.usage.containers import ContainerFinder
+from podgpu.node.usage.containers import ContainerFinder
 from tests.nodes.clock import FakeClock
 from tests.simulated import FaultyProc
 

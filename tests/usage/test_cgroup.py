@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.model import Workload
-from podgpu.usage.containers import parse_cgroup
+from podgpu.node.usage.containers import parse_cgroup
 from tests.simulated import Driver, Qos, Runtime, cgroup_text, container_cgroup
 
 UID = "3f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a11"

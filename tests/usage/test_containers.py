@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from podgpu.model import Workload
-from podgpu.usage.containers import (
+from podgpu.node.usage.containers import (
     CACHE_SECONDS,
     NOT_IN_POD,
     ContainerFinder,

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from podgpu.agent.usage import add_owners
 from podgpu.model import (
     Assignment,
     Device,
@@ -26,8 +25,9 @@ from podgpu.model import (
     Workload,
     WorkloadKey,
 )
-from podgpu.usage.containers import ProcessOwner
-from podgpu.usage.ledger import COUNTERS, Ledger
+from podgpu.node.agent.usage_collector import add_owners
+from podgpu.node.usage.containers import ProcessOwner
+from podgpu.node.usage.ledger import COUNTERS, Ledger
 
 SECOND = 10**9
 A = Workload("research", "a", "main", "uid-a")

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from podgpu.errors import SourceError
-from podgpu.gpu.nvml.telemetry import NvmlTelemetry
-from podgpu.holders import AllocationSource
-from podgpu.holders.node_files import ProcessHolders
+from podgpu.labs.simulate.gpu import SimulatedLoad
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
-from podgpu.simulate.gpu import SimulatedLoad
-from podgpu.usage.containers import ContainerFinder
+from podgpu.node.gpu.nvml.nvml_telemetry import NvmlTelemetry
+from podgpu.node.holders import AllocationSource
+from podgpu.node.holders.node_files import ProcessHolders
+from podgpu.node.usage.containers import ContainerFinder
 from tests.privilege import without_privilege
 from tests.simulated import OTHER_PID_NAMESPACE, FaultyNvml, FaultyProc, container_cgroup
 

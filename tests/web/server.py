@@ -13,7 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
-from podgpu.agent.loop import Agent
+from podgpu.node.agent.agent import Agent
 from podgpu.tls import MakeTlsContext
 from podgpu.web.app import Address, Listener, listening
 from podgpu.web.connections import ConnectionLimits

@@ -15,11 +15,11 @@ import msgspec
 import pytest
 
 from podgpu import __version__
-from podgpu.cluster import view as view_structs
-from podgpu.cluster.prices import read_prices
-from podgpu.cluster.record import RecordedUsage
+from podgpu.fleet import view as view_structs
+from podgpu.fleet.prices import read_prices
 from podgpu.metrics.parse import parse_text
 from podgpu.model import NodeState, decode_node, encode_node
+from podgpu.past.record import RecordedUsage
 from podgpu.web.exporter_app import application, build_state, node_recorder
 from tests.nodes.node import Description, Node, node_of
 from tests.web.conftest import UUID

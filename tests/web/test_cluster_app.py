@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from podgpu.cluster.collect import ClusterReading, TargetOutcome, ViewSettings
-from podgpu.cluster.loop import Cluster
-from podgpu.cluster.record import RecordedUsage, cluster_recorder
+from podgpu.fleet.readings import ClusterReading, TargetOutcome, ViewSettings
+from podgpu.fleet.round import Cluster
 from podgpu.metrics.parse import parse_text
+from podgpu.past.record import RecordedUsage, cluster_recorder
 from podgpu.web.cluster_app import cluster_application
-from tests.cluster.states import gpu, holder, node
-from tests.cluster.test_loop import Script, Time, tell
+from tests.fleet.states import gpu, holder, node
+from tests.fleet.test_loop import Script, Time, tell
 from tests.web.server import Client, running
 
 HOSTILE = 'a"b\\c\nd<script>alert(1)</script>'

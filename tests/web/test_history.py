@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from podgpu.cluster.ranges import RangeAnswer, RangeQuery
 from podgpu.errors import SourceError
-from podgpu.history.answers import JSON
+from podgpu.past.bill import RangeAnswer, RangeQuery
+from podgpu.past.sqlite import JSON
 from podgpu.web.exporter_app import application, node_recorder
 from tests.nodes.node import Node
 from tests.web.conftest import UUID

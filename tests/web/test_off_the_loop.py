@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.cluster.prices import no_prices
+from podgpu.fleet.prices import no_prices
 from podgpu.web.exporter_app import application
 from tests.nodes.clock import PATIENCE
 from tests.nodes.node import Node, kubeconfig

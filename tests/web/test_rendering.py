@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from podgpu.agent.publish import Published
 from podgpu.metrics.counters import CounterSpec, shipped_counters
 from podgpu.metrics.labels import Policy
 from podgpu.model import Assignment, Device, HolderUsage, NodeState, Workload
+from podgpu.node.agent.publish import Published
 from tests.agent.documents import make_state
 from tests.nodes.clock import PATIENCE
 from tests.nodes.node import Node

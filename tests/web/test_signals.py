@@ -20,10 +20,10 @@ from tests.web.server import Client
 SCRIPT = """
 import logging
 import sys
-from podgpu.agent.loop import Agent, Settings
+from podgpu.node.agent.agent import Agent, Settings
 from podgpu.web.exporter_app import application
 from podgpu.web.app import Address, Listener, run
-from podgpu.gpu.nvml.telemetry import NvmlTelemetry
+from podgpu.node.gpu.nvml.nvml_telemetry import NvmlTelemetry
 from tests.simulated import FaultyNvml
 
 driver = FaultyNvml("2xH100")

@@ -14,21 +14,21 @@ from typing import Any
 import click
 from aiohttp import web
 
-from podgpu.autoscale.keda import KEDA_OPTION, ExternalScaler, load_credentials
-from podgpu.autoscale.metrics import PROFILING_METRICS
-from podgpu.autoscale.metrics_api import API_OPTION, CaBundleUpdater, FrontProxy, MetricsApi, issue, parse_front_proxy
-from podgpu.autoscale.pods import PodWatcher
-from podgpu.autoscale.requests import API_GROUP, API_VERSIONS, Refusal
-from podgpu.autoscale.samples import SampleStore
 from podgpu.cli.cluster import choose_collector, make_settings
 from podgpu.cli.options import make_command
-from podgpu.cluster.collect import ViewSettings, check_window
-from podgpu.cluster.loop import Cluster
 from podgpu.errors import UsageError
+from podgpu.fleet.readings import ViewSettings, check_window
+from podgpu.fleet.round import Cluster
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import is_loopback, load_config
 from podgpu.kube.reflector import Informer
 from podgpu.metrics.encode import NO_LABELS, VERSIONS, Family, Labels, Sample, make_families
+from podgpu.scale.catalogue import PROFILING_METRICS
+from podgpu.scale.keda import KEDA_OPTION, ExternalScaler, load_credentials
+from podgpu.scale.metrics_api import API_OPTION, CaBundleUpdater, FrontProxy, MetricsApi, issue, parse_front_proxy
+from podgpu.scale.pods import PodWatcher
+from podgpu.scale.requests import API_GROUP, API_VERSIONS, Refusal
+from podgpu.scale.samples import SampleStore
 from podgpu.tls import Pem
 from podgpu.web.app import PROBE_OPTION, Address, Listener, make_application, run
 from podgpu.web.responses import metrics_route, probe_routes

@@ -13,22 +13,22 @@ import click
 from click.core import ParameterSource
 
 from podgpu.cli.options import is_set, make_command, naming_option
-from podgpu.cluster.collect import Collector, ViewSettings, check_window, full_scale
-from podgpu.cluster.discover import ApiMap, KubernetesTargets, ServiceSelector
-from podgpu.cluster.loop import Cluster, MakeCollector
-from podgpu.cluster.prices import ReadPrices, no_prices, read_prices
-from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer
-from podgpu.cluster.prometheus_history import PrometheusHistory
-from podgpu.cluster.prometheus_ranges import PrometheusRanges
-from podgpu.cluster.prometheus_selection import PrometheusSelection
-from podgpu.cluster.ranges import UsageAnswers
-from podgpu.cluster.record import MAX_GPUS, RecordedUsage, cluster_recorder
-from podgpu.cluster.scrape import ScrapeCollector, unique_targets
 from podgpu.errors import UsageError
-from podgpu.history.answers import HistorySource
+from podgpu.fleet.prices import ReadPrices, no_prices, read_prices
+from podgpu.fleet.read.discover import ApiMap, KubernetesTargets, ServiceSelector
+from podgpu.fleet.read.pages import PrometheusSelection
+from podgpu.fleet.read.prometheus import PrometheusCollector, PrometheusServer
+from podgpu.fleet.read.scrape import ScrapeCollector, unique_targets
+from podgpu.fleet.readings import Collector, ViewSettings, check_window, full_scale
+from podgpu.fleet.round import Cluster, MakeCollector
 from podgpu.http_client import Access
 from podgpu.kube.config import NoApi, load_config
 from podgpu.kube.objects import NODES_PATH, PODS_PATH, parse_node_labels, parse_owner
+from podgpu.past.bill import UsageAnswers
+from podgpu.past.prometheus_charges import PrometheusRanges
+from podgpu.past.prometheus_series import PrometheusHistory
+from podgpu.past.record import MAX_GPUS, RecordedUsage, cluster_recorder
+from podgpu.past.sqlite import HistorySource
 from podgpu.web.app import Listener, Service, load_protection, make_listeners, run
 from podgpu.web.cluster_app import cluster_application, cluster_probes
 

@@ -24,31 +24,31 @@ from typing import NamedTuple
 import click
 from aiohttp import web
 
-from podgpu.agent.loop import Agent, Settings
 from podgpu.charge import UNALLOCATED, Charge, Figures, HeldTime, UsageAccount, charge, charge_rest
-from podgpu.cli.node import read_simulated
 from podgpu.cli.options import make_command
+from podgpu.cli.sources import read_simulated
 from podgpu.cli.terminal import configure_logging
 from podgpu.clock import Clock
-from podgpu.cluster.collect import ViewSettings
-from podgpu.cluster.idle import describe_idle
-from podgpu.cluster.loop import Cluster
-from podgpu.cluster.prices import Prices, ReadPrices, read_prices
-from podgpu.cluster.record import RecordedUsage, cluster_recorder
-from podgpu.cluster.scrape import ScrapeCollector
-from podgpu.history.events import IDLE
-from podgpu.history.recorder import HistoryRecorder
-from podgpu.history.store import COARSE, DAY, FINE, HOUR, GpuSample
-from podgpu.holders.identity import IdentityReader
-from podgpu.holders.kubelet import KubeletAllocation
-from podgpu.holders.reader import HolderSources
+from podgpu.fleet.hold import describe_idle
+from podgpu.fleet.prices import Prices, ReadPrices, read_prices
+from podgpu.fleet.read.scrape import ScrapeCollector
+from podgpu.fleet.readings import ViewSettings
+from podgpu.fleet.round import Cluster
+from podgpu.labs.simulate.gpu import DRAM, Activity, SimulatedGpu, compute_watts, final_celsius
+from podgpu.labs.simulate.simulated_node import DemoNode, Tenant
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.labels import Policy
 from podgpu.model import Workload, WorkloadOwner
-from podgpu.simulate.gpu import DRAM, Activity, SimulatedGpu, compute_watts, final_celsius
-from podgpu.simulate.node import DemoNode, Tenant
-from podgpu.usage.containers import ContainerFinder
-from podgpu.usage.ledger import Ledger
+from podgpu.node.agent.agent import Agent, Settings
+from podgpu.node.holders.identity import IdentityReader
+from podgpu.node.holders.kubelet import KubeletAllocation
+from podgpu.node.holders.reader import HolderSources
+from podgpu.node.usage.containers import ContainerFinder
+from podgpu.node.usage.ledger import Ledger
+from podgpu.past.events import IDLE
+from podgpu.past.record import RecordedUsage, cluster_recorder
+from podgpu.past.recorder import HistoryRecorder
+from podgpu.past.store import COARSE, DAY, FINE, HOUR, GpuSample
 from podgpu.web.app import Address, Listener, Service, run
 from podgpu.web.cluster_app import cluster_application
 from podgpu.web.exporter_app import application, build_state, node_recorder

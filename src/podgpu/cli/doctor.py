@@ -11,20 +11,20 @@ from typing import Any
 
 import click
 
-from podgpu.agent.counters import CounterSpecs, collection_of_fields, counters_in_configmap
 from podgpu.cli.exporter import list_ignored_options, resolve_options
-from podgpu.cli.node import Options, choose_counters, make_allocations, make_identities, open_telemetry
 from podgpu.cli.options import is_set, make_command
+from podgpu.cli.sources import Options, choose_counters, make_allocations, make_identities, open_telemetry
 from podgpu.cli.terminal import print_out, quiet_logs, wants_colour
-from podgpu.device_selection import parse_selection
-from podgpu.doctor import node
-from podgpu.doctor.node import Finding, Level, note, ok, wrong
 from podgpu.errors import SourceError, UsageError, one_line, plural
-from podgpu.gpu.source import Telemetry
-from podgpu.holders import AllocationSource
-from podgpu.holders.api import ApiAccess, LabelFilter
-from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.kube.config import NoApi
+from podgpu.node.agent.device_selection import parse_selection
+from podgpu.node.agent.schedule import CounterSpecs, collection_of_fields, counters_in_configmap
+from podgpu.node.gpu.source import Telemetry
+from podgpu.node.holders import AllocationSource
+from podgpu.node.holders.api import ApiAccess, LabelFilter
+from podgpu.node.holders.kubelet import KubeletAllocation
+from podgpu.tools.doctor import checks
+from podgpu.tools.doctor.checks import Finding, Level, note, ok, wrong
 from podgpu.web.app import load_protection
 from podgpu.workers import Workers
 
@@ -81,26 +81,26 @@ def examine_node(
         stack.callback(workers.run, {"release": lambda: telemetry.release(deadline / 2)}, deadline)
         counters, findings = _read_configmap(options, api, counters)
         sources, source_findings = _make_sources(options, api, telemetry, deadline)
-        readings = node.read_gpus(telemetry, counters, workers, deadline, pause)
+        readings = checks.read_gpus(telemetry, counters, workers, deadline, pause)
         findings += source_findings
-        findings += node.check_gpus(readings, telemetry, counters, options["path_proc"], options["path_sysfs"])
+        findings += checks.check_gpus(readings, telemetry, counters, options["path_proc"], options["path_sysfs"])
         if readings.is_complete:
             try:
                 selection.check(readings.devices)
             except UsageError as error:
                 findings.append(wrong("devices", str(error)))
-        findings += node.check_privileges(options["path_proc"], options["usage_from"] == "exact")
+        findings += checks.check_privileges(options["path_proc"], options["usage_from"] == "exact")
         if telemetry.name == "nvml":
-            findings += node.check_device_files(dev)
+            findings += checks.check_device_files(dev)
         if telemetry.name != node.SIMULATED and options["usage_from"] != "none":
             findings.append(node.check_pid_namespace(options["path_proc"]))
         whole = [device for device in readings.devices if not device.is_instance and device not in readings.failures]
         if options["usage_from"] != "none" and whole:
-            findings += node.check_usage(telemetry, whole, options["usage_from"], workers, deadline)
-        findings += node.check_watches(api.feeds, deadline)
+            findings += checks.check_usage(telemetry, whole, options["usage_from"], workers, deadline)
+        findings += checks.check_watches(api.feeds, deadline)
         identities, required = make_identities(options, api), options["kubernetes"]
-        findings += node.check_holders(sources, readings, selection, identities, required, api, workers, deadline)
-        return [*findings, node.check_host_name(options["no_hostname"])]
+        findings += checks.check_holders(sources, readings, selection, identities, required, api, workers, deadline)
+        return [*findings, checks.check_host_name(options["no_hostname"])]
 
 
 def _read_configmap(options: Options, api: ApiAccess, counters: CounterSpecs) -> tuple[CounterSpecs, list[Finding]]:

@@ -12,19 +12,19 @@ from typing import Any
 
 import click
 
-from podgpu.cli.node import make_holders, open_exposition, open_telemetry
 from podgpu.cli.options import is_set, make_command
+from podgpu.cli.sources import make_holders, open_exposition, open_telemetry
 from podgpu.cli.terminal import stop_on_signal
 from podgpu.clock import Clock
-from podgpu.enrich import Enricher
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.files import AtomicFile, OutputError
-from podgpu.gpu.exporter import ExpositionSource, FileExposition, parse_exposition
-from podgpu.gpu.source import CompanionDriver
-from podgpu.holders.api import ApiAccess
-from podgpu.holders.reader import AllocationReader
 from podgpu.metrics.labels import Policy
 from podgpu.metrics.parse import ParsedFamily
+from podgpu.node.gpu.remote_exporter import ExpositionSource, FileExposition, parse_exposition
+from podgpu.node.gpu.source import CompanionDriver
+from podgpu.node.holders.api import ApiAccess
+from podgpu.node.holders.reader import AllocationReader
+from podgpu.tools.enrich import Enricher
 from podgpu.workers import ErrorCounts, Workers
 
 _log = logging.getLogger("podgpu")

@@ -12,21 +12,21 @@ from typing import Annotated, Any, Literal, NamedTuple
 import click
 from msgspec import Meta, Struct
 
-from podgpu.agent.counters import Collection
-from podgpu.agent.loop import Agent
-from podgpu.cli.node import build_exporter_agent
 from podgpu.cli.options import EXPORTER_OPTIONS, FROM_FILE, is_set, make_command
+from podgpu.cli.sources import build_exporter_agent
 from podgpu.cli.terminal import print_out
 from podgpu.clock import parse_duration
-from podgpu.cluster.prices import read_prices
-from podgpu.cluster.record import RecordedUsage
 from podgpu.decode import decode_yaml
-from podgpu.device_selection import parse_selection
 from podgpu.errors import MOST_NAMED, SourceError, StartError, UsageError
 from podgpu.files import read_bounded
-from podgpu.holders.api import SOON_SECONDS, SYNC_SECONDS, ApiAccess
+from podgpu.fleet.prices import read_prices
 from podgpu.metrics.counters import CounterSpec, make_counter
 from podgpu.model import has_readings
+from podgpu.node.agent.agent import Agent
+from podgpu.node.agent.device_selection import parse_selection
+from podgpu.node.agent.schedule import Collection
+from podgpu.node.holders.api import SOON_SECONDS, SYNC_SECONDS, ApiAccess
+from podgpu.past.record import RecordedUsage
 from podgpu.web.app import Listener, load_protection, make_listeners, open_systemd_sockets, run
 from podgpu.web.connections import ConnectionLimits
 from podgpu.web.exporter_app import application, build_state, gpu_manager_application, node_probes, node_recorder
@@ -90,7 +90,7 @@ def resolve_options(ctx: click.Context, options: dict[str, Any]) -> dict[str, An
     options = merge_config_file(ctx, options)
     engine = None
     if options["remote_hostengine_info"]:
-        from podgpu.gpu.dcgm.connection import parse_address  # imports the DCGM client, which is optional
+        from podgpu.node.gpu.dcgm.connection import parse_address  # imports the DCGM client, which is optional
 
         engine = parse_address(options["remote_hostengine_info"])
     parse_selection(options["switch_devices"], "-s")

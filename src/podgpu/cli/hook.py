@@ -11,7 +11,7 @@ from podgpu.cli.options import make_command
 from podgpu.cli.terminal import stop_on_signal
 from podgpu.errors import UsageError
 from podgpu.files import AtomicFile
-from podgpu.hook.loop import Hook
+from podgpu.node.hook.loop import Hook
 
 if TYPE_CHECKING:
     from podgpu.web.app import Address

@@ -13,8 +13,8 @@ from podgpu.cli.options import make_command
 from podgpu.cli.terminal import print_out
 from podgpu.errors import SourceError, UsageError, one_line
 from podgpu.files import AtomicFile, read_bounded
-from podgpu.migrate.documents import migrate_dashboard, migrate_rules
-from podgpu.migrate.promql import PromqlError, RewriteResult, rewrite_query
+from podgpu.tools.migrate.documents import migrate_dashboard, migrate_rules
+from podgpu.tools.migrate.query_rewriter import PromqlError, RewriteResult, rewrite_query
 
 _MOST_BYTES = 8 * 1024 * 1024
 _STDIN = "-"

@@ -10,12 +10,12 @@ import msgspec
 
 from podgpu.cli.options import make_command
 from podgpu.cli.terminal import print_out
-from podgpu.cluster.collect import duration_text
-from podgpu.cluster.ranges import RangeAnswer, RangeFigures, describe_row, parse_range_query
-from podgpu.cluster.view import decode_view
 from podgpu.decode import find_decoder
 from podgpu.errors import SourceError, UsageError, utc_text
+from podgpu.fleet.readings import duration_text
+from podgpu.fleet.view import decode_view
 from podgpu.http_client import HttpClient
+from podgpu.past.bill import RangeAnswer, RangeFigures, describe_row, parse_range_query
 
 _TIMEOUT = 90.0  # longer than a query to Prometheus
 _TOP_OWNERS = 10

@@ -11,19 +11,19 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from podgpu.agent.loop import Agent, Settings
-from podgpu.cli.node import Options, make_finder, make_holders, node_name, open_telemetry
 from podgpu.cli.options import EXPORTER_OPTIONS, is_set, make_command, naming_option
+from podgpu.cli.sources import Options, make_finder, make_holders, node_name, open_telemetry
 from podgpu.cli.terminal import is_screen, print_out, quiet_logs, wants_colour
-from podgpu.device_selection import parse_selection
 from podgpu.errors import UsageError, one_line
-from podgpu.holders.api import ApiAccess
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.fields import fields
 from podgpu.metrics.labels import Policy
+from podgpu.node.agent.agent import Agent, Settings
+from podgpu.node.agent.device_selection import parse_selection
+from podgpu.node.holders.api import ApiAccess
+from podgpu.top.feed import ClusterSource, ExporterSource, Feed, LocalSource, Source
 from podgpu.top.lines import Order, arrange
 from podgpu.top.screen import Screen
-from podgpu.top.source import ClusterSource, ExporterSource, Feed, LocalSource, Source
 from podgpu.top.table import Table, as_text, render_totals
 
 _FIELDS = (150, 155, 203, 250, 251, 252, 253, 1001)  # DCGM fields: temperature, power, utilisation, memory

@@ -24,12 +24,15 @@ import click
 import msgspec
 
 from podgpu import __version__
-from podgpu.cli.node import Options, make_identities, open_telemetry, simulated_driver
 from podgpu.cli.options import make_command
+from podgpu.cli.sources import Options, make_identities, open_telemetry, simulated_driver
 from podgpu.cli.terminal import quiet_logs, stop_on_signal
 from podgpu.errors import SourceError, StartError, UsageError, few_of
 from podgpu.files import AtomicFile
-from podgpu.gpu.nvml.switch_attribution import (
+from podgpu.metrics.fields import CLOCK_EVENTS_FIELD, clock_events_in_words, fields
+from podgpu.model import Device
+from podgpu.node.gpu.nvml.nvml_telemetry import NvmlTelemetry
+from podgpu.node.gpu.nvml.switch_attribution import (
     HIDDEN_PID,
     KERNEL_PID,
     MAX_SWITCH_NS,
@@ -39,13 +42,10 @@ from podgpu.gpu.nvml.switch_attribution import (
     SwitchLogError,
     estimate_without_samples,
 )
-from podgpu.gpu.nvml.switch_waiting import WaitEstimator
-from podgpu.gpu.nvml.telemetry import NvmlTelemetry
-from podgpu.holders.api import ApiAccess
-from podgpu.holders.identity import Identities
-from podgpu.metrics.fields import CLOCK_EVENTS_FIELD, clock_events_in_words, fields
-from podgpu.model import Device
-from podgpu.usage.containers import ContainerFinder, require_host_pid_namespace
+from podgpu.node.gpu.nvml.switch_waiting import WaitEstimator
+from podgpu.node.holders.api import ApiAccess
+from podgpu.node.holders.identity import Identities
+from podgpu.node.usage.containers import ContainerFinder, require_host_pid_namespace
 
 _STEP_SECONDS = 0.5
 Track = tuple[str, str]  # names of the container (or GPU) and of the process
@@ -94,7 +94,7 @@ def _with_simulated_files(options: Options) -> Iterator[Options]:
     if name != "simulated":
         yield options
         return
-    from podgpu.simulate.node import create_host_files, tenants
+    from podgpu.labs.simulate.simulated_node import create_host_files, tenants
 
     with TemporaryDirectory() as folder:
         create_host_files(Path(folder), tenants(simulated_driver(argument)))

@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from podgpu.cluster.parts import BLIND, Use, may_be_busy
-from podgpu.cluster.view import ConditionView, GpuView, HolderView, InstanceView, NodeView, View
 from podgpu.errors import few_of, plural
+from podgpu.fleet.parts import BLIND, Use, may_be_busy
+from podgpu.fleet.view import ConditionView, GpuView, HolderView, InstanceView, NodeView, View
 from podgpu.metrics.conditions import DRIVER_AWAY, NODE_GONE, conditions
 from podgpu.model import RunningProcess, Workload, WorkloadKey, device_key, parts_of
 

@@ -18,8 +18,8 @@ from rich.live import Live
 from rich.text import Text
 
 from podgpu.errors import StartError
+from podgpu.top.feed import Feed
 from podgpu.top.screen import Screen
-from podgpu.top.source import Feed
 from podgpu.top.table import Spans
 
 _POLL_SECONDS = 0.1  # how often new readings, signals and the size of the terminal are checked

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 
 from rich.cells import cell_len
 
-from podgpu.cluster.collect import duration_text
-from podgpu.cluster.parts import MPS_REASON
-from podgpu.cluster.view import ConditionView, FieldView, GpuDetails, HolderView, InstanceView
 from podgpu.errors import plural
-from podgpu.history.answers import NO_DATA
+from podgpu.fleet.parts import MPS_REASON
+from podgpu.fleet.readings import duration_text
+from podgpu.fleet.view import ConditionView, FieldView, GpuDetails, HolderView, InstanceView
 from podgpu.model import Workload
+from podgpu.past.sqlite import NO_DATA
+from podgpu.top.feed import FetchedDetails, Seen
 from podgpu.top.lines import Line, Order, Row, arrange, describe_free, flatten, name_of, severity_of
-from podgpu.top.source import FetchedDetails, Seen
 from podgpu.top.table import (
     Span,
     Spans,

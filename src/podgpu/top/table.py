@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
 
-from podgpu.cluster.collect import duration_text
-from podgpu.cluster.parts import Totals, Use
-from podgpu.cluster.view import ConditionView
-from podgpu.history.answers import FULL, NO_DATA
+from podgpu.fleet.parts import Totals, Use
+from podgpu.fleet.readings import duration_text
+from podgpu.fleet.view import ConditionView
 from podgpu.model import Workload
+from podgpu.past.sqlite import FULL, NO_DATA
+from podgpu.top.feed import Sparklines
 from podgpu.top.lines import Kind, Line, Order, flatten, name_of
-from podgpu.top.source import Sparklines
 
 Span = tuple[str, str]  # a text and the name of its style; an empty name means unstyled
 Spans = list[Span]

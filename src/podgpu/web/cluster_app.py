@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from podgpu.cluster.loop import Cluster
-from podgpu.cluster.state import bound_notes
-from podgpu.cluster.view import GpuDetails, GpuResponse, SourceView, add_details, decode_details
 from podgpu.errors import SourceError
+from podgpu.fleet.round import Cluster
+from podgpu.fleet.state import bound_notes
+from podgpu.fleet.view import GpuDetails, GpuResponse, SourceView, add_details, decode_details
 from podgpu.metrics.encode import NO_METRICS
 from podgpu.web.app import make_application
 from podgpu.web.lifecycle import forget_in_cluster, forget_route
@@ -19,8 +19,8 @@ from podgpu.web.page_routes import page_routes
 from podgpu.web.responses import METRICS_HEADERS, body_response, probe_routes
 
 if TYPE_CHECKING:
-    from podgpu.cluster.ranges import UsageAnswers
-    from podgpu.history.answers import HistorySource
+    from podgpu.past.bill import UsageAnswers
+    from podgpu.past.sqlite import HistorySource
     from podgpu.web.page_routes import Select
     from podgpu.web.protection import Protection
 

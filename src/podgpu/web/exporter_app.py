@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from podgpu.agent.loop import Agent
-from podgpu.agent.publish import Published
-from podgpu.cluster.collect import ViewSettings
-from podgpu.cluster.loop import PublishedState
-from podgpu.cluster.nodes import describe_node, sort_alerts
-from podgpu.cluster.prices import ReadPrices, no_prices
-from podgpu.cluster.record import LONGEST_GAP, SampleReader
-from podgpu.cluster.state import ClusterState, build_single_node_state
-from podgpu.cluster.view import GpuResponse, add_details, make_details
-from podgpu.history.recorder import HistoryRecorder
+from podgpu.fleet.choose import describe_node, sort_alerts
+from podgpu.fleet.prices import ReadPrices, no_prices
+from podgpu.fleet.readings import ViewSettings
+from podgpu.fleet.round import PublishedState
+from podgpu.fleet.state import ClusterState, build_single_node_state
+from podgpu.fleet.view import GpuResponse, add_details, make_details
 from podgpu.model import has_readings
+from podgpu.node.agent.agent import Agent
+from podgpu.node.agent.publish import Published
+from podgpu.past.record import LONGEST_GAP, SampleReader
+from podgpu.past.recorder import HistoryRecorder
 from podgpu.web.app import make_application
 from podgpu.web.lifecycle import forget_on_node, forget_route, release_route
 from podgpu.web.page_routes import page_routes
 from podgpu.web.responses import JSON_HEADERS, limit_concurrency, probe_routes, serve_text
 
 if TYPE_CHECKING:
-    from podgpu.cluster.ranges import UsageAnswers
-    from podgpu.history.answers import HistorySource
+    from podgpu.past.bill import UsageAnswers
+    from podgpu.past.sqlite import HistorySource
     from podgpu.web.protection import Protection
 
 

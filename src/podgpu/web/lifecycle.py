@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from podgpu.agent.loop import Agent
+from podgpu.node.agent.agent import Agent
 
 if TYPE_CHECKING:
-    from podgpu.cluster.loop import Cluster
+    from podgpu.fleet.round import Cluster
 
 REQUEST_HEADER = "X-Podgpu-Request"
 DEFAULT_RELEASE_SECONDS = 60.0

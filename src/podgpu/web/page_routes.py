@@ -15,15 +15,15 @@ import msgspec
 from aiohttp import web
 
 from podgpu import __version__
-from podgpu.cluster.loop import PublishedState
-from podgpu.cluster.prometheus_selection import GpuQuery, parse_gpu_query
-from podgpu.cluster.ranges import Order, UsageAnswers, encode_range_csv, parse_range_query
-from podgpu.cluster.record import RecordedUsage
-from podgpu.cluster.view import GpuResponse, make_gpu_answer, make_pod
 from podgpu.errors import SourceError, UsageError
-from podgpu.history.answers import HistorySource, parse_range, parse_time
-from podgpu.history.events import parse_events_query
+from podgpu.fleet.read.pages import GpuQuery, parse_gpu_query
+from podgpu.fleet.round import PublishedState
+from podgpu.fleet.view import GpuResponse, make_gpu_answer, make_pod
 from podgpu.metrics.encode import Body, etag_of
+from podgpu.past.bill import Order, UsageAnswers, encode_range_csv, parse_range_query
+from podgpu.past.events import parse_events_query
+from podgpu.past.record import RecordedUsage
+from podgpu.past.sqlite import HistorySource, parse_range, parse_time
 from podgpu.web.responses import JSON_HEADERS, PAGE_HEADERS, Handler, body_response, json_error
 
 JsonObject = dict[str, Any]

@@ -13,8 +13,8 @@ from aiohttp import web
 from podgpu.metrics.encode import CONTENT_TYPE, NO_METRICS, Body, Family, encode
 
 if TYPE_CHECKING:
-    from podgpu.agent.loop import Agent
-    from podgpu.agent.publish import RenderedText
+    from podgpu.node.agent.agent import Agent
+    from podgpu.node.agent.publish import RenderedText
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Probe = Callable[[], tuple[bool, str]]  # returns whether the probe succeeds, and the text of the response

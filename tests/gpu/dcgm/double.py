@@ -14,11 +14,11 @@ from tempfile import mkdtemp
 
 import pytest
 
-from podgpu.gpu.dcgm.connection import EngineAddress
-from podgpu.gpu.dcgm.telemetry import DcgmSettings, DcgmTelemetry
-from podgpu.gpu.source import Telemetry
 from podgpu.metrics.fields import Field, field_named
 from podgpu.model import GpuReading
+from podgpu.node.gpu.dcgm.connection import EngineAddress
+from podgpu.node.gpu.dcgm.dcgm_telemetry import DcgmSettings, DcgmTelemetry
+from podgpu.node.gpu.source import Telemetry
 from tests.nodes.clock import FakeClock
 
 SOURCE = Path(__file__).with_name("fake_libdcgm.c")

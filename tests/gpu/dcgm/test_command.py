@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from podgpu.cli.node import open_telemetry
-from podgpu.gpu.dcgm.connection import parse_address
-from podgpu.gpu.dcgm.telemetry import DcgmTelemetry
-from podgpu.gpu.nvml.telemetry import NvmlTelemetry
+from podgpu.cli.sources import open_telemetry
+from podgpu.node.gpu.dcgm.connection import parse_address
+from podgpu.node.gpu.dcgm.dcgm_telemetry import DcgmTelemetry
+from podgpu.node.gpu.nvml.nvml_telemetry import NvmlTelemetry
 from tests.cli.test_option_table import execute
 from tests.gpu.dcgm.double import GPU, Double
 

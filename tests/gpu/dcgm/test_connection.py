@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from podgpu.errors import DriverGone, SourceError, UsageError
-from podgpu.gpu.dcgm.connection import EngineAddress, parse_address
-from podgpu.gpu.nvml.telemetry import NvmlTelemetry
+from podgpu.node.gpu.dcgm.connection import EngineAddress, parse_address
+from podgpu.node.gpu.nvml.nvml_telemetry import NvmlTelemetry
 from tests.gpu.dcgm.double import GPU, PLAIN, Bench, Double, uuid_of
 from tests.gpu.nvml_bench import of_gpu
 from tests.simulated import FaultyNvml

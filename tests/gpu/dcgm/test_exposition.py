@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.agent.loop import Agent, Settings
 from podgpu.clock import Clock
-from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import parse_counters
 from podgpu.metrics.labels import Policy
 from podgpu.model import Allocation, Assignment, Device, Workload
+from podgpu.node.agent.agent import Agent, Settings
+from podgpu.node.holders.reader import HolderSources
 from tests.gpu.dcgm.double import CORE, CPU, FB_USED, GI, GPU, GR_ACTIVE, LINK, SWITCH, Bench, Double, uuid_of
 from tests.nodes.test_nodes import MASKED, VARYING
 from tests.web.server import running

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from podgpu.device_selection import parse_selection
 from podgpu.model import Detail, EntityState
+from podgpu.node.agent.device_selection import parse_selection
 from tests.gpu.dcgm.double import CORE, CPU, LINK, PLAIN, SWITCH, Bench, Double, fields_named
 
 HEALTH, P2P = "DCGM_EXP_GPU_HEALTH_STATUS", "DCGM_EXP_P2P_STATUS"

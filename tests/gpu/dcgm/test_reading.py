@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.errors import SourceError
-from podgpu.gpu.dcgm.entities import decode
-from podgpu.gpu.dcgm.structs import FieldType, FieldValueV2
-from podgpu.gpu.source import FieldGroup
 from podgpu.metrics.fields import DEVICE_LEVELS, fields
 from podgpu.metrics.values import Blank
+from podgpu.node.gpu.dcgm.entities import decode
+from podgpu.node.gpu.dcgm.structs import FieldType, FieldValueV2
+from podgpu.node.gpu.source import FieldGroup
 from tests.gpu.dcgm.double import CI, FB_USED, GI, GPU, GR_ACTIVE, PLAIN, POWER, TEMP, UTIL, Bench, Double, uuid_of
 from tests.gpu.nvml_bench import of_gpu
 

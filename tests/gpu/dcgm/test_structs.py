@@ -6,7 +6,7 @@ from ctypes import sizeof
 
 import pytest
 
-from podgpu.gpu.dcgm import structs as s
+from podgpu.node.gpu.dcgm import structs as s
 from tests.gpu.dcgm.double import Double
 
 # Name -> size and version word in NVIDIA's headers (3.3.9, 4.0.0 and 4.6.0).

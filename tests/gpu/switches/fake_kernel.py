@@ -7,7 +7,7 @@ import mmap
 import struct
 from dataclasses import dataclass, field
 
-from podgpu.gpu.nvml.switch_log import KernelCalls
+from podgpu.node.gpu.nvml.switch_log import KernelCalls
 
 ESCAPE_SIZES = {0x29: 16, 0x2A: 32, 0x2B: 32, 0x4E: 56}
 CONTROL_SIZES = {

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podgpu.gpu.nvml.switch_attribution import (
+from podgpu.node.gpu.nvml.switch_attribution import (
     RECORD,
     BusyShareModel,
     Period,

@@ -6,8 +6,8 @@ import struct
 
 import pytest
 
-from podgpu.gpu.nvml.switch_attribution import RECORD, SwitchLogError
-from podgpu.gpu.nvml.switch_log import ContextSwitchLog, check_driver
+from podgpu.node.gpu.nvml.switch_attribution import RECORD, SwitchLogError
+from podgpu.node.gpu.nvml.switch_log import ContextSwitchLog, check_driver
 from tests.gpu.switches.fake_kernel import FakeKernel
 
 BUS_ID = "00000000:06:00.0"

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.gpu.nvml.switch_attribution import (
+from podgpu.model import ProcessWaits
+from podgpu.node.gpu.nvml.switch_attribution import (
     SWITCHED_IN,
     Period,
     RecordDecoder,
@@ -20,8 +21,7 @@ from podgpu.gpu.nvml.switch_attribution import (
     Timeline,
     estimate_without_samples,
 )
-from podgpu.gpu.nvml.switch_waiting import DEFAULT_SLICE_NS, WaitEstimator
-from podgpu.model import ProcessWaits
+from podgpu.node.gpu.nvml.switch_waiting import DEFAULT_SLICE_NS, WaitEstimator
 from tests.engine import Bursts, Engine
 
 MS = 1_000_000

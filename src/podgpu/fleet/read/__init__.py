@@ -1,0 +1,1 @@
+"""Reads nodes: from exporters, from Prometheus, and from Kubernetes."""

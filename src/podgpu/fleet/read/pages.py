@@ -1,0 +1,205 @@
+"""Reads the nodes that a request selects from Prometheus. Used if there are too many GPUs to read in every round.
+
+Prometheus finds and sorts the nodes with matching GPUs. podgpu then reads only the series of one page of these nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from podgpu.errors import SourceError, UsageError, utc_text
+from podgpu.fleet.prices import ReadPrices
+from podgpu.fleet.read.prometheus import BROKEN, PrometheusClient, PrometheusCollector, PrometheusServer
+from podgpu.fleet.round import Cluster, PublishedState
+from podgpu.fleet.state import ClusterState, build_cluster_state
+from podgpu.metrics.adapter import MODEL_LABELS, POD_LABEL_VARIANTS, UUID_LABELS
+from podgpu.metrics.fields import FB_FREE, FB_USED, TEMPERATURE, UTIL, names_of
+from podgpu.metrics.promql import by, escape, field_query, one_of, quote, select
+
+PAGE_SIZE = 20  # nodes; VictoriaMetrics rejects queries of more than 16 KiB
+_TIMEOUT = 30.0
+_MAX_REQUESTS = 50  # limit of different requests per round, to protect Prometheus
+_GPUS = names_of(TEMPERATURE)
+_HOLDERS = ("podgpu_allocation_info", *names_of(UTIL))
+_CONDITIONS = ("podgpu_device_condition_since_timestamp_seconds",)
+_USE = ("podgpu_container_gpu_utilization_ratio",)
+_IDLE = ("podgpu_container_gpu_idle_seconds_total",)
+_OWNERS = ("podgpu:pod_owner:info",)
+
+
+class GpuQuery(msgspec.Struct, frozen=True):
+    """The parameters of `/api/v1/view`. An empty parameter matches every GPU."""
+
+    cluster: str = ""
+    ns: str = ""
+    pod: str = ""
+    owner: str = ""  # KIND/NAME
+    node: str = ""  # NODE, or CLUSTER/NODE
+    model: str = ""
+    gpu: str = ""  # UUID
+    state: Literal["", "held", "free", "used", "idle", "broken"] = ""
+    q: str = ""  # words; each must occur in the name of the node, model, namespace or pod, or in the UUID
+    sort: Literal["", "broken", "idle", "utilization", "memory"] = ""  # by a node's highest value; if empty, by name
+    page: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+    at: float | None = None  # a past Unix time
+
+
+def parse_gpu_query(query: Mapping[str, str]) -> GpuQuery | None:
+    """Returns None if no parameter is given. Raises UsageError."""
+    given = {name: query[name] for name in GpuQuery.__struct_fields__ if query.get(name)}
+    try:
+        return msgspec.convert(given, GpuQuery, strict=False) if given else None
+    except msgspec.ValidationError as error:
+        raise UsageError(str(error)) from error
+
+
+@dataclass(eq=False)
+class PrometheusSelection:
+    """Answers requests for a GPU, a pod or a page of nodes. Equal requests share a result until the next round."""
+
+    _server: PrometheusServer
+    _cluster: Cluster
+    _prices: ReadPrices
+    _state: ClusterState | None = None
+    _results: dict[GpuQuery, asyncio.Task[PublishedState]] = field(default_factory=dict)
+
+    async def __call__(self, query: GpuQuery) -> PublishedState:
+        """Returns the nodes that match, and the totals of all nodes. Raises SourceError."""
+        state = self._cluster.published.state
+        if state is not self._state:
+            self._state, self._results = state, {}
+        if query not in self._results:
+            if len(self._results) >= _MAX_REQUESTS:
+                raise SourceError("busy", "too many different requests to Prometheus")
+            self._results[query] = asyncio.create_task(self._read(query, state))
+        try:
+            return await asyncio.shield(self._results[query])
+        except SourceError:
+            self._results.pop(query, None)
+            raise
+
+    async def _read(self, query: GpuQuery, state: ClusterState) -> PublishedState:
+        if query.at is not None:
+            state = await self._collect(state, (), query.at)
+            if state.fleet is None and not state.nodes:
+                raise UsageError(f"Prometheus has no GPU metrics at {utc_text(query.at)}")
+            if state.fleet is None:
+                return PublishedState(state)
+        async with aclosing(PrometheusClient(replace(self._server, timeout=_TIMEOUT))) as client:
+            found = await _find_targets(client, self._server, query)
+        last = query.page * PAGE_SIZE
+        targets = found[last - PAGE_SIZE : last]
+        if not targets:
+            return PublishedState(replace(state, found=len(found)))
+        selected = await self._collect(state, targets, query.at)
+        return PublishedState(replace(selected, fleet=state.fleet, found=len(found), used={}))
+
+    async def _collect(self, state: ClusterState, targets: Sequence[tuple[str, str]], at: float | None) -> ClusterState:
+        """Reads the targets (cluster, address). Without targets, reads all of them, or totals if there are too many."""
+        clock, prices, settings = self._cluster.clock, self._prices()[0], self._cluster.settings
+        collector = PrometheusCollector(
+            self._server,
+            replace(settings, max_gpus=math.inf) if targets else settings,
+            owners=lambda: state.owners,
+            label_names=lambda: prices.label_names,
+            clock=clock,
+            targets=one_of("instance", (instance for _, instance in targets)) if targets else "",
+            has_clusters=state.fleet is not None and state.fleet.has_clusters,
+            at=at,
+        )
+        try:
+            reading = await collector.run_round()
+        finally:
+            await collector.close()
+        if reading.outcomes[0].error and not reading.nodes:
+            raise SourceError(reading.outcomes[0].error, reading.outcomes[0].message)
+        # Exporters of two clusters may have the same address, so compare the cluster, too.
+        if targets:
+            nodes = (node for node in reading.nodes if not node.cluster or (node.cluster, node.target) in targets)
+            reading = replace(reading, nodes=tuple(nodes))
+        wall, notes = (clock.wall(), state.notes) if at is None else (at, ())
+        built = build_cluster_state(reading, None, settings, clock.monotonic(), wall, prices=prices, notes=notes)
+        return replace(
+            built, is_past=at is not None, alerts=built.alerts if at is None else ()
+        )  # alerts say what to do now
+
+
+async def _find_targets(client: PrometheusClient, server: PrometheusServer, query: GpuQuery) -> list[tuple[str, str]]:
+    """Returns the cluster and address of each exporter with a matching GPU, sorted as requested."""
+    cluster, _, node = query.node.rpartition("/")
+    cluster = query.cluster or cluster
+    where = [server.match]
+    if cluster:
+        where.insert(0, f"{server.cluster_label}={quote(cluster)}")
+
+    gpu_labels = [server.cluster_label, "instance", *UUID_LABELS]
+    labels = [server.cluster_label, *server.node_labels, "instance"]
+    if query.sort:
+        gpus = _write_values(query.sort, by(*gpu_labels), where)
+        labels = [server.cluster_label, "instance"]
+    elif query.state == "broken":
+        gpus = select(_CONDITIONS, BROKEN, *where)
+    else:
+        gpus = select(_GPUS, *where)
+    conditions = _write_conditions(query, node, server, where, f"on ({', '.join(gpu_labels)})")
+    samples = await client.query(f"max {by(*labels)} (({gpus}){conditions})", query.at)
+
+    samples.sort(key=lambda sample: [sample.labels.get(label, "") for label in labels])
+    if query.sort:
+        samples.sort(key=attrgetter("value"), reverse=True)
+    targets = []
+    for sample in samples:
+        cluster = sample.labels.get(server.cluster_label, "")
+        targets.append((cluster, sample.labels.get("instance", "")))
+    return targets
+
+
+def _write_conditions(query: GpuQuery, node: str, server: PrometheusServer, where: Sequence[str], on_gpu: str) -> str:
+    """Returns PromQL to append to a query for GPUs. It keeps only the GPUs that match."""
+    names = (  # parameter, series and labels in which to search for it
+        (node, _GPUS, server.node_labels),
+        (query.gpu, _GPUS, UUID_LABELS),
+        (query.model, _GPUS, MODEL_LABELS),
+        (query.ns, _HOLDERS, [row[0] for row in POD_LABEL_VARIANTS]),
+        (query.pod, _HOLDERS, [row[1] for row in POD_LABEL_VARIANTS]),
+    )
+
+    def any_of(series: Sequence[str], labels: Iterable[str], test: str) -> str:
+        return " or ".join(select(series, f"{label}{test}", *where) for label in labels)
+
+    conditions = [any_of(series, labels, f"={quote(name)}") for name, series, labels in names if name]
+    for word in query.q.split():
+        test = f"=~{quote(f'(?i).*{escape(word)}.*')}"
+        conditions.append(" or ".join(any_of(series, labels, test) for _, series, labels in names))
+    held, used = select(_HOLDERS[:1], *where), f"{select(_USE, *where)} > 0"
+    if query.owner:
+        kind, _, name = query.owner.rpartition("/")
+        owner = select(_OWNERS, f"owner_kind={quote(kind)}", f"owner_name={quote(name)}", *where)
+        conditions.append(f"{held} and on ({server.cluster_label}, namespace, pod) last_over_time({owner}[10m])")
+    required = {"held": held, "idle": held, "used": used, "broken": select(_CONDITIONS, BROKEN, *where)}
+    conditions += [required[query.state]] if query.state in required else []
+    text = "".join(f" and {on_gpu} ({condition})" for condition in conditions)
+    excluded = {"free": held, "idle": used}.get(query.state)
+    return f"{text} unless {on_gpu} ({excluded})" if excluded else text
+
+
+def _write_values(sort: str, labels: str, where: Sequence[str]) -> str:
+    """Returns a query for the values by which nodes are sorted."""
+    used, free, utilization = (
+        f"({field_query(field, labels, lambda names: select(names, *where))})" for field in (FB_USED, FB_FREE, UTIL)
+    )
+    return {
+        "broken": f"count {labels} ({select(_CONDITIONS, BROKEN, *where)})",
+        "idle": f"max {labels} (increase({select(_IDLE, *where)}[1h]))",
+        "utilization": utilization,
+        "memory": f"{used} / ({used} + {free})",
+    }[sort]

@@ -1,0 +1,244 @@
+"""Reads all nodes in rounds, in a thread with its own event loop, and publishes the result of each round.
+
+Rounds start at multiples of --interval, so that the rolling mean equals `avg_over_time` in Prometheus.
+Request handlers read `Cluster.published`. A published object is never modified.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import msgspec
+
+from podgpu.clock import Clock, FaultLog
+from podgpu.errors import SourceError, StartError
+from podgpu.fleet.parts import is_lost
+from podgpu.fleet.prices import ReadPrices, no_prices
+from podgpu.fleet.readings import ClusterReading, Collector, ViewSettings
+from podgpu.fleet.series import cluster_families, node_families, self_families
+from podgpu.fleet.state import AVERAGED, ClusterState, Scope, UsedMean, build_cluster_state
+from podgpu.fleet.view import View, make_view
+from podgpu.metrics.encode import Body, encode, etag_of
+from podgpu.model import group_by_key
+from podgpu.workers import run_loop
+
+LATE_ROUNDS = 3.0
+_CLOSE_SECONDS = 3.0
+_REPEAT_SECONDS = 600.0
+_log = logging.getLogger(__name__)
+MakeCollector = Callable[[], Collector]
+"""Creates the collector. Called in the loop's thread, because an HTTP session belongs to one event loop."""
+GpuPresence = Literal["unknown", "present", "missing"]
+
+
+@dataclass
+class PublishedState:
+    """The results of a round. Metrics and JSON are rendered on the first request and then cached."""
+
+    state: ClusterState
+    rolling: Mapping[Scope, float] = field(default_factory=dict)
+
+    @cached_property
+    def metrics(self) -> Body:
+        return Body(encode(cluster_families(self.state, self.rolling)))
+
+    @cached_property
+    def nodes(self) -> Body:
+        """The body of `/metrics/nodes`."""
+        return Body(encode(node_families(self.state)))
+
+    @cached_property
+    def stale(self) -> Body:
+        """Metrics about podgpu itself, without GPU values. Served if no round has completed for too long."""
+        return Body(encode(self_families(self.state)))
+
+    @cached_property
+    def view(self) -> View:
+        return make_view(self.state)
+
+    @cached_property
+    def view_json(self) -> tuple[Body, str]:
+        """The body of `/api/v1/view` and its ETag."""
+        plain = msgspec.json.encode(self.view)
+        return Body(plain), etag_of(plain)
+
+
+class RollingAverage:
+    """Computes the mean utilisation over --window, for the cluster and each namespace, node and model."""
+
+    def __init__(self) -> None:
+        self._rounds: deque[tuple[float, dict[Scope, float]]] = deque()  # monotonic time, ratios
+
+    def add(self, now: float, settings: ViewSettings, used: Mapping[Scope, UsedMean]) -> None:
+        ratios = {scope: mean.mean / settings.full for scope, mean in used.items() if scope.scope in AVERAGED}
+        self._rounds.append((now, ratios))
+        while self._rounds[0][0] < now - settings.window + settings.interval / 2:
+            self._rounds.popleft()
+
+    def means(self) -> dict[Scope, float]:
+        values = group_by_key(pair for _, ratios in self._rounds for pair in ratios.items())
+        return {scope: math.fsum(ratios) / len(ratios) for scope, ratios in values.items()}
+
+
+class Cluster:
+    def __init__(
+        self,
+        make_collector: MakeCollector,
+        settings: ViewSettings,
+        prices: ReadPrices = no_prices,
+        clock: Clock | None = None,
+        on_round: Callable[[ClusterState], None] | None = None,
+    ) -> None:
+        """`on_round`: called with the state after every round. If it is given, no rolling means are computed."""
+        self.settings = settings
+        self.clock = clock or Clock()
+        self.fatal: StartError | None = None
+        self.other_warnings: Callable[[], Sequence[str]] = tuple  # returns warnings of other components
+        self.published = PublishedState(ClusterState(settings, self.clock.wall()))
+        self._make_collector = make_collector
+        self._prices = prices
+        self._on_round = on_round
+        self._previous: ClusterState | None = None
+        self._rolling = RollingAverage()
+        self._removed_gpus: set[str] = set()  # UUIDs of lost GPUs that were removed with `podgpu forget`
+        self._faults: FaultLog[str] = FaultLog(self.clock.monotonic, _REPEAT_SECONDS)
+        self._collector: Collector | None = None
+        self._round_at = float("-inf")
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._thread: threading.Thread | None = None
+
+    # Rounds
+
+    async def round(self, collector: Collector) -> None:
+        self._collector = collector
+        self._publish(await collector.run_round())
+        self._log_changes(self.published.state)
+        self._round_at = self.clock.monotonic()
+
+    def _publish(self, reading: ClusterReading) -> None:
+        now, wall = self.clock.monotonic(), self.clock.wall()
+        prices, notes = self._prices()
+        notes = (*notes, *self.other_warnings())
+        removed = frozenset(self._removed_gpus)
+        state = build_cluster_state(
+            reading, self._previous, self.settings, now, wall, prices=prices, removed=removed, notes=notes
+        )
+        self._previous = state
+        self._removed_gpus -= {uuid for uuid in removed if self._look_up(state, uuid) == "present"}
+        if self._on_round is not None:
+            self._on_round(state)
+            self.published = PublishedState(state)
+            return
+        self._rolling.add(now, self.settings, state.used)
+        self.published = PublishedState(state, self._rolling.means())
+
+    async def metrics(self, name: Literal["metrics", "nodes"]) -> Body:
+        return await asyncio.to_thread(getattr, self.published, name if self.is_on_time else "stale")
+
+    async def fetch(self, target: str, path: str) -> bytes:
+        """Requests a path from a node's exporter. Raises SourceError."""
+        if self._collector is None:
+            raise SourceError("not_asked", "the nodes have not been read yet")
+        return await self._collector.fetch(target, path)
+
+    async def _rounds(self) -> None:
+        self._task, self._loop = asyncio.current_task(), asyncio.get_running_loop()
+        collector = self._make_collector()
+        try:
+            while True:
+                await self.round(collector)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(
+                        self._wake.wait(), self.settings.interval - self.clock.wall() % self.settings.interval
+                    )
+                self._wake.clear()
+        finally:
+            await collector.close()
+
+    # Removal of missing GPUs
+
+    def forget(self, uuid: str) -> GpuPresence:
+        """Hides a lost GPU, or a GPU of a node that is gone, until the GPU is readable again."""
+        presence = self._look_up(self.published.state, uuid)
+        if presence == "missing":
+            self._removed_gpus.add(uuid)
+            self.reload()
+        return presence
+
+    @staticmethod
+    def _look_up(state: ClusterState, uuid: str) -> GpuPresence:
+        gpus = [(node, gpu) for node in state.nodes for gpu in node.state.devices if gpu.uuid == uuid]
+        if any(not (node.gone or is_lost(gpu)) for node, gpu in gpus):
+            return "present"
+        return "missing" if gpus else "unknown"
+
+    # Start and stop
+
+    def start(self, on_fatal: Callable[[], object]) -> None:
+        """Starts the thread. The thread sets `fatal` and calls `on_fatal` if the loop fails."""
+        self._round_at = self.clock.monotonic()  # the time limit of the first round starts here
+        self._thread = threading.Thread(target=self._run, args=(on_fatal,), name="cluster", daemon=True)
+        self._thread.start()
+
+    def _run(self, on_fatal: Callable[[], object]) -> None:
+        def run_rounds() -> None:
+            with suppress(asyncio.CancelledError):  # stopped
+                asyncio.run(self._rounds())
+
+        self.fatal = run_loop("cluster", run_rounds)
+        if self.fatal is not None:
+            on_fatal()
+
+    @property
+    def is_on_time(self) -> bool:
+        """Returns True if the last round ended less than `late_after` seconds ago."""
+        return self.clock.monotonic() - self._round_at <= self.late_after
+
+    @property
+    def has_results(self) -> bool:
+        return self._previous is not None
+
+    @property
+    def late_after(self) -> float:
+        return LATE_ROUNDS * self.settings.interval + 30.0  # 30 s for the slow first round of a large cluster
+
+    def reload(self) -> None:
+        """Starts a round immediately (SIGHUP)."""
+        self._call(self._wake.set)
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._call(self._task.cancel)
+        if self._thread is not None:
+            self._thread.join(_CLOSE_SECONDS)
+
+    def _call(self, act: Callable[[], object]) -> None:
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop is closed already
+                self._loop.call_soon_threadsafe(act)
+
+    def _log_changes(self, state: ClusterState) -> None:
+        """Logs targets and nodes that failed or recovered since the last round, and new notes."""
+        faults = {o.target: (o.error, f"{o.text}; podgpu will retry") for o in state.outcomes if o.error}
+        faults |= {n.name: ("stale", f"{n.name}: stale, no current values") for n in state.nodes if n.stale}
+        described = {outcome.text for outcome in state.outcomes}
+        faults |= {note: ("note", note) for note in state.notes if note not in described}
+        names = {outcome.target for outcome in state.outcomes} | {node.name for node in state.nodes}
+        for name, (reason, text) in faults.items():
+            if self._faults.fail(name, reason):
+                _log.warning("%s", text)
+        for name in sorted(names - faults.keys()):
+            if self._faults.recover(name):
+                _log.info("%s: answers again", name)
+        self._faults.remove(lambda name: name not in names and name not in faults)

@@ -1,0 +1,301 @@
+"""Builds a `ClusterState` after each reading of all nodes, or for one exporter's own page.
+
+A state depends only on the readings and the previous state. The previous state provides the GPUs that disappeared, the
+exporter chosen for each node, and (for exporters other than podgpu's) the idle times of holders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from msgspec.structs import replace
+
+from podgpu.errors import few_of
+from podgpu.fleet.choose import Alert, add_lost_gpus, choose_nodes, describe_node, hide_missing_gpus, sort_alerts
+from podgpu.fleet.hold import HolderTimes, IdleTimes, measure_use
+from podgpu.fleet.parts import HeldPart, device_model, device_price, divide_device, divide_gpu, holders_of, is_blind
+from podgpu.fleet.prices import NO_PRICES, Prices
+from podgpu.fleet.readings import (
+    ClusterReading,
+    FleetCounts,
+    NodeEntry,
+    NodeReading,
+    Owners,
+    TargetOutcome,
+    ViewSettings,
+)
+from podgpu.metrics.conditions import NODE_GONE
+from podgpu.model import Condition, DeviceState, GpuOrInstance, Holder, MigInstance, NodeState
+
+AVERAGED = frozenset({"cluster", "namespace", "node", "model"})
+_MAX_RATIO = 1.01  # a ratio can exceed 1 if its counter is read slightly late
+MAX_NOTES = 12
+_CLOCK_STEP = 2.0  # smaller changes of the wall clock, in seconds, are ignored
+
+
+class Scope(NamedTuple):
+    """The devices that a mean covers: those of a cluster, namespace, node, model or owner. Unused fields are empty."""
+
+    scope: str
+    namespace: str = ""
+    node: str = ""
+    model: str = ""
+    owner_kind: str = ""
+    owner_name: str = ""
+    cluster: str = ""
+
+
+CLUSTER = Scope("cluster")
+
+
+class UsedMean(NamedTuple):
+    """The number of devices in use, and the mean of --used-field over them, in the field's own unit."""
+
+    devices: int
+    mean: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """All nodes after one round. An exporter's own page uses a state with a single node."""
+
+    settings: ViewSettings
+    taken_at: float | None  # Unix time
+    is_past: bool = False
+    scope: Literal["node", "cluster"] = "cluster"
+    nodes: tuple[NodeEntry, ...] = ()  # sorted by name
+    notes: tuple[str, ...] = ()
+    alerts: tuple[Alert, ...] = ()  # most serious first
+    used: Mapping[Scope, UsedMean] = field(default_factory=dict)
+    owners: Owners = field(default_factory=dict)
+    prices: Prices = NO_PRICES
+    outcomes: tuple[TargetOutcome, ...] = ()  # sorted by target
+    errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    fleet: FleetCounts | None = None  # totals, if there are too many GPUs to read; then `nodes` has only a selection
+    found: int | None = None  # number of nodes that match the selection
+    clock_offset: float = 0.0  # Unix time minus monotonic time. Constant until the wall clock is set
+    step_seconds: int | None = None  # set only by `past.py`: values are means over this time
+
+    @property
+    def used_ratio(self) -> float | None:
+        """Mean of --used-field over the GPUs in use, from 0 to 1. None if there is no data."""
+        used = self.used.get(CLUSTER)
+        return None if used is None else used.mean / self.settings.full
+
+    @property
+    def simulated(self) -> bool:
+        return any(node.state.simulated for node in self.nodes)
+
+
+def build_cluster_state(
+    reading: ClusterReading,
+    previous: ClusterState | None,
+    settings: ViewSettings,
+    now: float,
+    wall: float,
+    *,
+    prices: Prices = NO_PRICES,
+    removed: Collection[str] = (),
+    notes: Sequence[str] = (),
+) -> ClusterState:
+    """Builds the state of a round. `now` is monotonic, `wall` is Unix time.
+
+    `removed`: UUIDs of GPUs that were removed with `podgpu forget`. They are hidden while they are lost.
+    """
+    prices = prices.at(wall)
+    offset = wall - now
+    if previous is not None and abs(offset - previous.clock_offset) < _CLOCK_STEP:
+        offset = previous.clock_offset
+    outcomes = {outcome.target: outcome for outcome in reading.outcomes}
+    is_paged = reading.fleet is not None  # nodes are not listed, so missing ones are not gone
+    before = {node.name: node for node in previous.nodes} if previous and not is_paged else {}
+    chosen, conflicts = choose_nodes(reading.nodes, before, outcomes, settings, now)
+    reported = {gpu.uuid for node in chosen for gpu in node.state.devices}
+    clock_change = 0.0 if previous is None else offset - previous.clock_offset
+    nodes = []
+    for node in chosen:
+        earlier = before.get(node.name)
+        if earlier is not None and node.state.producer == "dcgm-exporter":
+            node = replace(node, state=add_lost_gpus(node.state, earlier.state, reported, wall))
+        shown = hide_missing_gpus(node, removed) if removed else node
+        if shown is not None:
+            idle = IdleTimes(shown, earlier, offset, clock_change, reading.idle_for, settings.stale_after)
+            nodes.append(complete_node(shown, idle, prices, offset, shown.reading.owners or reading.owners))
+    read = {node.target for node in reading.nodes}
+    unread = [outcomes[target].text for target in sorted(outcomes) if outcomes[target].error and target not in read]
+    alerts = (alert for node in nodes for alert in describe_node(node.name, node.state, node.gone))
+    return ClusterState(
+        settings=settings,
+        taken_at=wall,
+        nodes=tuple(nodes),
+        notes=bound_notes((*notes, *reading.notes, *unread, *describe_unpriced(nodes, prices))),
+        alerts=sort_alerts((*alerts, *conflicts, *(Alert("warning", text) for text in unread[:MAX_NOTES]))),
+        used=mean_by_scope(nodes, reading.owners, settings),
+        owners=reading.owners,
+        prices=prices,
+        outcomes=tuple(outcomes[target] for target in sorted(outcomes)),
+        errors=reading.errors,
+        fleet=reading.fleet,
+        clock_offset=offset,
+    )
+
+
+def build_single_node_state(
+    state: NodeState,
+    settings: ViewSettings,
+    now: float,
+    wall: float,
+    *,
+    fresh: bool = True,
+    prices: Prices = NO_PRICES,
+    notes: Sequence[str] = (),
+) -> ClusterState:
+    """Builds the state of an exporter's own page. If not `fresh`, omits GPUs and shows the first note as an alert."""
+    prices = prices.at(wall)
+    shown = state if fresh else replace(state, devices=())
+    entry = NodeEntry(NodeReading("", shown, read_at=now), shown, stale=not fresh)
+    node = complete_node(entry, None, prices, wall - now)
+    alerts = tuple(Alert("broken", text, state.node) for text in notes[:1])
+    if fresh:
+        alerts = sort_alerts(describe_node(state.node, node.state))
+    return ClusterState(
+        settings=settings,
+        taken_at=state.taken_at,
+        scope="node",
+        nodes=(node,),
+        notes=(*notes, *describe_unpriced([node], prices)),
+        alerts=alerts,
+        prices=prices,
+        clock_offset=wall - now,
+    )
+
+
+def describe_unpriced(nodes: Iterable[NodeEntry], prices: Prices) -> Iterator[str]:
+    """Yields notes about models without a price, and about missing node labels if prices depend on labels."""
+    if not prices.currency:
+        return
+    labelled = [node for node in nodes if not node.prices.nodes]
+    if unlabelled := [node.name for node in nodes if node.prices.nodes and not node.gone]:
+        yield (
+            f"prices depend on node labels, but the labels of {few_of(unlabelled)} are unknown: costs do not include"
+            " these nodes; give podgpu access to nodes of the API server or to kube_node_labels in Prometheus"
+        )
+    elsewhere = [name for name in prices.label_names if not any(name in (n.reading.labels or ()) for n in labelled)]
+    if labelled and elsewhere:
+        yield f"no node has the label {few_of(elsewhere)} of the price file: check that podgpu reads this label"
+    models = {(device_model(gpu, one), n.prices) for n in labelled for gpu in n.gpus for one in (None, *gpu.instances)}
+    unpriced = {model or "devices of an unknown model" for model, own in models if own.of(model).gpu_hour is None}
+    if unpriced:
+        action = "write your own price file" if prices.source == "example" else "add them to the file of --prices"
+        yield f"there is no price for {few_of(sorted(unpriced))}: costs do not include them; {action}"
+
+
+def bound_notes(notes: Sequence[str], most: int = MAX_NOTES) -> tuple[str, ...]:
+    return tuple(notes) if len(notes) <= most else (*notes[:most], f"and {len(notes) - most} more")
+
+
+# Holders
+
+
+def complete_node(
+    node: NodeEntry, idle: IdleTimes | None, prices: Prices, offset: float, owners: Owners | None = None
+) -> NodeEntry:
+    """Sets `held` and `prices`. If the node is gone, adds the condition `node_gone` to its GPUs."""
+    if node.gone:
+        condition = Condition(NODE_GONE, round(node.reading.read_at + offset, 3))
+        gpus = tuple(replace(gpu, conditions=(*gpu.conditions, condition)) for gpu in node.state.devices)
+        node = replace(node, state=replace(node.state, devices=gpus))
+    node = replace(node, prices=prices.on_node(node.reading.labels))
+    held = tuple(_hold(node, idle, owners or {}))
+    counted_at = idle.counted_at if idle else node.reading.read_at
+    return replace(node, notes=bound_notes(node.notes), held=held, counted_at=counted_at)
+
+
+def _hold(node: NodeEntry, idle: IdleTimes | None, owners: Owners) -> Iterator[HeldPart]:
+    for gpu in node.state.devices:
+        if not gpu.holders and not gpu.instances:
+            continue
+        is_unknown = node.stale or is_blind(gpu)
+        for instance, device_size in divide_gpu(gpu):
+            device = instance or gpu
+            holders = holders_of(gpu, device)
+            if not holders:
+                continue
+
+            price = device_price(node.prices, gpu, instance, device_size)
+            for holder, share in zip(holders, divide_device(holders), strict=True):
+                if idle is None:
+                    since = holder.usage.idle_since if holder.usage else None
+                    times = HolderTimes(measure_use(device, holder), since)
+                else:
+                    times = idle.find(gpu, instance, holder, share)
+                yield HeldPart(
+                    gpu,
+                    instance,
+                    holder,
+                    device_size,
+                    share,
+                    use="unknown" if is_unknown else times.use,
+                    last_idle_since=times.idle_since,
+                    owner=owners.get((holder.namespace, holder.pod)),
+                    price=price,
+                    cluster=node.reading.cluster,
+                    measured_idle=times.measured_idle,
+                    window=times.window,
+                )
+
+
+# Utilisation of GPUs in use, as in gpu-utilization-metric-exporter: the mean of one field over the devices in use.
+# A device is in use while the field is above 0. If a scope has devices but none is in use, its mean is 0. A scope
+# without data has no mean.
+
+
+def mean_by_scope(nodes: Iterable[NodeEntry], owners: Owners, settings: ViewSettings) -> dict[Scope, UsedMean]:
+    """Computes the mean of each scope over the nodes that are not stale."""
+    full = settings.full
+    sums: dict[Scope, list[float]] = {}  # number of devices in use, sum of their values
+    for node in nodes:
+        if node.stale:
+            continue
+        own_scope, cluster = Scope("node", node=node.name), node.reading.cluster
+        for gpu, instance, value in measured_devices(node, settings):
+            scopes = {CLUSTER, own_scope, Scope("model", model=device_model(gpu, instance))}
+            for holder in _all_holders(gpu, instance):
+                if holder.namespace:
+                    scopes.add(Scope("namespace", holder.namespace, cluster=cluster))
+                    if owner := (node.reading.owners or owners).get((holder.namespace, holder.pod)):
+                        scopes.add(Scope("owner", holder.namespace, "", "", owner.kind, owner.name, cluster))
+            for scope in scopes:
+                total = sums.setdefault(scope, [0, 0.0])
+                if value > 0:
+                    total[0] += 1
+                    total[1] += min(value, full)
+    return {scope: UsedMean(int(n), total / n if n else 0.0) for scope, (n, total) in sums.items()}
+
+
+def measured_devices(
+    node: NodeEntry, settings: ViewSettings
+) -> Iterator[tuple[DeviceState, MigInstance | None, float]]:
+    """Yields each device with its value of --used-field. Skips a GPU if its MIG instances report the field."""
+    for gpu in node.gpus:
+        instances = [(instance, used_value(instance, settings)) for instance in gpu.instances if not instance.hidden]
+        measured = [(instance, value) for instance, value in instances if value is not None]
+        for instance, value in measured:
+            yield gpu, instance, value
+        own = None if measured or gpu.hidden else used_value(gpu, settings)
+        if own is not None:
+            yield gpu, None, own
+
+
+def used_value(device: GpuOrInstance, settings: ViewSettings) -> float | None:
+    value = device.fields.get(settings.used_field_name) if device.fields else None
+    return value if isinstance(value, int | float) and 0 <= value <= settings.full * _MAX_RATIO else None
+
+
+def _all_holders(gpu: DeviceState, instance: MigInstance | None) -> Sequence[Holder]:
+    """Returns the holders. For a GPU in MIG mode, includes the holders of its instances."""
+    if instance is not None or not gpu.instances:
+        return holders_of(gpu, instance or gpu)
+    return [holder for device in (gpu, *gpu.instances) for holder in holders_of(gpu, device)]

@@ -1,0 +1,547 @@
+"""The JSON of `/api/v1/view`, `/api/v1/pods/…` and `/api/v1/gpus/UUID` (docs/api.md) as structs.
+
+The server encodes the structs and `top` decodes them. New versions may add fields but never change existing ones.
+Fields whose value is unknown are omitted from the JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from msgspec.structs import asdict, replace
+
+from podgpu import __version__
+from podgpu.decode import find_decoder
+from podgpu.errors import SourceError
+from podgpu.fleet.choose import Alert, describe_condition
+from podgpu.fleet.parts import (
+    HeldPart,
+    HeldSums,
+    Totals,
+    Use,
+    device_memory,
+    device_model,
+    device_utilization,
+    divide_gpu,
+    gpu_id,
+    gpu_utilization,
+    is_lost,
+    key_of,
+    may_be_busy,
+    sum_held,
+)
+from podgpu.fleet.prices import Prices
+from podgpu.fleet.readings import NodeEntry
+from podgpu.fleet.state import ClusterState
+from podgpu.metrics.conditions import UNALLOCATED, xid_spec
+from podgpu.metrics.fields import CLOCK_EVENTS_FIELD, clock_events_in_words, detail_helps, field_named, fields
+from podgpu.metrics.mig import parent_and_fraction, slices_of_gpu, slices_of_profile
+from podgpu.model import (
+    MJ,
+    NS,
+    Condition,
+    DeviceState,
+    DeviceTotals,
+    GpuOrInstance,
+    Holder,
+    HolderUsage,
+    MigInstance,
+    NodeState,
+    RunningProcess,
+    SourceStatus,
+    Value,
+    WaitPart,
+    Workload,
+    WorkloadOwner,
+    XidCount,
+    group_by_key,
+    parts_of,
+)
+
+ApiVersion = Literal["podgpu/v1"]
+API: ApiVersion = "podgpu/v1"
+_NO_USAGE, _NO_TOTALS = HolderUsage(), DeviceTotals()
+
+
+class _JsonStruct(msgspec.Struct, omit_defaults=True):
+    """Base of all structs. A field with its default value is omitted from the JSON."""
+
+
+class ConditionView(_JsonStruct, kw_only=True):
+    condition: str
+    since: float | None = None
+    says: str
+    do: str
+
+
+class HolderView(Workload, frozen=True, kw_only=True):
+    share_ratio: float | None = None
+    utilization_ratio: float | None = None
+    memory_used_bytes: int | None = None
+    power_watts: float | None = None
+    processes: int | None = None
+    busy_seconds: float | None = None
+    idle_seconds: float | None = None
+    wait_seconds: float | None = None
+    wait_ratio: float | None = None
+    waits_for: tuple[WaitPart, ...] = ()
+    energy_joules: float | None = None
+    idle_since: float | None = None
+    owner: WorkloadOwner | None = None
+    cost_per_hour: float | None = None
+    part: float | None = None  # fraction of a physical GPU
+    use: Use | None = None
+    unknown_because: str = ""  # reason, if `use` is unknown
+    running: tuple[RunningProcess, ...] = ()  # only on a node without Kubernetes
+
+
+class DeviceView(_JsonStruct, kw_only=True):
+    """The fields that GPUs and MIG instances have in common."""
+
+    utilization_ratio: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    power_watts: float | None = None
+    temperature_celsius: float | None = None
+    energy_joules: float | None = None
+    holders: list[HolderView] = []
+    conditions: list[ConditionView] = []
+    absent: bool = False
+    last_holders: tuple[Workload, ...] = ()
+    price_per_hour: float | None = None
+
+
+class InstanceView(DeviceView, kw_only=True):
+    id: str
+    profile: str
+    slices: int | None = None
+    gpu_slices: int | None = None
+    part: float | None = None  # fraction of the physical GPU
+
+
+class GpuView(DeviceView, kw_only=True):
+    uuid: str
+    index: int | None = None
+    model: str
+    instances: list[InstanceView] = []
+
+
+class NodeView(_JsonStruct, kw_only=True):
+    name: str
+    cluster: str = ""
+    old: bool = False
+    gone: bool = False
+    age_seconds: float | None = None
+    notes: list[str] = []
+    simulated: bool = False
+    gpus: list[GpuView]
+
+
+class NamespaceView(_JsonStruct, kw_only=True):
+    namespace: str
+    cluster: str = ""
+    allocated_gpus: float
+    used_gpus: float | None = None
+    idle_gpus: float
+    unknown_gpus: float
+    cost_per_hour: float | None = None
+    wasted_per_hour: float | None = None
+
+
+class View(_JsonStruct, kw_only=True):
+    """`/api/v1/view`."""
+
+    api: ApiVersion = msgspec.field(default_factory=lambda: API)
+    version: str = msgspec.field(default_factory=lambda: __version__)
+    scope: str
+    taken_at: float | None = None
+    interval_seconds: float
+    simulated: bool = False
+    notes: list[str]
+    alerts: list[Alert]
+    used_utilization_ratio: float | None = None
+    used_field: str = ""
+    idle_after_seconds: float | None = None
+    currency: str = ""
+    prices: str = ""
+    paged: bool = False  # there are too many GPUs to read all; `nodes` has one page of the matching nodes
+    found: int | None = None  # number of nodes that match the request
+    at: float | None = None  # the past time that was requested
+    step_seconds: int | None = None  # values of a past time are means over this time
+    totals: Totals
+    namespaces: list[NamespaceView]
+    nodes: list[NodeView]
+
+
+class PodResponse(_JsonStruct, kw_only=True):
+    """`/api/v1/pods/NAMESPACE/POD`."""
+
+    api: ApiVersion = msgspec.field(default_factory=lambda: API)
+    taken_at: float | None = None
+    simulated: bool = False
+    namespace: str
+    pod: str
+    owner: WorkloadOwner | None = None
+    currency: str = ""
+    prices: str = ""
+    totals: HeldSums
+    nodes: list[NodeView]
+
+
+class FieldView(_JsonStruct, kw_only=True):
+    name: str
+    help: str = ""
+    unit: str = ""
+    value: int | float | str
+    source: str = ""
+
+
+class XidView(_JsonStruct, kw_only=True):
+    xid: int
+    says: str = ""
+    class_: str = msgspec.field(name="class", default="")
+    at: float | None = None
+    total: int | None = None
+
+
+class SourceView(_JsonStruct, kw_only=True):
+    source: str
+    ok: bool
+    error: str = ""
+    message: str = ""
+
+
+class GpuDetails(_JsonStruct, kw_only=True):
+    """Details that only the GPU's exporter can provide."""
+
+    api: ApiVersion = msgspec.field(default_factory=lambda: API)
+    fields: list[FieldView] | None = None
+    xids: list[XidView] | None = None
+    sources: list[SourceView] = []
+    method: str = ""
+
+
+class GpuResponse(GpuDetails, kw_only=True):
+    """`/api/v1/gpus/UUID`."""
+
+    taken_at: float | None = None
+    simulated: bool = False
+    node: str
+    gpu: GpuView
+
+
+# Encoding
+
+
+def make_view(state: ClusterState) -> View:
+    prices = state.prices
+    is_cluster = state.scope == "cluster"
+    return View(
+        scope=state.scope,
+        taken_at=state.taken_at,
+        interval_seconds=state.settings.interval,
+        simulated=state.simulated,
+        notes=list(dict.fromkeys((*(alert.text for alert in state.alerts), *state.notes))),
+        alerts=list(state.alerts),
+        used_utilization_ratio=state.used_ratio,
+        used_field=state.settings.used_field if is_cluster else "",
+        idle_after_seconds=state.settings.idle_after if is_cluster else None,
+        currency=prices.currency,
+        prices=prices.source,
+        paged=state.fleet is not None,
+        found=state.found,
+        at=state.taken_at if state.is_past else None,
+        step_seconds=state.step_seconds,
+        totals=total_of(state),
+        namespaces=_make_namespaces(state),
+        nodes=[_make_node(node) for node in state.nodes],
+    )
+
+
+def total_of(state: ClusterState) -> Totals:
+    fleet, currency = state.fleet, state.prices.currency
+    if fleet is not None:
+        gpus, broken, power = fleet.gpus, fleet.broken, fleet.power_watts
+        unknown, currency = (0.0, currency) if fleet.has_rule else (fleet.gpus, "")
+    else:
+        every = [(node, gpu) for node in state.nodes for gpu in node.gpus]
+        watts = [gpu.power_mw / 1000 for node, gpu in every if gpu.power_mw is not None and not node.stale]
+        gpus, power = len(every), round(sum(watts), 1) if watts else None
+        broken = sum(any(c.name != UNALLOCATED for c in gpu.conditions) for _, gpu in every)
+        unknown = round(sum(_unheld_unknown(node, gpu) for node, gpu in every), 4)
+    held = sum_held(_held_parts(state), currency).rounded()
+    return Totals(
+        **asdict(held),
+        gpus=gpus,
+        free=round(max(0.0, gpus - held.allocated - unknown), 4),
+        unheld_unknown=unknown,
+        broken=broken,
+        power_watts=power,
+    )
+
+
+def _held_parts(state: ClusterState) -> Iterator[HeldPart]:
+    """Yields the shares of all holders. With fleet totals, yields a used and an idle share per namespace and model."""
+    if state.fleet is None:
+        yield from (part for node in state.nodes for part in node.held)
+        return
+    for cluster, namespace, model, allocated, idle in state.fleet.held:
+        size, prices = parent_and_fraction(model)[1] or 0.0, state.prices
+        price = prices.of(model).gpu_hour if prices.currency and not prices.nodes else None
+        uses: tuple[tuple[Use, float], ...] = ("used", allocated - idle), ("idle", idle)
+        for use, gpus in uses:
+            part = HeldPart(DeviceState(model=model), None, Holder(namespace), size, gpus, use)
+            yield replace(part, price=price, cluster=cluster)
+
+
+def _unheld_unknown(node: NodeEntry, gpu: DeviceState) -> float:
+    """Returns the fraction of the GPU without a known holder, if it may be in use. Returns 0 if it is free."""
+    parts = [part.gpu_fraction for part in node.held if part.gpu is gpu]
+    is_unknown = node.gone or node.silent or (not parts and may_be_busy(gpu_utilization(gpu), device_memory(gpu)))
+    return max(0.0, 1.0 - sum(parts)) if is_unknown else 0.0
+
+
+def _make_namespaces(state: ClusterState) -> list[NamespaceView]:
+    parts = (part for part in _held_parts(state) if part.holder.namespace)
+    groups = group_by_key(((part.holder.namespace, part.cluster), part) for part in parts)
+    sums = {name: sum_held(group, state.prices.currency).rounded() for name, group in groups.items()}
+    return [
+        NamespaceView(
+            namespace=name,
+            cluster=cluster,
+            allocated_gpus=held.allocated,
+            used_gpus=None if held.allocated and held.unknown == held.allocated else held.used,
+            idle_gpus=held.idle,
+            unknown_gpus=held.unknown,
+            cost_per_hour=held.cost_per_hour,
+            wasted_per_hour=held.wasted_per_hour,
+        )
+        for (name, cluster), held in sorted(sums.items())
+    ]
+
+
+def _make_node(node: NodeEntry) -> NodeView:
+    held = node.held_by_device()
+    return NodeView(
+        name=node.name,
+        cluster=node.reading.cluster,
+        old=node.stale,
+        gone=node.gone,
+        age_seconds=_rounded(node.age_seconds, 1),
+        notes=list(node.notes),
+        simulated=node.state.simulated,
+        gpus=[_make_gpu(gpu, held, node.prices) for gpu in node.gpus],
+    )
+
+
+def _make_gpu(gpu: DeviceState, held: Mapping[str, list[HeldPart]], prices: Prices) -> GpuView:
+    uuid = gpu_id(gpu)
+    instances = [
+        InstanceView(
+            id=str(instance.id),
+            profile=instance.profile,
+            slices=slices_of_profile(instance.profile),
+            gpu_slices=slices_of_gpu(gpu.model),
+            part=round(fraction, 6),
+            **_device_fields(gpu, instance, held.get(key_of(gpu, instance), ()), prices),
+        )
+        for instance, fraction in divide_gpu(gpu)
+        if instance is not None
+    ]
+    values: dict[str, Any] = {}
+    if not gpu.hidden:
+        values = _device_fields(gpu, None, held.get(uuid, ()), prices)
+        values["power_watts"] = None if gpu.power_mw is None else round(gpu.power_mw / 1000, 1)
+        values["temperature_celsius"] = gpu.temperature_celsius
+        values["last_holders"] = gpu.last_holders
+    values["utilization_ratio"] = _rounded(gpu_utilization(gpu))
+    return GpuView(uuid=uuid, index=gpu.index, model=gpu.model, instances=instances, **values)
+
+
+def _device_fields(
+    gpu: DeviceState, instance: MigInstance | None, held: Iterable[HeldPart], prices: Prices
+) -> dict[str, Any]:
+    device: GpuOrInstance = instance or gpu
+    usage = device.usage or _NO_TOTALS
+    return {
+        "utilization_ratio": _rounded(device_utilization(device)),
+        "memory_used_bytes": device_memory(device),
+        "memory_total_bytes": device.memory_total_bytes,
+        "energy_joules": _divided(usage.energy_mj, MJ),
+        "holders": [_make_holder(part) for part in held],
+        "conditions": [_make_condition(condition, gpu.xids) for condition in gpu.conditions],
+        "absent": is_lost(gpu),
+        "price_per_hour": _rounded(prices.of(device_model(gpu, instance)).gpu_hour),
+    }
+
+
+def _make_holder(part: HeldPart) -> HolderView:
+    holder, usage = part.holder, part.holder.usage or _NO_USAGE
+    power, ratio = part.gpu.power_mw, usage.power_ratio
+    # Rounded down, so that the watts of all holders do not exceed the watts of the GPU.
+    watts = None if power is None or ratio is None else power * ratio // 100 / 10
+    return HolderView(
+        *parts_of(holder),
+        share_ratio=_rounded(holder.share_ratio),
+        utilization_ratio=_rounded(usage.utilization_ratio),
+        memory_used_bytes=usage.memory_used_bytes,
+        power_watts=watts,
+        processes=usage.processes,
+        busy_seconds=_divided(usage.busy_ns, NS),
+        idle_seconds=_divided(usage.idle_ns, NS),
+        wait_seconds=_divided(usage.wait_ns, NS),
+        wait_ratio=_rounded(usage.wait_ratio),
+        waits_for=tuple(replace(p, seconds=round(p.seconds, 4), ratio=round(p.ratio, 4)) for p in usage.waits_for),
+        energy_joules=_divided(usage.energy_mj, MJ),
+        idle_since=_rounded(part.idle_since, 0),
+        owner=part.owner,
+        cost_per_hour=_rounded(part.cost_per_hour),
+        part=round(part.gpu_fraction, 6),
+        use=part.use,
+        unknown_because=part.unknown_because,
+        running=holder.running,
+    )
+
+
+def _make_condition(condition: Condition, xids: Iterable[XidCount]) -> ConditionView:
+    says, do = describe_condition(condition, xids)
+    return ConditionView(condition=condition.name, since=_rounded(condition.since, 0), says=says, do=do)
+
+
+def _rounded(value: float | None, digits: int = 4) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def _divided(value: int | None, by: int) -> float | None:
+    return None if value is None else round(value / by, 1)
+
+
+# One pod, one GPU
+
+
+def make_pod(
+    state: ClusterState, view: View, namespace: str, pod: str, cluster: str | None = None
+) -> PodResponse | None:
+    """Returns the devices that the pod holds, with all their holders. None if the pod holds no device.
+
+    Without `cluster`, includes the pods of this name in all clusters.
+    """
+    nodes = []
+    for node in (node for node in view.nodes if cluster in (None, node.cluster)):
+        gpus = [gpu for gpu in (_select_held_by(gpu, namespace, pod) for gpu in node.gpus) if gpu is not None]
+        if gpus:
+            nodes.append(replace(node, gpus=gpus))
+    if not nodes:
+        return None
+    held = (part for node in state.nodes for part in node.held if cluster in (None, part.cluster))
+    parts = [part for part in held if (part.holder.namespace, part.holder.pod) == (namespace, pod)]
+    owners = {part.owner for part in parts if part.owner is not None}
+    return PodResponse(
+        taken_at=view.taken_at,
+        simulated=view.simulated,
+        namespace=namespace,
+        pod=pod,
+        owner=owners.pop() if len(owners) == 1 else None,
+        currency=view.currency,
+        prices=view.prices,
+        totals=sum_held(parts, view.currency).rounded(),
+        nodes=nodes,
+    )
+
+
+def _select_held_by(gpu: GpuView, namespace: str, pod: str) -> GpuView | None:
+    def holds(device: DeviceView) -> bool:
+        return any(holder.pod == pod and holder.namespace == namespace for holder in device.holders)
+
+    instances = [instance for instance in gpu.instances if holds(instance)]
+    if holds(gpu):
+        return replace(gpu, instances=instances)
+    return GpuView(uuid=gpu.uuid, index=gpu.index, model=gpu.model, instances=instances) if instances else None
+
+
+def make_gpu_answer(view: View, uuid: str) -> GpuResponse | None:
+    """Returns the GPU as it is in the view. None if the view has no such GPU."""
+    for node in view.nodes:
+        for gpu in node.gpus:
+            if gpu.uuid == uuid:
+                return GpuResponse(taken_at=view.taken_at, simulated=node.simulated, node=node.name, gpu=gpu)
+    return None
+
+
+def add_details(answer: GpuResponse, details: GpuDetails) -> GpuResponse:
+    return replace(answer, fields=details.fields, xids=details.xids, sources=details.sources, method=details.method)
+
+
+def make_details(state: NodeState, uuid: str, more: Mapping[int, Value], links_up: int | None) -> GpuDetails:
+    """Builds the details of a GPU. `more`: DCGM fields that are read only for this response, by id."""
+    gpu = next((gpu for gpu in state.devices if gpu_id(gpu) == uuid), DeviceState())
+    values: dict[str, Value] = {"DCGM_FI_DEV_PCI_BUSID": gpu.pci_bus_id} if gpu.pci_bus_id else {}
+    values |= {fields()[number].name: value for number, value in more.items()} | (gpu.fields or {})
+    source = next((status.name for status in state.sources if status.up is not None), "")
+    xids = (count for device in (gpu, *gpu.instances) for count in device.xids)
+    return GpuDetails(
+        fields=_make_fields(values, source, links_up),
+        xids=[
+            XidView(
+                xid=count.xid,
+                says=xid_spec(count.xid).text,
+                class_=xid_spec(count.xid).cause,
+                at=round(count.last_seen, 3),
+                total=count.total,
+            )
+            for count in sorted(xids, key=lambda count: (-count.last_seen, count.xid))
+        ],
+        sources=[
+            SourceView(source=status.name, ok=bool(status.up), error=status.error, message=status.message[:512])
+            for status in state.sources
+            if _concerns(status, gpu)
+        ],
+        method=gpu.usage.method if gpu.usage else "",
+    )
+
+
+def _make_fields(values: Mapping[str, Value], source: str, links_up: int | None) -> list[FieldView]:
+    helps = detail_helps()
+    order = {number: place for place, number in enumerate(helps)}
+    known_fields = [(field, value) for name, value in values.items() if (field := field_named(name)) is not None]
+    rows = []
+    for field, value in sorted(known_fields, key=lambda pair: (order.get(pair[0].id, len(order)), pair[0].id)):
+        if field.id == CLOCK_EVENTS_FIELD and isinstance(value, int):
+            value = clock_events_in_words(value)
+        rows.append((field.name, helps.get(field.id, ""), field.unit, value))
+    if links_up is not None:
+        rows.append(("nvlinks_up", "NVLinks that are up.", "links", links_up))
+    return [FieldView(name=name, help=text, unit=unit, value=value, source=source) for name, text, unit, value in rows]
+
+
+def _concerns(status: SourceStatus, gpu: DeviceState) -> bool:
+    """Returns True if the source has a status and reads this GPU or the whole node."""
+    if status.up is None:
+        return False
+    if status.device:
+        return status.device == gpu.uuid
+    is_worker = status.name.startswith("gpu") and status.name[3:].isdecimal()
+    return not is_worker or status.name == f"gpu{gpu.index}"
+
+
+# Decoding
+
+
+_Response = TypeVar("_Response", View, GpuDetails)
+
+
+def decode_view(body: bytes) -> View:
+    return _decode(body, View, "/api/v1/view")
+
+
+def decode_details(body: bytes) -> GpuDetails:
+    return _decode(body, GpuDetails, "/api/v1/gpus")
+
+
+def _decode(body: bytes, shape: type[_Response], path: str) -> _Response:
+    try:
+        return find_decoder(shape).decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise SourceError("malformed", f"is not a valid response of podgpu's {path}: {error}") from error

@@ -1,1 +1,0 @@
-"""Stores values of GPUs and pods in SQLite and builds the JSON of `/api/v1/history`."""

@@ -1,0 +1,1 @@
+"""Simulated GPUs and the demo. Nothing of the product imports this package."""

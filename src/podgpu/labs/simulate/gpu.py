@@ -1,0 +1,229 @@
+"""Simulates one GPU: identity, MIG layout, loads, and the resulting power, temperature and counters.
+
+The activity depends only on loads and time, and is constant within each second. So counters do not depend on how often
+they are read, and past samples can be computed later.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from podgpu.labs.simulate.models import GpuModel, MigProfile
+
+LONG_GAP = 600.0  # seconds; a longer time without reads is simulated in one step, instead of one step per second
+THERMAL_LAG = 15.0  # seconds; time constant of temperature changes
+IDLE_CELSIUS, FULL_CELSIUS = 32.0, 72.0
+DRAM = 0.3  # fraction of the memory bandwidth in use while busy
+SAMPLES_PER_SECOND = 5
+SAMPLE_BUFFER = 20.0  # seconds for which the driver keeps utilisation samples
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedLoad:
+    """One process on one GPU. In every `period`, it is busy for the fraction `duty` and then idle."""
+
+    gpu: int  # number of the GPU (`SimulatedGpu.number`)
+    pid: int
+    duty: float = 0.5
+    gi_id: int | None = None  # MIG GPU instance; `duty` is relative to the instance
+    period: float = 0.05  # seconds
+    memory: int = 1024**3
+    tensor: float = 0.5  # fraction of the busy time in which the tensor cores are busy
+    phase: float = 0.0  # shifts the start of the periods, in seconds
+    kind: Literal["compute", "graphics", "mps"] = "compute"
+    sway: float = 0.0  # `duty` follows a sine wave with this relative amplitude
+    sway_period: float = 60.0  # period of the sine wave in seconds
+
+    def demand(self, start: float) -> float:
+        """Returns the utilisation for one second that begins at `start`."""
+        swing = math.sin(math.tau * (start + self.phase) / self.sway_period)
+        return min(1.0, max(0.0, self.duty * (1 + self.sway * swing)))
+
+
+class Activity(NamedTuple):
+    """Work of a GPU or MIG instance: either fractions of its capacity, or seconds of work since the last reset."""
+
+    busy: float = 0.0
+    tensor: float = 0.0
+    dram: float = 0.0
+
+    def plus(self, other: Activity, compute: float, memory: float) -> Activity:
+        """Adds `other`, with the weight `compute` for busy and tensor time, and the weight `memory` for DRAM time."""
+        return Activity(
+            self.busy + compute * other.busy,
+            self.tensor + compute * other.tensor,
+            self.dram + memory * other.dram,
+        )
+
+
+def compute_watts(model: GpuModel, activity: Activity) -> float:
+    idle, _, limit = model.power
+    return idle + (limit - idle) * (0.45 * activity.busy + 0.45 * activity.tensor + 0.2 * activity.dram)
+
+
+def final_celsius(model: GpuModel, watts: float) -> float:
+    """Returns the temperature that the GPU reaches at a constant power."""
+    idle, _, limit = model.power
+    return IDLE_CELSIUS + (FULL_CELSIUS - IDLE_CELSIUS) * (watts - idle) / (limit - idle)
+
+
+def split_busy(loads: Sequence[SimulatedLoad], start: float) -> list[float]:
+    """Returns the fraction of one second in which each load is busy. Scales the fractions if their sum exceeds 1."""
+    wanted = [load.demand(start) for load in loads]
+    total = sum(wanted)
+    return [part / total for part in wanted] if total > 1 else wanted
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedInstance:
+    index: int  # NVML's index of the MIG device
+    gi_id: int
+    profile: MigProfile
+    uuid: str
+
+
+@dataclass(slots=True)
+class PlacedLoad:
+    load: SimulatedLoad
+    since: float
+    until: float = math.inf
+
+
+class GpuActivity(NamedTuple):
+    device: Activity
+    instances: dict[int, Activity]  # by GPU instance id
+    watts: float
+
+
+class UtilisationSample(NamedTuple):
+    wall_us: int
+    shares: dict[int, float]  # pid -> fraction of the time in which the process was busy
+
+
+@dataclass(eq=False)
+class SimulatedGpu:
+    number: int  # identifies the GPU; unlike NVML's index, it never changes
+    model: GpuModel
+    uuid: str
+    minor: int
+    at: float  # monotonic time up to which the state is computed
+    epoch: float  # Unix time at monotonic zero
+    mig_enabled: bool = False
+    instances: tuple[SimulatedInstance, ...] = ()
+    nvlinks: int = 0  # number of links; 0 on a node with a single GPU
+    lost: bool = False
+    loads: list[PlacedLoad] = field(default_factory=list)  # includes loads that ended less than `SAMPLE_BUFFER` ago
+    energy: float = 0.0  # joules
+    celsius: float = IDLE_CELSIUS
+    idle_seconds: float = 0.0
+    meter: Activity = field(default_factory=Activity)
+    instance_meters: dict[int, Activity] = field(default_factory=dict)
+
+    @property
+    def wall_us(self) -> int:
+        return int((self.at + self.epoch) * 1e6)
+
+    @property
+    def milliwatts(self) -> int:
+        return int(self.activity.watts * 1000)
+
+    @property
+    def energy_mj(self) -> int:
+        return int(self.energy * 1000)
+
+    def advance(self, now: float) -> None:
+        """Updates the state to the time `now`. Does nothing if the state is newer."""
+        while self.at < now:
+            is_one_step = now - self.at > LONG_GAP or not self.running()
+            end = now if is_one_step else min(now, math.floor(self.at) + 1.0)
+            self._step(end - self.at, self.activity)
+            self.at = end
+
+    def _step(self, seconds: float, activity: GpuActivity) -> None:
+        self.energy += activity.watts * seconds
+        self.celsius += (final_celsius(self.model, activity.watts) - self.celsius) * -math.expm1(-seconds / THERMAL_LAG)
+        if activity.device.busy == 0:
+            self.idle_seconds += seconds
+        self.meter = self.meter.plus(activity.device, seconds, seconds)
+        for gi_id, part in activity.instances.items():
+            self.instance_meters[gi_id] = self.instance_meters[gi_id].plus(part, seconds, seconds)
+
+    @property
+    def activity(self) -> GpuActivity:
+        model, second = self.model, math.floor(self.at)
+        device = Activity() if self.mig_enabled else self._activity_of(second)
+        instances: dict[int, Activity] = {}
+        for instance in self.instances:
+            activity = instances[instance.gi_id] = self._activity_of(second, instance.gi_id)
+            compute = instance.profile.compute_slices / model.compute_slices
+            device = device.plus(activity, compute, instance.profile.memory_slices / model.memory_slices)
+        return GpuActivity(device, instances, compute_watts(model, device))
+
+    def _activity_of(self, second: int, gi_id: int | None = None) -> Activity:
+        loads = self.running(gi_id)
+        parts = split_busy(loads, second)
+        busy = min(1.0, sum(parts))  # a sum of fractions may be 1.0000000000000002
+        return Activity(busy, sum(part * load.tensor for load, part in zip(loads, parts, strict=True)), DRAM * busy)
+
+    def running(self, gi_id: int | None = None) -> list[SimulatedLoad]:
+        return [r.load for r in self.loads if r.until == math.inf and (gi_id is None or r.load.gi_id == gi_id)]
+
+    def memory_used(self, gi_id: int | None = None) -> int:
+        return sum(load.memory for load in self.running(gi_id))
+
+    def place(self, load: SimulatedLoad) -> None:
+        self.loads.append(PlacedLoad(load, self.at))
+
+    def evict(self, pid: int) -> int:
+        """Ends the loads of a process and returns their number."""
+        leaving = [r for r in self.loads if r.load.pid == pid and r.until == math.inf]
+        for resident in leaving:
+            resident.until = self.at
+        self.loads = [r for r in self.loads if r.until > self.at - SAMPLE_BUFFER]
+        return len(leaving)
+
+    def set_instances(self, instances: tuple[SimulatedInstance, ...] | None) -> None:
+        """Replaces the MIG instances and ends all loads. None disables MIG."""
+        self.mig_enabled = instances is not None
+        self.instances = instances or ()
+        self._end_loads()
+
+    def reset(self) -> None:
+        """Ends all loads and resets the counters. The MIG layout stays, as with `nvidia-smi --gpu-reset`."""
+        self.energy = self.idle_seconds = 0.0
+        self.meter = Activity()
+        self._end_loads()
+
+    def _end_loads(self) -> None:
+        self.loads = []
+        self.instance_meters = {instance.gi_id: Activity() for instance in self.instances}
+
+    def samples(self, since_us: int) -> list[UtilisationSample]:
+        """Returns the buffered samples after `since_us` (Unix time), oldest first."""
+        first = math.floor((self.at - SAMPLE_BUFFER) * SAMPLES_PER_SECOND) + 1
+        # Begins one sample early, because rounding could skip a sample. The last line removes a superfluous sample.
+        first = max(first, math.floor((since_us / 1e6 - self.epoch) * SAMPLES_PER_SECOND))
+        last = math.floor(self.at * SAMPLES_PER_SECOND)
+        samples = (self._sample(index) for index in range(first, last + 1))
+        return [sample for sample in samples if sample.wall_us > since_us]
+
+    def process_means(self, since_us: int) -> Iterator[tuple[int, int, float]]:
+        """Yields for each process: pid, time of the last sample in which it ran, and mean utilisation after `since_us`.
+
+        The mean is over all samples. Idle and ended processes are omitted, as the driver does.
+        """
+        samples = self.samples(since_us)
+        for pid in dict.fromkeys(load.pid for load in self.running()):
+            if ran := [sample for sample in samples if sample.shares.get(pid)]:
+                yield pid, ran[-1].wall_us, sum(sample.shares[pid] for sample in ran) / len(samples)
+
+    def _sample(self, index: int) -> UtilisationSample:
+        moment = index / SAMPLES_PER_SECOND
+        second = math.floor((index - 0.5) / SAMPLES_PER_SECOND)
+        loads = [r.load for r in self.loads if r.since < moment <= r.until]
+        shares = split_busy(loads, second)
+        by_pid = {load.pid: share for load, share in zip(loads, shares, strict=True)}
+        return UtilisationSample(int((moment + self.epoch) * 1e6), by_pid)

@@ -1,0 +1,365 @@
+"""Simulates the driver: an object with the functions, constants and structures of the pynvml module.
+
+Functions that are not simulated raise "not supported". One lock protects all state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import threading
+import time
+import uuid
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+import pynvml
+
+from podgpu.labs.simulate import device_calls as calls
+from podgpu.labs.simulate.gpu import SimulatedGpu, SimulatedInstance, SimulatedLoad
+from podgpu.labs.simulate.models import MigProfile, parse_spec
+from podgpu.node.gpu.nvml.switch_attribution import FECS_RECORD, RECORD, SAVED, SWITCHED_IN, WHOLE_GPU
+
+_MAX_WAIT_SECONDS = 0.1
+"""Maximum real time to wait for events. It is short, because stopping podgpu waits until it has passed."""
+_SLICE_NS, _SWITCH_NS = 2_200_000, 84_000  # time slice and context switch, measured on an H200
+
+
+@dataclass(slots=True)
+class EventSet:
+    registered: set[int] = field(default_factory=set)  # numbers of GPUs
+    waiting: deque[Any] = field(default_factory=deque)
+
+
+class SimulatedNvml:
+    """Replaces the pynvml module: `driver.nvmlInit()`, `driver.nvmlDeviceGetPowerUsage(handle)`.
+
+    UUIDs are derived from the name of the node, so each node has different UUIDs.
+    """
+
+    def __init__(
+        self,
+        spec: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        driver_version: str = "580.159.04",
+        node: str = "",
+    ) -> None:
+        self.calls: Counter[str] = Counter()  # number of calls per function
+        self.lock = threading.RLock()
+        self._changed = threading.Condition(self.lock)  # notified when an event occurs or a session ends
+        self._clock = clock
+        self._node = node
+        self._driver_version = driver_version
+        self._sessions = 0
+        self._addresses = itertools.count(0x7F00_0000_1000, 0x40)
+        self._layouts = itertools.count()
+        self._targets: dict[int, tuple[SimulatedGpu, SimulatedInstance | None]] = {}  # address in a handle -> device
+        self._event_sets: dict[int, EventSet] = {}
+        self._gpm_samples: dict[int, calls.GpmSample] = {}
+        epoch = wall() - clock()  # computed once, so that the timestamp of a sample never changes
+        self.gpus: list[SimulatedGpu] = []
+        for number, one in enumerate(parse_spec(spec)):
+            gpu = SimulatedGpu(
+                number=number,
+                model=one.model,
+                uuid=f"GPU-{self._make_uuid('gpu', number)}",
+                minor=number,
+                at=clock(),
+                epoch=epoch,
+            )
+            if one.profiles:
+                self._create_instances(gpu, one.profiles)
+            self.gpus.append(gpu)
+        self._listed = list(self.gpus)  # GPUs in the order of their index
+        linked = [gpu for gpu in self.gpus if gpu.model.nvlinks]
+        for gpu in linked:  # a single GPU has no active NVLink, as measured on an H200
+            gpu.nvlinks = gpu.model.nvlinks if len(linked) > 1 else 0
+        self._functions = self._make_functions()
+
+    def place(self, load: SimulatedLoad) -> None:
+        with self.lock:
+            self.advance(self.gpus[load.gpu]).place(load)
+
+    def remove(self, pid: int) -> None:
+        with self.lock:
+            if not sum(self.advance(gpu).evict(pid) for gpu in self.gpus):
+                raise ValueError(f"no simulated process {pid}")
+
+    def lose(self, number: int) -> None:
+        """Makes a GPU fall off the bus."""
+        self.gpus[number].lost = True
+
+    def recover(self, number: int) -> None:
+        self.gpus[number].lost = False
+
+    def reset(self, number: int) -> None:
+        """Resets a GPU: ends its processes, invalidates its handles, and restores a lost GPU."""
+        gpu = self.gpus[number]
+        with self.lock:
+            self.recover(number)
+            self.advance(gpu).reset()
+            self._targets = {address: target for address, target in self._targets.items() if target[0] is not gpu}
+
+    def raise_xid(self, number: int, xid: int, gi_id: int | None = None) -> None:
+        gpu = self.gpus[number]
+        with self.lock:
+            # After a reload of the driver, a GPU has no handle until podgpu lists the GPUs again.
+            address = next((address for address, target in self._targets.items() if target == (gpu, None)), None)
+            for event_set in self._event_sets.values():
+                if address is not None and number in event_set.registered:
+                    event = calls.fill(
+                        pynvml.c_nvmlEventData_t(),
+                        device=calls.pointer_to(address, pynvml.c_nvmlDevice_t),
+                        eventType=pynvml.nvmlEventTypeXidCriticalError,
+                        eventData=xid,
+                        gpuInstanceId=calls.NO_INSTANCE if gi_id is None else gi_id,
+                    )
+                    event_set.waiting.append(event)
+            self._changed.notify_all()
+
+    def __getattr__(self, name: str) -> Any:
+        # Python calls this method only for missing attributes. The first access stores the function as an attribute.
+        known = getattr(pynvml, name)
+        if name not in self._functions and not isinstance(known, FunctionType):
+            return known
+        call = self.__dict__[name] = partial(self._call, name)
+        return call
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        with self.lock:
+            self.calls[name] += 1
+        return self._execute(name, *arguments)
+
+    def _execute(self, name: str, *arguments: Any) -> Any:
+        with self.lock:
+            if name not in ("nvmlInit", "nvmlShutdown"):
+                self._check_session()
+            if name in self._functions:
+                return self._functions[name](*arguments)
+            if not name.startswith(("nvmlDevice", "nvmlGpm")):
+                calls.raise_error()
+            gpu, instance = self._find(self._targets, arguments[0])
+            _check_present(gpu)
+            return self._call_device(name, self.advance(gpu), instance, *arguments[1:])
+
+    def _call_device(self, name: str, gpu: SimulatedGpu, instance: SimulatedInstance | None, *arguments: Any) -> Any:
+        if "RunningProcesses" in name:
+            return calls.list_processes(gpu.running(None if instance is None else instance.gi_id), name)
+        if instance is not None:
+            function = calls.MIG_CALLS.get(name) or calls.raise_error()
+            return function(gpu, instance, *arguments)
+        match name:
+            case "nvmlDeviceGetIndex":
+                return self._listed.index(gpu)
+            case "nvmlDeviceGetMigDeviceHandleByIndex":
+                return self._find_mig_handle(gpu, *arguments)
+            case "nvmlDeviceGetFieldValues":
+                return calls.read_field_values(gpu, arguments[0])
+            case "nvmlDeviceRegisterEvents":
+                return self._find(self._event_sets, arguments[1]).registered.add(gpu.number)
+            case "nvmlGpmSampleGet":
+                return self._fill_gpm_sample(gpu, None, *arguments)
+            case "nvmlGpmMigSampleGet":
+                return self._fill_gpm_sample(gpu, *arguments)
+        function = calls.GPU_CALLS.get(name) or calls.raise_error()
+        return function(gpu, *arguments)
+
+    def _make_functions(self) -> dict[str, Callable[..., Any]]:
+        """Returns the functions whose first argument is not a device."""
+        return {
+            "nvmlInit": self._init,
+            "nvmlShutdown": self._shutdown,
+            "nvmlSystemGetDriverVersion": lambda: self._driver_version,
+            "nvmlSystemGetNVMLVersion": lambda: f"13.{self._driver_version}",
+            "nvmlSystemGetCudaDriverVersion_v2": lambda: 13000,
+            "nvmlDeviceGetCount": lambda: len(self._listed),
+            "nvmlDeviceGetHandleByIndex": lambda index: self._find_handle(
+                self._listed[index]
+                if index < len(self._listed)
+                else calls.raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+            ),
+            "nvmlDeviceGetHandleByUUID": self._find_by_uuid,
+            "nvmlDeviceGetHandleByPciBusId": lambda wanted: self._find_handle(
+                next((gpu for gpu in self._listed if calls.pci_bus_id(gpu) == wanted), None)
+            ),
+            "nvmlGpmSampleAlloc": lambda: self._allocate(
+                self._gpm_samples, calls.GpmSample(), pynvml.c_nvmlGpmSample_t
+            ),
+            "nvmlGpmSampleFree": lambda sample: self._free(self._gpm_samples, sample),
+            "nvmlGpmMetricsGet": self._read_gpm,
+            "nvmlEventSetCreate": lambda: self._allocate(self._event_sets, EventSet(), pynvml.c_nvmlEventSet_t),
+            "nvmlEventSetFree": lambda event_set: self._free(self._event_sets, event_set),
+            "nvmlEventSetWait_v2": self._wait,
+        }
+
+    def _init(self) -> None:
+        self._sessions += 1
+
+    def _shutdown(self) -> None:
+        if not self._sessions:
+            calls.raise_error(pynvml.NVML_ERROR_UNINITIALIZED)
+        self._sessions -= 1
+        if not self._sessions:
+            self._gpm_samples.clear()
+            self._event_sets.clear()
+        self._changed.notify_all()
+
+    def _check_session(self) -> None:
+        if not self._sessions:
+            calls.raise_error(pynvml.NVML_ERROR_UNINITIALIZED)
+
+    def advance(self, gpu: SimulatedGpu) -> SimulatedGpu:
+        """Updates the state of the GPU to the current time. The caller must hold the lock."""
+        gpu.advance(self._clock())
+        return gpu
+
+    def _find_handle(self, gpu: SimulatedGpu | None, instance: SimulatedInstance | None = None) -> Any:
+        if gpu is None:
+            calls.raise_error(pynvml.NVML_ERROR_NOT_FOUND)
+        _check_present(gpu)
+        target = (gpu, instance)
+        address = next((address for address, known in self._targets.items() if known == target), None)
+        if address is None:
+            address = next(self._addresses)
+            self._targets[address] = target
+        return calls.pointer_to(address, pynvml.c_nvmlDevice_t)
+
+    def _find_by_uuid(self, wanted: str) -> Any:
+        targets = [(gpu, instance) for gpu in self._listed for instance in (None, *gpu.instances)]
+        found = (target for target in targets if (target[1] or target[0]).uuid == wanted)
+        return self._find_handle(*next(found, (None,)))
+
+    def _find_mig_handle(self, gpu: SimulatedGpu, index: int) -> Any:
+        if not gpu.model.profiles:
+            calls.raise_error()
+        instance = next((instance for instance in gpu.instances if instance.index == index), None)
+        return self._find_handle(gpu if instance else None, instance)
+
+    def _create_instances(self, gpu: SimulatedGpu, profiles: Sequence[MigProfile]) -> None:
+        """Creates MIG instances. As in the real driver, a whole GPU has the id 0, halves begin at 1, quarters at 3."""
+        layout = next(self._layouts)
+        instances: dict[int, SimulatedInstance] = {}
+        for index, profile in enumerate(profiles):
+            gi_id = gpu.model.memory_slices // profile.memory_slices - 1
+            while gi_id in instances:
+                gi_id += 1
+            uuid = f"MIG-{self._make_uuid('mig', gpu.number, layout, index)}"
+            instances[gi_id] = SimulatedInstance(index, gi_id, profile, uuid)
+        gpu.set_instances(tuple(instances.values()))
+
+    def _make_uuid(self, *parts: object) -> uuid.UUID:
+        named = (self._node, 0, *parts) if self._node else (0, *parts)
+        digest = hashlib.sha256("/".join(map(str, named)).encode()).digest()
+        return uuid.UUID(bytes=digest[:16], version=4)
+
+    def _allocate(self, objects: dict[int, Any], new: Any, kind: Any) -> Any:
+        address = next(self._addresses)
+        objects[address] = new
+        return calls.pointer_to(address, kind)
+
+    def _find(self, objects: Mapping[int, Any], pointer: Any) -> Any:
+        found = objects.get(calls.address_in(pointer))
+        return calls.raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT) if found is None else found
+
+    def _free(self, objects: dict[int, Any], pointer: Any) -> None:
+        self._find(objects, pointer)
+        del objects[calls.address_in(pointer)]
+        self._changed.notify_all()
+
+    def _wait(self, pointer: Any, timeout_ms: int) -> Any:
+        """Implements nvmlEventSetWait_v2, but waits at most _MAX_WAIT_SECONDS."""
+        if not self._find(self._event_sets, pointer).waiting:
+            self._changed.wait(min(timeout_ms / 1000, _MAX_WAIT_SECONDS))
+        self._check_session()
+        waiting = self._find(self._event_sets, pointer).waiting
+        return waiting.popleft() if waiting else calls.raise_error(pynvml.NVML_ERROR_TIMEOUT)
+
+    def _fill_gpm_sample(self, gpu: SimulatedGpu, gi_id: int | None, pointer: Any) -> Any:
+        if not gpu.model.gpm:
+            calls.raise_error()
+        meter = gpu.meter if gi_id is None else gpu.instance_meters[gi_id]
+        self._find(self._gpm_samples, pointer)
+        self._gpm_samples[calls.address_in(pointer)] = calls.GpmSample(gpu.number, gi_id, gpu.at, gpu.nvlinks, meter)
+        return pointer
+
+    def _read_gpm(self, request: Any) -> Any:
+        first, second = (self._find(self._gpm_samples, sample) for sample in (request.sample1, request.sample2))
+        return calls.evaluate_gpm(request, first, second)
+
+
+def _check_present(gpu: SimulatedGpu) -> None:
+    if gpu.lost:
+        calls.raise_error(pynvml.NVML_ERROR_GPU_IS_LOST)
+
+
+class RoundRobinLog:
+    """Simulates the context-switch log of a GPU without MIG. Processes with work run in turn, for one time slice each.
+
+    The context switches are computed when the log is read.
+    """
+
+    def __init__(self, driver: SimulatedNvml, uuid: str) -> None:
+        self._driver = driver
+        self._gpu = next(gpu for gpu in driver.gpus if gpu.uuid == uuid)
+        self._at = self.now()
+        self._resident = 0
+        self._works = False
+        self._left: dict[int, int] = {}  # pid -> nanoseconds of work left in the current period
+        self._next: dict[int, int] = {}  # pid -> start of the next period
+        self._records: list[tuple[int, int, int]] = []
+        """Time, tag and pid of the switches that have not been read yet."""
+        self._number = 0
+
+    def now(self) -> int:
+        with self._driver.lock:
+            return int((self._driver.advance(self._gpu).at + self._gpu.epoch) * 1e9)
+
+    def drain(self) -> bytes:
+        now = self.now()
+        self._run(now)
+        chunk = b""
+        while self._records and self._records[0][0] <= now:
+            at, tag, pid = self._records.pop(0)
+            chunk += RECORD.pack(FECS_RECORD, 0, 0, tag, 0, self._number, pid, pid, 0, WHOLE_GPU, WHOLE_GPU, at)
+            self._number = (self._number + 1) % (1 << 16)
+        return chunk
+
+    def is_busy(self) -> bool:
+        self._run(self.now())
+        return self._works
+
+    def close(self) -> None:
+        self._records.clear()
+
+    def _run(self, until: int) -> None:
+        loads = {load.pid: load for load in self._gpu.running()}
+        while self._at < until:
+            for pid, load in loads.items():
+                period = int(load.period * 1e9)
+                if self._next.setdefault(pid, self._at + int(load.phase * 1e9) % period) <= self._at:
+                    start = self._at / 1e9 - self._gpu.epoch
+                    self._left[pid] = self._left.get(pid, 0) or int(load.demand(start) * period)
+                    self._next[pid] += period
+            ready = sorted(pid for pid in loads if self._left.get(pid))
+            self._works = bool(ready)
+            if ready:
+                self._run_slice(next((pid for pid in ready if pid > self._resident), ready[0]))
+            else:
+                self._at = min((self._next[pid] for pid in loads), default=until)
+
+    def _run_slice(self, pid: int) -> None:
+        if pid != self._resident:
+            if self._resident:
+                self._records.append((self._at, SAVED, self._resident))
+                self._at += _SWITCH_NS
+            self._records.append((self._at, SWITCHED_IN, pid))
+            self._resident = pid
+        ran = min(self._left[pid], _SLICE_NS)
+        self._left[pid] -= ran
+        self._at += ran

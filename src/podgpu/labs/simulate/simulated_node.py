@@ -1,0 +1,261 @@
+"""Simulates the pods of a node: loads on the GPUs, the kubelet's list of pods, /proc and log directories.
+
+Every eight GPUs have: a pod on two GPUs, a pod with two containers on two GPUs, two pods that share one GPU by
+time-slicing, an idle pod, a busy pod, and a GPU without a pod.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Self
+from uuid import UUID, uuid5
+
+from podgpu.clock import Clock
+from podgpu.labs.simulate.gpu import SimulatedLoad
+from podgpu.labs.simulate.models import MIB
+from podgpu.labs.simulate.simulated_driver import SimulatedNvml
+from podgpu.labs.simulate.simulated_kubelet import SimulatedKubelet, SimulatedPod
+
+_GIB = 1024**3
+_FIRST_PID = 4000
+_NAMES = UUID("6f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a10")
+_HOST_PID_NAMESPACE = "pid:[4026531836]"
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """One container on one device: its allocation in the kubelet, and its load on the GPU."""
+
+    namespace: str
+    pod: str
+    container: str
+    resource: str
+    device_id: str
+    gpu: int
+    gi_id: int | None = None
+    duty: float = 0.0
+    memory: int = 0
+    user: str = ""  # set for a process outside Kubernetes: the Linux user that runs it
+    job: str = ""  # Slurm job of the process
+
+
+_USERS = ((0, "ada", "", 0.85, 17), (1, "ben", "4711", 0.6, 9), (1, "cleo", "", 0.2, 4))  # GPU, user, job, duty, GiB
+
+
+def users() -> list[Tenant]:
+    """Returns the processes on the first two GPUs of a node without Kubernetes."""
+    return [
+        Tenant("", "", "", "", "", gpu, duty=duty, memory=memory * _GIB, user=user, job=job)
+        for gpu, user, job, duty, memory in _USERS
+    ]
+
+
+def tenants(driver: SimulatedNvml, first: int = 0) -> list[Tenant]:
+    """Returns the tenants of a node.
+
+    `first`: position of the first GPU in `_PATTERN`. A different multiple of 8 for each node makes pod names unique.
+    """
+    result: list[Tenant] = []
+    whole = [g for g in driver.gpus if not g.instances]
+    for position, gpu in enumerate(whole, first):
+        result += _on_gpu(position, gpu.number, gpu.uuid)
+    for gpu in driver.gpus:
+        for slot, instance in enumerate(gpu.instances[:5]):  # the sixth and later instances have no pod
+            pod = f"jupyter-{first + gpu.number}-{slot}"
+            resource = f"nvidia.com/mig-{instance.profile.name.replace('+', '.')}"
+            place = instance.uuid, gpu.number, instance.gi_id
+            duty, memory = 0.15 * (slot + 1), (slot + 1) * _GIB
+            result.append(Tenant("notebooks", pod, "notebook", resource, *place, duty, memory))
+    return result
+
+
+_PATTERN: tuple[list[tuple[str, str, str, float, int]], ...] = (  # namespace, pod, container, duty, GiB of memory
+    [("research", "llm-train", "trainer", 0.93, 61)],
+    [("research", "llm-train", "trainer", 0.93, 61)],
+    [("serving", "chat", "engine", 0.55, 40)],
+    [("serving", "chat", "reranker", 0.2, 12)],
+    [("batch", "embed", "worker", 0.35, 9), ("batch", "ocr", "worker", 0.15, 5)],
+    [("notebooks", "jupyter-ada", "notebook", 0.0, 0)],
+    [("research", "diffusion", "trainer", 0.78, 33)],
+    [],
+)
+
+
+def _on_gpu(position: int, gpu: int, uuid: str) -> Iterator[Tenant]:
+    number, place = divmod(position, len(_PATTERN))
+    is_shared = len(_PATTERN[place]) > 1
+    resource = "nvidia.com/gpu.shared" if is_shared else "nvidia.com/gpu"
+    for part, (namespace, pod, container, duty, memory) in enumerate(_PATTERN[place]):
+        device_id = f"{uuid}::{part}" if is_shared else uuid
+        name = f"{pod}-{number}"
+        yield Tenant(namespace, name, container, resource, device_id, gpu, duty=duty, memory=memory * _GIB)
+
+
+def place_loads(driver: SimulatedNvml, on: list[Tenant]) -> None:
+    for number, tenant in enumerate(on):
+        if tenant.duty:
+            driver.place(_make_load(driver, tenant, _FIRST_PID + number))
+
+
+def _make_load(driver: SimulatedNvml, tenant: Tenant, pid: int, sway: float = 0.0) -> SimulatedLoad:
+    gpu = driver.gpus[tenant.gpu]
+    instance = next((i for i in gpu.instances if i.gi_id == tenant.gi_id), None)
+    room = gpu.model.memory // 2 if instance is None else instance.profile.memory_mib * MIB * 4 // 5
+    return SimulatedLoad(
+        gpu=tenant.gpu,
+        pid=pid,
+        duty=tenant.duty,
+        gi_id=tenant.gi_id,
+        memory=min(tenant.memory, room),
+        phase=pid * 1.7,
+        sway=sway,
+        sway_period=300 + 30 * (pid % 37),
+    )
+
+
+def create_host_files(root: Path, of: list[Tenant]) -> None:
+    """Creates files of the host below `root`: /proc/<pid> of each process, and the kubelet's log directories."""
+    proc = SimulatedProc(root / "proc")
+    for number, tenant in enumerate(of):
+        create_files(root, proc, tenant, _FIRST_PID + number)
+
+
+def create_files(root: Path, proc: SimulatedProc, tenant: Tenant, pid: int) -> None:
+    if tenant.user:
+        job = f"SLURM_JOB_ID={tenant.job}\0" if tenant.job else ""
+        proc.add(pid, "0::/user.slice\n", environment=f"SLURM_JOB_USER={tenant.user}\0{job}")
+        return
+    if tenant.duty:
+        pod_slice = f"kubepods-burstable-pod{_uid(tenant).replace('-', '_')}.slice"
+        scope = f"cri-containerd-{_container_id(tenant)}.scope"
+        proc.add(pid, f"0::/kubepods.slice/kubepods-burstable.slice/{pod_slice}/{scope}\n")
+    pod, container = _log_paths(root, tenant)
+    pod.mkdir(parents=True, exist_ok=True)
+    container.parent.mkdir(exist_ok=True)
+    container.touch()
+
+
+def _log_paths(root: Path, tenant: Tenant) -> tuple[Path, Path]:
+    log = f"{tenant.pod}_{tenant.namespace}_{tenant.container}-{_container_id(tenant)}.log"
+    return root / "pods" / f"{tenant.namespace}_{tenant.pod}_{_uid(tenant)}", root / "containers" / log
+
+
+def _uid(tenant: Tenant) -> str:
+    return str(uuid5(_NAMES, f"{tenant.namespace}/{tenant.pod}"))
+
+
+def _container_id(tenant: Tenant) -> str:
+    return sha256(f"{tenant.namespace}/{tenant.pod}/{tenant.container}".encode()).hexdigest()
+
+
+def pods(of: Iterable[Tenant]) -> list[SimulatedPod]:
+    """Returns each pod once, with its containers and their device ids, as the kubelet lists them."""
+    held: dict[tuple[str, str], dict[str, dict[str, list[str]]]] = {}
+    for tenant in (tenant for tenant in of if tenant.pod):
+        containers = held.setdefault((tenant.namespace, tenant.pod), {})
+        containers.setdefault(tenant.container, {}).setdefault(tenant.resource, []).append(tenant.device_id)
+    return [SimulatedPod(namespace, name, containers) for (namespace, name), containers in held.items()]
+
+
+class SimulatedProc:
+    """A directory with the content of /proc in the host's PID namespace."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._starts = itertools.count(5_000, 7)
+        namespaces = root / "self" / "ns"
+        namespaces.mkdir(parents=True)
+        os.symlink(_HOST_PID_NAMESPACE, namespaces / "pid")
+
+    def add(self, pid: int, cgroup: str, name: str = "python3", environment: str = "") -> None:
+        """Adds a process. `cgroup` is the text of its cgroup file. With `environment`, adds a user without a name."""
+        folder = self.root / str(pid)
+        folder.mkdir()
+        before_start, after_start = " ".join(["1"] * 18), " ".join(["0"] * 30)
+        # The kernel cuts the name to 15 characters.
+        (folder / "stat").write_text(f"{pid} ({name[:15]}) S {before_start} {next(self._starts)} {after_start}\n")
+        (folder / "cgroup").write_text(cgroup)
+        if environment:
+            (folder / "status").write_text("Uid:\t4000000000\n")
+            (folder / "environ").write_text(environment)
+
+    def remove(self, pid: int) -> None:
+        shutil.rmtree(self.root / str(pid))
+
+
+_SWAY = {"research": 0.08, "serving": 0.7, "batch": 0.9, "notebooks": 0.8}
+"""Namespace -> `SimulatedLoad.sway` of its pods. The load of training is steady, the load of services varies."""
+
+
+@dataclass(eq=False)
+class DemoNode:
+    """A node of the demo: simulated driver, simulated kubelet and files of the host. Pods can be added and removed."""
+
+    name: str
+    gpus: str
+    clock: Clock
+    first: int = 0  # see `tenants`
+    is_plain: bool = False  # without Kubernetes
+    answers: bool = True  # False while the node's exporter does not answer
+
+    def __post_init__(self) -> None:
+        self.driver = SimulatedNvml(self.gpus, node=self.name, clock=self.clock.monotonic, wall=self.clock.wall)
+        self._folder = TemporaryDirectory(prefix="podgpu-demo-")
+        self.root = Path(self._folder.name)  # for the files of the host
+        self._proc = SimulatedProc(self.root / "proc")
+        self._next_pid = itertools.count(_FIRST_PID + self.first)
+        self._pids: dict[Tenant, int] = {}
+        self.kubelet = SimulatedKubelet(str(self.root / "kubelet.sock"))
+        self.add_tenants(*(users() if self.is_plain else tenants(self.driver, self.first)))
+
+    def __enter__(self) -> Self:
+        self.kubelet.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kubelet.stop()
+        self._folder.cleanup()
+
+    @property
+    def tenants(self) -> list[Tenant]:
+        return list(self._pids)
+
+    def load_of(self, tenant: Tenant) -> SimulatedLoad:
+        """Returns the load of a tenant. The tenant need not be present. One job hardly uses the tensor cores."""
+        load = _make_load(self.driver, tenant, self._pids.get(tenant, _FIRST_PID), _SWAY.get(tenant.namespace, 0.0))
+        return replace(load, tensor=0.05) if tenant.pod.startswith("diffusion-") else load
+
+    def add_tenants(self, *new: Tenant) -> None:
+        for tenant in new:
+            pid = self._pids[tenant] = next(self._next_pid)
+            create_files(self.root, self._proc, tenant, pid)
+            if tenant.duty:
+                self.driver.place(self.load_of(tenant))
+        self.kubelet.pods = tuple(pods(self._pids))
+
+    def remove_pod(self, namespace: str, pod: str) -> None:
+        for tenant in [each for each in self._pids if (each.namespace, each.pod) == (namespace, pod)]:
+            pid = self._pids.pop(tenant)
+            if tenant.duty:
+                self.driver.remove(pid)
+                self._proc.remove(pid)
+            folder, log = _log_paths(self.root, tenant)
+            log.unlink(missing_ok=True)
+            with suppress(OSError):  # already removed with another container of this pod
+                folder.rmdir()
+        self.kubelet.pods = tuple(pods(self._pids))
+
+    def reset(self, gpu: int) -> None:
+        """Resets a GPU and restarts its processes."""
+        self.driver.reset(gpu)
+        for tenant in self._pids:
+            if tenant.gpu == gpu and tenant.duty:
+                self.driver.place(self.load_of(tenant))

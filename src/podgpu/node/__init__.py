@@ -1,0 +1,1 @@
+"""Turns a machine into a `NodeState`: GPUs, holders, usage."""

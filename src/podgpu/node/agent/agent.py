@@ -1,0 +1,332 @@
+"""Reads telemetry, allocations and usage in three loops, and publishes a new document after each reading."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Literal
+
+from podgpu.clock import Clock
+from podgpu.errors import SourceError, StartError, UsageError
+from podgpu.metrics.counters import CounterSpec
+from podgpu.metrics.labels import Policy
+from podgpu.model import Allocation, PodLabels, RunningProcess, SourceStatus, Value
+from podgpu.node.agent.device_selection import Selection
+from podgpu.node.agent.gpus import TelemetryCollector, TelemetryResult
+from podgpu.node.agent.health import HealthWatch
+from podgpu.node.agent.publish import COUNTERS, ChangeLog, Published, add_memory, build_node_state, list_unsupported
+from podgpu.node.agent.schedule import WARM_UP_SECONDS, Collection, ReadCounters, Schedule, group_fields
+from podgpu.node.agent.usage_collector import UsageCollector, UsageResult
+from podgpu.node.gpu.source import Telemetry
+from podgpu.node.holders.reader import AllocationReader, HolderSources, find_lost_gpus
+from podgpu.node.usage.containers import ContainerFinder, ProcessOwners
+from podgpu.node.usage.ledger import Ledger
+from podgpu.workers import ErrorCounts, Workers, run_loop
+
+_log = logging.getLogger(__name__)
+_SERIAL = 53  # DCGM_FI_DEV_SERIAL
+Forgotten = Literal["gpu", "xids", "nothing"]  # what `podgpu forget` has removed
+_AFTER_TELEMETRY = 0.2  # seconds after a telemetry reading, whose energy a usage reading then uses
+_UNALLOCATED_READINGS = 12  # use without an allocation is reported after this many readings
+
+
+@dataclass(frozen=True)
+class Settings:
+    node_name: str = ""  # if empty, `policy.hostname` is used
+    interval: float = 30.0
+    allocation_interval: float = 5.0
+    usage_interval: float = 1.0
+    collections: tuple[Collection, ...] = ()  # groups of fields with their own interval
+    skip_empty: bool = False  # skip collections without fields, because a ConfigMap may add their fields later
+    selection: Selection = field(default_factory=Selection)
+    policy: Policy = field(default_factory=Policy)
+
+    @property
+    def deadline(self) -> float:
+        """Maximum duration of a reading. Long enough for a slow driver, but shorter than the default interval."""
+        return min(5.0, max(1.0, self.interval))
+
+    @property
+    def stale_after(self) -> float:
+        """Maximum age of values that are served. Long enough for one reading that waits for a source that hangs."""
+        return max(3 * self.interval, self.interval + self.deadline)
+
+
+class Agent:
+    def __init__(
+        self,
+        telemetry: Telemetry,
+        holders: HolderSources | None = None,
+        settings: Settings | None = None,
+        clock: Clock | None = None,
+        *,
+        pod_labels: Callable[[], PodLabels] = dict,
+        read_counters: ReadCounters | None = None,
+        containers: ContainerFinder | None = None,
+        ledger: Ledger | None = None,
+    ) -> None:
+        """`containers`: finds the containers of processes. If None, usage is not read."""
+        self.settings = settings or Settings()
+        self.clock = clock or Clock()
+        self.fatal: StartError | None = None
+        self.other_warnings: Callable[[], Sequence[str]] = tuple  # returns warnings of other components for the page
+        selection, deadline = self.settings.selection, self.settings.deadline
+        self._telemetry = telemetry
+        self._pod_labels = pod_labels
+        self._policy = policy = self.settings.policy
+        self._workers = workers = Workers(self.clock.monotonic)
+        self._errors = errors = ErrorCounts()
+        self._read_counters = read_counters
+        self._counter_sources: tuple[SourceStatus, ...] = ()
+        self._schedule = self._make_schedule(policy.counters)
+        groups = self._schedule.groups
+        self._telemetry_collector = TelemetryCollector(
+            telemetry, groups, selection, workers, errors, deadline, self.clock
+        )
+        self._allocations = AllocationReader(holders or HolderSources(), workers, errors, self.clock, self.reload)
+        self._usage_collector = None
+        if containers is not None:
+            owners = ProcessOwners(containers, self._allocations.complete, self._allocations.read_identities)
+            ledger = ledger or Ledger(unallocated_after=_UNALLOCATED_READINGS * self.settings.allocation_interval)
+            self._usage_collector = UsageCollector(telemetry, owners, ledger, workers, errors, deadline, self.clock)
+        self._health = HealthWatch(self.clock, policy.xid_window_ms / 1000, policy.clock_window_ms / 1000)
+        self._telemetry_result = TelemetryResult()
+        self._serials: dict[str, Mapping[int, Value]] = {}  # by UUID; shown even after a GPU was lost
+        self._allocation_result = Allocation()
+        self._usage_result = UsageResult()
+        self._changes = ChangeLog(self.clock.monotonic)
+        self._exporter_id = secrets.token_hex(8)
+        self._read_at = float("-inf")  # monotonic time of the last telemetry reading
+        self._released_until = float("-inf")
+        self._reading = threading.Lock()
+        self._publishing = threading.Lock()
+        self._stopping = False
+        self._stopped = threading.Event()
+        self._wake = threading.Event()
+        self._allocate_now = threading.Event()
+        self.published = self._make_published()
+
+    # -- readings ------------------------------------------------------------------------------------------------
+
+    def read_telemetry(self, *, only_due: bool = False) -> None:
+        """Reads the GPUs and publishes the result. With `only_due`, reads only the fields that are due.
+
+        Raises StartError if the process cannot continue.
+        """
+        with self._reading:  # the counters must not change during a reading
+            due = self._schedule.take_due(self.clock.monotonic()) if only_due else None
+            if due == ():
+                return
+            if self.clock.monotonic() >= self._released_until:
+                allocation, has_lost = self._allocation_result, bool(self._telemetry_result.gpus_lost)
+                lost = find_lost_gpus(allocation.offered, allocation.unmapped, has_lost)
+                result = self._telemetry_collector.collect(due, lost)
+                if result.devices != self._telemetry_result.devices:
+                    self._allocate_now.set()  # ids that were unknown may belong to new devices
+                with self._publishing:
+                    self._telemetry_result = result
+                    self._health.update(result)
+                for uuid, reading in result.readings.items():
+                    if _SERIAL in reading.slow_values:
+                        self._serials[uuid] = {_SERIAL: reading.slow_values[_SERIAL]}
+            self._read_at = self.clock.monotonic()
+        self._publish()
+
+    def read_allocation(self, *, counters_first: bool = False) -> None:
+        self._allocate_now.clear()  # cleared first, so that a request during this reading starts another one
+        if counters_first:
+            self.read_counters()
+        telemetry = self._telemetry_result
+        self._allocation_result = self._allocations.read(add_memory(telemetry.devices, telemetry.values))
+        self._publish()
+
+    def read_usage(self) -> None:
+        if self._usage_collector is None or self.clock.monotonic() < self._released_until:
+            return
+        result = self._usage_collector.collect(self._telemetry_result, self._allocation_result)
+        with self._publishing:
+            if self.clock.monotonic() >= self._released_until:  # `release` may have been called during the reading
+                self._usage_result = result
+        self._publish()
+
+    def read_counters(self) -> None:
+        """Re-reads the counters if they can change. If they are invalid, keeps the old ones and reports the error."""
+        if self._read_counters is None:
+            return
+        result = self._workers.run({COUNTERS: self._read_counters}, self.settings.deadline)[COUNTERS]
+        counters = result.value
+        if counters is not None and counters != self._policy.counters:
+            try:
+                schedule = self._make_schedule(counters)
+            except UsageError as e:  # a collection matches none of the counters
+                result = replace(result, error=SourceError("malformed", str(e)))
+            else:
+                with self._reading:
+                    self._schedule, self._policy = schedule, replace(self._policy, counters=counters)
+                    self._telemetry_collector.set_groups(schedule.groups)
+                _log.info("counters changed: %d fields", len(counters))
+                self._wake.set()  # all fields are due
+        self._counter_sources = (self._errors.make_status(COUNTERS, result),)
+
+    def _make_schedule(self, counters: Sequence[CounterSpec]) -> Schedule:
+        """Returns the schedule for these counters. Raises UsageError if a collection matches none of them."""
+        settings = self.settings
+        return Schedule(group_fields(counters, settings.interval, settings.collections, settings.skip_empty))
+
+    def _publish(self) -> None:
+        if self._stopping:
+            return  # after `stop`, all calls fail, and these failures must not be published
+        with self._publishing:
+            self._health.add_xids(self._telemetry.error_events())
+            self.published = self._make_published()
+
+    def _make_published(self) -> Published:
+        settings, policy = self.settings, self._policy
+        telemetry, allocation, usage = self._telemetry_result, self._allocation_result, self._usage_result
+        sources = (*telemetry.sources, *allocation.sources, *usage.sources, *self._counter_sources)
+        unsupported = list_unsupported(telemetry, {counter.field.id for counter in policy.counters})
+        self._changes.report(sources, unsupported, allocation.unmapped)
+        build = partial(
+            build_node_state,
+            telemetry,
+            allocation,
+            usage,
+            self._health.report(allocation.assignments, telemetry.absent),
+            unsupported=unsupported,
+            pod_labels=self._pod_labels(),
+            node=settings.node_name or policy.hostname or "this node",
+            exporter_id=self._exporter_id,
+            interval_seconds=settings.interval,
+            sources=self._errors.add_to(sources, allocation.unmapped),
+        )
+        return Published(build, policy, self._read_at)
+
+    def warm_up(self) -> None:
+        """Reads everything twice, because rates need two readings. Used by --once."""
+        for is_second in (False, True):
+            if is_second:
+                self._wake.wait(min(WARM_UP_SECONDS, self.settings.interval))
+            self.read_telemetry()
+            self.read_allocation()
+            self.read_usage()
+
+    def check_selection(self) -> None:
+        """Raises UsageError if `-d` selects a device that does not exist. Does nothing if the driver is not loaded."""
+        result = self._telemetry_collector.collect()
+        if result.sources[0].up:
+            self.settings.selection.check(result.devices)
+
+    # -- lifecycle -----------------------------------------------------------------------------------------------
+
+    def start(self, on_fatal: Callable[[], object]) -> None:
+        """Starts the loops. If the process must end, a loop sets `fatal` to the reason and calls `on_fatal`."""
+        self._read_at = self.clock.monotonic()  # detects a loop that hangs in its first reading
+        loops = {"telemetry": self._telemetry_loop}
+        if self._allocations.sources or self._read_counters is not None:
+            loops["allocation"] = self._allocation_loop
+        if self._usage_collector is not None:
+            loops["usage"] = self._usage_loop
+        for name, loop in loops.items():
+            threading.Thread(target=self._guard, args=(name, loop, on_fatal), name=name, daemon=True).start()
+
+    def _guard(self, name: str, loop: Callable[[], None], on_fatal: Callable[[], object]) -> None:
+        if error := run_loop(name, loop):
+            self.fatal = error
+            on_fatal()
+
+    def _telemetry_loop(self) -> None:
+        while not self._stopping:
+            self.read_telemetry(only_due=True)
+            while not self._stopping and (wait := self._schedule.next_at - self.clock.monotonic()) > 0:
+                self._wake.wait(wait)
+                self._wake.clear()
+
+    def _allocation_loop(self) -> None:
+        due = self.clock.monotonic() + self.settings.allocation_interval
+        while not self._stopping:
+            self._allocate_now.wait(max(0.0, due - self.clock.monotonic()))
+            due = self.clock.monotonic() + self.settings.allocation_interval
+            if not self._stopping:
+                self.read_allocation(counters_first=True)
+
+    def _usage_loop(self) -> None:
+        """Reads at fixed times, however long a reading takes, so that counters have the same age in every scrape."""
+        due, interval = self.clock.monotonic() + _AFTER_TELEMETRY, self.settings.usage_interval
+        while not self._stopping:
+            self.read_usage()
+            late = max(0.0, self.clock.monotonic() - due)
+            due += interval * (1 + late // interval)
+            self._stopped.wait(max(0.0, due - self.clock.monotonic()))
+
+    def release(self, seconds: float) -> bool:
+        """Closes the driver for `seconds`, so that an operator can unload it. Returns False if this fails."""
+        with self._reading:
+            if not self._release_driver():
+                return False
+            message = f"released for {seconds:.0f} s on request"
+            source = SourceStatus(self._telemetry.name, False, 0.0, "released", message)
+            with self._publishing:
+                self._released_until = self.clock.monotonic() + seconds
+                self._telemetry_result = replace(self._telemetry_result, readings={}, sources=(source,))
+                self._usage_result = UsageResult()
+            self._telemetry_collector.drop_values()
+        self._publish()
+        return True
+
+    def details(self, uuid: str) -> tuple[Mapping[int, Value], int | None]:
+        """Returns additional values of a GPU by field id, and the number of its active NVLinks."""
+        reading = self._telemetry_result.readings.get(uuid)
+        return (self._serials.get(uuid, {}), None) if reading is None else (reading.slow_values, reading.links_up)
+
+    def list_processes(self) -> Mapping[str, Sequence[RunningProcess]]:
+        """Returns the processes of the last usage reading, by device key."""
+        return self._usage_result.processes
+
+    def forget(self, uuid: str) -> Forgotten | None:
+        """Removes a GPU that disappeared. If the GPU is present, removes its XIDs instead.
+
+        Returns what was removed, or None if there is no such GPU.
+        """
+        with self._reading, self._publishing:  # a concurrent reading would add the GPU again
+            telemetry = self._telemetry_result
+            known = {d.uuid for d in telemetry.devices}
+            if result := self._telemetry_collector.forget(telemetry, uuid, self._health.is_lost(uuid)):
+                self._telemetry_result = result
+                self._health.forget(uuid)
+                forgotten: Forgotten = "gpu"
+            elif uuid not in known:
+                return None
+            else:
+                forgotten = "xids" if self._health.forget_xids(uuid) else "nothing"
+        self._publish()
+        return forgotten
+
+    def reload(self) -> None:
+        """Starts a reading of the allocation and the counters at once. SIGHUP calls this method."""
+        self._allocate_now.set()
+
+    @property
+    def is_running(self) -> bool:
+        """True if the telemetry loop has finished a reading recently."""
+        return self.clock.monotonic() - self._read_at <= self.settings.stale_after
+
+    def is_fresh(self, published: Published) -> bool:
+        return self.clock.monotonic() - published.read_at <= self.settings.stale_after
+
+    def stop(self) -> None:
+        """Ends the loops and closes the driver. If the driver hangs, waits only until the deadline."""
+        self._stopping = True
+        self._stopped.set()
+        self._wake.set()
+        self._allocate_now.set()
+        self._release_driver()
+        self._workers.close()
+
+    def _release_driver(self) -> bool:
+        deadline = max(2.0, self.settings.deadline)  # longer than a wait for XIDs
+        results = self._workers.run({"release": lambda: self._telemetry.release(deadline / 2)}, deadline)
+        return bool(results["release"].value)

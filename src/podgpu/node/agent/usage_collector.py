@@ -1,0 +1,318 @@
+"""Reads the usage of each GPU by process, and attributes it to containers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from msgspec import structs
+
+from podgpu.clock import Clock
+from podgpu.errors import SourceError
+from podgpu.model import (
+    NS,
+    Allocation,
+    Assignment,
+    Device,
+    DeviceTotals,
+    DeviceUsage,
+    Holder,
+    NamespaceUsage,
+    RunningProcess,
+    SourceStatus,
+    Workload,
+    WorkloadKey,
+    group_by_key,
+    split_key,
+)
+from podgpu.node.agent.gpus import TelemetryResult
+from podgpu.node.gpu.source import Telemetry
+from podgpu.node.holders.reader import LAST_RESORT
+from podgpu.node.usage.containers import NOT_IN_POD, ProcessOwner, ProcessOwners
+from podgpu.node.usage.ledger import Ledger, OwnedProcess, OwnedUsage, Owner
+from podgpu.workers import ErrorCounts, Workers
+
+OwnersByPid = Mapping[int, ProcessOwner]
+SOURCE = "usage"
+SWITCHES = "switches"
+_KUBELET = "kubelet"  # the only source that lists all allocations of the node
+
+
+@dataclass(frozen=True, slots=True)
+class UsageResult:
+    """Usage by device key. In MIG mode, the GPU itself has only energy, and its instances have all other usage."""
+
+    holders: Mapping[str, Mapping[WorkloadKey, Holder]] = field(default_factory=dict)
+    devices: Mapping[str, DeviceTotals] = field(default_factory=dict)
+    namespaces: tuple[NamespaceUsage, ...] = ()  # includes containers that have ended
+    at: float | None = None  # Unix time
+    sources: tuple[SourceStatus, ...] = ()
+    processes: Mapping[str, Sequence[RunningProcess]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """The answers and errors of all GPUs, by UUID."""
+
+    answers: dict[str, DeviceUsage] = field(default_factory=dict)
+    errors: dict[str, Exception] = field(default_factory=dict)
+    usages: list[DeviceUsage] = field(default_factory=list)  # of GPUs and their MIG instances
+
+    def list_pids(self) -> set[int]:
+        """Returns the pids of all processes, including those that were busy and have ended."""
+        pids: set[int] = set()
+        for usage in self.usages:
+            pids.update(process.pid for process in usage.processes or ())
+            pids.update(usage.process_busy_ns or ())
+        return pids
+
+
+@dataclass(eq=False)
+class UsageCollector:
+    _telemetry: Telemetry
+    _processes: ProcessOwners
+    _ledger: Ledger
+    _workers: Workers
+    _errors: ErrorCounts
+    _deadline: float
+    _clock: Clock
+    _charged_at: float | None = None
+    _shared: frozenset[str] = frozenset()  # keys of devices with processes of several containers
+    _lacking: set[tuple[str, str, str]] = field(default_factory=set)  # UUID, name and reason of unsupported values
+
+    def collect(self, telemetry: TelemetryResult, allocation: Allocation) -> UsageResult:
+        began = self._clock.monotonic()
+        began_at = self._clock.wall()
+        reading = self._read_gpus(telemetry)
+        owners = self._processes.find(reading.list_pids())
+        self._count_errors(reading, owners)
+        shared = (usage.device.key for usage in reading.usages if _is_shared(usage, owners))
+        self._shared = frozenset(shared)
+
+        elapsed = 0 if self._charged_at is None else round((began - self._charged_at) * NS)
+        self._charged_at = began
+        owned = add_owners(telemetry.devices, reading.usages, allocation.assignments, owners)
+        unallocated = _find_unallocated(owned, allocation)
+        self._ledger.charge(owned, reading.answers, elapsed, unallocated)
+
+        reported = {source.device for source in telemetry.sources if not source.up}
+        failed = {uuid: error for uuid, error in reading.errors.items() if uuid not in reported}
+        status = self._make_status(self._clock.monotonic() - began, owners, failed)
+        processes = {usage.device.key: _list_processes(usage, owners) for usage in reading.usages}
+        return UsageResult(
+            self._ledger.list_holders(began_at),
+            self._ledger.list_devices(),
+            self._ledger.list_namespaces(),
+            at=began_at,
+            sources=(status, *_switches_status(reading.answers.values())),
+            processes=processes,
+        )
+
+    def _read_gpus(self, telemetry: TelemetryResult) -> _Reading:
+        gpus = []
+        jobs = {}
+        for device in telemetry.devices:
+            if not device.is_instance and device.uuid not in telemetry.absent:
+                gpus.append(device)
+                jobs[f"usage-{device.uuid}"] = partial(self._telemetry.usage, device, self._shared)
+        results = self._workers.run(jobs, self._deadline)
+
+        reading = _Reading()
+        for gpu, result in zip(gpus, results.values(), strict=True):
+            if result.error is not None:
+                reading.errors[gpu.uuid] = result.error
+            if result.value is not None:
+                reading.answers[gpu.uuid] = result.value
+                reading.usages.extend((result.value, *result.value.instances))
+        return reading
+
+    def _count_errors(self, reading: _Reading, owners: OwnersByPid) -> None:
+        reasons = [owner.problem for owner in owners.values()]
+        reasons += [getattr(error, "reason", "") for error in reading.errors.values()]
+        for uuid, answer in reading.answers.items():
+            problems = answer.problems
+            reasons += problems.errors
+            reasons += ["bad_value"] * len(problems.dropped)
+            for name, lack in problems.lacks:
+                # Counts an unsupported value once per GPU instead of in every reading.
+                if (uuid, name, lack) not in self._lacking:
+                    self._lacking.add((uuid, name, lack))
+                    reasons.append(lack)
+            if problems.switches is not None:
+                for reason in problems.switches.errors:
+                    self._errors.add(SWITCHES, reason)
+
+        for reason in filter(None, reasons):
+            self._errors.add(SOURCE, reason)
+
+    def _make_status(self, seconds: float, owners: OwnersByPid, failed: Mapping[str, Exception]) -> SourceStatus:
+        """Returns the status of this source: a failure if processes are not visible or a GPU cannot be read."""
+        try:
+            self._processes.require_permission()
+        except SourceError as e:
+            # If the owners have this problem, it is already counted for each process.
+            if all(owner.problem != e.reason for owner in owners.values()):
+                self._errors.add(SOURCE, e.reason)
+            return SourceStatus(SOURCE, False, seconds, e.reason, str(e))
+
+        if not failed:
+            return SourceStatus(SOURCE, True, seconds)
+
+        uuid, error = next(iter(failed.items()))
+        others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        message = f"container usage of {uuid}{others} is unknown and omitted: {error}"
+        return SourceStatus(SOURCE, False, seconds, getattr(error, "reason", "error"), message)
+
+
+def add_owners(
+    devices: Iterable[Device], usages: Iterable[DeviceUsage], assignments: Iterable[Assignment], owners: OwnersByPid
+) -> dict[str, list[OwnedUsage]]:
+    """Adds holders and owners of processes to the usage of all devices. Returns the usages of each GPU, by UUID.
+
+    `devices`: all devices. Those that did not answer are included, because they can have holders.
+    """
+    answers = {usage.device.key: usage for usage in usages}
+    known = {device.key: device for device in devices} | {key: usage.device for key, usage in answers.items()}
+    held = group_by_key((assignment.device, assignment) for assignment in assignments if assignment.holder.key)
+    owned: defaultdict[str, list[OwnedUsage]] = defaultdict(list)
+    for key in sorted(known.keys() | held.keys()):
+        uuid, gi_id = split_key(key)
+        gpu = known.get(uuid) or Device(None, uuid, "", "")
+        device = known.get(key) or replace(gpu, gi_id=gi_id)
+        is_whole_mig_gpu = gpu.mig_enabled and gi_id is None
+        is_unlisted = uuid in answers and key not in answers  # a MIG instance that no longer exists
+        own = owned[uuid]
+        if key in held or not (is_whole_mig_gpu or is_unlisted):
+            usage = None if is_whole_mig_gpu else answers.get(key)
+            own.append(add_owners_to_device(usage or DeviceUsage(device, 0), held.get(key, ()), owners))
+    return owned
+
+
+def add_owners_to_device(usage: DeviceUsage, assignments: Sequence[Assignment], owners: OwnersByPid) -> OwnedUsage:
+    """Combines the usage, holders and processes of one device."""
+    listed = {}
+    for process in usage.processes or ():
+        if process.device == usage.device.key:
+            listed[process.pid] = process
+
+    busy = usage.process_busy_ns or {}
+    pids = set(listed)
+    if usage.processes is not None:
+        pids.update(pid for pid, ns in busy.items() if ns != 0)
+    owner_of = {pid: owners.get(pid, NOT_IN_POD) for pid in sorted(pids)}
+
+    shares = {assignment.holder.key: assignment.share for assignment in assignments}
+    workloads = _merge_workloads(owner_of.values(), assignments)
+    holders = {workloads[key]: shares[key] for key in sorted(shares)}
+    if usage.processes is None:
+        return OwnedUsage(usage, holders)
+
+    processes = []
+    for pid, process_owner in owner_of.items():
+        owner = _find_owner(process_owner, workloads, shares)
+        if pid in listed:
+            owned = OwnedProcess(pid, owner, busy.get(pid, 0), listed[pid].memory)
+        else:
+            owned = OwnedProcess(pid, owner, busy[pid], only_busy=True)
+        processes.append(owned)
+
+    clients = {pid for pid, process in listed.items() if process.mps and pid not in busy}
+    servers = {pid for pid, owner in owner_of.items() if owner.is_mps_server}
+    processes, mps_busy_ns = _attribute_mps(processes, clients, servers, usage.busy_ns)
+    return OwnedUsage(usage, holders, tuple(processes), mps_busy_ns)
+
+
+def _merge_workloads(owners: Iterable[ProcessOwner], assignments: Iterable[Assignment]) -> dict[WorkloadKey, Workload]:
+    """Returns users and holders by key. A holder gets the UID and user of its processes if its source has none."""
+    workloads: dict[WorkloadKey, Workload] = {}
+    for owner in owners:
+        if owner.workload:
+            workloads.setdefault(owner.workload.key, owner.workload)
+    for assignment in assignments:
+        holder = assignment.holder
+        same = workloads.get(holder.key, holder)
+        workloads[holder.key] = structs.replace(holder, uid=holder.uid or same.uid, user=same.user)
+    return workloads
+
+
+def _find_owner(owner: ProcessOwner, workloads: Mapping[WorkloadKey, Workload], held: Collection[WorkloadKey]) -> Owner:
+    """Returns "host" for processes of a pod that was recreated. The new pod has the same name, but another UID."""
+    user = owner.workload
+    if user is None or not user.key or (user.user and held and user.key not in held):
+        return "unknown" if owner.problem else "host"
+    workload = workloads[user.key]
+    return "host" if user.uid and workload.uid and user.uid != workload.uid else workload
+
+
+def _attribute_mps(
+    processes: list[OwnedProcess], clients: Collection[int], server_pids: Collection[int], busy_ns: int | None
+) -> tuple[list[OwnedProcess], int | None]:
+    """Attributes the busy time of MPS servers. The driver reports only the server's time, for all its clients.
+
+    If all clients have the same owner, it gets this time. Otherwise, the time is returned as the second value, and the
+    busy time of each client is unknown. `busy_ns`: busy time of the device, used if the server is not visible.
+    """
+    servers = [process for process in processes if process.pid in server_pids]
+    client_owners = {process.owner for process in processes if process.pid in clients}
+    sole_owner = client_owners.pop() if servers and len(client_owners) == 1 else None
+    attributed = []
+    for process in processes:
+        if process.pid in server_pids:
+            only_busy = process.only_busy or sole_owner is not None  # the server is no process of the container
+            process = replace(process, owner=sole_owner or "host", only_busy=only_busy)
+        if process.pid in clients and sole_owner is None:
+            process = replace(process, busy_ns=None)
+        attributed.append(process)
+    if not clients or sole_owner is not None:
+        return attributed, None
+    return attributed, sum(server.busy_ns or 0 for server in servers) if servers else busy_ns or 0
+
+
+def _find_unallocated(
+    usages: Mapping[str, Sequence[OwnedUsage]], allocation: Allocation
+) -> set[tuple[str, WorkloadKey]]:
+    """Returns device key and workload key of each pod that uses a device without an allocation.
+
+    Returns nothing if the kubelet does not answer or the node has no device plugin. Omits pods with an unmapped
+    allocation, and devices that a scheduler has reserved for unknown pods.
+    """
+    allocated = {(a.device, a.holder.key) for a in allocation.assignments if a.source not in LAST_RESORT}
+    is_known = any(source.name == _KUBELET and source.up for source in allocation.sources)
+    if not is_known or not (allocated or allocation.offered):
+        return set()
+    unclear = {(one.namespace, one.pod) for one in (*(u.holder for u in allocation.unmapped), *allocation.vcuda)}
+    reserved = {entry.device_id for entry in allocation.unmapped if entry.reason == "reserved"}
+    return {
+        (owned.device.key, owner.key)
+        for devices in usages.values()
+        for owned in devices
+        for owner in {process.owner for process in owned.processes or ()}
+        if isinstance(owner, Workload) and owner.pod and (owner.namespace, owner.pod) not in unclear
+        if owned.device.key not in reserved and (owned.device.key, owner.key) not in allocated
+    }
+
+
+def _list_processes(usage: DeviceUsage, owners: OwnersByPid) -> list[RunningProcess]:
+    processes = []
+    for process in usage.processes or ():
+        pid, owner = process.pid, owners.get(process.pid, NOT_IN_POD)
+        busy_ns = None if usage.process_busy_ns is None else usage.process_busy_ns.get(pid, 0)
+        ratio = busy_ns / usage.window_ns if busy_ns is not None and usage.window_ns else None
+        processes.append(RunningProcess(pid, process.memory, ratio, owner.workload or owner.container, owner.command))
+    return processes
+
+
+def _is_shared(usage: DeviceUsage, owners: OwnersByPid) -> bool:
+    pids = {process.pid for process in usage.processes or () if process.device == usage.device.key}
+    return len({owners[pid].workload or pid for pid in pids}) > 1
+
+
+def _switches_status(answers: Iterable[DeviceUsage]) -> list[SourceStatus]:
+    """Returns the status of the context-switch logs. Empty if no GPU uses a log."""
+    statuses = [answer.problems.switches for answer in answers if answer.problems.switches]
+    for status in statuses:
+        if status.fallback:
+            return [SourceStatus(SWITCHES, False, 0.0, status.fallback_reason, status.fallback)]
+    return [SourceStatus(SWITCHES, True, 0.0)] if statuses else []

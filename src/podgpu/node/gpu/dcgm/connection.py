@@ -1,0 +1,258 @@
+"""Loads libdcgm, and connects to a DCGM engine inside this process or to a running host engine."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from ctypes import byref
+from dataclasses import dataclass
+from typing import Any
+
+from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported, UsageError
+from podgpu.node.gpu.dcgm import structs as s
+from podgpu.workers import DriverLock
+
+_log = logging.getLogger(__name__)
+_SONAMES = ("libdcgm.so.4", "libdcgm.so.3")
+_FOLDERS = ("/usr/lib64/", "/usr/lib/x86_64-linux-gnu/", "/usr/lib/aarch64-linux-gnu/", "/usr/lib/")
+Version = tuple[int, ...]  # a version such as (4, 2, 3); empty if unknown
+
+_UNSUPPORTED = {-6, -13, -17, -20, -22, -29, -32, -33, -36}
+_LOST = {-18, -19}
+_GONE = {-10, -21, -25, -56, -67}
+_REASONS = {
+    -6: "not_supported",
+    -10: "connection_lost",
+    -11: "timeout",
+    -12: "version_mismatch",
+    -13: "unknown_field",
+    -14: "no_data",
+    -15: "stale_data",
+    -16: "not_watched",
+    -17: "no_permission",
+    -20: "not_supported",
+    -21: "connection_lost",
+    -22: "not_supported",
+    -24: "max_limit",
+    -25: "driver_not_loaded",
+    -29: "no_permission",
+    -32: "not_supported",
+    -33: "module_not_loaded",
+    -36: "profiling_not_supported",
+    -49: "insufficient_resources",
+    -56: "driver_not_loaded",
+    -67: "gpus_detached",
+}
+"""Reason in metrics for each DCGM return code. For other codes, the reason contains the number."""
+_ADVICE = {
+    "driver_not_loaded": "; check `nvidia-smi` on the host",
+    "gpus_detached": "; attach them again (dcgmi attach)",
+}
+
+
+def _load(path: str) -> ctypes.CDLL:
+    """Loads the library at `path`. If `path` is empty, loads the newest libdcgm in the loader's path or `_FOLDERS`."""
+    problem = f"{path or ' or '.join(_SONAMES)} was not found"
+    for name in [path] if path else [f"{folder}{name}" for name in _SONAMES for folder in ("", *_FOLDERS)]:
+        try:
+            # RTLD_GLOBAL, because the engine later loads modules that need DCGM's symbols.
+            return ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
+        except OSError as e:
+            if os.path.exists(name):
+                problem = str(e)
+    raise DriverGone(
+        f"{problem}: install datacenter-gpu-manager-4-core (libdcgm.so.4) in podgpu's image or on the host, give its "
+        "path with --telemetry dcgm:PATH, or use --telemetry nvml, which needs no DCGM",
+        "library_not_found",
+    )
+
+
+def parse_version(text: bytes) -> Version:
+    """Parses `version:4.2.3;arch:x86_64;…`."""
+    m = re.search(rb"(?:^|;)version:(\d{1,9}(?:\.\d{1,9}){0,3})", text)
+    return tuple(int(part) for part in m[1].split(b".")) if m else ()
+
+
+def format_version(version: Version) -> str:
+    return ".".join(map(str, version)) or "unknown"
+
+
+def translate(code: int, what: str) -> SourceError:
+    """Converts DCGM's return code to an exception. `what`: the call or field that failed."""
+    if code in _LOST:
+        return DeviceLost(f"{what}: the GPU is lost (DCGM {code}); reset the GPU or reboot the node (see dmesg)")
+    reason = _REASONS.get(code, f"dcgm_{-code}")
+    text = f"{what}: {reason.replace('_', ' ')} (DCGM {code}){_ADVICE.get(reason, '')}"
+    if code in _UNSUPPORTED:
+        return Unsupported(text, reason)
+    return DriverGone(text, reason) if code in _GONE else SourceError(reason, text)
+
+
+_DEFAULT_PORT = 5555
+_LOG_LEVELS = ("NONE", "FATAL", "ERROR", "WARN", "INFO", "DEBUG", "VERB")
+_CONNECT_MS = 2000
+_HOST_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]/]+)(?::(?P<port>\d{1,5}))?")
+_VSOCK = re.compile(r"vsock://\d{1,10}:\d{1,10}")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAddress:
+    text: str  # the address in libdcgm's format
+    host: str = ""  # host name or IP address; empty for a Unix socket
+
+    @property
+    def is_local(self) -> bool:
+        return self.host in ("", "localhost", "::1") or self.host.startswith("127.")
+
+
+def parse_address(text: str) -> EngineAddress:
+    """Parses [tcp://]HOST[:PORT], unix:///path or vsock://CID:PORT. Raises UsageError if the address is invalid."""
+    if text.startswith("unix:///"):
+        return EngineAddress(text.removeprefix("unix://"))
+    if _VSOCK.fullmatch(text):
+        return EngineAddress(text, "localhost")  # libdcgm uses this host name for vsock, too
+    m = _HOST_PORT.fullmatch(text.removeprefix("tcp://"))
+    if m is None or not 0 < int(m["port"] or _DEFAULT_PORT) < 65536:
+        raise UsageError(
+            f"-r {text!r}: the address of the host engine must be HOST:PORT, [IPV6]:PORT, unix:///path or "
+            "vsock://CID:PORT"
+        )
+    return EngineAddress(f"{m['host']}:{int(m['port'] or _DEFAULT_PORT)}", m["host"].strip("[]"))
+
+
+class DcgmConnection:
+    def __init__(self, address: EngineAddress | None = None, library_path: str = "", log_level: str = "") -> None:
+        """`address`: None for an engine inside this process. `log_level`: empty if DCGM must not log."""
+        self._address = address
+        self._library_path = library_path
+        self._log_level = log_level
+        self._dll: ctypes.CDLL | None = None
+        self.library_version: Version = ()
+        self.engine_version: Version = ()
+        self._handle = s.Handle()
+        self.lost = False  # True if a call failed because the connection was lost; the connection must be reopened
+        self._lock = DriverLock("DCGM")
+        self.hold = self._lock.hold  # context manager for calls; it prevents `close` from disconnecting during a call
+
+    @property
+    def is_open(self) -> bool:
+        return self._lock.is_open
+
+    @property
+    def major(self) -> int:
+        """Major version of the library."""
+        return self.library_version[0] if self.library_version else 4
+
+    @property
+    def version(self) -> Version:
+        """Version of the library or the engine, whichever is older. Empty if one of them is unknown."""
+        return min(self.library_version, self.engine_version)
+
+    def open(self) -> None:
+        """Connects to the host engine or starts an engine in this process. Raises SourceError if this fails."""
+        self._lock.open(self._connect)
+
+    def close(self, wait: float, free: Callable[[], None] = lambda: None) -> bool:
+        """Calls `free`, then disconnects. If another call does not return within `wait` seconds, leaves the connection
+        open and returns False."""
+
+        def stop() -> None:
+            if not self.lost:
+                with suppress(SourceError):
+                    free()
+            self._disconnect()
+
+        return self._lock.close(wait, stop)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Calls a libdcgm function. Raises Unsupported, DeviceLost, DriverGone or SourceError.
+
+        ctypes passes Python integers as 32 bits, so handles, 64-bit integers and floats must have a ctypes type.
+        """
+        try:
+            self._call(name, self._handle, *arguments)
+        except DriverGone as e:
+            self.lost = self.lost or e.reason == "connection_lost"
+            raise
+
+    def try_call(self, name: str, *arguments: Any) -> bool:
+        """Calls a function that some engines do not support. Returns False if it fails. May raise DriverGone."""
+        try:
+            self.call(name, *arguments)
+        except DriverGone:
+            raise
+        except SourceError as e:
+            _log.debug("%s", e)
+            return False
+        return True
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        function = getattr(self._dll, name, None)
+        if function is None:
+            raise Unsupported(f"this libdcgm has no function {name}; a newer version may have it")
+        code = function(*arguments)
+        if code:
+            raise translate(code, name)
+
+    def _connect(self) -> None:
+        if self._dll is None:
+            if self._log_level:
+                os.environ.setdefault("__DCGM_DBG_FILE", "-")
+                os.environ["__DCGM_DBG_LVL"] = self._log_level
+            self._dll = _load(self._library_path)
+            info = s.make_struct(s.VersionInfo)
+            self._call("dcgmVersionInfo", byref(info))
+            self.library_version = parse_version(info.text)
+        self._call("dcgmInit")
+        try:
+            self._handle = self._start_embedded() if self._address is None else self._connect_to(self._address)
+            self._check_versions()
+        except SourceError:
+            self._disconnect()
+            raise
+        self.lost = False
+
+    def _start_embedded(self) -> s.Handle:
+        parameters = s.make_struct(s.StartEmbeddedV2Params)
+        parameters.opMode = s.MODE_AUTO
+        parameters.severity = _LOG_LEVELS.index(self._log_level or "NONE")
+        self._call("dcgmStartEmbedded_v2", byref(parameters))
+        return s.Handle(parameters.dcgmHandle)
+
+    def _connect_to(self, address: EngineAddress) -> s.Handle:
+        parameters, handle = s.make_struct(s.ConnectV2Params), s.Handle()
+        parameters.timeoutMs, parameters.addressIsUnixSocket = _CONNECT_MS, int(not address.host)
+        try:
+            self._call("dcgmConnect_v2", address.text.encode(), byref(parameters), byref(handle))
+        except SourceError as e:
+            raise DriverGone(
+                f"no host engine answers at {address.text} ({e}): check that nv-hostengine runs there and listens on "
+                "that address (nv-hostengine -b ALL), or leave -r out",
+                "host_engine_unreachable",
+            ) from e
+        return handle
+
+    def _check_versions(self) -> None:
+        """Raises DriverGone if library and engine have different major versions, because their structures differ."""
+        info = s.make_struct(s.VersionInfo)
+        self._call("dcgmHostengineVersionInfo", self._handle, byref(info))
+        self.engine_version = parse_version(info.text)
+        if self.library_version and self.engine_version and self.major != self.engine_version[0]:
+            raise DriverGone(
+                f"libdcgm has version {format_version(self.library_version)}, the host engine "
+                f"{format_version(self.engine_version)}: the major versions must be equal; give the path of a matching "
+                "library with --telemetry dcgm:PATH, or update the older one",
+                "version_mismatch",
+            )
+
+    def _disconnect(self) -> None:
+        with suppress(SourceError):
+            if self._handle:
+                self._call("dcgmStopEmbedded" if self._address is None else "dcgmDisconnect", self._handle)
+        self._handle = s.Handle()
+        with suppress(SourceError):
+            self._call("dcgmShutdown")

@@ -1,0 +1,356 @@
+"""Reads GPU values from DCGM: from an engine inside this process, or from a running host engine.
+
+The engine reads the GPUs periodically, and podgpu reads the engine's latest values. Processes and usage come from the
+local driver, if there is one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import byref, c_int64
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any
+
+from podgpu.errors import DeviceLost, SourceError
+from podgpu.metrics.conditions import health_code
+from podgpu.metrics.fields import DEVICE_LEVELS, XID_FIELD, Field, Recorded, by_name, fields
+from podgpu.model import Detail, Device, EntityState, ErrorEvent, GpuReading, Inventory, group_by_key
+from podgpu.node.agent.device_selection import Selection
+from podgpu.node.gpu.dcgm import structs as s
+from podgpu.node.gpu.dcgm.connection import DcgmConnection, EngineAddress, Version
+from podgpu.node.gpu.dcgm.entities import (
+    SWITCH_LINK,
+    DcgmEntity,
+    Entity,
+    LatestValues,
+    NodeLayout,
+    Outline,
+    Watch,
+    read_layout,
+    read_outline,
+)
+from podgpu.node.gpu.dcgm.structs import EntityGroup
+from podgpu.node.gpu.source import EXPORTER_FIELDS, CompanionDriver, ErrorEvents, FieldGroup, Telemetry
+
+_log = logging.getLogger(__name__)
+_LAYOUT_SECONDS = 60.0
+"""Interval at which the whole layout is read. Some changes, such as a new link, are not visible in the outline."""
+_CLOSE_WAIT = 2.0
+_XID_KINDS = ("GPU", "GPU_I", "GPU_CI")
+"""Kinds of entities with XIDs. Each kind has its own watch, because an engine may reject some kinds."""
+
+HEALTH_FIELD, P2P_FIELD = 9003, 9004
+_PASS = 0
+_HEALTH_LABELS = ("health_error_code", "health_error_severity", "health_error_category", "health_watch")
+_WATCHES = {
+    **{1 << bit: name for bit, name in enumerate(("PCIE", "NVLINK", "PMU", "MCU", "MEM", "SM", "INFOROM", "THERMAL"))},
+    **{0x100: "POWER", 0x200: "DRIVER", s.HEALTH_ALL: "ALL"},
+}
+_P2P_STATES = (
+    *("OK", "ChipsetNotSupported", "GPUNotSupported", "TopologyNotSupported"),
+    *("DisabledByRegKey", "NotSupported", "Unknown"),
+)
+_OVERLAP_US = 60_000_000  # each reading starts this much before the last XID, because samples may arrive out of order
+
+Details = Mapping[int, Sequence[Detail]]  # details by GPU id
+
+
+@dataclass(frozen=True)
+class DcgmSettings:
+    address: EngineAddress | None = None  # address of the host engine; None for an engine inside this process
+    interval: float = 30.0
+    log_level: str = ""  # if empty, DCGM logs nothing
+    switches: Selection = field(default_factory=Selection)
+    cpus: Selection = field(default_factory=Selection)
+    library: str = ""  # path of libdcgm; if empty, the newest libdcgm of this machine is used
+
+
+class DcgmTelemetry:
+    name = "dcgm"
+
+    def __init__(
+        self,
+        settings: DcgmSettings | None = None,
+        driver: Telemetry | None = None,
+        count_expected: Callable[[], int | None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`driver`: NVML on the same machine, which provides processes and usage.
+
+        `count_expected`: function that returns the number of GPUs on the PCI bus, or None if it is unknown.
+        """
+        self._settings = settings or DcgmSettings()
+        self._connection = DcgmConnection(self._settings.address, self._settings.library, self._settings.log_level)
+        self._companion = CompanionDriver(driver)
+        self.processes = self._companion.processes
+        self.usage = self._companion.usage
+        self._count_expected = count_expected
+        self._clock = clock
+        self.expected: int | None = None
+        self._outline: Outline | None = None
+        self._layout = NodeLayout()
+        self._layout_read_at = float("-inf")
+        self._groups: tuple[FieldGroup, ...] = ()
+        self._is_scheduled = False
+        self._xid_group = FieldGroup((fields()[XID_FIELD],), self._settings.interval)
+        self._watch_lock = threading.Lock()
+        self._watches: dict[tuple[str, FieldGroup], Watch] = {}  # watches by kind of entity and field group
+        self._watched: tuple[NodeLayout, tuple[FieldGroup, ...]] | None = None
+        self._seen: dict[tuple[Entity, int], tuple[int, float]] = {}
+        self._xids = ErrorEvents()
+        self._last_xids: dict[Entity, int] = {}  # timestamp of the last XID of each entity
+        self._has_read_xids = False
+        self._details: dict[int, Details | None] = {}
+        """Health checks and NVLink peers of all GPUs, by field id. None if DCGM does not report them."""
+
+    @property
+    def versions(self) -> tuple[Version, Version]:
+        """Version of the library and version of the engine."""
+        return self._connection.library_version, self._connection.engine_version
+
+    def schedule(self, groups: Sequence[FieldGroup]) -> None:
+        self._groups, self._is_scheduled = tuple(groups), True
+
+    def _find_group(self, fields: Sequence[Field]) -> FieldGroup:
+        """Returns the group of these fields. If `schedule` was never called, creates a group and uses only that one."""
+        for group in self._groups:
+            if group.fields is fields:
+                return group
+        group = FieldGroup(tuple(fields), self._settings.interval)
+        if not self._is_scheduled:  # if scheduled, the groups have just changed and are kept
+            self._groups = (group,)
+        return group
+
+    def inventory(self) -> Inventory:
+        if self._connection.lost and not self._close(_CLOSE_WAIT):
+            raise SourceError(
+                "connection_lost", "the connection to DCGM was lost and cannot be closed, because a call hangs"
+            )
+        if not self._connection.is_open:
+            self._connection.open()
+            self._outline = None
+        with self._connection.hold():
+            self._follow_layout()
+            self._read_health()
+        self._companion.update()
+        layout = self._layout
+        gpus = (gpu.device for gpu in layout.gpus if gpu.device is not None)
+        return Inventory(tuple(map(self._companion.complete, gpus)), dict(layout.unreachable))
+
+    def _follow_layout(self) -> None:
+        outline, now = read_outline(self._connection), self._clock()
+        if outline == self._outline and now - self._layout_read_at < _LAYOUT_SECONDS:
+            return
+        layout = read_layout(self._connection, outline, self._settings.switches, self._settings.cpus)
+        if outline != self._outline:
+            _log.info("dcgm: %d GPUs, %d of them unreachable", len(outline.states), len(layout.unreachable))
+        self.expected = self._count_expected()
+        self._outline, self._layout, self._layout_read_at = outline, layout, now
+
+    def _read_health(self) -> None:
+        """Reads XIDs, health checks and NVLink peers of all GPUs.
+
+        Does nothing before the first call of `read`, because the fields are not known yet.
+        """
+        with self._watch_lock:
+            if self._watched is None:
+                return
+            layout, groups = self._watched
+            self._read_xids(layout)
+            ids = [gpu.entity.id for gpu in layout.gpus]
+            wanted, details = _field_ids(groups), {}
+            if HEALTH_FIELD in wanted:
+                details[HEALTH_FIELD] = check_health(self._connection, self._find_gpu_groups(), ids)
+            if P2P_FIELD in wanted:
+                details[P2P_FIELD] = read_p2p(self._connection, ids)
+            self._details = details
+
+    def read(self, gpu: Device, fields: Sequence[Field]) -> GpuReading:
+        with self._connection.hold():
+            entities = [e for e in self._layout.entities if e.device is not None and e.device.uuid == gpu.uuid]
+            if not entities:
+                raise DeviceLost(f"GPU {gpu.index} ({gpu.uuid}) is no longer listed by DCGM")
+            answer = self._read_entities([e for e in entities if e.kind != "GPU_CI"], fields)
+        details = [d for by_gpu in self._details.values() if by_gpu for d in by_gpu.get(entities[0].entity.id, ())]
+        missing = ((gpu.uuid, field_id) for field_id, by_gpu in self._details.items() if by_gpu is None)
+        xid_watch = self._watches.get(("GPU", self._xid_group))
+        return replace(
+            answer,
+            details=tuple(details),
+            unsupported=(*answer.unsupported, *missing),
+            reports_errors=xid_watch is not None and not xid_watch.rejected,
+            links_up=sum(e.kind == "LINK" for e in entities) or None,
+        )
+
+    def read_others(self, fields: Sequence[Field]) -> GpuReading:
+        with self._connection.hold():
+            return self._read_entities(self._layout.others, fields)
+
+    def _read_entities(self, entities: Sequence[DcgmEntity], fields: Sequence[Field]) -> GpuReading:
+        group = self._find_group(fields)
+        self._update_watches()
+        latest = LatestValues({e.entity: {} for e in entities})
+        for kind, some in group_by_key((e.kind, e.entity) for e in entities).items():
+            watch = self._watches.get((kind, group))
+            if watch is not None:
+                watch.read(some, latest)
+        devices = {e.entity: self._companion.complete(e.device) for e in entities if e.device and e.kind != "LINK"}
+        return GpuReading(
+            {device: latest.values[entity] for entity, device in devices.items()},
+            unsupported=tuple(sorted({(devices[e].key, i) for e, i in latest.unsupported if e in devices})),
+            dropped=tuple(latest.dropped),
+            errors=tuple(dict.fromkeys(latest.errors)),
+            entities=tuple(
+                EntityState("LINK" if e.kind == SWITCH_LINK else e.kind, e.labels, by_name(values))
+                for e in entities
+                if e.entity not in devices and (values := latest.values[e.entity])
+            ),
+        )
+
+    def _update_watches(self) -> None:
+        with self._watch_lock:
+            layout, groups = self._layout, self._groups
+            if self._watched == (layout, groups):
+                return
+            self._stop_watches()
+            self._watches = self._make_watches(layout, groups)
+            try:
+                for watch in self._watches.values():
+                    watch.start()
+            except SourceError:
+                self._stop_watches()
+                raise
+            self._connection.call("dcgmUpdateAllFields", 1)
+            if HEALTH_FIELD in _field_ids(groups):  # a health check returns nothing before dcgmHealthSet
+                for gpus in self._find_gpu_groups():
+                    self._connection.try_call("dcgmHealthSet", gpus, s.HEALTH_ALL)
+            self._watched = layout, groups
+            # The first call skips old XIDs, so that later calls report only new XIDs.
+            self._read_xids(layout)
+
+    def _stop_watches(self) -> None:
+        for watch in self._watches.values():
+            watch.stop()
+        self._watches = {}
+
+    def _make_watches(self, layout: NodeLayout, groups: Sequence[FieldGroup]) -> dict[tuple[str, FieldGroup], Watch]:
+        watches: dict[tuple[str, FieldGroup], Watch] = {}
+        for kind, entities in group_by_key((e.kind, e.entity) for e in layout.entities).items():
+            wanted = {group: _select_fields(group.fields, kind) for group in groups}
+            if kind in _XID_KINDS:
+                wanted[self._xid_group] = self._xid_group.fields
+            for group, some in wanted.items():
+                if some:
+                    watches[kind, group] = Watch(
+                        self._connection, entities, some, group.interval, self._clock, self._seen
+                    )
+        return watches
+
+    def _read_xids(self, layout: NodeLayout) -> None:
+        """Adds the XIDs since the last call to `_xids`. The first call only skips old XIDs."""
+        watches = [watch for (_, group), watch in self._watches.items() if group is self._xid_group]
+        keys = {e.entity: e.device.key for e in layout.entities if e.device is not None and e.kind in _XID_KINDS}
+        samples: list[tuple[int, Entity, int]] = []
+
+        def add_values(group: int, entity_id: int, values: Any, count: int, _user: object) -> int:
+            for value in values[:count]:
+                if value.status == 0 and 0 < value.value.i64 < s.INT32_BLANK:
+                    samples.append((value.ts, Entity(group, entity_id), value.value.i64))
+            return 0
+
+        callback = s.OnValues(add_values)
+        since = c_int64(max(max(self._last_xids.values(), default=0) - _OVERLAP_US, 0))
+        for watch in watches:
+            for groups in product(watch.groups, watch.field_groups):
+                self._connection.call("dcgmGetValuesSince_v2", *groups, since, byref(c_int64()), callback, None)
+        for timestamp, entity, xid in sorted(samples):
+            if timestamp > self._last_xids.get(entity, 0):
+                self._last_xids[entity] = timestamp
+                if self._has_read_xids and entity in keys:
+                    self._xids.add(ErrorEvent(keys[entity], xid, timestamp / 1_000_000))
+        self._has_read_xids |= bool(watches)
+
+    def _find_gpu_groups(self) -> list[s.Handle]:
+        watch = self._watches.get(("GPU", self._xid_group))
+        return [] if watch is None else watch.groups
+
+    def error_events(self) -> Sequence[ErrorEvent]:
+        self._companion.discard_error_events()
+        return self._xids.drain()
+
+    def release(self, wait: float) -> bool:
+        closed = self._close(wait / 2)
+        if not closed:
+            _log.warning("DCGM cannot be closed, because a call into it has not returned")
+        return self._companion.release(wait / 2) and closed
+
+    def _close(self, wait: float) -> bool:
+        if not self._connection.close(wait, self._stop_watches):
+            return False
+        with self._watch_lock:
+            self._watches, self._watched, self._details = {}, None, {}
+        return True
+
+
+def _field_ids(groups: Sequence[FieldGroup]) -> set[int]:
+    return {field.id for group in groups for field in group.fields}
+
+
+def _select_fields(fields: Sequence[Field], kind: str) -> tuple[Field, ...]:
+    read = (f for f in fields if not isinstance(f.recipe, Recorded) and f.id < EXPORTER_FIELDS)
+    if kind == "GPU":
+        return tuple(f for f in read if f.level in DEVICE_LEVELS)
+    if kind == "GPU_I":
+        return tuple(f for f in read if f.per_instance)
+    if kind == "GPU_CI":
+        return ()
+    if kind in ("LINK", SWITCH_LINK):
+        return tuple(f for f in read if f.level == "LINK" and ("NVSWITCH" in f.name) == (kind == SWITCH_LINK))
+    return tuple(f for f in read if f.level == kind)
+
+
+# Health
+
+
+def check_health(connection: DcgmConnection, groups: Sequence[s.Handle], gpu_ids: Sequence[int]) -> Details | None:
+    """Returns the result of each health check for each GPU. If a check has several incidents, returns the worst."""
+    worst: dict[tuple[int, int], tuple[int, int]] = {}
+    for group in groups:
+        response = s.make_struct(s.HealthResponseV5 if connection.major >= 4 else s.HealthResponseV4)
+        if not connection.try_call("dcgmHealthCheck", group, byref(response)):
+            return None
+        for incident in response.incidents[: response.incidentCount]:
+            if incident.entity.group == EntityGroup.GPU and incident.system in _WATCHES:
+                key = (incident.entity.id, incident.system)
+                worst[key] = max(worst.get(key, (_PASS, 0)), (incident.health, incident.code))
+    return {gpu: tuple(_make_health_details(gpu, worst)) for gpu in gpu_ids}
+
+
+def _make_health_details(gpu: int, worst: Mapping[tuple[int, int], tuple[int, int]]) -> list[Detail]:
+    """Returns the health details of one GPU. Includes the check ALL only if it failed, as in dcgm-exporter."""
+    details: list[Detail] = []
+    for watch, name in _WATCHES.items():
+        health, number = worst.get((gpu, watch), (_PASS, 0))
+        if watch != s.HEALTH_ALL or health:
+            code = health_code(number)
+            values = code.name, code.severity, code.category, name
+            details.append((HEALTH_FIELD, dict(zip(_HEALTH_LABELS, values, strict=True)), health))
+    return details
+
+
+def read_p2p(connection: DcgmConnection, gpu_ids: Sequence[int]) -> Details | None:
+    status = s.make_struct(s.NvLinkP2PStatus)
+    if not connection.try_call("dcgmGetNvLinkP2PStatus", byref(status)):
+        return None
+    return {
+        gpu.entityId: tuple(
+            (P2P_FIELD, {"link_status": _P2P_STATES[state], "peer_gpu": str(peer)}, state)
+            for peer in gpu_ids
+            if peer != gpu.entityId and 0 <= (state := gpu.linkStatus[peer]) < len(_P2P_STATES)
+        )
+        for gpu in status.gpus[: status.numGpus]
+    }

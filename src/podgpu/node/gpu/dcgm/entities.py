@@ -1,0 +1,420 @@
+"""Finds DCGM's entities (GPUs, MIG instances, links, switches, CPUs), and watches and reads their fields."""
+
+from __future__ import annotations
+
+import logging
+import math
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from ctypes import byref, c_double, c_int, c_int64, c_uint16, c_uint32
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeVar
+
+from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
+from podgpu.metrics.fields import Field, fields
+from podgpu.metrics.values import Blank, converted, value_of, within_unit
+from podgpu.model import Device, Value
+from podgpu.node.agent.device_selection import Selection
+from podgpu.node.gpu.dcgm import structs as s
+from podgpu.node.gpu.dcgm.connection import DcgmConnection, Version, translate
+from podgpu.node.gpu.dcgm.structs import EntityGroup
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Entity(NamedTuple):
+    group: int
+    id: int
+
+
+# Layout
+
+_NAME, _UUID, _MINOR = 50, 54, 55
+_LOST_STATES = {4: "lost: reset it or reboot the node (see dmesg)", 6: "disabled", 7: "detached from the host engine"}
+_MIG_MODE = 2  # index of the MIG mode in `DeviceAttributes.settings`
+_MAX_SWITCHES = 64
+SWITCH_LINK = "SWITCH_LINK"
+
+
+@dataclass(frozen=True, slots=True)
+class DcgmEntity:
+    kind: str
+    """`Field.level` of its fields, or SWITCH_LINK. Links of switches and links of GPUs have different fields."""
+    entity: Entity
+    device: Device | None = None  # the GPU or MIG instance to which the entity belongs; None for switches and CPUs
+    labels: dict[str, str] = field(default_factory=dict)  # labels of a link, switch, CPU or core
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLayout:
+    entities: tuple[DcgmEntity, ...] = ()  # each GPU is followed by its MIG instances and active links
+    unreachable: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def gpus(self) -> list[DcgmEntity]:
+        return [e for e in self.entities if e.kind == "GPU"]
+
+    @property
+    def others(self) -> list[DcgmEntity]:
+        """Switches, links of switches, CPUs and cores."""
+        return [e for e in self.entities if e.device is None]
+
+
+class _Mig(NamedTuple):
+    entity: Entity
+    parent: Entity
+    instance_id: int
+
+
+class Outline(NamedTuple):
+    """The part of the layout that is cheap to read. It is read every time, to detect changes."""
+
+    states: Mapping[int, int]  # DCGM's status of each GPU, by GPU id
+    migs: tuple[_Mig, ...]
+
+
+def read_outline(connection: DcgmConnection) -> Outline:
+    ids, count = (c_uint32 * s.MAX_GPUS)(), c_int()
+    connection.call("dcgmGetAllDevices", ids, byref(count))
+    states = {}
+    for gpu_id in ids[: count.value]:
+        state = c_int()
+        with suppress(Unsupported):
+            connection.call("dcgmGetGpuStatus", gpu_id, byref(state))
+        states[gpu_id] = state.value
+    hierarchy = s.make_struct(s.MigHierarchy)
+    with suppress(Unsupported):
+        connection.call("dcgmGetGpuInstanceHierarchy", byref(hierarchy))
+    migs = (
+        _Mig(Entity(e.entity.group, e.entity.id), Entity(e.parent.group, e.parent.id), e.nvmlInstanceId)
+        for e in hierarchy.entries[: hierarchy.count]
+    )
+    return Outline(states, tuple(migs))
+
+
+def read_layout(connection: DcgmConnection, outline: Outline, switches: Selection, cpus: Selection) -> NodeLayout:
+    """Reads all entities. `switches` and `cpus`: entities to include. GPUs that cannot be read become `unreachable`."""
+    ids = [Entity(EntityGroup.GPU, gpu_id) for gpu_id in outline.states]
+    minors = read_live(connection, ids, fields()[_MINOR])
+    gpu_links, switch_links = _read_links(connection)
+    entities: list[DcgmEntity] = []
+    unreachable: dict[int, str] = {}
+    for entity, state in zip(ids, outline.states.values(), strict=True):
+        try:
+            device = _read_device(connection, entity.id, state)
+        except DriverGone:
+            raise
+        except SourceError as e:
+            unreachable[entity.id] = str(e)
+            continue
+        minor = minors.get(entity)
+        migs = [m for m in outline.migs if m.parent == entity]
+        device = replace(
+            device, minor=minor if isinstance(minor, int) else None, mig_enabled=device.mig_enabled or bool(migs)
+        )
+        entities.append(DcgmEntity("GPU", entity, device))
+        entities += _read_instances(connection, device, migs, outline.migs)
+        entities += [_make_gpu_link(device, entity.id, link) for link in gpu_links.get(entity.id, ())]
+    entities += [*_read_switches(connection, switches, switch_links), *_read_cpus(connection, cpus)]
+    return NodeLayout(tuple(entities), unreachable)
+
+
+def _read_device(connection: DcgmConnection, gpu_id: int, state: int) -> Device:
+    if state in _LOST_STATES:
+        raise DeviceLost(f"GPU {gpu_id} is {_LOST_STATES[state]}")
+    attributes = s.make_struct(s.DeviceAttributes)
+    connection.call("dcgmGetDeviceAttributes", gpu_id, byref(attributes))
+    identifiers = attributes.identifiers
+    device = Device(
+        index=gpu_id,
+        uuid=identifiers.uuid.decode("utf-8", "replace"),
+        pci_bus_id=identifiers.pciBusId.decode("utf-8", "replace"),
+        model=identifiers.deviceName.decode("utf-8", "replace"),
+        mig_enabled=attributes.settings[_MIG_MODE] == 1,
+    )
+    if not device.uuid or device.uuid.startswith("<<<"):
+        raise SourceError("no_data", f"DCGM lists GPU {gpu_id} but does not report its UUID")
+    return device
+
+
+def _read_instances(
+    connection: DcgmConnection, gpu: Device, instances: Sequence[_Mig], migs: Sequence[_Mig]
+) -> Iterator[DcgmEntity]:
+    profiles = read_live(connection, [m.entity for m in instances], fields()[_NAME])
+    for instance in sorted(instances, key=lambda m: m.instance_id):
+        compute = [m.entity for m in migs if m.parent == instance.entity]
+        uuids = read_live(connection, compute, fields()[_UUID]).values()
+        device = replace(
+            gpu,
+            gi_id=instance.instance_id,
+            profile=str(profiles.get(instance.entity, "")),
+            # Older engines return the UUID of the GPU, which is omitted.
+            mig_uuids=tuple(str(uuid) for uuid in uuids if str(uuid).startswith("MIG-")),
+        )
+        yield DcgmEntity("GPU_I", instance.entity, device)
+        yield from (DcgmEntity("GPU_CI", entity, device) for entity in compute)
+
+
+def _make_gpu_link(gpu: Device, gpu_id: int, link: int) -> DcgmEntity:
+    """Creates the entity of a link. Its label numbers the links from 1, as in dcgm-exporter."""
+    labels = {
+        "nvlink": str(link + 1),
+        "gpu": "" if gpu.index is None else str(gpu.index),
+        "gpu_uuid": gpu.uuid,
+        "pci_bus_id": gpu.pci_bus_id,
+        "device": gpu.name,
+        "model_name": gpu.model,
+    }
+    return DcgmEntity("LINK", _link(EntityGroup.GPU, gpu_id, link), gpu, labels)
+
+
+def _link(owner: EntityGroup, owner_id: int, link: int) -> Entity:
+    return Entity(EntityGroup.LINK, owner | link << 8 | owner_id << 24)  # dcgm_link_t of DCGM 4
+
+
+def _read_links(connection: DcgmConnection) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+    """Returns active links by GPU, and by switch. Returns no links for DCGM 3, which identifies links differently."""
+    status = s.make_struct(s.NvLinkStatus)
+    if connection.major < 4 or not connection.try_call("dcgmGetNvLinkLinkStatus", byref(status)):
+        return {}, {}
+    gpus, switches = (
+        {owner.entityId: [link for link, state in enumerate(owner.linkState) if state == s.LINK_UP] for owner in owners}
+        for owners in (status.gpus[: status.numGpus], status.nvSwitches[: status.numNvSwitches])
+    )
+    return gpus, switches
+
+
+def _read_switches(
+    connection: DcgmConnection, selection: Selection, links: Mapping[int, Sequence[int]]
+) -> Iterator[DcgmEntity]:
+    ids, count = (c_uint32 * _MAX_SWITCHES)(), c_int(_MAX_SWITCHES)
+    if not connection.try_call("dcgmGetEntityGroupEntities", EntityGroup.SWITCH, ids, byref(count), 0):
+        return
+    for switch in ids[: count.value]:
+        name = {"nvswitch": f"nvswitch{switch}"}
+        if selection.shows_gpu(switch):
+            yield DcgmEntity("SWITCH", Entity(EntityGroup.SWITCH, switch), labels=name)
+        for link in links.get(switch, ()):
+            if selection.shows_instance(link):
+                entity = _link(EntityGroup.SWITCH, switch, link)
+                yield DcgmEntity(SWITCH_LINK, entity, labels={"nvlink": str(link)} | name)
+
+
+def _read_cpus(connection: DcgmConnection, selection: Selection) -> Iterator[DcgmEntity]:
+    hierarchy = s.make_struct(s.CpuHierarchy)
+    if not connection.try_call("dcgmGetCpuHierarchy", byref(hierarchy)):
+        return
+    for cpu in hierarchy.cpus[: hierarchy.numCpus]:
+        name = {"cpu": str(cpu.cpuId)}
+        if selection.shows_gpu(cpu.cpuId):
+            yield DcgmEntity("CPU", Entity(EntityGroup.CPU, cpu.cpuId), labels=name)
+        cores = (64 * n + bit for n, word in enumerate(cpu.cores.bitmask) for bit in range(64) if word >> bit & 1)
+        for core in cores:
+            if selection.shows_instance(core):
+                entity = Entity(EntityGroup.CPU_CORE, core)
+                yield DcgmEntity("CPU_CORE", entity, labels={"cpucore": str(core)} | name)
+
+
+# Values
+
+_MAX_VALUES = 1024  # maximum number of values per call, because each value needs 4 KiB of memory
+_NOT_YET_READ = {"no_data", "not_watched"}
+_KEEP_SECONDS = 600.0  # how long the engine keeps samples, as in dcgm-exporter
+_STALE_INTERVALS = 3
+_NOT_CAUSED_BY_A_FIELD = {"timeout", "max_limit", "insufficient_resources", "version_mismatch"}
+_FIRST_FIELD_OF_4_7 = 1613
+_BLANKS = (s.INT64_BLANK, s.INT32_BLANK, s.DOUBLE_BLANK)
+_BLANK_VALUES = {blank + offset for blank in _BLANKS for offset in range(2)} | set(range(s.INT64_BLANK + 4, 1 << 63))
+"""DCGM's codes for `blank` and `not found`, and the larger 64-bit numbers, which are reserved."""
+_UNSUPPORTED_VALUES = {blank + offset for blank in _BLANKS for offset in (2, 3)} | {b"<<<NOT_SUPPORTED>>>"}
+"""DCGM's codes for `not supported` and `not permitted`."""
+
+
+def _chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+@dataclass(slots=True)
+class LatestValues:
+    values: dict[Entity, dict[int, Value]]
+    unsupported: list[tuple[Entity, int]] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Watch:
+    """Makes the engine read fields periodically. The engine removes the watch when the connection is closed."""
+
+    _connection: DcgmConnection
+    _entities: Sequence[Entity]
+    _fields: Sequence[Field]
+    _interval: float
+    _clock: Callable[[], float]
+    _seen: dict[tuple[Entity, int], tuple[int, float]]
+    """By entity and field id: last timestamp, and when the timestamp changed. Kept if the connection is reopened."""
+    groups: list[s.Handle] = field(default_factory=list)  # handles of DCGM's groups of entities
+    field_groups: list[s.Handle] = field(default_factory=list)
+    rejected: set[int] = field(default_factory=set)  # ids of the fields that the engine rejected
+    _wanted: dict[int, list[Field]] = field(default_factory=dict)
+    """Ids of the fields to read, and the fields that are computed from each of them."""
+
+    def start(self) -> None:
+        """Starts the watch. Adds fields that the engine rejects to `rejected`. Raises SourceError for other errors."""
+        for wanted in self._fields:
+            self._wanted.setdefault(_read_as(wanted, self._connection.version).id, []).append(wanted)
+        self.groups = [self._create_group(entities) for entities in _chunks(self._entities, s.MAX_ENTITIES)]
+        for ids in _chunks(list(self._wanted), s.MAX_FIELDS):
+            self._watch_fields(ids)
+
+    def stop(self) -> None:
+        for field_group in self.field_groups:
+            self._remove(field_group)
+        for group in self.groups:
+            with suppress(SourceError):
+                self._connection.call("dcgmGroupDestroy", group)
+        self.groups, self.field_groups = [], []
+
+    def read(self, entities: Sequence[Entity], latest: LatestValues) -> None:
+        """Reads the entities' values from the engine's cache and adds them to `latest`.
+
+        Raises DeviceLost if a GPU is lost, and SourceError if the call fails.
+        """
+        rejected = [want.id for field_id in self.rejected for want in self._wanted[field_id]]
+        latest.unsupported += [(entity, field_id) for entity in entities for field_id in rejected]
+        watched = [field_id for field_id in self._wanted if field_id not in self.rejected]
+        for raw in _read_raw(self._connection, entities, watched):
+            entity = Entity(raw.entityGroupId, raw.entityId)
+            if entity in latest.values:
+                for want in self._wanted.get(raw.fieldId, ()):
+                    self._accept(latest, entity, want, raw)
+
+    def _accept(self, latest: LatestValues, entity: Entity, wanted: Field, raw: Any) -> None:
+        try:
+            value = decode(fields()[raw.fieldId], raw)
+        except Blank:
+            latest.dropped.append(wanted.id)
+        except Unsupported:
+            latest.unsupported.append((entity, wanted.id))
+        except SourceError as e:
+            if isinstance(e, DeviceLost) and entity.group == EntityGroup.GPU:
+                raise
+            latest.errors += [e.reason] if e.reason not in _NOT_YET_READ else []
+        else:
+            # A field with a constant value keeps its first timestamp, so it cannot be stale.
+            if not wanted.once and not self._is_fresh(entity, raw):
+                latest.errors.append("stale_data")
+            elif raw.fieldId == wanted.id or isinstance(value, str):
+                latest.values[entity][wanted.id] = value
+            else:
+                latest.values[entity][wanted.id] = converted(wanted, value, wanted.factor)
+
+    def _is_fresh(self, entity: Entity, raw: Any) -> bool:
+        now = self._clock()
+        timestamp, changed_at = self._seen.get((entity, raw.fieldId), (None, now))
+        if timestamp != raw.ts:
+            self._seen[entity, raw.fieldId] = raw.ts, now
+            return True
+        return now - changed_at < _STALE_INTERVALS * self._interval
+
+    def _create_group(self, entities: Sequence[Entity]) -> s.Handle:
+        group = s.Handle()
+        self._connection.call("dcgmGroupCreate", s.GROUP_EMPTY, _make_name(), byref(group))
+        for entity in entities:
+            self._connection.try_call("dcgmGroupAddEntity", group, *entity)  # fails if the entity no longer exists
+        return group
+
+    def _watch_fields(self, ids: Sequence[int]) -> None:
+        """Watches these fields. If the engine rejects them, finds the unsupported fields by bisection."""
+        field_group = s.Handle()
+        timing = c_int64(round(self._interval * 1_000_000)), c_double(_KEEP_SECONDS), 0
+        try:
+            numbers = (c_uint16 * len(ids))(*ids)
+            self._connection.call("dcgmFieldGroupCreate", len(ids), numbers, _make_name(), byref(field_group))
+            for group in self.groups:
+                self._connection.call("dcgmWatchFields", group, field_group, *timing)
+            self.field_groups.append(field_group)
+        except (DriverGone, DeviceLost):
+            raise
+        except SourceError as e:
+            self._remove(field_group)
+            if e.reason in _NOT_CAUSED_BY_A_FIELD:
+                raise
+            if len(ids) == 1:
+                self.rejected.add(ids[0])
+                return
+            middle = len(ids) // 2
+            self._watch_fields(ids[:middle])
+            self._watch_fields(ids[middle:])
+
+    def _remove(self, field_group: s.Handle) -> None:
+        for group in self.groups:
+            with suppress(SourceError):
+                self._connection.call("dcgmUnwatchFields", group, field_group)
+        with suppress(SourceError):
+            self._connection.call("dcgmFieldGroupDestroy", field_group)
+
+
+def _make_name() -> bytes:
+    return f"podgpu-{uuid.uuid4().hex[:16]}".encode()
+
+
+def _read_as(wanted: Field, version: Version) -> Field:
+    """Returns the field to read. If this version of DCGM lacks `wanted`, returns the older field in another unit.
+
+    DCGM 4.6.1 added the fields 1600 to 1612. DCGM 4.7 added the fields from 1613 on.
+    """
+    first_version = (4, 7) if wanted.id >= _FIRST_FIELD_OF_4_7 else (4, 6, 1)
+    return wanted if wanted.legacy is None or version >= first_version else fields()[wanted.legacy]
+
+
+def read_live(connection: DcgmConnection, entities: Sequence[Entity], wanted: Field) -> dict[Entity, Value]:
+    """Reads one field directly from the driver. Omits entities without a value."""
+    values: dict[Entity, Value] = {}
+    try:
+        for raw in _read_raw(connection, entities, [wanted.id], s.LIVE):
+            with suppress(Blank, SourceError):
+                values[Entity(raw.entityGroupId, raw.entityId)] = decode(wanted, raw)
+    except DriverGone:
+        raise
+    except SourceError as e:
+        _log.debug("%s: %s", wanted.name, e)
+    return values
+
+
+def _read_raw(
+    connection: DcgmConnection, entities: Sequence[Entity], field_ids: Sequence[int], flags: int = 0
+) -> Iterator[Any]:
+    for ids in _chunks(field_ids, s.MAX_FIELDS):
+        for some in _chunks(entities, max(1, min(s.MAX_ENTITIES, _MAX_VALUES // len(ids)))):
+            pairs = (s.EntityPair * len(some))(*(s.EntityPair(*entity) for entity in some))
+            values = (s.FieldValueV2 * (len(some) * len(ids)))()
+            numbers = (c_uint16 * len(ids))(*ids)
+            connection.call("dcgmEntitiesGetLatestValues", pairs, len(some), numbers, len(ids), flags, values)
+            yield from values
+
+
+def decode(wanted: Field, raw: Any) -> Value:
+    """Converts a value from libdcgm. Raises Blank if it is empty, and Unsupported or SourceError if DCGM failed."""
+    if raw.status:
+        raise translate(raw.status, wanted.name)
+    value: Any
+    match raw.fieldType:
+        case s.FieldType.INT | s.FieldType.TIME:
+            value = raw.value.i64
+        case s.FieldType.DOUBLE:
+            value = raw.value.dbl
+        case s.FieldType.STRING:
+            value = raw.value.str
+        case _:
+            raise Blank(f"type {raw.fieldType}")
+    if value in _UNSUPPORTED_VALUES:
+        raise Unsupported(f"{wanted.name}: not supported or not permitted")
+    if value in _BLANK_VALUES or (isinstance(value, bytes) and value.startswith(b"<<<")):
+        raise Blank(repr(value))
+    if isinstance(value, float) and s.DOUBLE_BLANK < value < math.inf:
+        return within_unit(wanted, value)  # a large counter, which `value_of` would reject as blank
+    return value_of(wanted, value, is_converted=True)

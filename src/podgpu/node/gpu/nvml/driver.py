@@ -1,0 +1,480 @@
+"""Calls NVML, and reads the MIG instances, processes and fields of a device.
+
+`metrics/fields.csv` defines the NVML call for each field. Fields with the same call are read together.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import pynvml
+
+from podgpu.errors import DeviceLost, DriverGone, SourceError, StartError, Unsupported
+from podgpu.metrics.fields import Field, FieldValue, Gpm, NvmlCall
+from podgpu.metrics.values import Blank, value_of
+from podgpu.model import Device, ProcessUsage, Value, device_key
+from podgpu.workers import DriverLock
+
+Key = TypeVar("Key", bound=Hashable)
+_UNSUPPORTED = {
+    pynvml.NVML_ERROR_NOT_SUPPORTED: "not_supported",
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: "not_supported",
+    pynvml.NVML_ERROR_INVALID_ARGUMENT: "not_supported",  # for example, the GPU has no fan
+    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: "not_supported",
+    pynvml.NVML_ERROR_DEPRECATED: "not_supported",
+    pynvml.NVML_ERROR_NO_PERMISSION: "no_permission",
+}
+_LOST = {pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED}
+_GONE = {
+    pynvml.NVML_ERROR_UNINITIALIZED: ("driver_not_loaded", "the NVIDIA driver was unloaded while podgpu used it"),
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: (
+        "driver_not_loaded",
+        "no NVIDIA driver is loaded on this node (check `nvidia-smi` on the host)",
+    ),
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
+        "library_not_found",
+        "libnvidia-ml.so.1 was not found; in a container use the NVIDIA runtime with "
+        "NVIDIA_DRIVER_CAPABILITIES=utility, or mount the driver's library directory",
+    ),
+}
+_REASONS = {
+    pynvml.NVML_ERROR_NOT_FOUND: "not_found",
+    pynvml.NVML_ERROR_TIMEOUT: "timeout",
+    pynvml.NVML_ERROR_NO_DATA: "no_data",
+    pynvml.NVML_ERROR_NOT_READY: "not_ready",
+    pynvml.NVML_ERROR_UNKNOWN: "unknown",
+}
+_OUT_STRUCTS = {
+    "nvmlDeviceGetGpuFabricInfoV": "c_nvmlGpuFabricInfo_v3_t",
+    "nvmlDeviceGetPlatformInfo": "c_nvmlPlatformInfo_v2_t",
+    "nvmlDeviceGetSramEccErrorStatus": "c_nvmlEccSramErrorStatus_v1_t",
+}
+_NO_INSTANCE = 0xFFFFFFFF
+
+
+class VersionMismatch(StartError):
+    """libnvidia-ml and the kernel driver have different versions. The container must be recreated."""
+
+
+class NvmlDriver:
+    def __init__(self, nvml: Any = pynvml) -> None:
+        """`nvml`: the pynvml module, or an object with the same functions (see labs/simulate/simulated_driver.py)."""
+        self._nvml = nvml
+        self._lock = DriverLock("the driver")
+        self.hold = self._lock.hold
+        """Context manager for calls. It prevents `close` from shutting NVML down during a call."""
+
+    def open(self) -> None:
+        """Initializes NVML, unless it is open. Raises DriverGone or VersionMismatch."""
+        self._lock.open(partial(self.call, "nvmlInit"))
+
+    def close(self, wait: float, free: Callable[[], None] = lambda: None) -> bool:
+        """Calls `free`, then shuts NVML down. If another call does not return within `wait` seconds, leaves NVML open
+        and returns False."""
+
+        def stop() -> None:
+            for step in (free, partial(self.call, "nvmlShutdown")):
+                with suppress(SourceError, StartError):  # the driver may already be unloaded
+                    step()
+
+        return self._lock.close(wait, stop)
+
+    def constant(self, name: str) -> Any:
+        return getattr(self._nvml, name)
+
+    def call(self, function: str, *arguments: Any, attempts: int = 4) -> Any:
+        """Calls an NVML function. Raises Unsupported, DeviceLost, DriverGone, VersionMismatch or SourceError.
+
+        Retries if a list became longer after pynvml had read its length.
+        """
+        try:
+            return self._call(function, *arguments)
+        except pynvml.NVMLError as e:
+            if e.value == pynvml.NVML_ERROR_INSUFFICIENT_SIZE and attempts > 1:
+                return self.call(function, *arguments, attempts=attempts - 1)
+            raise translate(e.value, function) from e
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        function = getattr(self._nvml, name, None)
+        if function is None:
+            raise Unsupported(f"this nvidia-ml-py has no {name}; install a newer one")
+        if name in _OUT_STRUCTS:
+            struct = getattr(self._nvml, _OUT_STRUCTS[name])()
+            function(*arguments, ctypes.byref(struct))
+            return struct
+        if name != "nvmlDeviceValidateInforom":
+            return function(*arguments)
+        try:
+            function(*arguments)
+        except pynvml.NVMLError as e:
+            if e.value == pynvml.NVML_ERROR_CORRUPTED_INFOROM:
+                return 0
+            raise
+        return 1
+
+
+def translate(code: int, function: str) -> SourceError | StartError:
+    """Converts NVML's return code to an exception. `function`: the NVML function that failed."""
+    text = str(pynvml.NVMLError(code))
+    if code in _UNSUPPORTED:
+        return Unsupported(f"{function}: {text}", _UNSUPPORTED[code])
+    if code in _LOST:
+        return DeviceLost(f"{function}: {text}; reset the GPU or reboot the node (see dmesg)")
+    if code in _GONE:
+        reason, advice = _GONE[code]
+        return DriverGone(advice, reason)
+    if code == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
+        return VersionMismatch(
+            "libnvidia-ml in this container and the kernel driver have different versions (was the driver upgraded?); "
+            "exiting, because this container must be recreated"
+        )
+    return SourceError(_REASONS.get(code, f"nvml_{code}"), f"{function}: {text}")
+
+
+class CallGuard(Generic[Key]):
+    """Collects the errors of one reading, so that a failed call affects only its own values.
+
+    A value is identified by a `Key`: the id of a field, or the name of a function.
+    """
+
+    def __init__(self, unsupported: Iterable[Key] = ()) -> None:
+        self.unsupported: set[Key] = set(unsupported)  # values that the GPU does not support; they are not read again
+        self.errors: list[str] = []  # reasons of the calls that failed
+        self.dropped: list[Key] = []  # values that were invalid: special codes, NaN and impossible values
+
+    def begin(self) -> None:
+        """Clears the errors of the last reading."""
+        self.errors.clear()
+        self.dropped.clear()
+
+    @contextmanager
+    def catch(self, *keys: Key) -> Iterator[None]:
+        """Collects errors of the enclosed calls, which read the values `keys`. Re-raises DeviceLost and DriverGone."""
+        try:
+            yield
+        except SourceError as e:
+            self.add(e, keys)
+
+    def add(self, error: SourceError, keys: Iterable[Key]) -> None:
+        """Collects an error. `keys`: the values that could not be read. Raises it if it is DeviceLost or DriverGone."""
+        if isinstance(error, DeviceLost | DriverGone):
+            raise error
+        if isinstance(error, Unsupported):
+            self.unsupported.update(keys)
+        else:
+            self.errors.append(error.reason)
+
+
+def handle_address(handle: Any) -> int | None:
+    """Returns the address in a handle. Handles of the same GPU differ in pynvml, but have the same address."""
+    return ctypes.cast(handle, ctypes.c_void_p).value
+
+
+def parse_instance_id(gi_id: int) -> int | None:
+    """Returns the GPU instance id, or None if NVML's value stands for the whole GPU."""
+    return None if gi_id == _NO_INSTANCE else gi_id
+
+
+# Devices
+
+_PROFILE = re.compile(r"MIG (?:\d+c\.)?(\S+)")  # "NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb": the instance is 3g.20gb
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceHandle:
+    """A GPU or MIG instance with its NVML handle."""
+
+    device: Device
+    handle: Any = field(compare=False, hash=False)
+    """For a MIG instance, the handle of any of its MIG devices. NVML then returns the memory of the whole instance."""
+
+
+def open_gpu(driver: NvmlDriver, index: int) -> DeviceHandle:
+    """Returns the GPU with this index. Raises SourceError if it cannot be opened."""
+    handle = driver.call("nvmlDeviceGetHandleByIndex", index)
+    minor: int | None = None
+    with suppress(Unsupported):
+        minor = int(driver.call("nvmlDeviceGetMinorNumber", handle))
+    device = Device(
+        index=index,
+        uuid=driver.call("nvmlDeviceGetUUID", handle),
+        pci_bus_id=driver.call("nvmlDeviceGetPciInfo", handle).busId,
+        model=driver.call("nvmlDeviceGetName", handle),
+        minor=minor,
+    )
+    return DeviceHandle(device, handle)
+
+
+def list_instances(driver: NvmlDriver, gpu: DeviceHandle) -> list[DeviceHandle]:
+    """Returns the MIG instances of a GPU."""
+    instances: dict[int, DeviceHandle] = {}
+    for slot in range(driver.call("nvmlDeviceGetMaxMigDeviceCount", gpu.handle)):
+        try:
+            mig = driver.call("nvmlDeviceGetMigDeviceHandleByIndex", gpu.handle, slot)
+        except SourceError as e:
+            if e.reason == "not_found" or isinstance(e, Unsupported):
+                continue  # no MIG device has this index; older drivers then return INVALID_ARGUMENT
+            raise
+        gi_id = driver.call("nvmlDeviceGetGpuInstanceId", mig)
+        name = driver.call("nvmlDeviceGetName", mig)
+        profile = _PROFILE.search(name)
+        device = replace(gpu.device, gi_id=gi_id, profile=profile[1] if profile else name)
+        known = instances.get(gi_id, DeviceHandle(device, mig))  # exists if it has several MIG devices
+        mig_uuids = (*known.device.mig_uuids, driver.call("nvmlDeviceGetUUID", mig))
+        instances[gi_id] = replace(known, device=replace(known.device, mig_uuids=mig_uuids))
+    return [instances[gi_id] for gi_id in sorted(instances)]
+
+
+# Processes
+
+# Uses versioned names, because pynvml's unversioned functions raise other exceptions with older drivers.
+_LISTS = tuple(f"nvmlDeviceGet{kind}RunningProcesses_v3" for kind in ("Compute", "MPSCompute", "Graphics"))
+_NOT_AVAILABLE = 0xFFFFFFFFFFFFFFFF
+MAX_PID = 1 << 22
+"""Linux's PID_MAX_LIMIT. Larger pids are ignored, because they are uninitialized memory of the driver."""
+
+
+def list_processes(driver: NvmlDriver, layout: Sequence[DeviceHandle]) -> tuple[ProcessUsage, ...]:
+    """Lists the processes on a GPU and its MIG instances. Raises Unsupported or SourceError."""
+    gpu, *instances = layout
+    targets = [(gpu.handle, gpu.device.uuid)]
+    for instance in instances:
+        uuids = instance.device.mig_uuids
+        targets += [(driver.call("nvmlDeviceGetHandleByUUID", uuid), instance.device.key) for uuid in uuids]
+    if gpu.device.mig_enabled and len(targets) == 1:
+        return ()
+    usages: list[ProcessUsage] = []
+    refusals: list[Unsupported] = []
+    for function in _LISTS:
+        for target, key in targets:
+            try:
+                entries = driver.call(function, target)
+            except Unsupported as e:
+                refusals.append(e)
+                continue
+            mps = "MPS" in function
+            usages += [_parse(gpu.device.uuid, key, entry, mps) for entry in entries if 0 < entry.pid <= MAX_PID]
+            if entries and target is gpu.handle:
+                break  # the GPU's list, visible with privileges, already contains the processes of its MIG devices
+    if len(refusals) == len(_LISTS) * len(targets):
+        raise Unsupported(f"NVML lists no processes on {gpu.device.uuid}", refusals[0].reason)
+    return _deduplicate(usages)
+
+
+def _parse(gpu: str, key: str, entry: Any, mps: bool) -> ProcessUsage:
+    gi_id = parse_instance_id(entry.gpuInstanceId)
+    memory = None if entry.usedGpuMemory == _NOT_AVAILABLE else entry.usedGpuMemory
+    return ProcessUsage(key if gi_id is None else device_key(gpu, gi_id), entry.pid, memory, mps)
+
+
+def _deduplicate(usages: Iterable[ProcessUsage]) -> tuple[ProcessUsage, ...]:
+    """Merges entries of the same process, which can be in two lists. Each entry has the memory of the whole process."""
+    merged: dict[tuple[str, int], ProcessUsage] = {}
+    for usage in usages:
+        key = (usage.device, usage.pid)
+        known = merged.get(key, usage)
+        larger = known if usage.memory is None or (known.memory or 0) > usage.memory else usage
+        merged[key] = larger if larger.mps or not (known.mps or usage.mps) else replace(larger, mps=True)
+    return tuple(merged[key] for key in sorted(merged))
+
+
+# Fields
+
+_VALUE_MEMBERS = dict(enumerate(("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")))
+ENERGY_COUNTER = "nvmlDeviceGetTotalEnergyConsumption"
+MIN_GPM_SECONDS = 0.1  # minimum time between two GPM samples that NVML allows
+
+
+class FirmwarePhase:
+    """Reads the energy counter at times when the GPU's firmware is not busy.
+
+    Every 100 ms, the firmware of an H200 is busy for 12 ms. A reading at that time spins in the driver, and costs up to
+    15 ms of CPU instead of 3. An interval of 1 s keeps the phase, so an unlucky start would affect every reading. So
+    this class knows what readings cost with eight delays. After an expensive reading, it uses the cheapest delay.
+    """
+
+    DELAYS = tuple(number * 0.0125 for number in range(8))  # seconds
+    SPIN = 0.004  # CPU seconds by which an expensive reading exceeds a cheap one
+
+    def __init__(
+        self, cpu: Callable[[], float] = time.thread_time, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._cpu = cpu
+        self._sleep = sleep
+        self._costs = [0.0] * len(self.DELAYS)  # CPU seconds of the last reading with each delay; 0 before the first
+        self._choice = 0
+
+    @contextmanager
+    def avoid_busy_firmware(self) -> Iterator[None]:
+        """Waits, then measures the CPU time of the enclosed reading."""
+        self._sleep(self.DELAYS[self._choice])
+        before = self._cpu()
+        yield
+        cost = self._costs[self._choice] = self._cpu() - before
+        if cost > min(self._costs) + self.SPIN:
+            self._choice = self._costs.index(min(self._costs))
+
+
+@dataclass(eq=False)
+class GpmSampler:
+    """Reads profiling metrics (GPM) of a GPU or MIG instance as means between two samples. Needs Hopper or later."""
+
+    _driver: NvmlDriver
+    _gpu: Any  # handle of the physical GPU
+    _gi_id: int | None = None
+    _samples: list[Any] = field(default_factory=list)
+    last_at: float | None = None  # time of the last sample
+
+    def read(self, metrics: Sequence[int], now: float) -> dict[int, tuple[int, float]]:
+        """Returns NVML's return code and the mean since the last call, for each metric.
+
+        The unit is percent or MiB/s. The first call returns an empty dict.
+        """
+        if self.last_at is not None and now - self.last_at < MIN_GPM_SECONDS:
+            return {}
+        while len(self._samples) < 2:
+            self._samples.append(self._driver.call("nvmlGpmSampleAlloc"))
+        older, newer = self._samples
+        if self._gi_id is None:
+            self._driver.call("nvmlGpmSampleGet", self._gpu, newer)
+        else:
+            self._driver.call("nvmlGpmMigSampleGet", self._gpu, self._gi_id, newer)
+        values = {} if self.last_at is None else self._compute(older, newer, metrics)
+        self._samples = [newer, older]
+        self.last_at = now
+        return values
+
+    def _compute(self, older: Any, newer: Any, metrics: Sequence[int]) -> dict[int, tuple[int, float]]:
+        request = self._driver.constant("c_nvmlGpmMetricsGet_t")()
+        request.version = self._driver.constant("NVML_GPM_METRICS_GET_VERSION")
+        request.numMetrics = len(metrics)
+        request.sample1, request.sample2 = older, newer
+        for i, metric in enumerate(metrics):
+            request.metrics[i].metricId = metric
+        self._driver.call("nvmlGpmMetricsGet", request)
+        entries = (request.metrics[i] for i in range(len(metrics)))
+        return {entry.metricId: (entry.nvmlReturn, entry.value) for entry in entries}
+
+    def close(self) -> None:
+        for sample in self._samples:
+            with suppress(SourceError):
+                self._driver.call("nvmlGpmSampleFree", sample)
+        self._samples, self.last_at = [], None
+
+
+@dataclass(eq=False)
+class DevicePlan:
+    """Reads some fields of one GPU or MIG device. Does not read unsupported fields again."""
+
+    _driver: NvmlDriver
+    _handle: Any
+    gpm: GpmSampler
+    _fields: Sequence[Field]
+    _values: dict[int, Value] = field(default_factory=dict)
+    _once: dict[int, Value] = field(default_factory=dict)
+    # Fields to read, grouped by NVML call, and the arguments of the call.
+    _groups: dict[object, tuple[list[tuple[Field, Any]], tuple[Any, ...]]] = field(default_factory=dict)
+    _grouped: tuple[int, int] | None = None  # numbers of unsupported and of constant fields when `_groups` was built
+    _totals: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """Time and value of the last reading by field id, used to compute rates."""
+    _phase: FirmwarePhase = field(default_factory=FirmwarePhase)
+
+    def __post_init__(self) -> None:
+        self.guard = CallGuard(wanted.id for wanted in self._fields if wanted.recipe is None)
+
+    def read(self, now: float) -> dict[int, Value]:
+        """Returns values by field id. Raises DeviceLost or DriverGone. Other errors are recorded in `guard`."""
+        self.guard.begin()
+        self._values = dict(self._once)
+        if self._grouped != (len(self.guard.unsupported), len(self._once)):
+            self._grouped, self._groups = (len(self.guard.unsupported), len(self._once)), {}
+            for wanted in self._fields:
+                if wanted.id not in self.guard.unsupported and wanted.id not in self._once:
+                    recipe = wanted.recipe
+                    group = (recipe.function, recipe.arguments) if isinstance(recipe, NvmlCall) else type(recipe)
+                    self._groups.setdefault(group, ([], self._list_arguments(recipe)))[0].append((wanted, recipe))
+        for users, arguments in self._groups.values():
+            try:
+                match users[0][1]:
+                    case NvmlCall():
+                        self._read_call(users, arguments)
+                    case FieldValue():
+                        self._read_field_values(users, now)
+                    case Gpm():
+                        self._read_gpm(users, now)
+            except SourceError as e:
+                self.guard.add(e, [wanted.id for wanted, _ in users])
+        return self._values
+
+    def _list_arguments(self, call: Any) -> tuple[Any, ...]:
+        if not isinstance(call, NvmlCall):
+            return ()
+        own = (self._handle,) if call.takes_device else ()
+        return *own, *(self._driver.constant(a) if isinstance(a, str) else a for a in call.arguments)
+
+    def _accept(self, wanted: Field, raw: Any) -> None:
+        try:
+            value = self._values[wanted.id] = value_of(wanted, raw)
+        except Blank:
+            self.guard.dropped.append(wanted.id)
+            return
+        if wanted.once:
+            self._once[wanted.id] = value
+
+    def _read_call(self, users: list[tuple[Field, NvmlCall]], arguments: tuple[Any, ...]) -> None:
+        function = users[0][1].function
+        with self._phase.avoid_busy_firmware() if function == ENERGY_COUNTER else nullcontext():
+            answer = self._driver.call(function, *arguments)
+        for wanted, recipe in users:
+            try:
+                value = getattr(answer, recipe.member) if recipe.member else answer
+            except AttributeError:
+                self.guard.unsupported.add(wanted.id)  # older drivers return a smaller structure
+                continue
+            self._accept(wanted, value if recipe.element is None else value[recipe.element])
+
+    def _read_field_values(self, users: list[tuple[Field, FieldValue]], now: float) -> None:
+        batch = sorted({(i, recipe.scope) for _, recipe in users for i in recipe.ids})
+        answer = self._driver.call("nvmlDeviceGetFieldValues", self._handle, batch)
+        entries = dict(zip(batch, answer, strict=True))
+        for wanted, recipe in users:
+            with self.guard.catch(wanted.id):
+                numbers = [_decode_field_value(entries[i, recipe.scope]) for i in recipe.ids]
+                total = sum(numbers) if len(numbers) > 1 else numbers[0]
+                if not wanted.is_rate:
+                    self._accept(wanted, total)
+                elif (rate := self._compute_rate(wanted.id, total, now)) is not None:
+                    self._accept(wanted, rate)
+
+    def _compute_rate(self, field_id: int, total: float, now: float) -> float | None:
+        """Returns the counter's increase per second, or None for the first reading and after a reset."""
+        before = self._totals.get(field_id)
+        self._totals[field_id] = (now, total)
+        if before is None or now <= before[0] or total < before[1]:
+            return None
+        return (total - before[1]) / (now - before[0])
+
+    def _read_gpm(self, users: list[tuple[Field, Gpm]], now: float) -> None:
+        answer = self.gpm.read([recipe.metric for _, recipe in users], now)
+        for wanted, recipe in users:
+            code, value = answer.get(recipe.metric, (0, None))
+            if code:
+                with self.guard.catch(wanted.id):
+                    raise translate(code, "nvmlGpmMetricsGet")
+            elif value is not None:
+                self._accept(wanted, value)
+
+
+def _decode_field_value(entry: Any) -> Any:
+    if entry.nvmlReturn:
+        raise translate(entry.nvmlReturn, f"NVML field {entry.fieldId}")
+    if member := _VALUE_MEMBERS.get(entry.valueType):
+        return getattr(entry.value, member)
+    raise SourceError("bad_answer", f"NVML field {entry.fieldId} has the unknown value type {entry.valueType}")

@@ -1,0 +1,495 @@
+"""Lists and reads the GPUs of the node through NVML.
+
+NVML updates its list of GPUs only when it is initialized, which interrupts all readers. So podgpu restarts NVML only if
+the number of GPUs on the PCI bus changes, or if no GPU answers. While NVML lists fewer GPUs than the bus, podgpu
+restarts it every 2 minutes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import pynvml
+
+from podgpu.errors import DeviceLost, DriverGone, SourceError, StartError, Unsupported
+from podgpu.metrics.fields import Field, detail_helps, fields
+from podgpu.model import Device, DeviceUsage, ErrorEvent, GpuReading, Inventory, ProcessUsage, Value, device_key
+from podgpu.node.gpu.nvml.driver import (
+    CallGuard,
+    DeviceHandle,
+    DevicePlan,
+    GpmSampler,
+    NvmlDriver,
+    handle_address,
+    list_instances,
+    list_processes,
+    open_gpu,
+    parse_instance_id,
+)
+from podgpu.node.gpu.nvml.process_usage import UsageReader, UsageSettings
+from podgpu.node.gpu.nvml.switch_splitter import SwitchListener, SwitchLogFactory
+from podgpu.node.gpu.source import ErrorEvents
+
+_log = logging.getLogger(__name__)
+_MAX_PLANS = 64
+_ENERGY_FIELD = 156  # in fields.csv
+_MAX_WAIT_SECONDS = 4.5  # maximum wait until all GPUs are open; it is shorter than the usual deadline of `inventory`
+_QUIET_SECONDS = 0.5
+"""Minimum wait for the next GPU after one was opened. The wait is longer if GPUs open slowly. Without persistence mode,
+opening a GPU takes one or two seconds."""
+_BUS_SECONDS = 10.0
+_CLOSE_WAIT = 0.45
+"""Maximum wait for calls in progress before the driver is closed. It is longer than a wait for XIDs, and shorter than
+the shortest deadline of `inventory`."""
+_RESTART_SECONDS = 10.0  # minimum time between two restarts of NVML
+SEARCH_SECONDS = 120.0  # interval of restarts while NVML lists fewer GPUs than the PCI bus
+
+_SLOW_SECONDS = 60.0
+"""Interval at which additional fields and links of a GPU are read. This needs about fifty short calls."""
+_MIG_OFF_SECONDS = 1.5
+"""How long podgpu assumes that MIG stays disabled, because reading the mode costs 0.4 ms of CPU (H200)."""
+_LINK_STATES = [(pynvml.NVML_FI_DEV_NVLINK_GET_STATE, link) for link in range(36)]
+_NVIDIA = "0x10de"
+_DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA controller and 3D controller; NVSwitches have another class
+_Lookup = tuple[int, DeviceHandle | SourceError | StartError]  # index of a GPU, and the result of opening it
+
+
+def _look_up(driver: NvmlDriver, index: int, results: SimpleQueue[_Lookup]) -> None:
+    try:
+        with driver.hold():
+            results.put((index, open_gpu(driver, index)))
+    except (SourceError, StartError) as e:
+        results.put((index, e))
+
+
+class NvmlTelemetry:
+    def __init__(
+        self,
+        nvml: Any = pynvml,
+        name: str = "nvml",
+        count_expected: Callable[[], int | None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        sees_processes: bool = True,
+        switch_logs: SwitchLogFactory | None = None,
+    ) -> None:
+        """`count_expected`: function that returns the number of GPUs on the PCI bus, or None if it is unknown.
+
+        `sees_processes`: True if podgpu is in the host's PID namespace. Otherwise, NVML's process lists are empty.
+        """
+        self.name = name
+        self.switch_logs = switch_logs or SwitchLogFactory()
+        self._settings = UsageSettings(sees_processes, self.switch_logs, clock, wall)
+        self._driver = NvmlDriver(nvml)
+        self._count_expected = count_expected
+        self._clock = clock
+        self._xids = XidWatcher(self._driver, wall)
+        self._opening = threading.Lock()  # held while the driver is opened or closed
+        self._is_open = False
+        self._pending: dict[int, float] = {}  # indices of the GPUs that are being opened, and when this began
+        self._errors: dict[int, SourceError | StartError] = {}
+        """Indices of the GPUs that could not be opened, and why."""
+        self._lookups: SimpleQueue[_Lookup] = SimpleQueue()
+        self._gpus: dict[str, NvmlGpu] = {}  # GPUs by UUID
+        self._replaced: list[NvmlGpu] = []
+        """GPUs with an invalid handle. They are freed only when the driver is closed: workers may still use them."""
+        self._previous: dict[str, NvmlGpu] = {}
+        """GPUs by UUID, from before the driver was reopened. If a GPU is found again, its usage has no gap."""
+        self.expected: int | None = None
+        self._bus_read_at = float("-inf")
+        self._wants_restart = False  # True if the PCI bus changed, or if the last restart failed because a call hung
+        self._restarted_at = float("-inf")
+        self._listed = 0
+
+    def inventory(self) -> Inventory:
+        self._read_bus()
+        with self._opening:
+            if self._is_open and self._must_restart():
+                self._restarted_at = self._clock()
+                self._wants_restart = not self._close(_CLOSE_WAIT)  # if a call hangs, the driver stays open
+            if not self._is_open:
+                self._open()
+            self._open_gpus()
+            errors = self._errors.values()
+            is_driver_gone = len(errors) == self._listed and all(isinstance(error, DriverGone) for error in errors)
+            for error in errors:
+                if is_driver_gone or isinstance(error, StartError):
+                    raise error
+            gpus = sorted((gpu.device for gpu in self._gpus.values()), key=lambda device: device.index or 0)
+            unreachable = {index: str(error) for index, error in self._errors.items()}
+            for index, began in self._pending.items():
+                unreachable[index] = f"the driver has not answered for {self._clock() - began:.0f} s"
+            return Inventory(tuple(gpus), unreachable, frozenset(self._pending))
+
+    def _open_gpus(self) -> None:
+        """Opens each new GPU in its own thread, so that a GPU that hangs does not delay the others.
+
+        Waits until all new GPUs are open, or until no other GPU was opened for a while. The next call adds slower GPUs.
+        """
+        known = {*self._pending, *(gpu.device.index for gpu in self._gpus.values())}
+        new = [index for index in range(self._listed) if index not in known]
+        for index in new:
+            self._pending[index] = self._clock()
+            target = partial(_look_up, self._driver, index, self._lookups)
+            threading.Thread(target=target, name=f"open-gpu{index}", daemon=True).start()
+        began, quiet = time.monotonic(), _QUIET_SECONDS if self._gpus else _MAX_WAIT_SECONDS
+        while self._pending:
+            elapsed = time.monotonic() - began
+            wait = min(quiet, _MAX_WAIT_SECONDS - elapsed) if any(index in self._pending for index in new) else 0.0
+            try:
+                index, result = self._lookups.get(timeout=max(0.0, wait))
+            except Empty:
+                break
+            quiet = max(_QUIET_SECONDS, 1.5 * (time.monotonic() - began))
+            del self._pending[index]
+            self._errors.pop(index, None)
+            if isinstance(result, DeviceHandle):
+                self._add_gpu(result)
+            else:
+                self._errors[index] = result
+
+    def _add_gpu(self, opened: DeviceHandle) -> None:
+        gpu = NvmlGpu(self._driver, opened, self._settings, self._xids)
+        previous = self._previous.pop(gpu.device.uuid, None)
+        if previous is not None:
+            gpu.layout = (replace(opened, device=replace(gpu.device, mig_enabled=previous.device.mig_enabled)),)
+            gpu.usage_reader.continue_after(previous.usage_reader)
+        self._gpus[gpu.device.uuid] = gpu
+
+    def _read_bus(self) -> None:
+        now = self._clock()
+        if now - self._bus_read_at >= _BUS_SECONDS:
+            before, self.expected, self._bus_read_at = self.expected, self._count_expected(), now
+            self._wants_restart |= before != self.expected
+
+    def _must_restart(self) -> bool:
+        answers = [gpu.answers for gpu in self._gpus.values() if gpu.answers is not None]
+        none_answers = bool(answers or self._errors) and not any(answers)
+        elapsed = self._clock() - self._restarted_at
+        misses_gpus = self._listed < (self.expected or 0)
+        return elapsed >= _RESTART_SECONDS and (
+            self._wants_restart or none_answers or (misses_gpus and elapsed >= SEARCH_SECONDS)
+        )
+
+    def _open(self) -> None:
+        self._driver.open()
+        self._wants_restart = False
+        with self._driver.hold():
+            self._xids.start()
+            count = self._driver.call("nvmlDeviceGetCount")
+        if count != self._listed:
+            self._listed = count
+            _log.info("%s: the driver lists %d GPU%s", self.name, count, "" if count == 1 else "s")
+        self._restarted_at = self._clock()
+        self._is_open = True
+
+    def release(self, wait: float) -> bool:
+        if not self._opening.acquire(timeout=wait):
+            return False
+        try:
+            closed = self._close(wait)
+            if not closed:
+                _log.warning("the driver cannot be closed, because a call into it has not returned")
+            self._previous = {}  # the released driver may be unloaded, which resets its counters
+            return closed
+        finally:
+            self._opening.release()
+
+    def _close(self, wait: float) -> bool:
+        if not self._driver.close(wait, self._free):
+            return False
+        # Omits GPUs that did not answer, because their counters may have been reset.
+        self._previous |= {uuid: gpu for uuid, gpu in self._gpus.items() if gpu.answers is not False}
+        self._gpus, self._replaced, self._is_open = {}, [], False
+        self._pending, self._errors, self._lookups = {}, {}, SimpleQueue()
+        return True
+
+    def _free(self) -> None:
+        self._xids.free()
+        for gpu in (*self._gpus.values(), *self._replaced):
+            gpu.close()
+
+    def read(self, gpu: Device, fields: Sequence[Field]) -> GpuReading:
+        with self._hold(gpu) as state:
+            return state.read(fields)
+
+    def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
+        with self._hold(gpu) as state:
+            return list_processes(self._driver, state.read_layout())
+
+    def usage(self, gpu: Device, shared: Collection[str] = ()) -> DeviceUsage:
+        with self._hold(gpu) as state:
+            return state.usage_reader.read(state.read_layout(), shared)
+
+    def open_switch_log(self, gpu: Device) -> SwitchListener:
+        """Opens the GPU's context-switch log. Raises SourceError."""
+        with self._hold(gpu) as state:
+            return self.switch_logs.open_listener(self._driver, state.layout[0], self._settings.wall)
+
+    @contextmanager
+    def _hold(self, gpu: Device) -> Iterator[NvmlGpu]:
+        with self._driver.hold():
+            state = self._gpus.get(gpu.uuid)
+            if state is None:
+                raise DeviceLost(f"GPU {gpu.uuid} is not listed by the driver")
+            try:
+                state = self._check_handle(state)
+                yield state
+                state.answers = True
+            except (DeviceLost, DriverGone):
+                state.answers = False
+                raise
+
+    def _check_handle(self, gpu: NvmlGpu) -> NvmlGpu:
+        """Reopens the GPU if its handle is invalid, for example after a reset.
+
+        With an invalid handle, NVML calls fail as if they were not supported. So this reads the UUID, which every GPU
+        supports. Raises DeviceLost, or DriverGone if the driver may have been restarted.
+        """
+        device = gpu.device
+        with gpu.handle_lock:
+            current = self._gpus.get(device.uuid)
+            if current is not gpu and current is not None:
+                return current  # another worker has just reopened the GPU
+            with suppress(SourceError):
+                if self._driver.call("nvmlDeviceGetUUID", gpu.handle) == device.uuid:
+                    return gpu
+            try:
+                handle = self._driver.call("nvmlDeviceGetHandleByPciBusId", device.pci_bus_id)
+                uuid = self._driver.call("nvmlDeviceGetUUID", handle)
+            except (DeviceLost, DriverGone):
+                raise
+            except SourceError as e:
+                raise DriverGone(
+                    f"the driver no longer finds {gpu.name} by its handle or its PCI slot: {e}", "stale_handle"
+                ) from e
+            if uuid != device.uuid:
+                raise DeviceLost(f"another GPU has replaced {gpu.name} at PCI slot {device.pci_bus_id}")
+            _log.info("%s was reopened at PCI slot %s, because its handle was invalid", gpu.name, device.pci_bus_id)
+            self._replaced.append(gpu)
+            self._gpus[device.uuid] = NvmlGpu(self._driver, DeviceHandle(device, handle), self._settings, self._xids)
+            return self._gpus[device.uuid]
+
+    def error_events(self) -> Sequence[ErrorEvent]:
+        return self._xids.events.drain()
+
+
+class NvmlGpu:
+    """One physical GPU. `read`, `read_layout` and `usage_reader` may be used in different threads."""
+
+    def __init__(self, driver: NvmlDriver, gpu: DeviceHandle, settings: UsageSettings, xids: XidWatcher) -> None:
+        self._driver = driver
+        self.layout: tuple[DeviceHandle, ...] = (gpu,)  # the GPU, then its MIG instances, at the last reading
+        self.handle_lock = threading.Lock()  # held while the handle is checked
+        self.answers: bool | None = None  # True if the last reading succeeded; None before the first reading
+        self._clock = settings.clock
+        self._has_mig = True
+        self._mig_off_at = float("-inf")  # when MIG was last found to be disabled
+        self.usage_reader = UsageReader(driver, gpu.handle, settings)
+        # State of `read`
+        self._xids = xids
+        self._xids_registered: bool | None = None
+        """True if the GPU is registered, False if it cannot be registered, None if this is not known yet."""
+        self._plans: dict[tuple[tuple[int, ...], str], DevicePlan] = {}  # plans by field ids and device key
+        self._slow_values_at = float("-inf")
+        self._slow_values: Mapping[int, Value] = {}
+        self._links_up: int | None = None
+
+    def read(self, fields: Sequence[Field]) -> GpuReading:
+        now = self._clock()
+        self._register_xids()
+        self._follow_layout()
+        plans = {one.device: self._find_plan(one, fields) for one in self.layout}
+        values = {device: plan.read(now) for device, plan in plans.items()}
+        if isinstance(energy := values[self.device].get(_ENERGY_FIELD), int):
+            self.usage_reader.shared_energy = now, energy
+        if fields:
+            self._read_slow_values(now)
+        guards = {device.key: plan.guard for device, plan in plans.items()}
+        return GpuReading(
+            values,
+            unsupported=tuple((key, i) for key, guard in guards.items() for i in sorted(guard.unsupported)),
+            dropped=tuple(i for guard in guards.values() for i in guard.dropped),
+            errors=tuple(e for guard in guards.values() for e in guard.errors),
+            slow_values=self._slow_values if fields else {},
+            reports_errors=bool(self._xids_registered),
+            links_up=self._links_up if fields else None,
+        )
+
+    def close(self) -> None:
+        """Frees the driver's resources. No other method may run at the same time."""
+        self._drop_plans()
+        self.usage_reader.close()
+
+    @property
+    def device(self) -> Device:
+        return self.layout[0].device
+
+    @property
+    def handle(self) -> Any:
+        return self.layout[0].handle
+
+    @property
+    def name(self) -> str:
+        return f"GPU {self.device.index} ({self.device.uuid})"
+
+    def _register_xids(self) -> None:
+        """Registers the GPU for XIDs. If this fails, the next reading retries."""
+        if self._xids_registered is not None:
+            return
+        try:
+            self._xids_registered = self._xids.register(self.device.uuid, self.handle)
+        except Unsupported:
+            self._xids_registered = False
+            _log.info("%s does not support XID events", self.name)
+        except SourceError as e:
+            _log.debug("XID errors of %s cannot be watched: %s", self.name, e)
+
+    def read_layout(self) -> tuple[DeviceHandle, ...]:
+        """Returns the GPU, then its MIG instances."""
+        now, enabled = self._clock(), False
+        if self._has_mig and now - self._mig_off_at >= _MIG_OFF_SECONDS:
+            try:
+                enabled = bool(self._driver.call("nvmlDeviceGetMigMode", self.handle)[0])
+            except Unsupported:
+                self._has_mig = False
+            if not enabled:
+                self._mig_off_at = now
+        gpu = self.layout[0]
+        if gpu.device.mig_enabled != enabled:
+            gpu = replace(gpu, device=replace(gpu.device, mig_enabled=enabled))
+        return gpu, *(list_instances(self._driver, gpu) if enabled else ())
+
+    def _follow_layout(self) -> None:
+        devices = self.read_layout()
+        if devices != self.layout:
+            state = "on" if devices[0].device.mig_enabled else "off"
+            layout = ", ".join(one.device.profile for one in devices[1:]) or "none"
+            _log.info("GPU %d: MIG %s, instances: %s", self.device.index, state, layout)
+            self._drop_plans()
+        self.layout = devices
+
+    def _find_plan(self, one: DeviceHandle, fields: Sequence[Field]) -> DevicePlan:
+        device = one.device
+        key = tuple(field.id for field in fields), device.key
+        if key not in self._plans:
+            if len(self._plans) >= _MAX_PLANS:  # the fields to read have changed many times
+                self._drop_plans()
+            wanted = [f for f in fields if f.per_instance] if device.is_instance else fields
+            gpm = GpmSampler(self._driver, self.handle, device.gi_id)
+            self._plans[key] = DevicePlan(self._driver, one.handle, gpm, wanted)
+        return self._plans[key]
+
+    def _read_slow_values(self, now: float) -> None:
+        if now - self._slow_values_at >= _SLOW_SECONDS:
+            self._slow_values_at = now
+            details = [fields()[number] for number in detail_helps()]
+            self._slow_values = self._find_plan(self.layout[0], details).read(now)
+            self._links_up = self._count_links()
+
+    def _count_links(self) -> int | None:
+        """Returns the number of active NVLinks, or None if the GPU does not report NVLinks."""
+        answer: Sequence[Any] = ()
+        with CallGuard[str]().catch():
+            answer = self._driver.call("nvmlDeviceGetFieldValues", self.handle, _LINK_STATES)
+        states = [entry.value.uiVal for entry in answer if not entry.nvmlReturn]
+        return states.count(1) if states else None
+
+    def _drop_plans(self) -> None:
+        for plan in self._plans.values():
+            plan.gpm.close()
+        self._plans, self._slow_values_at = {}, float("-inf")
+
+
+def count_pci_gpus(sysfs: str = "/sys") -> int | None:
+    """Counts the NVIDIA GPUs in sysfs. Returns None if sysfs lists none, as on WSL and Tegra."""
+    try:
+        devices = list(Path(sysfs, "bus/pci/devices").iterdir())
+    except OSError:
+        return None
+    return sum(_is_gpu(device) for device in devices) or None
+
+
+def _is_gpu(device: Path) -> bool:
+    """Returns True for an NVIDIA GPU, unless it belongs to another driver, such as vfio-pci for virtual machines.
+
+    Returns True for a GPU without a driver, because it may be lost.
+    """
+    try:
+        vendor, kind = ((device / name).read_text() for name in ("vendor", "class"))
+    except OSError:
+        return False  # the device was removed after it was listed
+    driver = (device / "driver").resolve().name  # "driver" if there is no such link
+    return vendor.strip() == _NVIDIA and kind.startswith(_DISPLAY_CLASSES) and driver in ("nvidia", "driver")
+
+
+# XIDs
+
+_WAIT_MS = 400
+"""Maximum wait for events. A longer wait would delay closing the driver. Each wait costs 0.17 ms of CPU (H200)."""
+
+
+@dataclass(eq=False)
+class XidWatcher:
+    """Waits for the XID errors of registered GPUs in a separate thread."""
+
+    _driver: NvmlDriver
+    _wall: Callable[[], float]
+    _event_set: Any = None
+    _uuids: dict[int | None, str] = field(default_factory=dict)
+    events: ErrorEvents = field(default_factory=ErrorEvents)
+
+    def start(self) -> None:
+        """Starts the thread. The driver must be open and held by the caller."""
+        self._uuids = {}
+        try:
+            self._event_set = self._driver.call("nvmlEventSetCreate")
+        except DriverGone:
+            raise
+        except SourceError as e:
+            _log.warning("XID errors cannot be watched on this node: %s", e)
+            return
+        threading.Thread(target=self._run, args=(self._event_set,), name="xid-watch", daemon=True).start()
+
+    def register(self, uuid: str, handle: Any) -> bool:
+        """Registers a GPU. Returns False if this node does not support XID events. Raises Unsupported if the GPU does
+        not support them, and SourceError if the call fails."""
+        if self._event_set is None:
+            return False
+        self._uuids[handle_address(handle)] = uuid
+        xid = self._driver.constant("nvmlEventTypeXidCriticalError")
+        self._driver.call("nvmlDeviceRegisterEvents", handle, xid, self._event_set)
+        return True
+
+    def free(self) -> None:
+        """Frees the event set, which ends the thread. No driver call may be in progress."""
+        event_set, self._event_set = self._event_set, None
+        if event_set is not None:
+            with suppress(SourceError):
+                self._driver.call("nvmlEventSetFree", event_set)
+
+    def _run(self, event_set: Any) -> None:
+        while True:
+            try:
+                with self._driver.hold(gives_way=True):
+                    if event_set is not self._event_set:
+                        return
+                    data = self._driver.call("nvmlEventSetWait_v2", event_set, _WAIT_MS)
+            except DriverGone:
+                return
+            except SourceError as e:
+                if e.reason != "timeout":  # a lost GPU makes each wait fail at once
+                    time.sleep(_WAIT_MS / 1000)
+                continue
+            uuid = self._uuids.get(handle_address(data.device), "unknown")  # NVML cannot return the UUID of a lost GPU
+            key = device_key(uuid, parse_instance_id(data.gpuInstanceId))
+            self.events.add(ErrorEvent(key, int(data.eventData), self._wall()))

@@ -1,0 +1,325 @@
+"""Reads the usage of one GPU since the last reading: busy time, energy, memory and processes.
+
+The driver samples the GPU about five times per second (H200, driver 580). For each process, it returns the mean
+utilization since a given time. Each time window begins where the last one ended, at a timestamp of the driver. So no
+time is lost or counted twice, even if readings are irregular.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from podgpu.errors import SourceError
+from podgpu.model import Device, DeviceUsage, Lack, ProcessUsage, UsageProblems
+from podgpu.node.gpu.nvml.driver import (
+    ENERGY_COUNTER,
+    MAX_PID,
+    CallGuard,
+    DeviceHandle,
+    FirmwarePhase,
+    GpmSampler,
+    NvmlDriver,
+    list_processes,
+    translate,
+)
+from podgpu.node.gpu.nvml.switch_splitter import BusyTimeSplitter, SwitchLogFactory
+
+T = TypeVar("T")
+Number = TypeVar("Number", int, float)
+_MEMORY = "nvmlDeviceGetMemoryInfo"
+_PROCESS_LIST = "process list"
+_SAMPLES = "nvmlDeviceGetSamples"
+_RATES = "nvmlDeviceGetUtilizationRates"
+_PROCESSES = "nvmlDeviceGetProcessUtilization"
+_NEWER_PROCESSES = "nvmlDeviceGetProcessesUtilizationInfo"
+"""Returns the same values as `_PROCESSES`. Some Blackwell GPUs support only this function."""
+_GPM = "nvmlGpmMetricsGet"
+_POWER = "nvmlDeviceGetPowerUsage"
+_LACKS: Mapping[str, Lack] = {
+    _NEWER_PROCESSES: "no_process_utilization",
+    ENERGY_COUNTER: "no_energy",
+    _MEMORY: "no_memory",
+    _GPM: "no_instance_utilization",
+    _PROCESS_LIST: "no_process_list",
+}
+"""Values that are missing if a function is not supported. Functions that can be replaced are not listed."""
+
+_SECOND_US = 1_000_000
+_MAX_WINDOW_US = 60 * _SECOND_US
+_MAX_SILENCE_US = 10 * _SECOND_US
+"""If there is no sample for this long, the busy time is unknown, because the driver also samples an idle GPU."""
+_SLACK_US = 2 * _SECOND_US  # maximum age of the driver's newest sample
+_NO_ENTRIES = frozenset({"not_found", "nvml_0"})
+"""Error reasons that mean an empty list. pynvml raises `nvml_0` if the driver succeeds without entries."""
+_GRAPHICS_UTIL = 1
+_MAX_GPM_PERCENT = 101.0  # larger values are rejected; GPM slightly exceeds 100 % at full load
+_ENERGY_SECONDS = 5.0
+"""Interval of energy readings if no process starts or ends. A reading costs 4.5 ms of CPU (H200)."""
+_SHARED_SECONDS = 1.5  # a reading of the telemetry loop is used up to this age, longer than its fastest interval
+_EARLY_SECONDS = 0.5  # the counter may be read this much before its interval ends
+_MAX_WATTS = 5000
+_MAX_COUNTER_MJ = 1 << 62  # larger values are NVML's code for "no value"
+_COUNTER_STEP_SECONDS = 1.0  # the counter may lag by this much and then catch up in one step
+
+
+@dataclass(frozen=True, slots=True)
+class UsageSettings:
+    sees_processes: bool = True  # False if podgpu is not in the host's PID namespace; it then cannot read processes
+    switch_logs: SwitchLogFactory = field(default_factory=SwitchLogFactory)
+    clock: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
+
+
+class BusyTime(NamedTuple):
+    window_ns: int = 0
+    busy_ns: int | None = None
+    since: int | None = None
+    """Start of the window, as the driver's timestamp. None if the driver has no values per process."""
+    until: float | None = None  # end of the window, as Unix time
+
+
+class UsageReader:
+    """Reads the usage of one GPU and its MIG instances. Not thread-safe."""
+
+    def __init__(self, driver: NvmlDriver, handle: Any, settings: UsageSettings) -> None:
+        self._driver = driver
+        self._handle = handle
+        self._settings = settings
+        self._clock = settings.clock
+        self._guard: CallGuard[str] = CallGuard()
+        self._layout: tuple[DeviceHandle, ...] = ()
+        self._gpm: dict[str, GpmSampler] = {}  # samplers of the MIG instances, by device key
+        self._window_start: tuple[int, float] | None = None
+        """Start of the next window: the driver's timestamp, and a monotonic time at or before it."""
+        self.shared_energy: tuple[float, int] | None = None  # time and value of the telemetry loop's last reading
+        self._energy_at: tuple[float, int] | None = None  # time and value of the last reading of the energy counter
+        self._energy_is_known = False  # True if the energy between the last two readings of the counter is known
+        self._phase = FirmwarePhase()
+        self._pids: Collection[int] | None = None
+        self._splitter: BusyTimeSplitter | None = None
+        if settings.switch_logs.wanted != "samples":
+            open_listener = partial(settings.switch_logs.open_listener, driver, wall=settings.wall)
+            self._splitter = BusyTimeSplitter(open_listener, settings.clock)
+
+    def continue_after(self, previous: UsageReader) -> None:
+        """Continues where another reader of the same GPU stopped, so that no time is lost."""
+        self._window_start = previous._window_start
+        self._energy_at = previous._energy_at
+
+    def read(self, layout: tuple[DeviceHandle, ...], shared: Collection[str] = ()) -> DeviceUsage:
+        """Reads the GPU and its instances. Raises DeviceLost or DriverGone. Other errors are in `problems`."""
+        self._guard.begin()
+        self._follow_layout(layout)
+        device = layout[0].device
+        memory = self._read_memory(_MEMORY, self._handle)
+        running: Sequence[ProcessUsage] | None = None
+        if self._settings.sees_processes:
+            running = self._read(_PROCESS_LIST, lambda: list_processes(self._driver, layout))
+        if self._splitter is not None:
+            self._splitter.begin_reading(layout[0], running, shared)
+        instances = tuple(self._read_instance(instance, running) for instance in layout[1:])
+        busy = BusyTime() if device.mig_enabled else self._read_busy()
+        # Energy is read last, so that its slow call (5 to 20 ms) does not separate the other calls.
+        power = self._read_power()
+        energy = self._read_energy(None if running is None else frozenset(process.pid for process in running), power)
+        more = {"energy_mj": energy, "power_mw": power, "instances": instances}
+        whole = self._make_usage(device, busy, running, memory, **more)
+        # Removes the suffix ` gi<id>`, which the names have for MIG instances.
+        functions = [(part, part.partition(" gi")[0]) for part in sorted(self._guard.unsupported)]
+        problems = UsageProblems(
+            dropped=tuple(self._guard.dropped),
+            errors=tuple(self._guard.errors),
+            lacks=tuple((part, _LACKS[name]) for part, name in functions if name in _LACKS),
+            switches=None if self._splitter is None else self._splitter.status,
+        )
+        return replace(whole, problems=problems)
+
+    def close(self) -> None:
+        """Frees the resources that this reader uses in the driver."""
+        for sampler in self._gpm.values():
+            sampler.close()
+        self._gpm = {}
+        if self._splitter is not None:
+            self._splitter.close()
+
+    def _follow_layout(self, layout: tuple[DeviceHandle, ...]) -> None:
+        if self._layout != layout:
+            self.close()
+            self._guard.unsupported.clear()
+            keys = {one.device.key: one.device.gi_id for one in layout[1:]}
+            self._gpm = {key: GpmSampler(self._driver, self._handle, gi_id) for key, gi_id in keys.items()}
+            self._layout = layout
+        if layout[0].device.mig_enabled:
+            self._window_start = None
+
+    def _make_usage(
+        self, device: Device, busy: BusyTime, running: Sequence[ProcessUsage] | None, memory: int | None, **more: Any
+    ) -> DeviceUsage:
+        usage = DeviceUsage(
+            device,
+            busy.window_ns,
+            busy_ns=busy.busy_ns,
+            memory_used=memory,
+            processes=None if running is None else tuple(p for p in running if p.device == device.key),
+            **more,
+        )
+        if self._splitter is not None:
+            usage = self._splitter.split(usage, busy.until)
+        if usage.method == "samples" and busy.since is not None:
+            usage = replace(usage, process_busy_ns=self._read_process_busy(busy.since, busy))
+        return usage
+
+    def _read(self, part: str, call: Callable[[], T]) -> T | None:
+        """Returns the result of `call`, or None if `part` is not supported or the call fails."""
+        if part not in self._guard.unsupported:
+            with self._guard.catch(part):
+                return call()
+        return None
+
+    def _check(self, part: str, value: Number | None, most: Number) -> Number | None:
+        """Returns the value if it is between 0 and `most`. Otherwise records it as dropped and returns None."""
+        if value is None or 0 <= value <= most:
+            return value
+        self._guard.dropped.append(part)
+        return None
+
+    def _read_memory(self, part: str, handle: Any) -> int | None:
+        version = self._driver.constant("nvmlMemory_v2")
+        info = self._read(part, lambda: self._driver.call(_MEMORY, handle, version))
+        return None if info is None else self._check(part, info.used, info.total)
+
+    # Instances
+
+    def _read_instance(self, instance: DeviceHandle, running: Sequence[ProcessUsage] | None) -> DeviceUsage:
+        device = instance.device
+        suffix = f" gi{device.gi_id}"
+        memory = self._read_memory(_MEMORY + suffix, instance.handle)
+        gpm = self._gpm[device.key]
+        busy = self._read(_GPM + suffix, lambda: self._read_instance_busy(gpm, _GPM + suffix)) or BusyTime()
+        return self._make_usage(device, busy, running, memory)
+
+    def _read_instance_busy(self, gpm: GpmSampler, part: str) -> BusyTime:
+        """Reads the busy time of a MIG instance from GPM. NVML has no values per process in MIG mode."""
+        now, before = self._clock(), gpm.last_at
+        means = gpm.read([_GRAPHICS_UTIL], now)
+        if before is None or not means:  # this is the first sample, or it is too early for the next one
+            return BusyTime() if before is None else BusyTime(0, 0)
+        code, percent = means[_GRAPHICS_UTIL]
+        if code:
+            raise translate(code, _GPM)
+        # Rounds both times instead of their difference, so that rounding errors do not add up.
+        window_ns = int(now * 1e9) - int(before * 1e9)
+        valid = self._check(part, percent, _MAX_GPM_PERCENT)
+        busy_ns = None if valid is None else round(min(valid, 100.0) * window_ns / 100)
+        return BusyTime(window_ns, busy_ns, until=self._settings.wall())
+
+    # Whole GPUs
+
+    def _read_busy(self) -> BusyTime:
+        now = self._clock()
+        since, clock = self._window_start or (self._now_us() - _SECOND_US, now - 1.0)
+        samples = self._read(_SAMPLES, lambda: self._read_samples(since))
+        end = max((int(sample.timeStamp) for sample in samples or ()), default=since)
+        if not samples and (samples is None or since - self._now_us() > _SLACK_US):  # unsupported, or clock set back
+            end = self._now_us()
+        if end == since:
+            self._window_start = since, clock
+            is_silent = self._now_us() - since > _MAX_SILENCE_US
+            return BusyTime() if is_silent else BusyTime(0, 0, since)
+        self._window_start = end, now
+        elapsed_us = int((self._clock() - clock) * 1e6)
+        if not 0 < end - since <= min(_MAX_WINDOW_US, elapsed_us + _SLACK_US):
+            return BusyTime()  # unknown: the clock was set, the machine slept, or a call hung
+        window_ns = (end - since) * 1000
+        busy = self._compute_busy(samples, window_ns)
+        return BusyTime(window_ns, busy, since, end / 1e6)
+
+    def _now_us(self) -> int:
+        return int(self._settings.wall() * 1e6)
+
+    def _read_samples(self, since: int) -> list[Any]:
+        kind = self._driver.constant("NVML_GPU_UTILIZATION_SAMPLES")
+        answer = self._read_entries(_SAMPLES, kind, since)
+        return [sample for sample in answer[1] if sample.timeStamp > since] if answer else []
+
+    def _read_entries(self, function: str, *arguments: int) -> Sequence[Any]:
+        try:
+            return self._driver.call(function, self._handle, *arguments)  # type: ignore[no-any-return]
+        except SourceError as e:
+            if e.reason in _NO_ENTRIES:
+                return ()
+            raise
+
+    def _compute_busy(self, samples: list[Any] | None, window_ns: int) -> int | None:
+        if samples is not None:
+            values = [self._check(_SAMPLES, sample.sampleValue.uiVal, 100) for sample in samples]
+            valid = [value for value in values if value is not None]
+            return sum(valid) * window_ns // (100 * len(valid)) if len(valid) == len(values) else None
+        if _SAMPLES not in self._guard.unsupported:
+            return None
+        # If the driver has no samples, assumes that its current utilization applies to the whole window.
+        rate = self._read(_RATES, lambda: self._driver.call(_RATES, self._handle).gpu)
+        percent = self._check(_RATES, rate, 100)
+        return None if percent is None else percent * window_ns // 100
+
+    def _read_process_busy(self, since: int, device: BusyTime) -> dict[int, int | None] | None:
+        """Returns the busy time of each process according to the driver's samples, or None if it is unknown."""
+        if not self._settings.sees_processes or {_PROCESSES, _NEWER_PROCESSES} <= self._guard.unsupported:
+            return None
+        if device.busy_ns == 0:
+            return {}  # skips a call that costs 1.9 ms of CPU
+        entries = self._read(_PROCESSES, lambda: self._read_entries(_PROCESSES, since))
+        if _PROCESSES in self._guard.unsupported:
+            entries = self._read(_NEWER_PROCESSES, lambda: self._read_entries(_NEWER_PROCESSES, since))
+        if entries is None:
+            return None
+        busy: dict[int, int | None] = {}
+        for entry in entries:
+            if 0 < entry.pid <= MAX_PID and entry.timeStamp > since:
+                percent = self._check(_PROCESSES, entry.smUtil, 100)
+                busy[entry.pid] = None if percent is None else percent * device.window_ns // 100
+        return busy
+
+    # Energy
+
+    def _read_power(self) -> int | None:
+        """Returns the power in milliwatts. Ignores errors, because power only helps to split energy among windows."""
+        power = 0
+        with CallGuard[str]().catch():
+            power = int(self._driver.call(_POWER, self._handle))
+        return power if 0 < power <= _MAX_WATTS * 1000 else None
+
+    def _read_counter(self) -> int:
+        with self._phase.avoid_busy_firmware():
+            return int(self._driver.call(ENERGY_COUNTER, self._handle))
+
+    def _read_energy(self, pids: Collection[int] | None, power: int | None) -> int | None:
+        """Returns the energy since the last reading of the counter, or None if the counter was not read.
+
+        The counter is read every 5 s, and when a process starts or ends. Without power readings, it is read every time,
+        because energy is split among windows by power. The first reading, and the first after a reset, returns 0.
+        """
+        changed, self._pids = pids != self._pids, pids
+        now, before = self._clock(), self._energy_at
+        is_due = before is None or now - before[0] >= _ENERGY_SECONDS - _EARLY_SECONDS
+        if not (is_due or changed or power is None) and self._energy_is_known:
+            return None
+        counter: int | None
+        shared = self.shared_energy
+        if shared and not changed and max(now - _SHARED_SECONDS, before[0] if before else 0.0) < shared[0]:
+            now, counter = shared
+        else:
+            counter = self._read(ENERGY_COUNTER, self._read_counter)
+        if counter is None or self._check(ENERGY_COUNTER, counter, _MAX_COUNTER_MJ) is None:
+            return None
+        self._energy_at, self._energy_is_known = (now, counter), False
+        if before is None or counter < before[1]:
+            return 0
+        most = int(_MAX_WATTS * 1000 * (now - before[0] + _COUNTER_STEP_SECONDS))
+        used = self._check(ENERGY_COUNTER, int(counter - before[1]), most)
+        self._energy_is_known = used is not None
+        return used

@@ -1,0 +1,247 @@
+"""Reads GPU values from the metrics of dcgm-exporter (1.x or later), at a URL or in a file.
+
+`inventory` fetches the metrics text. Until the next call of `inventory`, all readings use this text. Pod labels in the
+text are ignored.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from podgpu.errors import DeviceLost, SourceError, UsageError
+from podgpu.files import identify_file, read_bounded
+from podgpu.http_client import (
+    DEFAULT_TIMEOUT,
+    MAX_METRICS_BYTES,
+    METRICS_TYPES,
+    Access,
+    HttpClient,
+    check_is_metrics,
+    redact_url,
+    with_scheme,
+)
+from podgpu.metrics.adapter import MAX_LINES, node_from_samples, read_device_key
+from podgpu.metrics.fields import XID_NAME, Field, field_named, meaning
+from podgpu.metrics.parse import BadExposition, ParsedFamily, ParsedSample, parse_text
+from podgpu.metrics.values import Blank, converted, value_printed
+from podgpu.model import Device, DeviceState, ErrorEvent, GpuReading, Inventory, Value
+from podgpu.node.gpu.source import EXPORTER_FIELDS, CompanionDriver, ErrorEvents, Telemetry
+
+_MAX_AGE = 300.0  # maximum age of a file in seconds
+_OTHER_ENTITIES = ("nvlink", "nvswitch", "cpu", "cpucore")
+
+
+# Text
+
+
+class UrlExposition:
+    def __init__(self, url: str, access: Access | None = None, timeout: float = DEFAULT_TIMEOUT) -> None:
+        """Uses the path /metrics if the URL has no path."""
+        self._client = HttpClient(url, access, timeout=timeout, max_bytes=MAX_METRICS_BYTES, default_path="/metrics")
+        self.shown = self._client.shown
+
+    def fetch(self) -> bytes:
+        body = self._client.get_blocking(accept=METRICS_TYPES)
+        check_is_metrics(body, self.shown)
+        return body
+
+
+class FileExposition:
+    def __init__(self, path: str) -> None:
+        self.shown = self.path = path
+
+    def fetch(self) -> bytes:
+        age = time.time() - identify_file(self.path).modified_ns / 1e9
+        if age > _MAX_AGE:
+            raise SourceError(
+                "stale",
+                f"{self.path} was last written {age:.0f} s ago and is ignored after {_MAX_AGE:g} s:"
+                " check that the program that writes it is running",
+            )
+        content = read_bounded(self.path, MAX_METRICS_BYTES)
+        if not content.endswith(b"\n"):
+            raise SourceError(
+                "being_written",
+                f"{self.path} is empty or ends in the middle of a line: the program that writes it should write to a "
+                "temporary file and then rename it",
+            )
+        return content
+
+
+ExpositionSource = UrlExposition | FileExposition
+
+
+def open_exposition_source(
+    place: str, access: Access | None = None, *, timeout: float = DEFAULT_TIMEOUT
+) -> ExpositionSource:
+    """Returns the source for a URL, HOST:PORT or a file. A file name that looks like HOST:PORT must start with `./`."""
+    scheme, separator, _ = place.partition("://")
+    if with_scheme(place) != place or (separator and scheme.lower() in ("http", "https")):
+        return UrlExposition(place, access, timeout)
+    may_have_login = not re.match(r"\.{0,2}/(?!/)", place) and re.search(r"(?s):.*(?:@|%40|\uff20)", place)
+    if not place or separator or may_have_login:
+        advice = "write HOST:9400, http(s)://HOST:9400/metrics or the path of a file"
+        raise UsageError(f"{redact_url(place)} cannot be read: {advice}")
+    return FileExposition(place)
+
+
+def parse_exposition(content: bytes, shown: str) -> list[ParsedFamily]:
+    """Parses metrics text. Raises SourceError if the text is malformed."""
+    check_is_metrics(content, shown)
+    try:
+        return parse_text(content.decode(), MAX_LINES)
+    except UnicodeDecodeError as error:
+        raise SourceError("malformed", f"{shown}: byte {error.start} is not UTF-8") from error
+    except BadExposition as error:
+        raise SourceError("malformed", f"{shown}: {error}") from error
+
+
+# Devices
+
+
+def find_devices(
+    samples: Iterable[ParsedSample], shown: str, by_name: bool = False
+) -> list[tuple[Device, Mapping[str, Value]]]:
+    """Returns the devices and their values by DCGM 4.8 field name. A GPU comes before its MIG instances.
+
+    `by_name`: True if the kubelet's GPU ids are nvidia<N>, as in the label `device`. Raises SourceError if a value is
+    too large.
+    """
+    try:
+        states = node_from_samples(samples)
+    except msgspec.ValidationError as error:
+        raise SourceError("malformed", f"{shown}: {error}") from error
+    gpus = (gpu for state in states for gpu in state.devices if gpu.uuid and gpu.index is not None)
+    return [device for gpu in gpus for device in _list_devices(gpu, by_name)]
+
+
+def _list_devices(gpu: DeviceState, by_name: bool) -> list[tuple[Device, Mapping[str, Value]]]:
+    minor = gpu.index if by_name else None
+    device = Device(gpu.index, gpu.uuid, gpu.pci_bus_id, gpu.model, minor, gpu.mig_enabled)
+    devices: list[tuple[Device, Mapping[str, Value]]] = [(device, gpu.fields or {})]
+    for instance in gpu.instances:
+        uuids = (holder.labels.get("dra_mig_device_uuid", "") for holder in instance.holders)
+        mig = replace(device, gi_id=instance.id, profile=instance.profile, mig_uuids=tuple(filter(None, uuids)))
+        devices.append((mig, instance.fields or {}))
+    return devices
+
+
+class ExporterTelemetry:
+    name = "exporter"
+
+    def __init__(
+        self,
+        source: ExpositionSource,
+        driver: Telemetry | None = None,
+        *,
+        device_name_ids: bool = False,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`device_name_ids`: True if the kubelet's GPU ids are nvidia<N>."""
+        self.expected: int | None = None
+        self.shown = source.shown  # name of the source in messages
+        self._source = source
+        self._companion = CompanionDriver(driver)
+        self.processes = self._companion.processes
+        self.usage = self._companion.usage
+        self._device_name_ids = device_name_ids
+        self._wall = wall
+        self._devices: Mapping[str, tuple[Device, Mapping[str, Value]]] | None = None
+        """Device key -> device and its values. None if the last fetch failed."""
+        self._blank: set[tuple[str, int]] = set()
+        """Device key and field id (of DCGM 4.8) of each value that is a special code, NaN or impossible."""
+        self._copies: Counter[tuple[str, int]] = Counter()
+        """Number of samples by device key and field id. It is above 1 if the exporter repeats values for each pod."""
+        self._last_xid: dict[str, int] = {}
+        self._events = ErrorEvents()
+        self.error_events = self._events.drain
+
+    def inventory(self) -> Inventory:
+        self._devices = None  # if the next fetch fails, old values must not be reported
+        families = parse_exposition(self._source.fetch(), self.shown)
+        samples = self._remove_blanks(sample for family in families for sample in family.samples)
+        devices = find_devices(samples, self.shown, self._device_name_ids)
+        if not devices:
+            raise SourceError("no_gpu", f"{self.shown} has no GPU: check that it is a dcgm-exporter")
+        self._companion.update()
+        self._devices = {device.key: (self._companion.complete(device), values) for device, values in devices}
+        for key, (_, values) in self._devices.items():  # a changed last XID is the only sign of a new error
+            xid = int(values.get(XID_NAME, 0))
+            if xid and xid != self._last_xid.get(key):
+                self._events.add(ErrorEvent(key, xid, self._wall()))
+            self._last_xid[key] = xid
+        return Inventory(tuple(device for device, _ in self._devices.values() if not device.is_instance))
+
+    def _remove_blanks(self, samples: Iterable[ParsedSample]) -> list[ParsedSample]:
+        kept: list[ParsedSample] = []
+        self._blank, self._copies = set(), Counter()
+        for sample in samples:
+            field = field_named(sample.name)
+            if field is None or any(label in sample.labels for label in _OTHER_ENTITIES):
+                continue
+            key = read_device_key(sample.labels), field.legacy or field.id
+            self._copies[key] += 1
+            try:
+                value_printed(field, sample.value)
+            except Blank:
+                self._blank.add(key)
+                sample = sample._replace(value=math.nan)  # kept, because the sample shows that the device exists
+            kept.append(sample)
+        return kept
+
+    def read(self, gpu: Device, fields: Sequence[Field]) -> GpuReading:
+        if self._devices is None:
+            raise SourceError("unreachable", f"{self.shown} could not be read")
+        if gpu.uuid not in self._devices:
+            raise DeviceLost(f"GPU {gpu.index} ({gpu.uuid}) is no longer in the metrics of {self.shown}")
+        readings: dict[Device, Mapping[int, Value]] = {}
+        unsupported: list[tuple[str, int]] = []
+        dropped: list[int] = []
+        errors: list[str] = []
+        for device, printed in self._devices.values():
+            if device.uuid != gpu.uuid:
+                continue
+            values: dict[int, Value] = {}
+            for field in fields:
+                if field.id >= EXPORTER_FIELDS or (device.is_instance and not field.per_instance):
+                    continue
+                value, key = _convert(field, printed), (device.key, field.legacy or field.id)
+                if value is not None:
+                    values[field.id] = value
+                elif key in self._blank:
+                    dropped.append(field.id)
+                elif self._copies[key] > 1:
+                    errors.append("copies_differ")
+                else:
+                    unsupported.append((device.key, field.id))
+            readings[device] = values
+        has_xids = XID_NAME in self._devices[gpu.uuid][1]
+        return GpuReading(
+            readings,
+            unsupported=tuple(unsupported),
+            dropped=tuple(dropped),
+            errors=tuple(errors),
+            reports_errors=has_xids,
+        )
+
+    def release(self, wait: float) -> bool:
+        self._devices = None
+        return self._companion.release(wait)
+
+
+def _convert(field: Field, values: Mapping[str, Value]) -> Value | None:
+    """Returns the value of `field`, or None. `values` are in DCGM 4.8 units and converted to the field's unit."""
+    known = meaning(field.name)
+    value = values.get(known.field.name) if known is not None else None
+    if known is None or value is None or isinstance(value, str):
+        return value
+    if known.factor != 1.0:
+        return converted(field, value, known.factor)
+    return math.floor(value) if field.type == "int" else float(value)

@@ -1,0 +1,456 @@
+"""Allocation source `annotations`: reads pod annotations of koordinator, HAMi, Volcano, gpu-manager, KAI and Run:ai.
+
+These schedulers assign GPUs without the kubelet, or assign other GPUs than the kubelet lists.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+from math import ceil
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta, Struct, field
+
+from podgpu.decode import find_decoder
+from podgpu.errors import SourceError, one_line
+from podgpu.kube.objects import ContainerRecord, PodRecord, parse_quantity
+from podgpu.model import MIB, Allocation, Assignment, Device, Unmapped, VcudaRequest, Workload, parts_of
+from podgpu.node.holders import AllocationSource, Complete
+from podgpu.node.holders.device_ids import (
+    VCUDA_CORE,
+    VCUDA_MEMORY,
+    DeviceId,
+    DeviceIndex,
+    HeldId,
+    map_held,
+    parse_device_id,
+)
+
+if TYPE_CHECKING:
+    from podgpu.kube.reflector import Informer
+
+SOURCE = "annotations"
+KOORDINATOR_DEVICES = "scheduling.koordinator.sh/device-allocated"
+HAMI_DEVICES = "hami.io/vgpu-devices-allocated"
+HAMI_MIG_DEVICES = "hami.io/vgpu-mig-allocations"
+HAMI_1_DEVICES = "4pd.io/vgpu-ids-new"
+VOLCANO_DEVICES = "volcano.sh/vgpu-ids-new"
+GPU_MANAGER_ASSIGNED = "tencent.com/gpu-assigned"
+GPU_MANAGER_CARDS = "tencent.com/predicate-gpu-idx-"
+"""Prefix of an annotation name that ends with the number of the container."""
+RESERVED_GPU = "run.ai/reserve_for_gpu_index"  # despite the name, its value is a UUID
+FRACTION = "gpu-fraction"
+MEMORY = "gpu-memory"  # MiB
+CONTAINER = "gpu-fraction-container-name"
+
+_ANNOTATIONS = {
+    *(KOORDINATOR_DEVICES, HAMI_DEVICES, HAMI_MIG_DEVICES, HAMI_1_DEVICES, VOLCANO_DEVICES, GPU_MANAGER_ASSIGNED),
+    *(RESERVED_GPU, FRACTION, MEMORY, CONTAINER),
+}
+GPU_RESOURCES = (
+    "nvidia.com/gpu",
+    "nvidia.com/mig-",
+    "nvidia.com/vgpu",
+    "koordinator.sh/gpu",
+    "tencent.com/vcuda-",
+    "volcano.sh/vgpu",
+    "4pd.io/vgpu",
+)
+"""Prefixes of GPU resources."""
+
+
+def is_read(annotation: str) -> bool:
+    """Returns True if an allocation source reads the annotation."""
+    return annotation in _ANNOTATIONS or annotation.startswith(GPU_MANAGER_CARDS)
+
+
+# The source
+
+
+class AnnotationsAllocation(AllocationSource):
+    """Reads the annotations of watched pods. Never waits for the network."""
+
+    name = SOURCE
+
+    def __init__(self, pods: Informer[PodRecord]) -> None:
+        self._pods = pods
+
+    def assignments(self, devices: Sequence[Device]) -> Allocation:
+        """Uses the last known pods while the API server is unavailable. Raises SourceError if permission is missing."""
+        error = self._pods.error
+        if not self._pods.synced or (error is not None and error.reason == "forbidden"):
+            problem = "pods have not been read from the API server yet; if this persists, check that it is reachable"
+            # A new error each time, because re-raising the old one would extend its traceback.
+            raise SourceError(error.reason, str(error)) if error else SourceError("not_synced", problem)
+        # Skips pods without a node, because schedulers annotate a pod before they bind it.
+        pods = [pod for pod in self._pods.items() if pod.node and not pod.is_finished]
+        held: list[HeldId] = []
+        malformed: list[Unmapped] = []
+        for pod in pods:
+            try:
+                held += read_grants(pod)
+            except BadAnnotation as error:
+                whole_pod = Workload(pod.namespace, pod.name, uid=pod.uid)
+                malformed.append(Unmapped(SOURCE, error.reason, error.key, error.key, whole_pod))
+        mapped = map_held(SOURCE, held, devices, parse=_parse_one_device)
+        requests = sorted((request for pod in pods for request in _read_vcuda_requests(pod)), key=parts_of)
+        return replace(mapped, unmapped=(*mapped.unmapped, *malformed), vcuda=tuple(requests))
+
+
+def _read_vcuda_requests(pod: PodRecord) -> Iterator[VcudaRequest]:
+    for container in pod.all_containers:
+        cores, blocks = int(container.amount(VCUDA_CORE)), int(container.amount(VCUDA_MEMORY))
+        if (cores or blocks) and not container.finished:
+            yield VcudaRequest.for_holder(_workload(pod, container), cores, blocks)
+
+
+def _workload(pod: PodRecord, container: ContainerRecord) -> Workload:
+    return Workload(pod.namespace, pod.name, container.name, pod.uid, container.container_id)
+
+
+# Formats: one function per scheduler. Each returns the device ids that the containers of a pod hold.
+
+
+class BadAnnotation(SourceError):
+    """A malformed annotation. Its pod gets no devices; other pods are not affected."""
+
+    def __init__(self, pod: PodRecord, key: str, error: str) -> None:
+        super().__init__(
+            "bad_annotation",
+            one_line(
+                f"cannot parse the annotation {key} of pod {pod.namespace}/{pod.name} ({error[:253]}): its GPUs have"
+                " no holder until the annotation is corrected"
+            ),
+        )
+        self.key = key
+
+
+def read_grants(pod: PodRecord) -> list[HeldId]:
+    """Returns the device ids that the pod's containers hold, in the first matching format. May raise BadAnnotation."""
+    for key, read in FORMATS.items():
+        try:
+            grants = read(pod)
+        except (ValueError, RecursionError) as error:
+            raise BadAnnotation(pod, key, str(error)) from error
+        if grants:
+            return grants
+    return []
+
+
+def _hold(pod: PodRecord, container: ContainerRecord, device: str | int, key: str, share: float | None) -> HeldId:
+    """Creates a `HeldId`. `device`: a device id, or the number N of /dev/nvidiaN."""
+    text = f"nvidia{device}" if isinstance(device, int) else device
+    return HeldId(_workload(pod, container), key, text, share)
+
+
+def _parse_one_device(text: str) -> DeviceId | None:
+    """Rejects `all` and `tegra`, because schedulers assign single devices."""
+    device_id = parse_device_id(text)
+    return None if device_id is None or device_id.everything else device_id
+
+
+def _share(percent: Fraction | int) -> float | None:
+    """Converts a percentage to a fraction. Returns None for 0, which means no limit, and for values above 100."""
+    return float(Fraction(percent) / 100) if 0 < percent <= 100 else None
+
+
+def _number(text: str, what: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 10):
+        raise ValueError(f"{what} {text[:40]!a} is not a number")
+    return int(text)
+
+
+class _KoordinatorGpu(Struct):
+    minor: Annotated[int, Meta(ge=0, lt=1_000_000)] | None = None
+    id: str | None = None  # absent in older versions
+    resources: dict[str, str | int | float | None] | None = None
+
+    def quantity(self, name: str) -> Fraction:
+        return parse_quantity(str((self.resources or {}).get(f"koordinator.sh/{name}") or 0))
+
+
+class _KoordinatorDevices(Struct):
+    gpu: list[_KoordinatorGpu] | None = None
+
+
+def koordinator_grants(pod: PodRecord) -> list[HeldId]:
+    """Splits the pod's devices among the containers that request GPUs. If there are none, the first container gets all
+    devices, as in koordinator's own proxy."""
+    text = pod.annotation(KOORDINATOR_DEVICES)
+    gpus = find_decoder(_KoordinatorDevices).decode(text).gpu if text else None
+    requesting = [container for container in _requesting(pod.all_containers) if not container.finished]
+    holders = requesting or list(pod.containers[:1]) or [ContainerRecord("")]
+    parts = _split(holders)
+    grants = []
+    for number, gpu in enumerate(gpus or (), 1):
+        device = gpu.id or gpu.minor
+        if device is None:
+            raise ValueError(f"gpu entry {number} has neither an id nor a minor number")
+        share = _share(gpu.quantity("gpu-core")) or _share(gpu.quantity("gpu-memory-ratio"))
+        grants += [
+            _hold(pod, holder, device, KOORDINATOR_DEVICES, None if share is None else share * part)
+            for holder, part in zip(holders, parts, strict=True)
+        ]
+    return grants
+
+
+def _split(containers: Sequence[ContainerRecord]) -> list[float]:
+    """Returns the share of each container. If all request the same GPU resource, shares are proportional to it."""
+    for resource, _ in containers[0].requests:
+        amounts = [container.amount(resource) for container in containers]
+        if resource.startswith(GPU_RESOURCES) and all(amounts):
+            return [float(amount / sum(amounts)) for amount in amounts]
+    return [1 / len(containers)] * len(containers)
+
+
+_Slice = tuple[str, float | None]  # device and share
+_ContainerSlices = list[_Slice | None]
+"""Devices of one container. None: the device is not a GPU, or is a MIG instance that does not exist yet."""
+
+
+class _HamiMigDevice(Struct):
+    container: Annotated[int, Meta(ge=0)] = field(name="containerIndex")
+    device: Annotated[int, Meta(ge=0)] = field(name="deviceIndex")
+    gpu_uuid: str | None = field(name="gpuUUID", default=None)
+    mig_uuid: str | None = field(name="migUUID", default=None)
+
+
+def _requesting(containers: Sequence[ContainerRecord]) -> tuple[ContainerRecord, ...]:
+    return tuple(
+        container
+        for container in containers
+        if any(name.startswith(GPU_RESOURCES) and container.amount(name) for name, _ in container.requests)
+    )
+
+
+def _read_positional(pod: PodRecord, key: str) -> list[HeldId]:
+    """Reads an annotation of HAMi or Volcano. It lists the devices of each container, in the order of the containers.
+
+    Volcano omits containers that request no GPU. HAMi since 2.9 lists the init containers first.
+    """
+    orders = [pod.containers, _requesting(pod.containers)]
+    if key == HAMI_DEVICES:
+        orders = [pod.all_containers, pod.containers, _requesting(pod.all_containers)]
+    elif key == VOLCANO_DEVICES:
+        orders.reverse()
+    text = pod.annotation(key)
+    if not text:
+        return []
+    places = text.strip().removesuffix(";").split(";")
+    slots = [[_parse_slice(part) for part in place.split(":") if part] for place in places]
+    mig_text = pod.annotation(HAMI_MIG_DEVICES) if key == HAMI_DEVICES else ""
+    for mig in find_decoder(list[_HamiMigDevice]).decode(mig_text) if mig_text not in ("", "null") else ():
+        _replace_by_mig(slots, mig)
+    return [
+        _hold(pod, container, entry[0], key, entry[1])
+        for container, slot in zip(_choose_order(slots, orders), slots, strict=False)
+        for entry in slot
+        if entry is not None and not container.finished
+    ]
+
+
+def _parse_slice(text: str) -> _Slice | None:
+    fields = text.split(",")
+    if len(fields) < 4:
+        raise ValueError(f"{text[:80]!a} must be an id, a type, a memory size and a percentage")
+    _number(fields[2], "memory size")
+    cores = _number(fields[3], "percentage")
+    # Some versions write `,,0,0` for a container without devices. HAMi 1 also lists cards of other vendors.
+    if not fields[0] or (fields[1] and "NVIDIA" not in fields[1].upper()):
+        return None
+    return fields[0], _share(cores)
+
+
+def _choose_order(
+    slots: Sequence[_ContainerSlices], orders: Sequence[Sequence[ContainerRecord]]
+) -> Sequence[ContainerRecord]:
+    """Returns the containers in the order in which the annotation lists them.
+
+    The order depends on the version, and HAMi 2.10 omits some containers by mistake (HAMi#2899, HAMi#3079). An order is
+    right if exactly the containers that request a GPU get one. If no order is right, because the cluster uses other
+    resource names, returns an order as long as the annotation, or else the longest order.
+    """
+    filled = [number for number, slot in enumerate(slots) if any(slot)]
+    needed = max(filled, default=-1) + 1
+    for order in orders:
+        requesting = {container.name for container in _requesting(order)}
+        if needed <= len(order) and {order[number].name for number in filled} == requesting:
+            return order
+    fallback = next((order for order in orders if len(order) == len(slots)), max(orders, key=len))
+    if needed > len(fallback):
+        raise ValueError(
+            f"the annotation assigns devices to container number {needed}, but the pod has {len(fallback)} containers"
+        )
+    return fallback
+
+
+def _replace_by_mig(slots: list[_ContainerSlices], mig: _HamiMigDevice) -> None:
+    """Replaces a GPU by the MIG instance that HAMi creates on it, or by None until the instance exists."""
+    whole = None
+    with suppress(IndexError):
+        whole = slots[mig.container][mig.device]
+    if whole is None or (mig.gpu_uuid and mig.gpu_uuid.lower() != whole[0].lower()):
+        raise ValueError(f"{HAMI_MIG_DEVICES} names another GPU for device {mig.device} of container {mig.container}")
+    # The share is 1, because HAMi creates each instance for one container.
+    slots[mig.container][mig.device] = (mig.mig_uuid, 1.0) if mig.mig_uuid else None
+
+
+def gpu_manager_grants(pod: PodRecord) -> list[HeldId]:
+    """Reads one annotation per container. Ignores these annotations until the scheduler sets gpu-assigned to true."""
+    grants: list[HeldId] = []
+    for key, text in pod.annotations if pod.annotation(GPU_MANAGER_ASSIGNED) == "true" else ():
+        if not key.startswith(GPU_MANAGER_CARDS) or not text:
+            continue
+        number = _number(key.removeprefix(GPU_MANAGER_CARDS), "container")
+        if number >= len(pod.containers):
+            raise ValueError(f"there is no container {number}: the pod has {len(pod.containers)}")
+        container = pod.containers[number]
+        cards = sorted({_number(card.strip(), "card") for card in text.split(",")})
+        cores = container.amount(VCUDA_CORE)
+        # A request below 100 cores is a fraction of one card. A larger request is for whole cards.
+        share = 1.0 if cores >= 100 else _share(cores) if len(cards) == 1 else None
+        grants += (_hold(pod, container, card, key, share) for card in cards)
+    return grants
+
+
+FORMATS: Mapping[str, Callable[[PodRecord], list[HeldId]]] = {
+    KOORDINATOR_DEVICES: koordinator_grants,
+    **{key: partial(_read_positional, key=key) for key in (HAMI_DEVICES, HAMI_1_DEVICES, VOLCANO_DEVICES)},
+    GPU_MANAGER_CARDS: gpu_manager_grants,
+}
+"""Name of the annotation -> function that reads it."""
+
+
+# Reservation pods of KAI Scheduler and Run:ai. A pod that uses a fraction of a GPU does not request a device. Instead,
+# the scheduler creates a reservation pod that requests the whole GPU. The kubelet lists only the reservation pod. All
+# pods that share the GPU have the same group name in their labels.
+
+_GROUP = "runai-gpu-group"
+"""Label with the group name. A pod on several GPUs instead has one label `runai-gpu-group/<group>` per GPU."""
+_SCALING_NAMESPACES = ("kai-scale-adjust", "runai-scale-adjust")
+"""Namespaces of pods that request whole GPUs only to make an autoscaler add nodes."""
+_MEMORY_MIB = re.compile(r"[1-9][0-9]{0,9}")
+
+
+def replace_reservations(
+    readings: Mapping[str, Allocation],
+    pods: Sequence[PodRecord],
+    devices: Sequence[Device],
+    complete: Complete = lambda workload: workload,
+) -> dict[str, Allocation]:
+    """Replaces each reservation pod by the pods of its group, in the readings of all sources.
+
+    If `pods` is empty, the groups are unknown, and the GPU is reported as unmapped (`reserved`). A holder that another
+    source reports for this GPU has an unknown fraction.
+    """
+    reserved: dict[PodRecord, set[str]] = defaultdict(set)
+    records = {(pod.namespace, pod.name): pod for pod in pods}
+    replaced: dict[str, Allocation] = {SOURCE: Allocation()} if pods and SOURCE not in readings else {}
+    for source, reading in readings.items():
+        kept: list[Assignment] = []
+        unknown: list[Unmapped] = []
+        for assignment in reading.assignments:
+            holder = assignment.holder
+            with suppress(SourceError):  # identities that contradict each other
+                holder = complete(holder)
+            pod = records.get((holder.namespace, holder.pod))
+            if pod is not None and _is_reservation(pod):
+                reserved[pod].add(assignment.device)
+            elif pod is None and holder.is_reservation:
+                unknown.append(Unmapped(source, "reserved", assignment.device, "", holder))
+            elif holder.namespace not in _SCALING_NAMESPACES:
+                kept.append(assignment)
+        replaced[source] = replace(reading, assignments=tuple(kept), unmapped=(*reading.unmapped, *unknown))
+    shared = {
+        entry.device_id for reading in replaced.values() for entry in reading.unmapped if entry.reason == "reserved"
+    }
+    for source, reading in replaced.items() if shared else ():
+        own = (replace(one, is_shared=one.is_shared or one.device in shared) for one in reading.assignments)
+        replaced[source] = replace(reading, assignments=tuple(own))
+    if pods:
+        groups = _find_groups(pods, reserved, DeviceIndex(devices))
+        members, unmapped = _find_members(pods, groups, {device.key: device for device in devices})
+        reading = replaced[SOURCE]
+        replaced[SOURCE] = replace(
+            reading, assignments=(*members, *reading.assignments), unmapped=(*reading.unmapped, *unmapped)
+        )
+    return replaced
+
+
+def _is_reservation(pod: PodRecord) -> bool:
+    is_named = any(_workload(pod, container).is_reservation for container in pod.containers)
+    return bool(_read_groups(pod)) and (is_named or bool(pod.annotation(RESERVED_GPU)))
+
+
+def _read_groups(pod: PodRecord) -> set[str]:
+    return {group for label, group in pod.labels if label == _GROUP or label.startswith(f"{_GROUP}/")}
+
+
+def _find_groups(
+    pods: Sequence[PodRecord], reserved: Mapping[PodRecord, set[str]], index: DeviceIndex
+) -> dict[str, set[str]]:
+    """Returns the devices of each group: those that its reservation pod holds, or else those in its annotation."""
+    groups: dict[str, set[str]] = defaultdict(set)
+    for pod in pods:
+        if not _is_reservation(pod) or pod.is_finished:
+            continue
+        held = reserved.get(pod)
+        if not held:
+            device_id = parse_device_id(pod.annotation(RESERVED_GPU))
+            held = {device.key for device in index.find(device_id)} if device_id else set()
+        for group in _read_groups(pod):
+            groups[group] |= held
+    return groups
+
+
+def _find_members(
+    pods: Sequence[PodRecord], groups: Mapping[str, set[str]], devices: Mapping[str, Device]
+) -> tuple[list[Assignment], list[Unmapped]]:
+    members: list[Assignment] = []
+    unmapped: list[Unmapped] = []
+    for pod in pods:
+        container = _find_container(pod)
+        if _is_reservation(pod) or pod.is_finished or not pod.node or container is None:
+            continue
+        holder = _workload(pod, container)
+        for group in sorted(_read_groups(pod)):
+            held = groups.get(group, set())
+            if len(held) == 1:
+                (key,) = held
+                share = _compute_share(pod, devices.get(key))
+                members.append(Assignment(key, holder, SOURCE, share=share, is_shared=True))
+            else:  # a bug of KAI before 0.16 can create two reservation pods for one group
+                unmapped.append(Unmapped(SOURCE, "unknown_group", group, _GROUP, holder))
+    return members, unmapped
+
+
+def _find_container(pod: PodRecord) -> ContainerRecord | None:
+    """Returns the container that uses the GPU, or None if that container has finished."""
+    name = pod.annotation(CONTAINER)
+    named = [container for container in pod.all_containers if container.name == name]
+    container = next(iter(named or pod.containers), None)
+    return None if container is None or container.finished else container
+
+
+def _compute_share(pod: PodRecord, device: Device | None) -> float | None:
+    """Returns the fraction of the GPU that the pod holds. A request in MiB is divided by the GPU's memory."""
+    with suppress(ValueError):
+        fraction = float(pod.annotation(FRACTION))
+        return fraction if 0 < fraction <= 1 else None
+    memory = pod.annotation(MEMORY)
+    total = int(device.memory_bytes or 0) // MIB // 100 * 100 if device is not None else 0
+    if not _MEMORY_MIB.fullmatch(memory) or not total:
+        return None
+    return min(1.0, ceil(100 * int(memory) / total) / 100)
+
+
+def find_reserved(allocation: Allocation) -> frozenset[str]:
+    """Returns the keys of reserved devices whose holders are unknown."""
+    held = {assignment.device for assignment in allocation.assignments}
+    return frozenset(entry.device_id for entry in allocation.unmapped if entry.reason == "reserved") - held

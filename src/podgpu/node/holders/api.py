@@ -1,0 +1,153 @@
+"""Opens the exporter's watches on the API server: pods, DRA devices, and the ConfigMap with the counters."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeVar
+
+from podgpu.errors import SourceError, UsageError
+from podgpu.kube.config import SERVICE_ACCOUNT, ApiConfig, NoApi, load_config
+from podgpu.kube.objects import PODS_PATH, PodRecord, parse_pod
+from podgpu.kube.reflector import FindPath, Informer, ReflectorSettings
+from podgpu.model import Allocation, Device, PodLabels
+from podgpu.node.holders import AllocationSource
+from podgpu.node.holders.annotations import is_read
+
+T = TypeVar("T")
+_log = logging.getLogger("podgpu")
+CONFIGMAP_KEY = "metrics"  # the key that dcgm-exporter uses
+SYNC_SECONDS = 10.0
+SOON_SECONDS = 0.5  # maximum wait for the first answer at start; later answers are used as they arrive
+_INVALID = re.compile(r"[^a-zA-Z0-9_]")
+
+
+def open_if_api(option: str, open_feed: Callable[[], T]) -> T | None:
+    """Returns the watch that `open_feed` opens. Without an API server, logs a warning and returns None."""
+    try:
+        return open_feed()
+    except NoApi as e:
+        _log.warning("--%s: %s; continuing without it", option, e)
+        return None
+
+
+@dataclass(eq=False)
+class ApiAccess:
+    """Opens watches on the API server. `close` closes all of them."""
+
+    kubeconfig: str
+    sync_seconds: float = SYNC_SECONDS  # how long to wait for the first answer of a watch
+    settings: ReflectorSettings | None = None
+    watched_pods: Informer[PodRecord] | None = None  # None unless an option needs the pods
+    feeds: list[Informer[Any]] = field(default_factory=list)
+
+    @property
+    def is_available(self) -> bool:
+        """True if NODE_NAME is set and credentials exist (a service account or --kubeconfig)."""
+        in_cluster = "KUBERNETES_SERVICE_HOST" in os.environ and os.path.exists(f"{SERVICE_ACCOUNT}/token")
+        return bool(os.environ.get("NODE_NAME")) and (bool(self.kubeconfig) or in_cluster)
+
+    @cached_property
+    def config(self) -> ApiConfig:
+        """Address and credentials of the API server. Raises NoApi if it is not configured."""
+        return load_config(self.kubeconfig)
+
+    @property
+    def node(self) -> str:
+        """Name of this node. Raises NoApi if NODE_NAME is not set."""
+        node = os.environ.get("NODE_NAME")
+        if not node:
+            raise NoApi(
+                "NODE_NAME is not set, and podgpu reads only this node's objects from the API server: set it from"
+                " spec.nodeName with the downward API"
+            )
+        return node
+
+    def check(self) -> None:
+        """Raises NoApi if this node's objects cannot be read."""
+        _ = self.node, self.config
+
+    def pods(self) -> Informer[PodRecord]:
+        """Returns a watch of this node's pods, which all callers share."""
+        if self.watched_pods is None:
+            selector = {"fieldSelector": f"spec.nodeName={self.node}"}
+            self.watched_pods = self.watch(PODS_PATH, selector, lambda body: parse_pod(body, is_read))
+        return self.watched_pods
+
+    def known_pods(self) -> tuple[PodRecord, ...]:
+        """Returns this node's pods if they are watched, else an empty tuple."""
+        return self.watched_pods.items() if self.watched_pods is not None else ()
+
+    def configmap(self, name: str) -> Callable[[], str | None]:
+        """Watches a ConfigMap, given as NAMESPACE:NAME. Returns a function that returns its current text."""
+        namespace, colon, map_name = name.partition(":")
+        if not colon or not namespace or not map_name or "/" in name:
+            raise UsageError(f"-m {name!r}: write NAMESPACE:NAME of a ConfigMap with the key {CONFIGMAP_KEY!r}")
+        path = f"/api/v1/namespaces/{namespace}/configmaps"
+        selector = {"fieldSelector": f"metadata.name={map_name}"}
+        watcher = self.watch(path, selector, lambda body: (body.get("data") or {}).get(CONFIGMAP_KEY))
+        if not watcher.wait_synced(self.sync_seconds):
+            _log.warning("ConfigMap %s cannot be read yet (%s); starting with the counters of -f", name, watcher.error)
+        return lambda: next(iter(watcher.items()), None)
+
+    def watch(
+        self, path: str, params: Mapping[str, str], keep: Any, find_path: FindPath | None = None
+    ) -> Informer[Any]:
+        watcher: Informer[Any] = Informer(self.config, path, params, keep, find_path=find_path, settings=self.settings)
+        self.feeds.append(watcher)
+        return watcher
+
+    def close(self) -> None:
+        for feed in self.feeds:
+            feed.close()
+
+
+class ApiHealth(AllocationSource):
+    """Raises the errors of watches, so that they appear in logs and metrics. Reports no assignments."""
+
+    name = "api-server"
+
+    def __init__(self, feeds: Sequence[Informer[Any]]) -> None:
+        self._feeds = feeds
+
+    def assignments(self, devices: Sequence[Device]) -> Allocation:
+        for feed in self._feeds:
+            error = feed.error
+            if error is not None:
+                raise SourceError(error.reason, str(error))  # re-raising the same error would extend its traceback
+        return Allocation()
+
+
+class LabelFilter:
+    """Selects pod labels whose key contains a match of a pattern. Without patterns, selects all labels."""
+
+    def __init__(self, patterns: str = "") -> None:
+        try:
+            self._patterns = [re.compile(p) for p in (part.strip() for part in patterns.split(",")) if p]
+        except re.error as e:
+            raise UsageError(
+                f"--kubernetes-pod-label-allowlist-regex {patterns!r}: not a valid regular expression "
+                f"({ascii(str(e))[1:-1]})"
+            ) from e
+
+    def select(self, pods: Iterable[PodRecord]) -> PodLabels:
+        return {(pod.namespace, pod.name): self._select_labels(pod) for pod in pods}
+
+    def _select_labels(self, pod: PodRecord) -> tuple[tuple[str, str], ...]:
+        """Returns the selected labels. If several keys become the same label name, the first key is used."""
+        named: dict[str, str] = {}
+        for key, value in sorted(pod.labels):
+            if not self._patterns or any(pattern.search(key) for pattern in self._patterns):
+                named.setdefault(label_name(key), value)
+        return tuple(named.items())
+
+
+def label_name(key: str) -> str:
+    """Converts the key of a pod label to a valid Prometheus label name."""
+    name = _INVALID.sub("_", key)
+    name = f"_{name}" if name[:1].isdigit() else name
+    return f"pod{name}" if name.startswith("__") else name  # Prometheus reserves names that begin with two underscores

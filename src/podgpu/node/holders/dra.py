@@ -1,0 +1,443 @@
+"""Finds the GPUs that containers hold through ResourceClaims (DRA).
+
+The kubelet reports the claims of each container. ResourceSlices contain the UUID of each device. The DRA driver's
+checkpoint and the API server contain the details of an allocation, such as `adminAccess` and the consumed capacity. The
+checkpoint also contains the UUIDs of MIG devices that were created for a claim.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Struct
+from msgspec import field as json_field
+
+from podgpu.decode import convert, decode_json, malformed
+from podgpu.errors import SourceError
+from podgpu.files import ReadOnChange
+from podgpu.kube.client import ApiClient
+from podgpu.kube.config import ApiConfig
+from podgpu.kube.objects import KubeObject, Pairs, PodRecord, parse_quantity
+from podgpu.kube.reflector import Informer
+from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload, group_by_key
+from podgpu.node.holders.api import ApiAccess
+from podgpu.node.holders.device_ids import DeviceIndex, parse_device_id, sort_allocation
+from podgpu.node.holders.kubelet import SOURCE
+
+NVIDIA_DRIVER = "gpu.nvidia.com"
+DRIVER_CHECKPOINT = f"plugins/{NVIDIA_DRIVER}/checkpoint.json"  # relative to the kubelet's root directory
+_MAX_CHECKPOINT_BYTES = 16 * 1024 * 1024
+_READ_CLAIMS_SECONDS = 2.0
+_RETRY_SECONDS = 10.0
+
+ClaimName = tuple[str, str]  # namespace and name
+DeviceName = tuple[str, str]  # pool and name
+
+_log = logging.getLogger("podgpu")
+
+
+@dataclass(eq=False)
+class DraClaims:
+    """Maps the claims in the kubelet's answer to devices. `slices`, `checkpoint`, `reader` and `pods` are optional."""
+
+    slices: Informer[PoolSlice] | None
+    checkpoint: DriverCheckpoint | None = None
+    reader: ClaimReader | None = None
+    pods: Callable[[], Sequence[PodRecord]] = tuple  # the node's pods in the API server
+    _pools: frozenset[str] = frozenset()
+    _offered: dict[DeviceName, SliceDevice] = field(default_factory=dict)
+    """Known devices by name. Devices of removed pools, and held devices, are kept, because slices disappear while the
+    driver is stopped."""
+
+    def held(self, response: Any, devices: Sequence[Device]) -> Allocation:
+        prepared = PreparedClaims() if self.checkpoint is None else self.checkpoint.read()
+        claimed = list(parse_claims(response))
+        is_synced = False
+        if self.slices is not None and self.slices.synced:
+            is_synced = True
+            self._update_offered(self.slices.items(), {claim.device for claim in claimed})
+
+        index = DeviceIndex(devices)
+        held: dict[tuple[str, Workload], list[Assignment]] = defaultdict(list)
+        unmapped: set[Unmapped] = set()
+        users = self._find_users(claimed, prepared, is_synced)
+        counts = Counter((claim.name, claim.device) for claim in users)
+        for claim, results in users.items():
+            if results and all(result.admin for result in results):
+                continue  # adminAccess is for monitoring, so the pod does not hold the device
+
+            offered = self._offered.get(claim.device)
+            uuid = (offered and offered.uuid) or prepared.uuids.get(claim.device, "")
+            device = _find_device(index, uuid)
+            if device is None:
+                reason = "unknown_device" if uuid else self._explain(claim, is_synced)
+                unmapped.add(claim.unmapped(reason))
+                continue
+
+            is_shared = offered is not None and offered.is_shared
+            if results:
+                is_shared = any(result.share_id for result in results)
+            share = _compute_share(results, offered, device)
+            if share is not None:
+                share /= counts[claim.name, claim.device]
+            mig_uuid = uuid if device.is_instance else ""
+            assignment = Assignment(
+                device.key,
+                claim.holder,
+                SOURCE,
+                share=share,
+                attributes=claim.build_attributes(mig_uuid, device.profile),
+                is_shared=is_shared,
+            )
+            held[device.key, claim.holder].append(assignment)
+        return sort_allocation(map(_unite_claims, held.values()), unmapped)
+
+    def _find_users(
+        self, claimed: Sequence[ClaimedDevice], prepared: PreparedClaims, is_synced: bool
+    ) -> dict[ClaimedDevice, list[ClaimResult]]:
+        """Returns the claimed devices that containers use, with the results for each device."""
+        results = dict(prepared.results)
+        if self.reader is not None and is_synced:  # before the first sync, no claim can be mapped
+            unread: defaultdict[ClaimName, set[ClaimedDevice]] = defaultdict(set)
+            for claim in claimed:
+                if claim.name not in results:
+                    unread[claim.name].add(claim)
+            results |= self.reader.read(unread)
+
+        requests = _find_requests(self.pods())
+        users = {}
+        for claim in claimed:
+            own = _select_results(claim, results.get(claim.name, ()), requests)
+            if own is not None:
+                users[claim] = own
+        return users
+
+    def _update_offered(self, slices: Sequence[PoolSlice], held: set[DeviceName]) -> None:
+        """Uses the newest generation of each pool, even if some of its slices are missing."""
+        newest: dict[str, int] = {}
+        for each in slices:
+            newest[each.pool] = max(each.generation, newest.get(each.pool, 0))
+        current = [each for each in slices if each.generation == newest[each.pool]]
+        self._pools = frozenset(newest)
+        kept = {name: device for name, device in self._offered.items() if name in held or name[0] not in self._pools}
+        self._offered = kept | {(each.pool, device.name): device for each in current for device in each.devices}
+
+    def _explain(self, claim: ClaimedDevice, is_synced: bool) -> str:
+        if claim.device in self._offered:
+            return "claim_device_without_uuid"
+        if not is_synced:
+            return "slices_not_synced"
+        return "unknown_claim_device" if claim.device[0] in self._pools else "unknown_pool"
+
+
+def _find_device(index: DeviceIndex, uuid: str) -> Device | None:
+    if not uuid.startswith(("GPU-", "MIG-")):
+        return None
+    device_id = parse_device_id(uuid)
+    return next(iter(index.find(device_id)), None) if device_id else None
+
+
+def _find_requests(pods: Iterable[PodRecord]) -> dict[tuple[Workload, str], list[str]]:
+    """Returns the requests of a claim that a container uses, by container and claim. Empty text: the whole claim."""
+    return group_by_key(
+        ((Workload(pod.namespace, pod.name, container.name), claim), request.partition("/")[0])
+        for pod in pods
+        for container in pod.all_containers
+        for claim, request in container.claims
+    )
+
+
+def _select_results(
+    claim: ClaimedDevice, results: Iterable[ClaimResult], requests: Mapping[tuple[Workload, str], Collection[str]]
+) -> list[ClaimResult] | None:
+    """Returns the results for the claimed device. Returns None if the container uses only other requests of the claim,
+    because the kubelet lists all devices of the claim."""
+    own = [result for result in results if (result.pool, result.device) == claim.device]
+    names = requests.get((claim.holder, claim.name[1]), ("",))
+    used = [result for result in own if "" in names or result.request.partition("/")[0] in names]
+    return used if used or not own else None
+
+
+def _compute_share(results: Sequence[ClaimResult], offered: SliceDevice | None, device: Device) -> float | None:
+    """Returns the fraction of the device's capacity that the claim consumes. None if it is unknown or not limited.
+
+    If no ResourceSlice contains the memory capacity, the memory that the GPU driver reports is used.
+    """
+    capacity = {} if offered is None else dict(offered.capacity)
+    consumed = [_strip_domains(result.consumed) for result in results if not result.admin]
+    for name in ("shares", "memory"):
+        try:
+            whole = parse_quantity(capacity.get(name, "0"))
+            part = sum((parse_quantity(str(members.get(name, 0))) for members in consumed), Fraction(0))
+        except ValueError:
+            continue
+        if name == "memory" and not whole:
+            whole = Fraction(device.memory_bytes or 0)
+        if part and whole:
+            return min(1.0, float(part / whole))
+    return None
+
+
+def _unite_claims(assignments: Sequence[Assignment]) -> Assignment:
+    """Combines the claims of one container on one device into one assignment. Adds their shares."""
+    first = min(assignments, key=lambda assignment: assignment.attributes)
+    if len(assignments) == 1:
+        return first
+    shares = [assignment.share for assignment in assignments if assignment.share is not None]
+    share = min(1.0, sum(shares)) if len(shares) == len(assignments) else None
+    return replace(first, share=share, is_shared=any(assignment.is_shared for assignment in assignments))
+
+
+# ResourceSlices
+
+_GROUP = "/apis/resource.k8s.io"
+_VERSIONS = ("v1", "v1beta2", "v1beta1", "v1alpha3")
+"""API versions of Kubernetes 1.34, 1.33, 1.32 and 1.31. Older versions have no device names."""
+
+
+class SliceDevice(NamedTuple):
+    name: str
+    uuid: str = ""  # empty for a MIG device that is created when it is claimed (DynamicMIG)
+    capacity: Pairs = ()  # quantities by name, such as `memory`
+    is_shared: bool = False  # several claims can share the capacity (DRAConsumableCapacity)
+
+
+class PoolSlice(NamedTuple):
+    """A ResourceSlice, which lists some or all devices of a pool in one generation."""
+
+    pool: str
+    generation: int
+    devices: tuple[SliceDevice, ...] = ()
+
+
+def watch_slices(api: ApiAccess) -> Informer[PoolSlice]:
+    """Watches this node's ResourceSlices. Raises NoApi if there is no API server."""
+    selector = {"fieldSelector": f"spec.driver={NVIDIA_DRIVER},spec.nodeName={api.node}"}
+    return api.watch(f"{_GROUP}/v1/resourceslices", selector, parse_slice, _find_slices_path)
+
+
+async def _find_slices_path(client: ApiClient) -> str:
+    return f"{_GROUP}/{await _find_version(client)}/resourceslices"
+
+
+async def _find_version(client: ApiClient) -> str:
+    """Returns the newest API version of DRA that podgpu and the server support. Raises SourceError if there is none."""
+    offered: set[str] = set()
+    try:
+        group = await client.get(_GROUP)
+        offered = {version["version"] for version in group.get("versions") or ()}
+    except SourceError as error:
+        if error.reason == "forbidden":  # slices may be readable even if discovery is not
+            return _VERSIONS[0]
+        if error.reason != "not_found":
+            raise
+    for version in _VERSIONS:
+        if version in offered:
+            return version
+    raise SourceError(
+        "not_found",
+        f"the API server has no supported version of {_GROUP}: DRA needs Kubernetes 1.31 or later, and must be enabled"
+        " explicitly before 1.34; podgpu retries",
+    )
+
+
+def parse_slice(body: KubeObject) -> PoolSlice:
+    spec = body["spec"]
+    devices = tuple(map(_parse_slice_device, spec.get("devices") or ()))
+    return PoolSlice(spec["pool"]["name"], spec["pool"].get("generation", 0), devices)
+
+
+def _parse_slice_device(body: KubeObject) -> SliceDevice:
+    device = body.get("basic") or body  # v1beta1 and v1alpha3 nest the fields in `basic`
+    uuid = _strip_domains(device.get("attributes")).get("uuid") or {}
+    capacity = _strip_domains(device.get("capacity"))
+    return SliceDevice(
+        body["name"],
+        uuid.get("string") or "",
+        tuple((name, str(entry["value"])) for name, entry in capacity.items()),
+        bool(device.get("allowMultipleAllocations")),
+    )
+
+
+def _strip_domains(members: KubeObject | None) -> dict[str, Any]:
+    """Removes the driver's domain from attribute and capacity names, because only some drivers write it."""
+    return {name.removeprefix(f"{NVIDIA_DRIVER}/"): value for name, value in (members or {}).items()}
+
+
+# Claims in the kubelet's answer
+
+
+class ClaimedDevice(NamedTuple):
+    holder: Workload
+    name: ClaimName
+    device: DeviceName
+
+    def unmapped(self, reason: str) -> Unmapped:
+        text = "/".join((NVIDIA_DRIVER, *self.device))
+        return Unmapped(SOURCE, reason, text, f"claim {'/'.join(self.name)}", self.holder)
+
+    def build_attributes(self, mig_uuid: str, profile: str) -> Pairs:
+        """Returns dcgm-exporter's labels for a claim, in dcgm-exporter's order. Omits empty labels."""
+        labels = (
+            ("dra_claim_name", self.name[1]),
+            ("dra_claim_namespace", self.name[0]),
+            ("dra_device_name", self.device[1]),
+            ("dra_driver_name", NVIDIA_DRIVER),
+            ("dra_mig_device_uuid", mig_uuid),
+            ("dra_mig_profile", profile),
+            ("dra_pool_name", self.device[0]),
+        )
+        return tuple((name, value) for name, value in labels if value)
+
+
+def parse_claims(response: Any) -> Iterator[ClaimedDevice]:
+    """Yields the claimed devices in the kubelet's decoded List answer. Yields each device once per container."""
+    for pod in response.pod_resources:
+        for container in pod.containers:
+            holder = Workload(pod.namespace, pod.name, container.name)
+            claimed = (
+                ClaimedDevice(holder, (claim.claim_namespace, claim.claim_name), (device.pool_name, device.device_name))
+                for claim in container.dynamic_resources
+                for device in claim.claim_resources
+                if device.driver_name == NVIDIA_DRIVER
+            )
+            yield from dict.fromkeys(claimed)
+
+
+# ResourceClaims
+
+
+class ClaimResult(Struct):
+    """One allocation of a device to a claim. A claim can have several results for the same device."""
+
+    request: str = ""  # `<request>/<subrequest>` if the claim lists alternatives
+    driver: str = ""
+    pool: str = ""
+    device: str = ""
+    admin: bool | None = json_field(name="adminAccess", default=None)
+    share_id: str | None = json_field(name="shareID", default=None)  # set if several claims can share the device
+    consumed: dict[str, str | int | float] | None = json_field(name="consumedCapacity", default=None)
+
+
+def _read_results(status: KubeObject | None) -> tuple[ClaimResult, ...]:
+    devices = ((status or {}).get("allocation") or {}).get("devices") or {}
+    results = convert(devices.get("results") or [], list[ClaimResult])
+    return tuple(result for result in results if result.driver == NVIDIA_DRIVER)
+
+
+@dataclass(eq=False)
+class ClaimReader:
+    """Reads claims from the API server. Reads a claim again only if all its users are new, because the allocation of a
+    held claim is fixed."""
+
+    _config: ApiConfig
+    _clock: Callable[[], float] = time.monotonic
+    _cached: dict[ClaimName, tuple[Set[ClaimedDevice], tuple[ClaimResult, ...]]] = field(default_factory=dict)
+    _retry_at: float = float("-inf")
+    _logged: str = ""
+
+    def read(self, held: Mapping[ClaimName, Set[ClaimedDevice]]) -> Mapping[ClaimName, tuple[ClaimResult, ...]]:
+        """Returns the results of all claims that could be read. Waits at most 2 s. `held`: the users of each claim."""
+        self._cached = {
+            name: (held[name], results)
+            for name, (users, results) in self._cached.items()
+            if not users.isdisjoint(held.get(name, ()))
+        }
+        new = {name: held[name] for name in sorted(held.keys() - self._cached.keys())}
+        if new and self._clock() >= self._retry_at:
+            try:
+                asyncio.run(self._fetch(new))
+                self._logged = ""
+            except SourceError as error:
+                self._retry_at = self._clock() + _RETRY_SECONDS
+                if error.reason != self._logged:
+                    self._logged = error.reason
+                    _log.warning(
+                        "cannot read resourceclaims, so pods with adminAccess are reported as holders, and shares are"
+                        " unknown: %s; will retry",
+                        error,
+                    )
+        return {name: results for name, (_, results) in self._cached.items()}
+
+    async def _fetch(self, held: Mapping[ClaimName, Set[ClaimedDevice]]) -> None:
+        try:
+            async with asyncio.timeout(_READ_CLAIMS_SECONDS), ApiClient(self._config) as client:
+                version = await _find_version(client)  # not cached, because an upgrade can remove versions
+                for name, users in held.items():
+                    self._cached[name] = users, await _get_results(client, version, name)
+        except TimeoutError as error:
+            raise SourceError("timeout", f"no answer within {_READ_CLAIMS_SECONDS:g} s") from error
+
+
+async def _get_results(client: ApiClient, version: str, name: ClaimName) -> tuple[ClaimResult, ...]:
+    path = f"{_GROUP}/{version}/namespaces/{name[0]}/resourceclaims/{name[1]}"
+    try:
+        return _read_results((await client.get(path)).get("status"))
+    except SourceError as error:
+        if error.reason != "not_found":  # the kubelet still lists a deleted claim for a moment
+            raise
+        return ()
+
+
+# The driver's checkpoint
+
+
+class PreparedClaims(NamedTuple):
+    """The claims that the DRA driver has prepared on this node."""
+
+    uuids: Mapping[DeviceName, str] = {}  # UUIDs of GPUs and MIG devices
+    results: Mapping[ClaimName, tuple[ClaimResult, ...]] = {}
+
+
+class DriverCheckpoint:
+    """Reads the checkpoint of the DRA driver. While the file is invalid, uses its last valid content."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._file = ReadOnChange(parse_driver_checkpoint, _MAX_CHECKPOINT_BYTES)
+        self._last = PreparedClaims()
+        self._logged = ""
+
+    def read(self) -> PreparedClaims:
+        try:
+            self._last, self._logged = self._file.read(self.path), ""
+        except SourceError as error:
+            if error.reason == "file_missing":
+                self._last = PreparedClaims()  # the file is not mounted, or the node uses another DRA driver
+            elif error.reason != self._logged:
+                self._logged = error.reason
+                _log.warning("cannot read the DRA driver's checkpoint: %s; using its last valid content", error)
+        return self._last
+
+
+def parse_driver_checkpoint(content: bytes, path: str = "the driver's checkpoint") -> PreparedClaims:
+    """Parses version 2 of the file. Raises SourceError if it is malformed."""
+    uuids: dict[DeviceName, str] = {}
+    results: dict[ClaimName, tuple[ClaimResult, ...]] = {}
+    document = decode_json(content, path, KubeObject)
+    try:
+        for claim in ((document.get("v2") or {}).get("preparedClaims") or {}).values():
+            if claim.get("checkpointState") not in ("PrepareCompleted", "", None):
+                continue
+            entries = (entry for group in claim.get("preparedDevices") or () for entry in group.get("devices") or ())
+            for device in filter(None, (entry.get("gpu") or entry.get("mig") for entry in entries)):
+                uuids[device["device"]["PoolName"], device["device"]["DeviceName"]] = _find_uuid(device)
+            if claim.get("status"):
+                results[claim.get("namespace"), claim.get("name")] = _read_results(claim["status"])
+    except (AttributeError, LookupError, TypeError, msgspec.ValidationError) as error:
+        raise malformed(path, str(error)) from error
+    return PreparedClaims(uuids, results)
+
+
+def _find_uuid(device: KubeObject) -> str:
+    """Returns the UUID of a device. Its JSON key depends on the version of the driver."""
+    parts = (device.get(name) or {} for name in ("info", "created", "concrete"))
+    return next((uuid for part in parts if (uuid := part.get("uuid") or part.get("migUUID"))), "")

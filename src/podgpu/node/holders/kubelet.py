@@ -1,0 +1,282 @@
+"""Allocation source `kubelet`: calls the kubelet's pod-resources API on its Unix socket."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from google.protobuf.message import DecodeError
+from h2.connection import H2Connection
+from h2.events import ConnectionTerminated, DataReceived, ResponseReceived, StreamEnded, StreamReset, TrailersReceived
+from h2.exceptions import H2Error
+
+from podgpu.errors import SourceError
+from podgpu.files import explain_read_error
+from podgpu.model import Allocation, Device, Workload
+from podgpu.node.holders import AllocationSource, podresources_pb2
+from podgpu.node.holders.device_ids import (
+    HeldId,
+    SharedDevice,
+    count_vcuda,
+    group_replicas,
+    is_gpu,
+    map_held,
+    parse_device_id,
+    sort_allocation,
+)
+
+if TYPE_CHECKING:
+    from podgpu.node.holders.dra import DraClaims
+
+SOURCE = "kubelet"
+OPTION = "--pod-resources-kubelet-socket"
+DEADLINE = 30.0
+"""Seconds until a List call times out. The allocation loop waits less and uses a late answer in its next reading."""
+_ALLOCATABLE_SECONDS = 60.0
+"""Interval of GetAllocatableResources calls. The answer changes only with the device plugin's configuration."""
+_ALLOCATABLE_DEADLINE = 1.0
+
+SocketIdentity = tuple[int, int, int]
+"""Device, inode and ctime of the socket. They change when a restarted kubelet creates a new socket."""
+
+
+class KubeletAllocation(AllocationSource):
+    """Calls List for each reading, and GetAllocatableResources about once a minute."""
+
+    name = SOURCE
+
+    def __init__(
+        self,
+        socket: str,
+        resource_names: frozenset[str] = frozenset(),
+        deadline: float = DEADLINE,
+        clock: Callable[[], float] = time.monotonic,
+        claims: DraClaims | None = None,
+    ) -> None:
+        """`claims`: object that maps DRA claims to devices. If None, DRA claims are ignored."""
+        self.socket = os.path.abspath(socket)
+        self.deadline = deadline
+        self._identity: SocketIdentity | None = None
+        self._source_instance = 0
+        """Changes when the kubelet restarts. A restarted kubelet at first returns an empty list without an error."""
+        self.resource_names = resource_names
+        self.claims = claims
+        self._clock = clock
+        self._allocatable_at = float("-inf")
+        self._offered: frozenset[str] = frozenset()
+        self._replicas: dict[SharedDevice, frozenset[str]] = {}
+        self._held_replicas: set[SharedDevice] = set()
+
+    def assignments(self, devices: Sequence[Device]) -> Allocation:
+        response = self.list()
+        self._update_allocatable(response)
+        return replace(self.map(response, devices), source_instance=self._source_instance, offered=self._offered)
+
+    def list(self) -> Any:
+        """Calls List and returns the decoded answer. Raises SourceError if the call fails."""
+        self._check_identity()
+        try:
+            answer = call_unary(self.socket, "/v1.PodResourcesLister/List", self.deadline)
+        except GrpcError as error:
+            if error.status == "UNAVAILABLE":
+                self._source_instance += 1
+            raise _explain(error, self.socket) from error
+        self._check_identity()  # the kubelet may have been restarted during the call
+        return decode_list(answer, self.socket)
+
+    def _check_identity(self) -> None:
+        identity = _stat_socket(self.socket)
+        if self._identity is not None and identity != self._identity:
+            self._source_instance += 1
+        self._identity = identity
+
+    def map(self, response: Any, devices: Sequence[Device]) -> Allocation:
+        held = list(_held_ids(response))
+        gpus = [entry for entry in held if is_gpu(entry, self.resource_names)]
+        by_id = replace(map_held(SOURCE, gpus, devices, self._replicas), vcuda=count_vcuda(held))
+        return by_id if self.claims is None else _unite(by_id, self.claims.held(response, devices))
+
+    def _update_allocatable(self, response: Any) -> None:
+        """Reads the offered GPUs and replicas once a minute, and when a container holds an unknown replica."""
+        gpus = (entry for entry in _held_ids(response) if is_gpu(entry, self.resource_names))
+        held_ids = (parse_device_id(entry.text) for entry in gpus)
+        held = {device_id.shared for device_id in held_ids if device_id is not None and device_id.replica}
+        is_due = self._clock() - self._allocatable_at >= _ALLOCATABLE_SECONDS
+        if not is_due and held <= self._replicas.keys():
+            return
+        self._allocatable_at = self._clock()
+        ids: tuple[str, ...] = ()  # empty before Kubernetes 1.23, which cannot report devices
+        with suppress(GrpcError, DecodeError, ValueError):
+            method = "/v1.PodResourcesLister/GetAllocatableResources"
+            answer = call_unary(self.socket, method, _ALLOCATABLE_DEADLINE)
+            offered = podresources_pb2.AllocatableResourcesResponse.FromString(answer).devices
+            ids = tuple(text for entry in offered for text in entry.device_ids)
+        parsed = map(parse_device_id, ids)
+        self._offered = frozenset(device_id.gpu_uuid for device_id in parsed if device_id and device_id.gpu_uuid)
+        # The kubelet omits unhealthy devices, and all devices while the device plugin is unavailable. So the replicas
+        # of a device are kept if a container holds the device now or held it at the last call.
+        registered = group_replicas(ids)
+        kept = {shared: self._replicas[shared] for shared in (held | self._held_replicas) & self._replicas.keys()}
+        self._replicas = kept | {shared: kept.get(shared, frozenset()) | registered[shared] for shared in registered}
+        self._held_replicas = held
+
+
+def _held_ids(response: Any) -> Iterator[HeldId]:
+    for pod in response.pod_resources:
+        for container in pod.containers:
+            holder = Workload(pod.namespace, pod.name, container.name)
+            for entry in container.devices:
+                for text in entry.device_ids:
+                    yield HeldId(holder, entry.resource_name, text)
+
+
+def _unite(by_id: Allocation, by_claim: Allocation) -> Allocation:
+    """Merges assignments. The kubelet can list a GPU both by id and by claim (feature gate DRAExtendedResource)."""
+    held = {(assignment.device, assignment.holder): assignment for assignment in by_claim.assignments}
+    for assignment in by_id.assignments:
+        key = assignment.device, assignment.holder
+        held[key] = replace(assignment, attributes=held[key].attributes) if key in held else assignment
+    return replace(sort_allocation(held.values(), {*by_id.unmapped, *by_claim.unmapped}), vcuda=by_id.vcuda)
+
+
+def decode_list(answer: bytes, path: str = "its socket") -> Any:
+    """Decodes the answer of a List call. Raises SourceError if the answer is malformed."""
+    try:
+        return podresources_pb2.ListPodResourcesResponse.FromString(answer)
+    except (DecodeError, ValueError) as error:  # pure-Python protobuf raises ValueError for invalid UTF-8
+        raise SourceError(
+            "bad_answer",
+            f"cannot decode the kubelet's answer on {path}, {len(answer)} bytes ({error}): check that {OPTION} is the"
+            " kubelet's pod-resources socket",
+        ) from error
+
+
+def _stat_socket(path: str) -> SocketIdentity:
+    """Checks that the socket exists, and returns its identity. File system errors are clearer than gRPC errors."""
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise SourceError(
+            "socket_missing",
+            f"the kubelet's socket {path} does not exist: mount the host's pod-resources directory (not the socket"
+            f" itself, which every kubelet restart replaces) or set {OPTION}",
+        ) from error
+    except (OSError, ValueError) as error:
+        raise explain_read_error(error, path) from error
+    if not stat.S_ISSOCK(status.st_mode):
+        raise SourceError(
+            "not_a_socket",
+            f"{path} is not a socket: set {OPTION} to the kubelet's pod-resources socket, and mount its directory"
+            " (mounting a missing socket creates a directory of that name)",
+        )
+    return status.st_dev, status.st_ino, status.st_ctime_ns
+
+
+_ERRORS = {
+    "DEADLINE_EXCEEDED": ("deadline", "it hangs or is overloaded; if this persists, check the kubelet's log"),
+    "UNAVAILABLE": ("unavailable", "it is stopped or restarting; if this persists, check the kubelet's log"),
+    "UNIMPLEMENTED": ("error", f"set {OPTION} to the kubelet's pod-resources socket"),
+}
+"""Reason and advice by gRPC status."""
+
+
+def _explain(error: GrpcError, path: str) -> SourceError:
+    message = " ".join(error.message.split())[:300]
+    reason, advice = _ERRORS.get(error.status, ("error", "check the kubelet's log"))
+    if error.status == "UNAVAILABLE" and "Permission denied" in message:
+        reason, advice = "permission_denied", "set securityContext.runAsUser: 0, because only uid 0 may connect"
+    elif error.status == "RESOURCE_EXHAUSTED" and "rate limit" in message:
+        reason = "rate_limited"
+        advice = "the last mapping is used; if this persists, find the client that polls too often"
+    return SourceError(reason, f"the kubelet did not answer List on {path} ({error.status}: {message}): {advice}")
+
+
+# gRPC client based on h2. grpcio would start threads and use 12 MiB more memory.
+
+_STATUS_NAMES = (
+    *("OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS"),
+    *("PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED"),
+    *("INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"),
+)
+_STATUS_BY_NUMBER = {str(number): name for number, name in enumerate(_STATUS_NAMES)}
+_EMPTY_MESSAGE = bytes(5)
+
+
+class GrpcError(Exception):
+    """A gRPC call failed. `status` is the name of the gRPC status."""
+
+    def __init__(self, status: str, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+        self.message = message
+
+
+def call_unary(path: str, method: str, timeout: float) -> bytes:
+    """Calls a method with an empty request and returns the encoded answer. Raises GrpcError if the call fails."""
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(timeout)
+            connection.connect(path)
+            return _exchange(connection, method, time.monotonic() + timeout)
+    except TimeoutError as error:
+        raise GrpcError("DEADLINE_EXCEEDED", f"no answer within {timeout:.1f} s") from error
+    except (OSError, H2Error) as error:
+        raise GrpcError("UNAVAILABLE", getattr(error, "strerror", None) or str(error)) from error
+
+
+def _exchange(connection: socket.socket, method: str, deadline: float) -> bytes:
+    headers = [
+        *((":method", "POST"), (":scheme", "http"), (":path", method), (":authority", "localhost")),
+        *(("te", "trailers"), ("content-type", "application/grpc")),
+        ("grpc-timeout", f"{max(1, round(_remaining(deadline) * 1000))}m"),
+    ]
+    http = H2Connection()
+    http.initiate_connection()
+    stream = http.get_next_available_stream_id()
+    http.send_headers(stream, headers)
+    http.send_data(stream, _EMPTY_MESSAGE, end_stream=True)
+    answer, body = dict[bytes, bytes](), bytearray()
+    while True:
+        connection.settimeout(_remaining(deadline))
+        connection.sendall(http.data_to_send())
+        received = connection.recv(256 * 1024)
+        if not received:
+            raise ConnectionError("the server closed the connection")
+        for event in http.receive_data(received):
+            match event:
+                case ResponseReceived() | TrailersReceived():
+                    answer.update(event.headers)
+                case DataReceived():
+                    body += event.data
+                    http.acknowledge_received_data(event.flow_controlled_length, stream)
+                case StreamReset() | ConnectionTerminated():
+                    raise ConnectionError(f"the server ended the call (HTTP/2 error {event.error_code})")
+                case StreamEnded():
+                    return _parse_answer(answer, body)
+
+
+def _remaining(deadline: float) -> float:
+    seconds = deadline - time.monotonic()
+    if seconds <= 0:
+        raise TimeoutError
+    return seconds
+
+
+def _parse_answer(headers: dict[bytes, bytes], body: bytearray) -> bytes:
+    text = {name.decode(errors="replace"): value.decode(errors="replace") for name, value in headers.items()}
+    number = text.get("grpc-status", "missing")
+    if number != "0":
+        message = unquote(text.get("grpc-message", "")) or f"gRPC status {number}, HTTP status {text.get(':status')}"
+        raise GrpcError(_STATUS_BY_NUMBER.get(number, "UNKNOWN"), message)
+    if len(body) < 5 or body[0] or len(body) != 5 + int.from_bytes(body[1:5], "big"):
+        raise GrpcError(
+            "INTERNAL", f"malformed gRPC response: {len(body)} bytes do not contain exactly one uncompressed message"
+        )
+    return bytes(body[5:])

@@ -1,0 +1,251 @@
+"""Connects to the container runtime, and reconnects if the connection ends. A second thread writes podlist.json.
+
+Changes during or shortly after a write are combined into one write. If another program removes or overwrites the
+file, the hook restores it. If the file cannot be written, the old file stays, and the hook tries again every 5 s.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+
+from podgpu.errors import SourceError, StartError
+from podgpu.files import AtomicFile, OutputError, read_bounded
+from podgpu.metrics.encode import NO_LABELS, VERSIONS, Family, Sample, make_families
+from podgpu.node.holders.node_files import MAX_BYTES, PodlistEntry
+from podgpu.node.hook import HookCounters
+from podgpu.node.hook.devices import Cards, Sandbox, find_gpus, read_cards
+from podgpu.node.hook.nri import Plugin, Session
+from podgpu.workers import Workers
+
+_log = logging.getLogger("podgpu")
+_RETRY_SECONDS = 0.5
+_PAUSE_SECONDS = 0.05
+_CHECK_SECONDS = 5.0
+_STOP_SECONDS = 5.0
+_CARDS_INTERVAL, _CARDS_DEADLINE = 10.0, 1.0
+
+
+@dataclass
+class Hook:
+    file: AtomicFile  # podlist.json
+    path: str = "/var/run/nri/nri.sock"  # socket of the runtime
+    inherited: int | None = None  # if the runtime started the hook: file descriptor of the open connection
+    name: tuple[str, str] = ("podgpu", "90")  # name and index of the plugin
+    inject: bool = False
+    proc: str = "/proc"
+    read: Callable[[str], Cards] = read_cards
+    fatal: StartError | None = None  # set if the inherited connection failed
+
+    def __post_init__(self) -> None:
+        self._counters = HookCounters()
+        self.writer = PodlistWriter(self.file, self._counters, partial(self.read, self.proc))
+        self._stopping = threading.Event()
+        self._connection: socket.socket | None = None
+        self._plugin: Plugin | None = None  # plugin of the open connection
+        self._logged = ""
+
+    @property
+    def is_synchronised(self) -> bool:
+        plugin = self._plugin
+        return plugin is not None and plugin.is_synchronised
+
+    def families(self) -> list[Family]:
+        plugin = self._plugin
+        gauges = {
+            "podgpu_hook_synchronised": int(self.is_synchronised),
+            "podgpu_hook_containers": plugin.containers if plugin is not None else 0,
+            "podgpu_hook_gpu_containers": self.writer.gpu_containers,
+            "podgpu_hook_podlist_up_to_date": int(self.writer.is_up_to_date),
+        }
+        samples = {name: [Sample(NO_LABELS, value)] for name, value in gauges.items()}
+        samples["podgpu_hook_build_info"] = [Sample(VERSIONS, 1)]
+        return make_families("hook", {**samples, **self._counters.samples()})
+
+    def start(self, on_fatal: Callable[[], object]) -> None:
+        """Starts the threads. Calls `on_fatal` when an inherited connection ends, because it cannot be opened again."""
+        self.writer.start()
+        threading.Thread(target=self._run, args=(on_fatal,), name="hook-runtime", daemon=True).start()
+
+    def reload(self) -> None:
+        """Required by the web server. Does nothing, because the hook has no configuration files."""
+
+    def stop(self) -> None:
+        """Stops the threads. Keeps the file, because containers continue to run without the hook."""
+        self._stopping.set()
+        connection = self._connection
+        if connection is not None:
+            _shut(connection)
+        self.writer.stop()
+
+    def _run(self, on_end: Callable[[], object]) -> None:
+        while not self._stopping.is_set():
+            was_good = self._connect_once()
+            if self.inherited is not None:
+                self.fatal = None if was_good or self._stopping.is_set() else StartError(self._logged)
+                on_end()
+                return
+            self._stopping.wait(_RETRY_SECONDS)
+
+    def _connect_once(self) -> bool:
+        """Runs one connection until it ends. Returns True if the runtime reported its containers before the end."""
+        cards = (lambda: self.writer.cards) if self.inject else None
+        plugin = Plugin(self.writer.update, self._counters, cards)
+        reason, message = "connection_ended", "the runtime ended the connection"
+        try:
+            self._connection = self._connect()
+            self._plugin = plugin
+            if self._stopping.is_set():
+                _shut(self._connection)
+            Session(self._connection, plugin.answer, self.name, self._counters).run()
+        except SourceError as error:
+            reason, message = error.reason, str(error)
+        except Exception as error:  # noqa: BLE001 - without this thread the file would never change again
+            _log.exception("unexpected error, please report it")
+            reason, message = "bug", repr(error)
+        finally:
+            self._connection = self._plugin = None
+        if not self._stopping.is_set():
+            if plugin.is_synchronised or message != self._logged:  # repeated failures are logged once
+                _log.warning("%s; podlist.json stays unchanged until the connection works again", message)
+            self._logged = message
+            self._counters.error(reason)
+        return plugin.is_synchronised
+
+    def _connect(self) -> socket.socket:
+        connection = None
+        try:
+            if self.inherited is not None:
+                return socket.socket(fileno=self.inherited)
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connection.connect(self.path)
+        except OSError as error:
+            if connection is not None:
+                connection.close()
+            raise SourceError(
+                "no_connection",
+                f"cannot connect to the NRI socket {self.path} ({error.strerror}): mount its directory from the host,"
+                " run as root (runAsUser: 0), and check that the runtime enables NRI (containerd 1.7 disables it)",
+            ) from error
+        return connection
+
+
+def _shut(connection: socket.socket) -> None:
+    """Shuts the connection down, so that a blocked read in another thread ends."""
+    with suppress(OSError):  # already closed
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def encode_podlist(entries: Iterable[PodlistEntry]) -> bytes:
+    """Returns the file content: one line per container, sorted."""
+    ordered = sorted(entries, key=lambda entry: (entry.namespace, entry.name, entry.container))
+    lines = b",\n".join(map(msgspec.json.encode, ordered))
+    return b"[\n" + lines + b"\n]\n" if lines else b"[]\n"
+
+
+class PodlistWriter:
+    def __init__(self, file: AtomicFile, counters: HookCounters, read_cards: Callable[[], Cards] = Cards) -> None:
+        self._file = file
+        self._counters = counters
+        self._read_cards = read_cards
+        self._workers = Workers()
+        self._next_cards_at = 0.0
+        self.cards = Cards()
+        self._sandboxes: tuple[Sandbox, ...] | None = None
+        """None until the runtime has reported all containers. Until then, nothing is written."""
+        self._logged: set[str] = set()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._failure = ""
+        self.is_up_to_date = False
+        self.gpu_containers = 0
+        self._thread = threading.Thread(target=self._run, name="hook-podlist", daemon=True)
+
+    def start(self) -> None:
+        self.update_cards()
+        self._thread.start()
+
+    def update(self, sandboxes: tuple[Sandbox, ...]) -> None:
+        """Sets the sandboxes to write. Does not block."""
+        self._sandboxes = sandboxes
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Stops the thread after it has written the last update. Waits at most 5 s."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(_STOP_SECONDS)
+        self._workers.close()
+
+    def update_cards(self) -> None:
+        """Reads the GPUs, at most every 10 s. Waits at most 1 s, because the driver may hang."""
+        if time.monotonic() < self._next_cards_at:
+            return
+        result = self._workers.run({"cards": self._read_cards}, _CARDS_DEADLINE, self._wake.set)["cards"]
+        if result.value is not None:
+            self.cards = result.value
+            self._next_cards_at = time.monotonic() + _CARDS_INTERVAL
+
+    def _run(self) -> None:
+        stopping = False
+        while not stopping:
+            self._wake.wait(_CHECK_SECONDS)
+            self._wake.clear()
+            stopping = self._stopping
+            try:
+                self.write_changes()
+                self._failure = ""
+            except OutputError as error:
+                self._failed(error.reason, str(error))
+            except Exception as error:  # noqa: BLE001 - the thread must continue
+                _log.exception("unexpected error, please report it")
+                self._failed("bug", repr(error))
+            if not stopping:
+                time.sleep(_PAUSE_SECONDS)
+
+    def write_changes(self) -> None:
+        """Writes the file if its content changed. Raises OutputError if that fails."""
+        sandboxes = self._sandboxes
+        if sandboxes is None:
+            return
+        self.update_cards()
+        entries: list[PodlistEntry] = []
+        problems: dict[str, str] = {}  # text -> reason
+        for sandbox in sandboxes:
+            try:
+                entries += find_gpus(sandbox, self.cards)
+            except SourceError as error:
+                problems[str(error)] = error.reason
+            except Exception as error:  # noqa: BLE001 - one pod must not remove the entries of others
+                pod = sandbox.pod
+                problems[f"pod {pod.namespace}/{pod.name} is skipped, please report this: {error!r}"] = "bug"
+        for text in problems.keys() - self._logged:
+            self._counters.error(problems[text])
+            _log.warning("%s", text)
+        self._logged = set(problems)
+        self.gpu_containers = len(entries)
+        content = encode_podlist(entries)
+        current = None
+        with suppress(SourceError):
+            current = read_bounded(str(self._file.path), MAX_BYTES)
+        if current != content:
+            self.is_up_to_date = False
+            self._file.write(content)
+            self._counters.add("podgpu_hook_podlist_writes_total")
+        self.is_up_to_date = sandboxes is self._sandboxes
+
+    def _failed(self, reason: str, message: str) -> None:
+        self.is_up_to_date = False
+        if self._failure != message:
+            self._failure = message
+            _log.warning("%s", message)
+        self._counters.error(reason)

@@ -1,0 +1,307 @@
+"""Handles one NRI connection: multiplexing, ttrpc frames, registration, and answers to the runtime's requests.
+
+Two byte streams share the connection: one for requests of the runtime, one for requests of the plugin. The runtime
+waits for each answer, so `Plugin` never waits for a disk, a driver or a lock. After an internal error, the answer does
+not change the container. An answer with an error would prevent the start of the container.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from podgpu.errors import SourceError
+from podgpu.node.hook import HookCounters, nri_pb2
+from podgpu.node.hook.devices import VISIBLE_DEVICES, Cards, Sandbox, find_assigned, read_variables
+
+PLUGIN_SERVICE = 1  # stream of the runtime's requests
+RUNTIME_SERVICE = 2  # stream of the plugin's requests
+REQUEST, RESPONSE = 1, 2
+PLUGIN_API = "nri.pkg.api.v1alpha1.Plugin"
+RUNTIME_API = "nri.pkg.api.v1alpha1.Runtime"
+MAX_MESSAGE = 4 * 1024 * 1024
+_FRAME_HEADER = struct.Struct(">II")
+_MESSAGE_HEADER = struct.Struct(">IIBB")
+_MAX_FRAME = MAX_MESSAGE + _MESSAGE_HEADER.size
+_MAX_SENT_FRAME = 4096  # Go's ttrpc has a read buffer of this size and rejects larger frames
+_SEND_SECONDS = 5
+_REGISTRATION_SECONDS = 60.0  # long, because the runtime registers plugins one after the other
+_READ_BYTES = 256 * 1024
+_UNIMPLEMENTED = 12
+_METHODS = {
+    1: "RunPodSandbox",
+    2: "StopPodSandbox",
+    3: "RemovePodSandbox",
+    4: "CreateContainer",
+    6: "StartContainer",
+    8: "UpdateContainer",
+    10: "StopContainer",
+    11: "RemoveContainer",
+}
+"""Subscribed events: number -> method. Few events are subscribed, because each one delays pod starts."""
+EVENTS = sum(1 << number - 1 for number in _METHODS)
+_STOPPED = 4
+_log = logging.getLogger("podgpu")
+
+
+class Message(NamedTuple):
+    service: int
+    stream: int
+    kind: int
+    data: bytes
+
+
+def split_messages(received: Iterable[bytes]) -> Iterator[Message]:
+    """Yields the messages in the received bytes. Raises SourceError if a length in the bytes exceeds the maximum."""
+    frames, streams = bytearray(), {PLUGIN_SERVICE: bytearray(), RUNTIME_SERVICE: bytearray()}
+    for piece in received:
+        frames += piece
+        while frame := _cut(frames, _FRAME_HEADER, 1, _MAX_FRAME):
+            (service, _length), content = frame
+            if service not in streams:  # unknown services are ignored, because NRI may add some
+                continue
+            streams[service] += content
+            while message := _cut(streams[service], _MESSAGE_HEADER, 0, MAX_MESSAGE):
+                (_length, stream, kind, _flags), data = message
+                yield Message(service, stream, kind, data)
+
+
+def _cut(
+    buffer: bytearray, header: struct.Struct, length_position: int, limit: int
+) -> tuple[tuple[int, ...], bytes] | None:
+    """Removes a header and its content from the start of the buffer. Returns both, or None if they are incomplete."""
+    if len(buffer) < header.size:
+        return None
+    fields = header.unpack_from(buffer)
+    length = fields[length_position]
+    if length > limit:
+        problem = f"the runtime sent data that is not valid NRI ({length:,} bytes; the maximum is {limit:,})"
+        raise SourceError("bad_frame", problem)
+    end = header.size + length
+    if len(buffer) < end:
+        return None
+    content = bytes(buffer[header.size : end])
+    del buffer[:end]
+    return fields, content
+
+
+def encode(message: Message) -> bytes:
+    content = _MESSAGE_HEADER.pack(len(message.data), message.stream, message.kind, 0) + message.data
+    frames = (content[start : start + _MAX_SENT_FRAME] for start in range(0, len(content), _MAX_SENT_FRAME))
+    return b"".join(_FRAME_HEADER.pack(message.service, len(frame)) + frame for frame in frames)
+
+
+@dataclass
+class Session:
+    """Registers the plugin and answers requests until the connection ends."""
+
+    connection: socket.socket
+    call: Callable[[str, bytes], bytes]  # (method, payload) -> encoded response; may raise any exception
+    name: tuple[str, str]  # name and two-digit index of the plugin
+    counters: HookCounters
+    is_registered: bool = False
+
+    def run(self) -> None:
+        """Returns when the runtime ends the connection. Raises SourceError if the connection or registration fails."""
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_SECONDS, 0))
+        self.connection.settimeout(_REGISTRATION_SECONDS)
+        try:
+            registration = nri_pb2.RegisterPluginRequest(plugin_name=self.name[0], plugin_idx=self.name[1])
+            request = nri_pb2.Request(service=RUNTIME_API, method="RegisterPlugin", payload=_serialize(registration))
+            self.connection.sendall(encode(Message(RUNTIME_SERVICE, 1, REQUEST, _serialize(request))))
+            for message in split_messages(iter(lambda: self.connection.recv(_READ_BYTES), b"")):
+                self._handle(message)
+        except TimeoutError as error:
+            raise SourceError(
+                "no_answer", f"the runtime did not answer the registration within {_REGISTRATION_SECONDS:.0f} s"
+            ) from error
+        except OSError as error:
+            raise SourceError("connection_lost", f"the connection to the runtime broke ({error.strerror})") from error
+        finally:
+            self.connection.close()
+        if not self.is_registered:
+            raise SourceError(
+                "refused",
+                "the runtime closed the connection before it registered the plugin: see its log; it may accept only"
+                " plugins that it started itself (containerd: disable_connections)",
+            )
+
+    def _handle(self, message: Message) -> None:
+        if message.service == RUNTIME_SERVICE and message.kind == RESPONSE:
+            self._finish_registration(message.data)
+        elif message.service == PLUGIN_SERVICE and message.kind == REQUEST:
+            self.connection.sendall(encode(message._replace(kind=RESPONSE, data=self._answer(message.data))))
+        else:
+            self.counters.error("unexpected_message")
+
+    def _finish_registration(self, data: bytes) -> None:
+        try:
+            answer = nri_pb2.Response.FromString(data)
+        except DecodeError as error:
+            raise SourceError("refused", "the runtime's answer to the registration is not an NRI message") from error
+        if answer.status.code:
+            raise SourceError(
+                "refused",
+                f"the runtime rejects the plugin {'-'.join(reversed(self.name))} ({answer.status.message}): podgpu"
+                " needs NRI version v1alpha1 (containerd 1.7 or later, CRI-O 1.26 or later); see the runtime's log",
+            )
+        self.is_registered = True
+        self.connection.settimeout(None)
+
+    def _answer(self, data: bytes) -> bytes:
+        started = time.monotonic()
+        request, response, method = nri_pb2.Request(), nri_pb2.Response(), "other"
+        try:
+            request.ParseFromString(data)
+            method = request.method
+            if request.service != PLUGIN_API:
+                raise NotImplementedError
+            response.payload = self.call(method, request.payload)
+        except NotImplementedError:
+            self._failed(f"{request.service}/{method}", "other_protocol", f"podgpu implements {PLUGIN_API} only")
+            response.status.code, method = _UNIMPLEMENTED, "other"
+        except DecodeError:
+            self._failed(method, "bad_request", "the request is not an NRI message")
+        except SourceError as error:
+            self._failed(method, error.reason, str(error))
+        except Exception as error:  # noqa: BLE001 - a bug here must not fail a container
+            _log.exception("unexpected error, please report it")
+            self._failed(method, "bug", repr(error))
+        self.counters.add("podgpu_hook_requests_total", method)
+        self.counters.add("podgpu_hook_request_seconds_total", method, time.monotonic() - started)
+        return _serialize(response)
+
+    def _failed(self, method: str, reason: str, problem: str) -> None:
+        self.counters.error(reason)
+        _log.warning("NRI request %s failed, so the container is not changed: %s", method, problem)
+
+
+def _serialize(message: Any) -> bytes:
+    encoded: bytes = message.SerializeToString()
+    return encoded
+
+
+@dataclass
+class Plugin:
+    """Answers requests and tracks the containers. Lives as long as the connection, because the runtime reports all
+    containers again after a reconnect."""
+
+    on_change: Callable[[tuple[Sandbox, ...]], None]
+    """Called with all sandboxes after every change, after the first full report of the runtime."""
+    counters: HookCounters
+    cards: Callable[[], Cards] | None = None
+    """If given (--inject), the plugin sets NVIDIA_VISIBLE_DEVICES of new containers."""
+    is_synchronised: bool = False
+    _sandboxes: dict[str, Sandbox] = field(default_factory=dict)
+    _reported_pods: list[Any] = field(default_factory=list)  # of a Synchronize request that has more messages to come
+    _reported_containers: list[Any] = field(default_factory=list)
+
+    @property
+    def containers(self) -> int:
+        return sum(len(sandbox.containers) for sandbox in self.sandboxes)
+
+    @property
+    def sandboxes(self) -> tuple[Sandbox, ...]:
+        return tuple(self._sandboxes.values())
+
+    def answer(self, method: str, payload: bytes) -> bytes:
+        """Returns the encoded response. Raises NotImplementedError, SourceError or protobuf's DecodeError."""
+        own = {"Configure": self._configure, "Synchronize": self._synchronize, "CreateContainer": self._create}
+        if method in own:
+            return own[method](payload)
+        if method == "StateChange":
+            change = nri_pb2.StateChangeEvent.FromString(payload)
+            self._apply(_METHODS.get(change.event, ""), change.pod, change.container)
+        elif method in _METHODS.values():
+            subject = nri_pb2.Subject.FromString(payload)
+            self._apply(method, subject.pod, subject.container)
+        elif method != "Shutdown":
+            raise NotImplementedError(method)
+        return b""
+
+    def _configure(self, payload: bytes) -> bytes:
+        request = nri_pb2.ConfigureRequest.FromString(payload)
+        _log.info("registered with %s %s", request.runtime_name or "the runtime", request.runtime_version)
+        return _serialize(nri_pb2.ConfigureResponse(events=EVENTS))
+
+    def _synchronize(self, payload: bytes) -> bytes:
+        request = nri_pb2.SynchronizeRequest.FromString(payload)
+        self._reported_pods += request.pods
+        self._reported_containers += request.containers
+        if request.more:
+            return _serialize(nri_pb2.SynchronizeResponse(more=True))
+        self._sandboxes = {}
+        for pod in self._reported_pods:
+            self._add(pod)
+        # If two containers have the same name, the newer one replaces the other, because only the newer one runs.
+        for container in sorted(self._reported_containers, key=lambda container: container.created_at):
+            if container.pod_sandbox_id in self._sandboxes:
+                self._put_container(self._sandboxes[container.pod_sandbox_id].pod, container)
+        self._reported_pods, self._reported_containers = [], []
+        self.is_synchronised = True
+        self.counters.add("podgpu_hook_synchronisations_total")
+        _log.info("the runtime reported all its containers: %d", self.containers)
+        self._publish()
+        return b""
+
+    def _create(self, payload: bytes) -> bytes:
+        subject = nri_pb2.Subject.FromString(payload)
+        self._apply("CreateContainer", subject.pod, subject.container)
+        sandbox = self._sandboxes.get(subject.pod.id)
+        if self.cards is None or sandbox is None:
+            return b""
+        value = ",".join(find_assigned(sandbox.pod, self.cards()))
+        if not value or value == read_variables(subject.container).get(VISIBLE_DEVICES, ""):
+            return b""
+        self.counters.add("podgpu_hook_adjustments_total")
+        env = [nri_pb2.KeyValue(key=VISIBLE_DEVICES, value=value)]
+        if any(variable.startswith(f"{VISIBLE_DEVICES}=".encode()) for variable in subject.container.env):
+            # Another plugin may have set the variable. The runtime then accepts a new value only after its removal.
+            env.insert(0, nri_pb2.KeyValue(key=f"-{VISIBLE_DEVICES}", value=""))
+        return _serialize(nri_pb2.CreateContainerResponse(adjust=nri_pb2.ContainerAdjustment(env=env)))
+
+    def _apply(self, method: str, pod: Any, container: Any) -> None:
+        if method == "RunPodSandbox":
+            self._add(pod)
+        elif method in ("StopPodSandbox", "RemovePodSandbox"):
+            self._sandboxes.pop(pod.id, None)
+        elif method in ("StopContainer", "RemoveContainer"):
+            self._remove_container(container.id)
+        elif method:  # also for later events, because the creation of the container may have been missed
+            self._put_container(pod, container)
+        self._publish()
+
+    def _add(self, pod: Any) -> None:
+        """Adds a sandbox. Removes older sandboxes of the pod, in case their stop events were missed."""
+        for sandbox in self.sandboxes:
+            if pod.uid and sandbox.pod.uid == pod.uid and sandbox.pod.id != pod.id:
+                del self._sandboxes[sandbox.pod.id]
+        known = self._sandboxes.get(pod.id)
+        self._sandboxes[pod.id] = Sandbox(pod, known.containers if known else ())
+
+    def _put_container(self, pod: Any, container: Any) -> None:
+        """Adds a container. Removes an older one with the same name, in case its stop event was missed."""
+        self._remove_container(container.id)
+        if container.state == _STOPPED:
+            return
+        known = self._sandboxes.get(pod.id, Sandbox(pod))
+        others = (other for other in known.containers if other.name != container.name)
+        # The runtime may send only the pod's id. The earlier pod, which has names, is then kept.
+        self._sandboxes[pod.id] = Sandbox(pod if pod.name else known.pod, (*others, container))
+
+    def _remove_container(self, container_id: str) -> None:
+        for sandbox in self.sandboxes:
+            kept = tuple(container for container in sandbox.containers if container.id != container_id)
+            if len(kept) < len(sandbox.containers):
+                self._sandboxes[sandbox.pod.id] = Sandbox(sandbox.pod, kept)
+
+    def _publish(self) -> None:
+        if self.is_synchronised:
+            self.on_change(self.sandboxes)

@@ -1,0 +1,1 @@
+"""Records the cluster's state and charges, and answers questions about past times."""

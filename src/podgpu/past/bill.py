@@ -1,0 +1,415 @@
+"""Computes GPU-hours, energy, cost and waste by pod, owner, namespace or pod label.
+
+`/api/v1/waste` returns the rows of `/api/v1/range`, sorted by waste and without unallocated GPUs.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from sqlite3 import Connection
+from typing import Any, Literal, NamedTuple, Protocol
+
+import msgspec
+
+from podgpu.charge import UNALLOCATED, Amounts, Charge, UsageAccount
+from podgpu.errors import UsageError, utc_text
+from podgpu.fleet.parts import MPS_REASON, HeldPart, sum_held
+from podgpu.fleet.prices import Prices
+from podgpu.fleet.state import ClusterState, describe_unpriced
+from podgpu.model import WorkloadOwner, group_by_key
+from podgpu.past.sqlite import ceil_time, floor_time, parse_range, parse_time
+from podgpu.past.store import AMOUNT_UNITS, COARSE, DAY, HOUR
+
+Order = Literal["cost", "wasted"]
+_LABEL = "label:"
+_DIGITS = 4
+_JOULES_PER_KWH = 3_600_000
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "|", "%")
+# Sums the usage of each account before the join, because joining every row is slower.
+_RANGE = f"""
+SELECT namespace, pod, job, uid, container_id, owner_kind, owner_name, labels, methods, currency,
+    {", ".join(f"{name} / {unit}" for name, unit in AMOUNT_UNITS.items())}
+FROM account JOIN (
+    SELECT account AS id, currency, {", ".join(f"sum({name}) AS {name}" for name in AMOUNT_UNITS)}
+    FROM ({{rows}}) GROUP BY account, currency) USING (id)
+ORDER BY namespace, pod, job, uid, container_id, currency"""
+_RANGE_ROWS = "SELECT * FROM usage WHERE resolution = ? AND time >= ? AND time < ?"
+
+
+class RangeQuery(NamedTuple):
+    by: str = "pod"  # pod, owner, namespace or label:NAME
+    seconds: int = DAY
+    start: float | None = None  # Unix time; None: `seconds` before the end
+    end: float | None = None  # Unix time; None: now
+    is_csv: bool = False
+    order: Order = "cost"
+
+    @property
+    def label(self) -> str:
+        """Name of the pod label, as exporters and kube-state-metrics write it. Empty if `by` is not a label."""
+        return re.sub(r"[^a-zA-Z0-9_]", "_", self.by.removeprefix(_LABEL)) if self.by.startswith(_LABEL) else ""
+
+    def bounds(self, now: float) -> tuple[float, float]:
+        end = now if self.end is None else min(self.end, now)
+        return end - self.seconds if self.start is None else min(self.start, end), end
+
+
+class RangeFigures(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """Sums over a time range. Unknown values are omitted from the JSON."""
+
+    gpu_hours: float = 0.0
+    allocated_hours: float = 0.0  # excludes unallocated GPUs
+    used_hours: float = 0.0
+    used_hours_min: float = 0.0
+    used_hours_max: float = 0.0
+    idle_hours: float = 0.0
+    unknown_hours: float = 0.0  # allocated hours for which the use is unknown
+    waited_hours: float | None = None  # time spent waiting for a shared GPU; None if 0 or unknown
+    mean_use: float | None = None  # mean over the time for which the use is known
+    energy_kwh: float | None = None
+    cost: float | None = None
+    wasted: float | None = None
+    unpriced_hours: float | None = None  # part of `gpu_hours` that `cost` does not include; None if 0
+
+
+class RangeRow(RangeFigures, kw_only=True):
+    """A row. `gpus` and the fields after it are current values. They are set only if the range ends now."""
+
+    unallocated: bool = False
+    cluster: str = ""
+    namespace: str = ""
+    pod: str = ""
+    job: str = ""
+    uid: str = ""
+    container_id: str = ""
+    owner: WorkloadOwner | None = None
+    label: str = ""
+    labels: dict[str, str] = {}  # pod labels, if the row is a pod
+    methods: list[str] = []  # how the use of the GPUs was measured; empty if unknown
+    gpus: float | None = None
+    idle_gpus: float | None = None
+    cost_per_hour: float | None = None
+    idle_since: int | None = None
+    unknown_because: str = ""  # reason why the idle time of some GPUs is unknown
+
+
+class RangeTotals(RangeFigures, kw_only=True):
+    unallocated_cost: float | None = None
+
+
+class RangeAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
+    api: str = msgspec.field(default_factory=lambda: "podgpu/v1")
+    from_: float = msgspec.field(name="from")
+    to: float
+    by: str
+    currency: str = ""
+    prices: str = ""
+    source: str = ""  # with Prometheus: name of the recording rule, or `counters`
+    simulated: bool = False
+    recorded_from: float | None = None  # start of the oldest record, if it is later than `from`
+    methods: list[str] = []  # how the use of the GPUs was measured
+    labels: list[str] = []  # names of the pod labels in the range
+    notes: list[str] = []  # messages about missing data
+    totals: RangeTotals
+    rows: list[RangeRow]
+
+
+class UsageAnswers(Protocol):
+    """Provides `/api/v1/range` and `/api/v1/waste`."""
+
+    async def range(self, query: RangeQuery) -> RangeAnswer:
+        """Raises SourceError if the usage cannot be read."""
+
+
+def parse_range_query(query: Mapping[str, str], order: Order = "cost") -> RangeQuery:
+    by, form, name = query.get("by", "pod"), query.get("format", "json"), query.get("range", "24h")
+    if by not in ("pod", "owner", "namespace") and not (by.startswith(_LABEL) and by != _LABEL):
+        raise UsageError(f"by={by[:60]!r}: use pod, owner, namespace or label:NAME")
+    if form not in ("json", "csv"):
+        raise UsageError(f"format={form[:60]!r}: use json or csv")
+    seconds = parse_range(name)
+    start, end = (parse_time(query, name) for name in ("from", "to"))
+    if start is not None and end is not None and start >= end:
+        raise UsageError(f"from={start:.15g} is not before to={end:.15g}")
+    return RangeQuery(by, seconds, start, end, form == "csv", order)
+
+
+RowName = tuple[tuple[str, Any], ...]
+"""Names and values of the fields of `RangeRow` that identify a row, such as namespace and pod."""
+
+
+def make_range(
+    query: RangeQuery,
+    bounds: tuple[float, float],
+    usage: Sequence[Charge],
+    prices: Prices,
+    now: Mapping[RowName, Mapping[str, Any]],
+) -> RangeAnswer:
+    """Groups the usage into rows and adds it up. `now`: current values by row."""
+    groups = group_by_key((name_row(one, query), one) for one in usage)
+    rows = []
+    for name in dict.fromkeys((*groups, *now)):
+        own = groups.get(name, [])
+        row = RangeRow(**{**dict(name), **add_up(own, prices.currency), **now.get(name, {})})
+        row.methods = _list_methods(own)
+        row.labels = json.loads(own[0].account.labels or "{}") if own and query.by == "pod" else {}
+        rows.append(row)
+    if query.order == "wasted":
+        rows = [row for row in rows if not row.unallocated]
+        rows.sort(key=lambda row: (-(row.wasted or 0.0), -row.idle_hours, describe_row(row)))
+    else:
+        rows.sort(key=lambda row: (row.unallocated, -(row.cost or 0.0), -row.gpu_hours, describe_row(row)))
+    unallocated = [one for one in usage if one.account == UNALLOCATED]
+    answer = RangeAnswer(
+        from_=bounds[0],
+        to=bounds[1],
+        by=query.by,
+        currency=prices.currency,
+        prices=prices.source,
+        methods=_list_methods(usage),
+        labels=sorted({name for text in {one.account.labels for one in usage} if text for name in json.loads(text)}),
+        totals=RangeTotals(
+            **add_up(usage, prices.currency), unallocated_cost=add_up(unallocated, prices.currency)["cost"]
+        ),
+        rows=rows,
+    )
+    answer.notes = list(_describe_missing(query.label, prices, usage, answer))
+    return answer
+
+
+def group_now(state: ClusterState, usage: Sequence[Charge], query: RangeQuery) -> dict[RowName, dict[str, Any]]:
+    """Maps each row to its current values. A pod that has ended has 0 GPUs."""
+    clusters = {one.cluster for one in usage}
+    cluster = clusters.pop() if len(clusters) == 1 else ""  # with a single cluster, `part.cluster` is empty
+    known = {("", one.account[:5]): one for one in usage}  # the last round may have one cluster only
+    known |= {(one.cluster, one.account[:5]): one for one in usage}
+    groups: dict[RowName, list[HeldPart]] = {name_row(one, query): [] for one in usage if one.account != UNALLOCATED}
+    parts = [(part, node.state.pod_labels) for node in state.nodes for part in node.held]
+    for part, pod_labels in parts:
+        if part.holder.key:  # a reservation for an unknown pod has no row
+            account = account_of(part, pod_labels)
+            name = part.cluster or cluster
+            one = known.get((name, account[:5])) or Charge(account, cluster=name)
+            groups.setdefault(name_row(one, query), []).append(part)
+    return {name: _add_up_now(held) for name, held in groups.items()}
+
+
+def account_of(part: HeldPart, pod_labels: Mapping[str, Mapping[str, str]] | None = None) -> UsageAccount:
+    holder, owner = part.holder, part.owner
+    labels = pod_labels.get(f"{holder.namespace}/{holder.pod}") if pod_labels else None
+    return UsageAccount(
+        namespace=holder.namespace,
+        pod=holder.pod,
+        job=holder.job_or_user,
+        uid="" if holder.pod else holder.uid,
+        container_id="" if holder.pod else holder.container_id,
+        owner_kind=owner.kind if owner else "",
+        owner_name=owner.name if owner else "",
+        labels=json.dumps(labels, sort_keys=True) if labels else "",
+        methods=part.device.usage.method if part.device.usage else "",
+    )
+
+
+def name_row(one: Charge, query: RangeQuery) -> RowName:
+    account, cluster = one.account, ("cluster", one.cluster)
+    if account == UNALLOCATED:
+        return ("unallocated", True), cluster
+    if query.label:
+        labels = json.loads(account.labels) if account.labels else {}
+        return cluster, ("label", labels.get(query.label, ""))
+    namespace = ("namespace", account.namespace)
+    if query.by == "namespace":
+        return cluster, namespace
+    owner = WorkloadOwner(account.owner_kind, account.owner_name) if account.owner_name else None
+    if query.by == "owner" and owner is not None:
+        return cluster, namespace, ("owner", owner)
+    return (cluster, *zip(UsageAccount._fields[:5], account[:5], strict=True), ("owner", owner))
+
+
+def add_up(usage: Sequence[Charge], currency: str) -> dict[str, Any]:
+    """Returns the sums of the usage as fields of `RangeFigures`. Costs include only usage priced in `currency`."""
+    everything = sum_usage(usage)
+    held = sum_usage([one for one in usage if one.account != UNALLOCATED])
+    priced = [one for one in usage if currency and one.currency == currency]
+    cost = sum_usage(priced)
+    return {
+        "gpu_hours": _hours(everything.allocated_seconds),
+        "allocated_hours": _hours(held.allocated_seconds),
+        "used_hours": _hours(held.busy_seconds),
+        "used_hours_min": _hours(held.busy_min_seconds),
+        "used_hours_max": _hours(held.busy_max_seconds),
+        "idle_hours": _hours(held.idle_seconds),
+        "unknown_hours": _hours(held.allocated_seconds - held.measured_seconds),
+        "waited_hours": _hours(held.waited_seconds) or None,
+        "mean_use": round(held.busy_seconds / held.measured_seconds, _DIGITS) if held.measured_seconds else None,
+        "energy_kwh": round(everything.energy_joules / _JOULES_PER_KWH, _DIGITS) if everything.energy_joules else None,
+        "cost": round(cost.cost, _DIGITS) if priced else None,
+        "wasted": round(cost.idle_cost, _DIGITS) if priced else None,
+        "unpriced_hours": _hours(everything.allocated_seconds - cost.allocated_seconds) or None if currency else None,
+    }
+
+
+def _list_methods(usage: Iterable[Charge]) -> list[str]:
+    return sorted({method for one in usage for method in one.account.methods.split()})
+
+
+def sum_usage(usage: Sequence[Charge]) -> Amounts:
+    return Amounts(*(math.fsum(column) for column in zip(Amounts(), *(one.amounts for one in usage), strict=True)))
+
+
+def _hours(seconds: float) -> float:
+    return round(seconds / 3600, _DIGITS)
+
+
+def _add_up_now(held: Sequence[HeldPart]) -> dict[str, Any]:
+    now = sum_held(held).rounded()
+    since = [part.idle_since for part in held if part.idle_since is not None]
+    return {
+        "gpus": now.allocated,
+        "idle_gpus": now.idle,
+        "cost_per_hour": now.cost_per_hour,
+        "idle_since": round(max(since)) if since and len(since) == len(held) else None,
+        "unknown_because": max((part.unknown_because for part in held), default=""),
+    }
+
+
+def _describe_missing(label: str, prices: Prices, usage: Sequence[Charge], answer: RangeAnswer) -> Iterable[str]:
+    if label and not any(row.label for row in answer.rows):
+        yield (
+            f"no pod has the label {label[:60]!r}: check its name, and that the exporters run with"
+            " --kubernetes-enable-pod-labels (with --prometheus: that kube-state-metrics exports it in kube_pod_labels)"
+        )
+    hours = sum(one.amounts.allocated_seconds for one in usage if one.currency != prices.currency) / 3600
+    if not prices.currency:
+        yield "there are no prices: start podgpu with --prices"
+    elif hours >= 10**-_DIGITS:
+        yield f"{hours:,.2f} GPU-hours have no price in {prices.currency} and are not included in the cost"
+    if "mps" in answer.methods and answer.totals.unknown_hours:
+        yield (
+            f"the use of {answer.totals.unknown_hours:,} GPU-hours is unknown, because containers share GPUs by MPS"
+            f" ({MPS_REASON}): these hours count neither as used, nor as idle or wasted"
+        )
+
+
+def describe_row(row: RangeRow, nameless: str = "(none)") -> str:
+    if row.unallocated:
+        return "/".join(filter(None, (row.cluster, "unallocated")))
+    owner = f"{row.owner.kind}/{row.owner.name}" if row.owner and not row.pod else ""
+    job = f"job {row.job}" if row.job and not row.job.startswith("user ") else row.job
+    names = (row.cluster, row.namespace, owner, row.pod, job, row.uid or row.container_id, row.label)
+    return "/".join(filter(None, names)) or nameless
+
+
+def encode_range_csv(answer: RangeAnswer) -> bytes:
+    """Writes CSV with the columns of FOCUS (a format for bills). Other columns begin with `x_`. Unknown is empty."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(_make_cells(answer, RangeRow())), lineterminator="\r\n")
+    writer.writeheader()
+    for row in answer.rows:
+        cells = _make_cells(answer, row)
+        writer.writerow({name: escape_cell(v) if isinstance(v, str) else v for name, v in cells.items()})
+    return text.getvalue().encode()
+
+
+def escape_cell(text: str) -> str:
+    """Prevents spreadsheets from running the cell as a formula."""
+    return f"'{text}" if text.lstrip(" ").startswith(_FORMULA_STARTS) else text
+
+
+def _make_cells(answer: RangeAnswer, row: RangeRow) -> dict[str, Any]:
+    owner = "" if row.owner is None else f"{row.owner.kind}/{row.owner.name}"
+    tags = {"cluster": row.cluster, "namespace": row.namespace, "owner": owner}
+    if answer.by.startswith(_LABEL):
+        tags[answer.by.removeprefix(_LABEL)] = row.label
+    return {
+        **dict.fromkeys(("BilledCost", "EffectiveCost", "ListCost", "ContractedCost"), row.cost),
+        "BillingCurrency": answer.currency,
+        **dict.fromkeys(("BillingPeriodStart", "ChargePeriodStart"), utc_text(answer.from_)),
+        **dict.fromkeys(("BillingPeriodEnd", "ChargePeriodEnd"), utc_text(answer.to)),
+        "ChargeCategory": "Usage",
+        "ChargeClass": "",
+        "ChargeDescription": f"GPU hours: {describe_row(row)}",
+        **dict.fromkeys(("PricingQuantity", "ConsumedQuantity"), row.gpu_hours),
+        **dict.fromkeys(("PricingUnit", "ConsumedUnit"), "GPU-Hours"),
+        "ServiceCategory": "Compute",
+        "ServiceName": "GPU",
+        "Tags": json.dumps({name: value for name, value in tags.items() if value}),
+        **dict.fromkeys(("SubAccountId", "SubAccountName"), row.cluster),
+        "x_Namespace": row.namespace,
+        "x_Pod": row.pod or row.job or row.uid or row.container_id,
+        "x_Owner": owner,
+        "x_Label": row.label,
+        "x_UsedGpuHours": row.used_hours,
+        "x_UsedGpuHoursMin": row.used_hours_min,
+        "x_UsedGpuHoursMax": row.used_hours_max,
+        "x_IdleGpuHours": row.idle_hours,
+        "x_UnknownGpuHours": row.unknown_hours,
+        "x_WaitedGpuHours": row.waited_hours,
+        "x_MeanUse": row.mean_use,
+        "x_EnergyKwh": row.energy_kwh,
+        "x_WastedCost": row.wasted,
+        "x_UsageMethod": " ".join(row.methods),
+    }
+
+
+# The history in SQLite
+
+
+def read_range_answer(db: Connection, query: RangeQuery, now: float, state: ClusterState) -> RangeAnswer:
+    start, end, sums = read_range(db, *query.bounds(now))
+    current = {} if query.end is not None else group_now(state, sums, query)
+    answer = make_range(query, (start, min(end, now)), sums, state.prices, current)
+    answer.simulated = state.simulated
+    answer.notes[:0] = describe_unpriced(state.nodes, state.prices)
+    since = read_usage_start(db)
+    if since is None or start + COARSE < since:
+        answer.recorded_from = now if since is None else float(since)
+        answer.notes.insert(0, f"there is no record before {utc_text(answer.recorded_from)}")
+    return answer
+
+
+def read_range(db: Connection, start: float, end: float) -> tuple[int, int, list[Charge]]:
+    """Returns start, end and usage. Start and end are extended to whole stored steps (5 minutes, hours or days)."""
+    times = {
+        resolution: db.execute("SELECT min(time), max(time) FROM usage WHERE resolution = ?", (resolution,)).fetchone()
+        for resolution in (COARSE, HOUR, DAY)
+    }
+    oldest = {resolution: math.inf if first is None else first for resolution, (first, _) in times.items()}
+    rolled_up = {resolution: 0 if last is None else last + resolution for resolution, (_, last) in times.items()}
+
+    def step(time: float) -> int:
+        """Returns the finest resolution that covers `time`, or whose rows begin as early as those of the next one."""
+        for finer, coarser in ((COARSE, HOUR), (HOUR, DAY)):
+            if time >= oldest[finer] or not oldest[finer] // coarser * coarser > oldest[coarser]:
+                return finer
+        return DAY
+
+    first, last = floor_time(start, step(start)), ceil_time(end, step(end))
+    # Reads whole days from daily rows, other whole hours from hourly rows, and the remainder from 5-minute rows.
+    first_hour = min(ceil_time(first, HOUR), last)
+    last_hour = max(min(floor_time(last, HOUR), rolled_up[HOUR]), first_hour)
+    first_day = min(ceil_time(first_hour, DAY), last_hour)
+    last_day = max(min(floor_time(last_hour, DAY), rolled_up[DAY]), first_day)
+    rows = (
+        *(COARSE, first, first_hour),
+        *(HOUR, first_hour, first_day),
+        *(DAY, first_day, last_day),
+        *(HOUR, last_day, last_hour),
+        *(COARSE, last_hour, last),
+    )
+    query = _RANGE.format(rows=" UNION ALL ".join([_RANGE_ROWS] * (len(rows) // 3)))
+    found = db.execute(query, rows)
+    return first, last, [Charge(UsageAccount(*row[:9]), amounts=Amounts(*row[10:]), currency=row[9]) for row in found]
+
+
+def read_usage_start(db: Connection) -> int | None:
+    """Returns the start of the oldest stored usage as Unix time, or None if there is no usage."""
+    sql = "SELECT (SELECT min(time) FROM usage WHERE resolution = 86400), (SELECT min(time) FROM round)"
+    first_day, first_round = db.execute(sql).fetchone()
+    start: int | None = first_round if first_day is None or first_round < first_day + DAY else first_day
+    return start

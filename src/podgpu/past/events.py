@@ -1,0 +1,178 @@
+"""Lists events of the stored history: GPU conditions that began or ended, pods that started or ended, idle alarms."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import msgspec
+
+from podgpu.errors import UsageError, few_of
+from podgpu.past.sqlite import parse_range, parse_time
+from podgpu.past.store import GPU_ITSELF
+
+IDLE = "idle"  # the condition of a GPU whose holder has been idle for longer than --idle-after
+MOST_EVENTS = 1000
+_MAX_SPANS = 20_000
+_NODE_WIDE = ("node_gone", "driver_away")
+# A span is a period in which a GPU had a holder or a condition. Selects the spans of all pods that started or ended
+# between `:start` and `:end`. Their older spans are included, because `_find_runs` needs the beginning of each run.
+_SPANS = f"""
+SELECT started, ended, name, message, uuid, instance, gpu.node, gpu_index, span.account,
+    ifnull(namespace, ''), ifnull(pod, ''),
+    coalesce(nullif(pod, ''), nullif(job, ''), nullif(uid, ''), 'container ' || substr(container_id, 1, 12), '')
+FROM span JOIN gpu ON gpu.id = span.gpu LEFT JOIN account ON account.id = span.account
+WHERE started <= :end
+AND (name = 'node_gone' OR span.account IN (
+    SELECT account FROM span WHERE started BETWEEN :start AND :end OR ended BETWEEN :start AND :end))
+{{where}} ORDER BY max(started, iif(ended <= :end, ended, 0)) DESC LIMIT {_MAX_SPANS}"""
+# Selects the spans of a pod, and the conditions that a GPU had while the pod held the GPU.
+_OF_POD = f"""
+AND (namespace || '/' || pod = :pod OR span.account = {GPU_ITSELF} AND EXISTS (
+    SELECT * FROM span AS own JOIN account ON account.id = own.account
+    WHERE own.gpu = span.gpu AND namespace || '/' || pod = :pod
+    AND own.started <= ifnull(span.ended, own.started) AND ifnull(own.ended, span.started) >= span.started))"""
+_WHERE = {"gpu": "AND uuid = :gpu", "node": "AND gpu.node = :node", "pod": _OF_POD}
+
+
+class EventQuery(NamedTuple):
+    """Selects events. If `selector` is empty, selects all. A pod is written `NAMESPACE/POD`."""
+
+    seconds: int  # before `end`
+    selector: str = ""
+    value: str = ""
+    end: float | None = None  # Unix time; None: now
+
+
+class Event(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """An event of a GPU or pod. `kind` is started, ended, recovered, or the name of a condition."""
+
+    at: float
+    kind: str
+    text: str
+    seconds: float | None = None  # how long the condition lasted, or the pod ran
+    node: str = ""
+    uuid: str = ""  # empty if the event concerns several GPUs
+    namespace: str = ""
+    pod: str = ""
+
+
+class EventsAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """The response of `/api/v1/events`. Events are sorted by time, newest first."""
+
+    api: str = msgspec.field(default_factory=lambda: "podgpu/v1")
+    from_: float = msgspec.field(name="from")
+    to: float
+    truncated: bool = False  # True if older events in the range were omitted
+    events: list[Event]
+
+
+class _Span(NamedTuple):
+    started: int
+    ended: int | None
+    name: str
+    message: str
+    uuid: str
+    instance: str
+    node: str
+    gpu_index: int | None
+    account: int
+    namespace: str
+    pod: str
+    workload: str
+
+    @property
+    def gpu(self) -> str:
+        return f"{'?' if self.gpu_index is None else self.gpu_index}{'/' if self.instance else ''}{self.instance}"
+
+
+def parse_events_query(query: Mapping[str, str]) -> EventQuery:
+    given = [name for name in _WHERE if name in query]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)}: give only one of gpu, node and pod")
+    seconds, selector = parse_range(query.get("range", "24h")), "".join(given)
+    return EventQuery(seconds, selector, query.get(selector, ""), parse_time(query, "to"))
+
+
+def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> EventsAnswer:
+    end = now if query.end is None else min(query.end, now)
+    start = end - query.seconds
+    sql = _SPANS.format(where=_WHERE.get(query.selector, ""))
+    parameters = {"start": start, "end": end, **({query.selector: query.value} if query.selector else {})}
+    spans = [_Span(*row) for row in db.execute(sql, parameters)]
+    # The start of pods in the first reading is unknown, so they have no start event.
+    [(began,)] = db.execute("SELECT min(time + resolution) FROM round").fetchall()
+    conditions = [span for span in spans if span.account == GPU_ITSELF]
+    events = [_condition_event(at, group) for at, group in _group(conditions, lambda span: span.started)]
+    for at, group in _group([span for span in conditions if span.name != IDLE], lambda span: span.ended):
+        event = _condition_event(at, group)
+        events.append(msgspec.structs.replace(event, kind="recovered", seconds=at - group[0].started))
+    for run, ended in _find_runs(spans):
+        started = run[0].started
+        if started >= began:
+            events.append(_pod_event("started", started, run))
+        if ended < math.inf:
+            events.append(_pod_event("ended", ended, run, ended - started))
+    events = sorted((event for event in events if start <= event.at <= end), key=lambda event: (-event.at, event.text))
+    return EventsAnswer(
+        from_=start,
+        to=end,
+        truncated=len(events) > MOST_EVENTS or len(spans) == _MAX_SPANS,
+        events=events[:MOST_EVENTS],
+    )
+
+
+def _find_runs(spans: list[_Span]) -> Iterator[tuple[list[_Span], float]]:
+    """Yields the spans and end of each uninterrupted run of a pod. An unreachable node does not interrupt a run."""
+    back = {(s.node, s.started): math.inf if s.ended is None else s.ended for s in spans if s.name == "node_gone"}
+    held = (span for span in spans if span.account != GPU_ITSELF)
+    pods = sorted(held, key=lambda span: (span.account, span.node, span.started))
+    for _, own in groupby(pods, lambda span: (span.account, span.node)):
+        run: list[_Span] = []
+        ended = 0.0
+        for span in own:
+            until = math.inf if span.ended is None else back.get((span.node, span.ended), span.ended)
+            if run and span.started > ended:
+                yield run, ended
+                run = []
+            ended = max(ended, until)
+            run.append(span)
+        yield run, ended
+
+
+def _group(spans: Iterable[_Span], time_of: Callable[[_Span], int | None]) -> Iterator[tuple[int, list[_Span]]]:
+    """Groups spans by time (see `time_of`), node and condition. Yields the time and the spans of each group."""
+
+    def key(span: _Span) -> tuple[Any, ...]:
+        what = (span.name, span.message) if span.name in _NODE_WIDE else (span.uuid, span.name)
+        return time_of(span), span.node, what
+
+    known = sorted((span for span in spans if time_of(span) is not None), key=key)
+    return ((time, list(members)) for (time, *_), members in groupby(known, key))
+
+
+def _pod_event(kind: str, at: float, spans: list[_Span], seconds: float | None = None) -> Event:
+    first = spans[0]
+    gpus = sorted({span.gpu for span in spans})
+    name = "/".join(filter(None, (first.namespace, first.workload)))
+    return Event(
+        at=at,
+        kind=kind,
+        text=f"{name} {kind} on GPU {few_of(gpus, most=8)} of {first.node}",
+        seconds=seconds,
+        node=first.node,
+        uuid=first.uuid if len(gpus) == 1 else "",
+        namespace=first.namespace,
+        pod=first.pod,
+    )
+
+
+def _condition_event(at: int, spans: list[_Span]) -> Event:
+    first = spans[0]
+    gpus = {span.uuid for span in spans}
+    what = f"GPU {first.gpu} of {first.node}" if len(gpus) == 1 else f"{first.node}, {len(gpus)} GPUs"
+    uuid = first.uuid if len(gpus) == 1 else ""
+    return Event(at=at, kind=first.name, text=f"{what}: {first.message}", node=first.node, uuid=uuid)

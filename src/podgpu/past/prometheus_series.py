@@ -1,0 +1,329 @@
+"""Answers `/api/v1/history` with range queries to Prometheus or a compatible server."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from podgpu.charge import Figures
+from podgpu.fleet.read.prometheus import PrometheusClient, PrometheusServer, RangeSeries
+from podgpu.metrics.adapter import (
+    POD_LABEL_VARIANTS,
+    UUID_LABELS,
+    WORKLOAD_LABELS,
+    LabelMap,
+    PodName,
+    first_label,
+    read_workload,
+)
+from podgpu.metrics.conditions import conditions, words_for
+from podgpu.metrics.fields import ENGINE, FB_USED, POWER, TEMPERATURE, UTIL, field_named, names_of
+from podgpu.metrics.promql import by, field_query, one_of, quote, select
+from podgpu.model import MIB, Workload, parts_of
+from podgpu.past.sqlite import (
+    JSON,
+    MAX_POINTS,
+    GpuHistory,
+    HolderSpan,
+    Mark,
+    PodHistory,
+    make_pod_history,
+    round_series,
+    sparkline_times,
+    sparklines_json,
+)
+from podgpu.past.store import COARSE, FINE
+
+CACHE_SECONDS = 15.0
+_MAX_SAMPLES = 20_000  # per series in a range query; VictoriaMetrics allows 30,000
+_MAX_GAP_SECONDS = 300  # a holder or condition continues through a shorter gap, because a scrape may fail
+_MAX_GPUS_OF_POD = 256
+_GPUS_PER_QUERY = 16  # VictoriaMetrics rejects queries of more than 16 KiB
+_MAX_RATIO = 1.01  # a ratio can exceed 1 if its counter is read slightly late
+_HOLDER_SERIES = {
+    "utilization_ratio": "podgpu_container_gpu_utilization_ratio",
+    "memory_used_bytes": "podgpu_container_gpu_memory_used_bytes",
+}
+_KEYS = (*UUID_LABELS, "GPU_I_ID")
+_HELD_NAMES = ("podgpu_allocation_info", *names_of(UTIL), *names_of(ENGINE))
+
+UuidAndInstance = tuple[str, str]
+Values = list[float | None]  # one per step
+
+
+class Window(NamedTuple):
+    start: float
+    step: int
+    steps: int
+
+    @property
+    def end(self) -> float:
+        return self.start + self.step * self.steps
+
+    def find_steps(self, points: Iterable[tuple[float, float]]) -> dict[int, float]:
+        """Maps the number of each step to the point at its end."""
+        numbered = ((round((at - self.start) / self.step) - 1, value) for at, value in points)
+        return {number: value for number, value in numbered if 0 <= number < self.steps}
+
+    def align(self, figure: str, points: Iterable[tuple[float, float]]) -> Values:
+        """Returns one value per step, or None if there is no valid value."""
+        steps = self.find_steps(points)
+        if figure == "utilization_ratio":
+            steps = {number: min(ratio, 1.0) for number, ratio in steps.items() if 0 <= ratio <= _MAX_RATIO}
+        return [steps.get(number) for number in range(self.steps)]
+
+    def find_runs(self, steps: Iterable[int]) -> list[tuple[float, float | None]]:
+        """Returns the start and end of each run of steps without a long gap. The end is None if the run goes on."""
+        runs: list[list[int]] = []
+        for step in sorted(steps):
+            if runs and (step - runs[-1][1] - 1) * self.step <= _MAX_GAP_SECONDS:
+                runs[-1][1] = step
+            else:
+                runs.append([step, step])
+        starts = [self.start + first * self.step for first, _ in runs]
+        ends = [None if last >= self.steps - 1 else self.start + (last + 1) * self.step for _, last in runs]
+        return list(zip(starts, ends, strict=True))
+
+
+class PrometheusHistory:
+    """Implements `HistorySource`. Sparklines are cached for 15 s, because every open page requests them."""
+
+    def __init__(self, server: PrometheusServer, clock: Callable[[], float] = time.monotonic) -> None:
+        self._server = server
+        self._clock = clock
+        self._sparklines: JSON = {}
+        self._sparklines_at = -math.inf
+        self._lock = asyncio.Lock()
+
+    async def sparklines(self) -> JSON:
+        async with self._lock:
+            now = self._clock()
+            if now - self._sparklines_at > CACHE_SECONDS:
+                async with aclosing(PrometheusClient(self._server)) as client:
+                    self._sparklines = await self._read_sparklines(client)
+                self._sparklines_at = now
+            return self._sparklines
+
+    async def gpu(self, uuid: str, instance: str, seconds: int) -> GpuHistory | None:
+        async with aclosing(PrometheusClient(self._server)) as client:
+            reader = await self._make_reader(client, seconds)
+            device = (await reader.read_devices([uuid])).get((uuid, instance))
+            return None if device is None else device.make_history(device.figures)
+
+    async def pod(self, namespace: str, pod: str, seconds: int, cluster: str | None = None) -> PodHistory | None:
+        name = namespace, pod
+        of_cluster = "" if cluster is None else f"{self._server.cluster_label}={quote(cluster)}"
+        async with aclosing(PrometheusClient(self._server)) as client:
+            reader = await self._make_reader(client, seconds, of_cluster)
+            held = await reader.read("max", reader.held_by(name))
+            uuids = sorted({_read_device(line.labels)[0] for line in held} - {""})
+            devices: dict[UuidAndInstance, _DeviceLines] = {}
+            for first in range(0, min(len(uuids), _MAX_GPUS_OF_POD), _GPUS_PER_QUERY):
+                devices |= await reader.read_devices(uuids[first : first + _GPUS_PER_QUERY], name)
+        histories = [device.history_of_pod(name) for device in devices.values()]
+        own = [history for history in histories if history is not None]
+        own.sort(key=lambda history: (history.node, history.index or 0, history.uuid, history.instance))
+        return make_pod_history(namespace, pod, own)
+
+    async def _read_sparklines(self, client: PrometheusClient) -> JSON:
+        times = sparkline_times(await client.query_time())
+        window = Window(times.start, times.step, len(times))
+        reader = _HistoryReader(client, window, self._server)
+        lines = {}
+        for labels, points in await reader.read("avg", reader.figures()["utilization_ratio"]):
+            uuid, instance = _read_device(labels)
+            lines[f"{uuid}/{instance}" if instance else uuid] = window.align("utilization_ratio", points)
+        return sparklines_json(times, lines)
+
+    async def _make_reader(self, client: PrometheusClient, seconds: int, matcher: str = "") -> _HistoryReader:
+        step = FINE if seconds <= MAX_POINTS * FINE else COARSE * -(-seconds // (COARSE * MAX_POINTS))
+        count = seconds // step
+        end = await client.query_time() // FINE * FINE
+        server = replace(self._server, match=",".join(filter(None, (matcher, self._server.match))))
+        return _HistoryReader(client, Window(end - count * step, step, count), server)
+
+
+class _HistoryReader:
+    """Runs the queries for one time window."""
+
+    def __init__(self, client: PrometheusClient, window: Window, server: PrometheusServer) -> None:
+        self._client = client
+        self._window = window
+        self._match = server.match
+        self._node_labels = server.node_labels
+
+    async def read(self, function: str, query: str) -> list[RangeSeries]:
+        """Reads the query's mean (`avg`) or largest value (`max`) in each step."""
+        start, step, steps = self._window
+        if step > FINE:
+            resolution = FINE * math.ceil(step * steps / _MAX_SAMPLES / FINE)
+            query = f"{function}_over_time(({query})[{step}s:{resolution}s])"
+        return await self._client.query_range(query, start + step, self._window.end, step)
+
+    async def read_devices(
+        self, uuids: Sequence[str], pod: PodName | None = None
+    ) -> dict[UuidAndInstance, _DeviceLines]:
+        """Reads devices. With `pod`, reads values and conditions only while the pod held them. Raises SourceError."""
+        of_devices = self.figures(uuids, pod)
+        of_holders = {name: self._of_holders(series, uuids) for name, series in _HOLDER_SERIES.items()}
+        own_pods, held, health, *means = await asyncio.gather(
+            *(
+                self.read("max", query)
+                for query in (self._own_pods(uuids), self._held(uuids), self._health(uuids, pod))
+            ),
+            *(self.read("avg", query) for query in (*of_devices.values(), *of_holders.values())),
+        )
+        device_means, holder_means = means[: len(of_devices)], means[len(of_devices) :]
+        exporters: dict[tuple[str, str], set[PodName]] = defaultdict(set)  # their own pods, which are not holders
+        for labels in (line.labels for line in own_pods if line.labels.get("pod")):
+            exporters[_read_target(labels)].add((labels.get("namespace", ""), labels["pod"]))
+        devices: dict[UuidAndInstance, _DeviceLines] = {}
+
+        def find_device(labels: LabelMap) -> _DeviceLines:
+            key = _read_device(labels)
+            return devices.setdefault(key, _DeviceLines(key, self._window))
+
+        def read_holder(labels: LabelMap) -> Workload | None:
+            return read_workload(labels, exporters[_read_target(labels)])
+
+        for labels, points in held:
+            device, holder = find_device(labels), read_holder(labels)
+            device.node = first_label(labels, self._node_labels)
+            device.index = int(labels["gpu"]) if labels.get("gpu", "").isdecimal() else device.index
+            if holder is not None:
+                device.holders[holder] |= self._window.find_steps(points).keys()
+        for labels, points in health:
+            find_device(labels).conditions[labels.get("condition", "")] |= self._window.find_steps(points).keys()
+        for name, lines in zip(of_devices, device_means, strict=True):
+            for labels, points in lines:
+                find_device(labels).figures[name] = self._window.align(name, points)
+        for name, lines in zip(of_holders, holder_means, strict=True):
+            for labels, points in lines:
+                if (holder := read_holder(labels)) is not None:
+                    find_device(labels).holder_figures[holder, name] = self._window.align(name, points)
+        return devices
+
+    # PromQL
+
+    def figures(self, uuids: Sequence[str] = (), pod: PodName | None = None) -> dict[str, str]:
+        """Returns queries for ratios, bytes, watts and degrees of the given devices, or of all devices."""
+        memory = f"max {by(*_KEYS)} ({self._select(('podgpu_device_memory_used_bytes',), uuids)})"
+        queries = {
+            "utilization_ratio": f"({self._field(UTIL, uuids)}) / 100 or {self._field(ENGINE, uuids)}",
+            "memory_used_bytes": f"({self._field(FB_USED, uuids)}) * {MIB} or {memory}",
+            "power_watts": self._field(POWER, uuids),
+            "temperature_celsius": self._field(TEMPERATURE, uuids),
+        }
+        return {name: self._while_held(query, pod) for name, query in queries.items()}
+
+    def held_by(self, pod: PodName) -> str:
+        series = " or ".join(
+            select(_HELD_NAMES, f"{namespace}={quote(pod[0])}", f"{name}={quote(pod[1])}", self._match)
+            for namespace, name, _ in POD_LABEL_VARIANTS
+        )
+        return f"group {by(*_KEYS)} ({series})"
+
+    def _while_held(self, query: str, pod: PodName | None) -> str:
+        return f"({query}) and on ({', '.join(_KEYS)}) ({self.held_by(pod)})" if pod else query
+
+    def _held(self, uuids: Sequence[str]) -> str:
+        labels = by(*_KEYS, "job", "instance", "gpu", *self._node_labels, *WORKLOAD_LABELS)
+        return f"group {labels} ({self._select(_HELD_NAMES, uuids)})"
+
+    def _own_pods(self, uuids: Sequence[str]) -> str:
+        exporters = f"group by (job, instance) ({self._select(_HELD_NAMES, uuids)})"
+        return f"group by (job, instance, namespace, pod) (up) and on (job, instance) ({exporters})"
+
+    def _of_holders(self, name: str, uuids: Sequence[str]) -> str:
+        labels = by(*_KEYS, "job", "instance", *WORKLOAD_LABELS)
+        return f"max {labels} ({self._select((name,), uuids)})"
+
+    def _health(self, uuids: Sequence[str], pod: PodName | None) -> str:
+        series = f"({self._select(('podgpu_device_health',), uuids)}) == 1"
+        return self._while_held(f"max {by(*_KEYS, 'condition')} ({series})", pod)
+
+    def _field(self, name: str, uuids: Sequence[str]) -> str:
+        field = field_named(name)
+        labels = by(*_KEYS) if field is not None and field.per_instance else by(*UUID_LABELS)
+        return field_query(name, labels, lambda names: self._select(names, uuids))
+
+    def _select(self, names: Sequence[str], uuids: Sequence[str]) -> str:
+        matchers = [one_of(label, uuids) if uuids else f'{label}!=""' for label in UUID_LABELS]
+        return " or ".join(select(names, matcher, self._match) for matcher in matchers)
+
+
+# Answers
+
+
+@dataclass(slots=True)
+class _DeviceLines:
+    device: UuidAndInstance
+    window: Window
+    node: str = ""
+    index: int | None = None
+    figures: dict[str, Values] = field(default_factory=dict)
+    holders: dict[Workload, set[int]] = field(default_factory=lambda: defaultdict(set))
+    holder_figures: dict[tuple[Workload, str], Values] = field(default_factory=dict)
+    conditions: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+
+    def history_of_pod(self, pod: PodName) -> GpuHistory | None:
+        """Returns the values from the time when the pod held the device. None if the pod never held it.
+
+        Prefers the pod's own values. Without them, uses the device's values while no other pod held the device.
+        """
+        own = {holder: steps for holder, steps in self.holders.items() if (holder.namespace, holder.pod) == pod}
+        held = {step for steps in own.values() for step in steps}
+        shared = {step for holder, steps in self.holders.items() if holder not in own for step in steps}
+        if not held:
+            return None
+        figures: dict[str, Values] = {name: [None] * self.window.steps for name in Figures._fields}
+        for name, values in figures.items():
+            lines = [line for holder in own if (line := self.holder_figures.get((holder, name))) is not None]
+            device = self.figures.get(name)
+            for step in held:
+                known = [value for line in lines if (value := line[step]) is not None]
+                if known:
+                    values[step] = sum(known)
+                elif device is not None and (step not in shared or name == "temperature_celsius"):
+                    values[step] = device[step]
+        return self.make_history(figures)
+
+    def make_history(self, figures: Mapping[str, Values]) -> GpuHistory:
+        unknown: Values = [None] * self.window.steps
+        holders = [
+            HolderSpan(*parts_of(holder), from_=start, to=end)
+            for holder, steps in self.holders.items()
+            for start, end in self.window.find_runs(steps)
+        ]
+        marks = [
+            Mark(*run, name, words_for(name)[0] if name in conditions() else name)
+            for name, steps in self.conditions.items()
+            for run in self.window.find_runs(steps)
+        ]
+        uuid, instance = self.device
+        return GpuHistory(
+            uuid=uuid,
+            instance=instance,
+            node=self.node,
+            index=self.index,
+            from_=self.window.start,
+            to=self.window.end,
+            step_seconds=self.window.step,
+            series=round_series({name: figures.get(name, unknown) for name in Figures._fields}),
+            holders=sorted(holders, key=lambda span: span.from_),
+            marks=sorted(marks, key=lambda mark: mark.at),
+        )
+
+
+def _read_device(labels: LabelMap) -> UuidAndInstance:
+    return first_label(labels, UUID_LABELS), labels.get("GPU_I_ID", "")
+
+
+def _read_target(labels: LabelMap) -> tuple[str, str]:
+    return labels.get("job", ""), labels.get("instance", "")

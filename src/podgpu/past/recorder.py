@@ -1,0 +1,164 @@
+"""Stores the state of all GPUs every 15 s in a thread, and builds the responses of `/api/v1/history`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from sqlite3 import Connection
+from typing import TypeVar
+
+from podgpu.clock import Clock
+from podgpu.errors import SourceError, StartError, UsageError
+from podgpu.past.sqlite import (
+    JSON,
+    GpuHistory,
+    PodHistory,
+    make_pod_history,
+    read_gpu,
+    read_pod,
+    read_utilization,
+    sparkline_times,
+    sparklines_json,
+)
+from podgpu.past.store import FINE, GpuSample, HistoryError, HistoryStore
+
+FILE_NAME = "history.db"
+_OLD_FILES = ("*.history", "waste.json")  # of podgpu 0.1 and 0.2
+_REOPEN_SECONDS = 60.0
+_EMPTY_RETRY_SECONDS = 2.0  # interval of attempts until the first values are available
+_STOP_SECONDS = 2.0
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+class HistoryRecorder:
+    """Records the history of a node or a cluster. Without a directory, the history is kept in memory."""
+
+    def __init__(
+        self, read_gpus: Callable[[], Sequence[GpuSample] | None], clock: Clock | None = None, directory: str = ""
+    ) -> None:
+        """`read_gpus` returns the current state, or None if the state is not available."""
+        if directory and Path(directory).exists() and not Path(directory).is_dir():
+            raise UsageError(f"--history-dir {directory}: not a directory; give a directory that podgpu may write to")
+        self.fatal: StartError | None = None
+        self._read_gpus = read_gpus
+        self._clock = clock or Clock()
+        self._path = Path(directory) / FILE_NAME if directory else None
+        self._problem = ""
+        self._points: dict[int, Mapping[str, float | None]] = {}  # start of the minute -> utilisation by device
+        self._store = HistoryStore()
+        self._reopen_at = self._clock.monotonic() if self._path else float("inf")
+        self._reopen()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def record(self) -> bool:
+        """Stores the current state. Returns False if no state is available yet."""
+        self._reopen()
+        gpus = self._read_gpus()
+        if gpus is not None:
+            self.append(self._clock.wall(), gpus)
+        return gpus is not None
+
+    def append(self, now: float, gpus: Sequence[GpuSample]) -> None:
+        try:
+            self._store.append(now, gpus)
+        except HistoryError as error:
+            self._report(f"{error}; values are not stored until this is solved")
+        else:
+            if self._path is not None and self._reopen_at == float("inf"):
+                self._report("")
+
+    def warnings(self) -> tuple[str, ...]:
+        """Warnings to show on the page."""
+        return (self._problem,) if self._problem else ()
+
+    def _reopen(self) -> None:
+        """Opens the file. After a failure, retries every minute and meanwhile keeps history in memory."""
+        if self._path is None or self._clock.monotonic() < self._reopen_at:
+            return
+        try:
+            store = HistoryStore(self._path)
+        except HistoryError as error:
+            self._reopen_at = self._clock.monotonic() + _REOPEN_SECONDS
+            self._report(f"{error}; history is kept in memory only, and is lost when podgpu ends")
+            return
+        self._reopen_at = float("inf")
+        self._store.close()
+        self._store = store
+        self._report("")
+        if old := [path for pattern in _OLD_FILES for path in self._path.parent.glob(pattern)]:
+            names = ", ".join(sorted(path.name for path in old))
+            _log.warning("history: files of podgpu 0.1 or 0.2 in %s are not read: %s", self._path.parent, names)
+
+    def _report(self, problem: str) -> None:
+        if problem and problem != self._problem:
+            _log.warning("history: %s", problem)
+        elif self._problem and not problem:
+            _log.info("history can be written again")
+        self._problem = problem
+
+    # Thread
+
+    def start(self, on_fatal: Callable[[], object]) -> None:
+        del on_fatal  # unused, because podgpu continues without history
+        self._thread = threading.Thread(target=self._run, name="history", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                stored = self.record()
+            except Exception:  # noqa: BLE001 - outermost frame of a thread; podgpu continues without history
+                _log.exception("unexpected error while storing history; please report it")
+                stored = True
+            until_next = FINE - self._clock.wall() % FINE
+            self._stopping.wait(until_next if stored else min(until_next, _EMPTY_RETRY_SECONDS))
+
+    def reload(self) -> None: ...
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(_STOP_SECONDS)
+        if self._thread is None or not self._thread.is_alive():
+            self._store.close()
+
+    # Answers
+
+    async def ask(self, read: Callable[[Connection, float], T]) -> T:
+        """Calls `read` in a thread with a connection and the current Unix time. Raises SourceError if reading fails."""
+
+        def ask() -> T:
+            try:
+                with self._store.reader() as db:
+                    return read(db, self._clock.wall())
+            except HistoryError as error:
+                raise SourceError("history_unreadable", str(error)) from error
+
+        return await asyncio.to_thread(ask)
+
+    async def sparklines(self) -> JSON:
+        return await self.ask(self._read_sparklines)
+
+    async def gpu(self, uuid: str, instance: str, seconds: int) -> GpuHistory | None:
+        return await self.ask(lambda db, now: read_gpu(db, uuid, now - seconds, now, instance))
+
+    async def pod(self, namespace: str, pod: str, seconds: int, cluster: str | None = None) -> PodHistory | None:
+        return await self.ask(
+            lambda db, now: make_pod_history(namespace, pod, read_pod(db, namespace, pod, now - seconds, now))
+        )
+
+    def _read_sparklines(self, db: Connection, now: float) -> JSON:
+        """Builds the sparklines. Caches points of past minutes, because every open page requests them repeatedly."""
+        times = sparkline_times(now)
+        cached, points = self._points, {}  # local, because another thread may replace self._points
+        for at in times:
+            is_final = at in cached and at + times.step <= now - FINE
+            points[at] = cached[at] if is_final else read_utilization(db, at, at + times.step)
+        self._points = points
+        names = sorted({name for values in points.values() for name in values})
+        return sparklines_json(times, {name: [values.get(name) for values in points.values()] for name in names})

@@ -1,0 +1,266 @@
+"""Builds the JSON of `/api/v1/history`, and reads the history from SQLite.
+
+Each `read_` function takes a connection from `HistoryStore.reader`. All times are Unix times.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sqlite3
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from podgpu.charge import Figures
+from podgpu.errors import UsageError
+from podgpu.model import Workload
+from podgpu.past.store import COARSE, FINE, GPU_ITSELF
+
+MAX_POINTS = 500
+_SPARKLINE_STEP, _SPARKLINE_POINTS = 60, 60
+FULL, NO_DATA = 200, 255
+"""A point of a sparkline is one byte: FULL means 100 %, and NO_DATA means that there is no data."""
+_UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+JSON = dict[str, Any]
+Values = Sequence[float | None]  # one per step; None if there is no data
+_DIGITS = {"utilization_ratio": 4, "memory_used_bytes": None, "power_watts": 1, "temperature_celsius": None}
+
+
+class HolderSpan(Workload, frozen=True, kw_only=True):
+    """A period in which a container held a GPU. `to` is None while the container holds the GPU."""
+
+    from_: float = msgspec.field(name="from")
+    to: float | None = None
+
+
+class Mark(msgspec.Struct, omit_defaults=True):
+    """A period in which a GPU had a condition, such as an XID. `until` is None while the condition lasts."""
+
+    at: float
+    until: float | None = None
+    condition: str = ""
+    says: str = ""
+    uuid: str = ""  # set only in the history of a pod
+    instance: str = ""
+
+
+class DeviceHistory(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """History of a GPU or MIG instance. `series` maps a quantity, such as power_watts, to one mean per time step."""
+
+    uuid: str
+    instance: str = ""
+    node: str = ""
+    index: int | None = None
+    series: Mapping[str, Values]
+    holders: list[HolderSpan]
+
+
+class GpuHistory(DeviceHistory, kw_only=True):
+    api: str = msgspec.field(default_factory=lambda: "podgpu/v1")
+    from_: float = msgspec.field(name="from")
+    to: float
+    step_seconds: int
+    marks: list[Mark]
+
+
+class PodHistory(msgspec.Struct, kw_only=True):
+    api: str = "podgpu/v1"
+    from_: float = msgspec.field(name="from")
+    to: float
+    step_seconds: int
+    namespace: str
+    pod: str
+    devices: list[DeviceHistory]
+    marks: list[Mark]
+
+
+class HistorySource(Protocol):
+    """Provides the JSON of `/api/v1/history`. The methods raise SourceError if history cannot be read."""
+
+    async def sparklines(self) -> JSON: ...
+
+    async def gpu(self, uuid: str, instance: str, seconds: int) -> GpuHistory | None:
+        """Returns None if the GPU is unknown."""
+
+    async def pod(self, namespace: str, pod: str, seconds: int, cluster: str | None = None) -> PodHistory | None:
+        """Returns None if the pod held no GPU in the last `seconds`. A history in SQLite ignores `cluster`."""
+
+
+def parse_range(text: str) -> int:
+    """Converts a duration such as `30m` or `7d` to seconds. Raises UsageError for other texts."""
+    found = re.fullmatch(r"([1-9]\d{0,3})([mhdw])", text, re.ASCII)
+    if found is None:
+        raise UsageError(f"range={text[:40]!a}: write a length of time, such as 30m, 1h, 24h, 7d or 12w")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def parse_time(query: Mapping[str, str], name: str, most: float = 1e11) -> float | None:
+    """Returns a Unix time of the query, or None if it is not given. Raises UsageError."""
+    if name not in query:
+        return None
+    try:
+        time = float(query[name])
+    except ValueError:
+        time = math.nan
+    if not 0 <= time < most:
+        raise UsageError(f"{name}={query[name][:60]!r}: write a Unix time in seconds, from 0 to {most:.0f}")
+    return time
+
+
+def sparkline_times(now: float) -> range:
+    """Returns the Unix time of each point. A sparkline has 60 points and ends with the current minute."""
+    end = (int(now) // _SPARKLINE_STEP + 1) * _SPARKLINE_STEP
+    return range(end - _SPARKLINE_POINTS * _SPARKLINE_STEP, end, _SPARKLINE_STEP)
+
+
+def utilization_byte(ratio: float | None) -> int:
+    """Encodes a ratio from 0 to 1 as a byte from 0 to FULL. A ratio above 0 never becomes 0."""
+    if ratio is None:
+        return NO_DATA
+    return min(FULL, max(1, round(ratio * FULL))) if ratio > 0 else 0
+
+
+def sparklines_json(times: range, lines: Mapping[str, Values]) -> JSON:
+    """Builds the JSON of sparklines. `lines` maps `UUID` or `UUID/INSTANCE` to ratios. Omits devices without data."""
+    known = {
+        name: bytes(map(utilization_byte, line)) for name, line in lines.items() if any(v is not None for v in line)
+    }
+    devices = {name: b64encode(line).decode() for name, line in known.items()}
+    header = {"api": "podgpu/v1", "from": times.start, "step_seconds": times.step, "points": len(times)}
+    return {**header, "devices": devices}
+
+
+def round_series(series: Mapping[str, Values]) -> dict[str, Values]:
+    return {
+        name: [None if value is None else round(value, _DIGITS[name]) for value in values]
+        for name, values in series.items()
+    }
+
+
+def make_pod_history(namespace: str, pod: str, gpus: Iterable[GpuHistory]) -> PodHistory | None:
+    """Combines the histories of a pod's GPUs. Omits conditions from times when the pod did not hold the GPU."""
+    devices: list[DeviceHistory] = []
+    marks: list[Mark] = []
+    for gpu in gpus:
+        own = [span for span in gpu.holders if (span.namespace, span.pod) == (namespace, pod)]
+        names: dict[str, Any] = {"uuid": gpu.uuid, "instance": gpu.instance, "node": gpu.node, "index": gpu.index}
+        devices.append(DeviceHistory(**names, series=gpu.series, holders=own))
+        for mark in gpu.marks:
+            end = math.inf if mark.until is None else mark.until
+            if any(span.from_ < end and (span.to is None or mark.at < span.to) for span in own):
+                marks.append(msgspec.structs.replace(mark, uuid=gpu.uuid, instance=gpu.instance))
+    if not devices:
+        return None
+    marks.sort(key=lambda mark: mark.at)
+    return PodHistory(
+        from_=gpu.from_,
+        to=gpu.to,
+        step_seconds=gpu.step_seconds,
+        namespace=namespace,
+        pod=pod,
+        devices=devices,
+        marks=marks,
+    )
+
+
+# Reading from SQLite
+
+# The table `round` has the times of samples. Selects those of one resolution, and those without a 5-minute mean yet.
+_TIMES = """
+WITH times AS (
+    SELECT * FROM round WHERE resolution = :resolution AND time >= :start AND time < :end
+    UNION ALL SELECT * FROM round WHERE resolution = :fine AND time >= max(:start, :rolled_up) AND time < :end)"""
+# Averages the values of a GPU. If :account is a pod or job, reads only the times in which this account held the GPU.
+# On a shared GPU, reads the account's own values instead of the GPU's values.
+# CROSS JOIN makes SQLite look up one sample per time instead of scanning all samples.
+_FIGURES = f"""{_TIMES}
+SELECT (time - :start) / :step AS point,
+    avg(utilization) / 1e4, avg(memory) * 1048576, avg(power) / 10, avg(temperature)
+FROM times CROSS JOIN sample USING (resolution, time)
+WHERE gpu = :gpu AND account = (
+    SELECT max(own.account) FROM sample AS own WHERE own.resolution = times.resolution AND own.time = times.time
+    AND own.gpu = :gpu AND own.account IN ({GPU_ITSELF}, :account))
+AND (:account = {GPU_ITSELF} OR EXISTS (SELECT * FROM span WHERE span.gpu = :gpu AND span.account = :account
+    AND started < times.time + times.resolution AND (ended IS NULL OR ended > times.time)))
+GROUP BY point"""
+_HOLDERS = """
+SELECT started, ended, namespace, pod, name, uid, container_id, job
+FROM span JOIN account ON account.id = span.account
+WHERE gpu = :gpu AND started < :end AND (ended IS NULL OR ended > :start) ORDER BY started"""
+_MARKS = f"""
+SELECT started, ended, name, message FROM span
+WHERE gpu = :gpu AND account = {GPU_ITSELF} AND started < :end AND (ended IS NULL OR ended > :start) ORDER BY started"""
+_GPUS_OF_POD = """
+SELECT DISTINCT uuid, instance, gpu.node, gpu_index, gpu.id, account.id
+FROM account JOIN span ON span.account = account.id JOIN gpu ON gpu.id = span.gpu
+WHERE namespace = ? AND pod = ? AND started < ? AND (ended IS NULL OR ended > ?)
+ORDER BY gpu.node, gpu_index, instance"""
+_SPARKLINES = f"""
+SELECT iif(instance = '', uuid, uuid || '/' || instance), avg(utilization) / 1e4
+FROM sample JOIN gpu ON gpu.id = sample.gpu
+WHERE resolution = ? AND time >= ? AND time < ? AND account = {GPU_ITSELF} GROUP BY gpu"""
+
+
+def read_gpu(db: sqlite3.Connection, uuid: str, start: float, end: float, instance: str = "") -> GpuHistory | None:
+    """Returns the history of a GPU in at most MAX_POINTS steps, or None if the GPU is unknown."""
+    sql = f"SELECT uuid, instance, node, gpu_index, id, {GPU_ITSELF} FROM gpu WHERE uuid = ? AND instance = ?"
+    row = db.execute(sql, (uuid, instance)).fetchone()
+    return None if row is None else _read_history(db, row, _choose_window(db, start, end))
+
+
+def read_pod(db: sqlite3.Connection, namespace: str, pod: str, start: float, end: float) -> list[GpuHistory]:
+    """Returns the history of each GPU that a pod held. On a shared GPU, the values are those of the pod alone."""
+    window = _choose_window(db, start, end)
+    return [_read_history(db, row, window) for row in db.execute(_GPUS_OF_POD, (namespace, pod, end, start)).fetchall()]
+
+
+def read_utilization(db: sqlite3.Connection, start: int, end: int) -> Mapping[str, float | None]:
+    """Returns the mean utilisation by `UUID` or `UUID/INSTANCE`. Reads 15 s samples, which are kept for an hour."""
+    return dict(db.execute(_SPARKLINES, (FINE, start, end)).fetchall())
+
+
+def floor_time(time: float, step: int) -> int:
+    return int(time // step) * step
+
+
+def ceil_time(time: float, step: int) -> int:
+    return -int(-time // step) * step
+
+
+def _choose_window(db: sqlite3.Connection, start: float, end: float) -> dict[str, int]:
+    """Returns the SQL parameters for a time range: its start and end, the resolution to read, and the step."""
+    sql = "SELECT resolution FROM round WHERE time + resolution > ? AND time < ? ORDER BY time + resolution LIMIT 1"
+    oldest = db.execute(sql, (start, end)).fetchone()
+    newest_coarse = db.execute("SELECT max(time) FROM round WHERE resolution = ?", (COARSE,)).fetchone()[0]
+    # A short range is read from 15 s samples, if they go back far enough.
+    resolution = FINE if end - start <= MAX_POINTS * FINE and oldest != (COARSE,) else COARSE
+    first, last = floor_time(start, resolution), ceil_time(end, resolution)
+    step = resolution * -(-(last - first) // (resolution * MAX_POINTS))
+    rolled_up = last if resolution == FINE else 0 if newest_coarse is None else newest_coarse + COARSE
+    return {"resolution": resolution, "fine": FINE, "rolled_up": rolled_up, "start": first, "end": last, "step": step}
+
+
+def _read_history(db: sqlite3.Connection, row: Sequence[Any], window: dict[str, int]) -> GpuHistory:
+    uuid, instance, node, index, gpu_id, account_id = row
+    start, end, step = window["start"], window["end"], window["step"]
+    steps = -(-(end - start) // step)
+    series: dict[str, list[float | None]] = {name: [None] * steps for name in Figures._fields}
+    parameters = window | {"gpu": gpu_id, "account": account_id}
+    for point, *means in db.execute(_FIGURES, parameters):
+        for name, mean in zip(series, means, strict=True):
+            series[name][point] = mean
+    return GpuHistory(
+        uuid=uuid,
+        instance=instance,
+        node=node,
+        index=index,
+        from_=start,
+        to=start + step * steps,
+        step_seconds=step,
+        series=round_series(series),
+        holders=[HolderSpan(*names, from_=start, to=end) for start, end, *names in db.execute(_HOLDERS, parameters)],
+        marks=[Mark(*span) for span in db.execute(_MARKS, parameters)],
+    )

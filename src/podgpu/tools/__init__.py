@@ -1,0 +1,1 @@
+"""Commands beside the exporter and the cluster view: doctor, enrich, migrate."""

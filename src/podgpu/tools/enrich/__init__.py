@@ -1,0 +1,198 @@
+"""Reads another exporter's metrics text, adds pod labels, and writes the result to a file."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from podgpu import __version__
+from podgpu.clock import Clock, FaultLog
+from podgpu.errors import SourceError
+from podgpu.files import AtomicFile, OutputError, identify_file
+from podgpu.metrics.adapter import LabelMap, read_device_key
+from podgpu.metrics.encode import Family, Labels, Sample, encode
+from podgpu.metrics.labels import HOLDER_LABELS, Policy, holder_pairs
+from podgpu.metrics.parse import ParsedFamily, ParsedSample, encode_parsed
+from podgpu.metrics.render import render_self
+from podgpu.model import Allocation, Assignment, Device, NodeState, SourceStatus
+from podgpu.node.gpu.remote_exporter import find_devices
+from podgpu.node.gpu.source import CompanionDriver
+from podgpu.workers import ErrorCounts
+
+_log = logging.getLogger("podgpu")
+SOURCE = "exporter"  # value of the `source` label in podgpu's own metrics, for reads of the other exporter
+OUTPUT = "textfile"
+_OWN_PREFIX = "podgpu_"
+_LOG_AGAIN_SECONDS = 60.0
+
+
+def relabel(
+    exposition: Iterable[ParsedFamily], assignments: Iterable[Assignment], policy: Policy
+) -> tuple[list[ParsedFamily], int]:
+    """Replaces the pod labels of an exposition. Only series of devices with exactly one holder get new pod labels.
+
+    Series that then have equal labels are merged, or dropped if their values differ. podgpu's own families stay
+    unchanged. Returns the families and the number of dropped series.
+    """
+    holders = _find_sole_holders(assignments)
+    families: list[ParsedFamily] = []
+    ambiguous = 0
+    for family in exposition:
+        if family.name.startswith(_OWN_PREFIX):
+            families.append(family)
+            continue
+        copies: dict[object, tuple[LabelMap, list[ParsedSample]]] = {}
+        for sample in family.samples:
+            labels = _make_labels(sample, holders, policy)
+            key = sample.name, frozenset(labels.items())
+            copies.setdefault(key, (labels, []))[1].append(sample)
+        kept = [
+            ParsedSample(chosen.name, labels, chosen.value)
+            for labels, samples in copies.values()
+            if (chosen := samples[0] if len(samples) == 1 else _select_copy(samples)) is not None
+        ]
+        ambiguous += len(copies) - len(kept)
+        families.append(ParsedFamily(family.name, family.type, family.help, kept))
+    return families, ambiguous
+
+
+def _select_copy(copies: Sequence[ParsedSample]) -> ParsedSample | None:
+    """Returns the copy that had no pod labels, or else the first copy. Returns None if the values of copies differ."""
+    without_holder = [sample for sample in copies if HOLDER_LABELS.isdisjoint(sample.labels)]
+    chosen = without_holder or copies
+    return chosen[0] if len({str(sample.value) for sample in chosen}) == 1 else None  # as text, because NaN != NaN
+
+
+def _find_sole_holders(assignments: Iterable[Assignment]) -> dict[str, Assignment]:
+    """Returns device -> assignment, for devices with exactly one holder."""
+    held: dict[str, Assignment | None] = {}
+    for assignment in assignments:
+        first = held.setdefault(assignment.device, assignment)
+        if first is None or first.holder.key != assignment.holder.key:
+            held[assignment.device] = None
+    return {device: assignment for device, assignment in held.items() if assignment is not None}
+
+
+def _make_labels(sample: ParsedSample, holders: Mapping[str, Assignment], policy: Policy) -> LabelMap:
+    device = read_device_key(sample.labels)
+    if not device:
+        return sample.labels
+    labels = {name: value for name, value in sample.labels.items() if name not in HOLDER_LABELS}
+    assignment = holders.get(device)
+    if assignment is not None:
+        labels |= dict(sorted((*holder_pairs(assignment.holder, policy), *assignment.attributes)))
+    return labels
+
+
+@dataclass
+class Enricher:
+    fetch: Callable[[], Sequence[ParsedFamily]]
+    find_holders: Callable[[Sequence[Device]], Allocation]
+    file: AtomicFile
+    errors: ErrorCounts
+    policy: Policy = field(default_factory=Policy)
+    stale_after: float | None = None  # seconds after which old values are removed; None means never
+    device_name_ids: bool = False
+    companion: CompanionDriver = field(default_factory=lambda: CompanionDriver(None))
+    clock: Clock = field(default_factory=Clock)
+
+    def __post_init__(self) -> None:
+        self._faults: FaultLog[str] = FaultLog(self.clock.monotonic, _LOG_AGAIN_SECONDS)
+        self._written_at: float | None = None
+        """Monotonic time when the values in the file were read; None if the file has no values."""
+        with suppress(SourceError):
+            age = self.clock.wall() - identify_file(str(self.file.path)).modified_ns / 1e9
+            self._written_at = self.clock.monotonic() - max(0.0, age)
+
+    def update_file(self) -> Sequence[SourceStatus]:
+        """Reads the metrics, adds the labels and writes the file. Returns the status of the allocation sources.
+
+        Raises SourceError if the metrics cannot be read, OutputError if the file cannot be written.
+        """
+        started = self.clock.monotonic()
+        try:
+            exposition = self.fetch()
+            found = find_devices((s for f in exposition for s in f.samples), SOURCE, self.device_name_ids)
+            self.companion.update()
+            devices = tuple(self.companion.complete(device) for device, _ in found)
+        except SourceError as e:
+            self._count_error(SOURCE, e.reason, str(e))
+            if self._is_stale():
+                failure = SourceStatus(SOURCE, False, self.clock.monotonic() - started, e.reason, str(e))
+                self._write(self._encode_self((failure,), Allocation(), 0.0))
+                if self._written_at is not None:
+                    _log.warning("%s: the values were removed, because they are stale", self.file.path)
+                self._written_at = None
+            raise
+        self._log_success(SOURCE)
+        held = self.find_holders(devices)
+        for source in held.sources:
+            if source.up:
+                self._log_success(source.name)
+            else:
+                self._log_failure(source.name, source.error, source.message)
+        assignments = [replace(one, holder=held.with_api_uid(one.holder)) for one in held.assignments]
+        families, ambiguous = relabel(exposition, assignments, self.policy)
+        if ambiguous:
+            self.errors.add(SOURCE, "copies_differ", ambiguous)
+        sources = (SourceStatus(SOURCE, True, self.clock.monotonic() - started), *held.sources)
+        existing = {family.name for family in families}
+        self._write(encode_parsed(families) + self._encode_self(sources, held, self.clock.wall(), existing))
+        self._written_at = self.clock.monotonic()
+        return held.sources
+
+    def _write(self, content: bytes) -> None:
+        try:
+            self.file.write(content)
+        except OutputError as e:
+            self._count_error(OUTPUT, e.reason, str(e))
+            if self._is_stale():
+                self._remove_file()
+            raise
+        self._log_success(OUTPUT)
+
+    def _remove_file(self) -> None:
+        """Deletes a stale file that cannot be overwritten. Deletion works even on a full disk."""
+        if self._written_at is None:
+            return
+        try:
+            self.file.remove()
+        except OutputError as e:
+            self._count_error(OUTPUT, "not_removed", f"the file has stale values, but {e}")
+            return
+        self._written_at = None
+        _log.warning("%s: removed, because its values are stale and it cannot be written", self.file.path)
+
+    def _is_stale(self) -> bool:
+        limit = self.stale_after
+        return limit is not None and (self._written_at is None or self.clock.monotonic() - self._written_at > limit)
+
+    def _encode_self(
+        self, sources: tuple[SourceStatus, ...], held: Allocation, taken_at: float, existing: Set[str] = frozenset()
+    ) -> bytes:
+        """Encodes podgpu's own metrics. Skips families in `existing`, because a second HELP line would be invalid."""
+        statuses = self.errors.add_to(sources, held.unmapped)
+        state = NodeState(producer="podgpu", version=__version__, taken_at=taken_at or None, sources=statuses)
+        families = (family for family in render_self(state) if family.name not in existing)
+        return encode(_add_file_label(family, self.file.path.name) for family in families)
+
+    def _count_error(self, source: str, reason: str, message: str) -> None:
+        self.errors.add(source, reason)
+        self._log_failure(source, reason, message)
+
+    def _log_failure(self, source: str, reason: str, message: str) -> None:
+        if self._faults.fail(source, reason):
+            _log.warning("%s: %s", source, message)
+
+    def _log_success(self, source: str) -> None:
+        if self._faults.recover(source):
+            _log.info("%s: works again", source)
+
+
+def _add_file_label(family: Family, file: str) -> Family:
+    """Adds the label `file`, because two files in node_exporter's directory must not contain the same series."""
+    return family._replace(
+        samples=tuple(Sample(Labels((*s.labels.pairs, ("file", file))), s.value) for s in family.samples)
+    )

@@ -1,0 +1,75 @@
+"""Division of GPUs among holders, the use of each share, and sums."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podgpu.fleet.hold import measure_use
+from podgpu.fleet.parts import Use, divide, divide_device, divide_gpu, gpu_utilization
+from podgpu.model import Condition
+from tests.fleet.states import gpu, holder, lost, mig, node, state_of
+
+
+def test_shares_as_given_else_equal() -> None:
+    def of(*shares: float | None) -> list[float]:
+        return divide_device([holder(share=share) for share in shares])
+
+    assert of(None) == [1.0]
+    assert of(0.25) == [0.25]
+    assert of(None, None, None) == [1 / 3] * 3
+    assert of(0.5, None, None) == [0.5, 0.25, 0.25]
+    assert of(1.0, 1.0) == [0.5, 0.5]
+    assert of(1.0, None) == [1.0, 0.0]
+
+
+def test_mig_instances_are_the_part_of_their_compute_slices() -> None:
+    cut = gpu(0, instances=(mig(1, profile="3g.40gb"), mig(2), mig(3, profile="odd")))
+    assert [part for _, part in divide_gpu(cut)] == pytest.approx([3 / 7, 1 / 7, 3 / 7, 0])
+    a30 = gpu(0, model="NVIDIA A30", instances=(mig(1, profile="1g.6gb"),))
+    assert [part for _, part in divide_gpu(a30)] == [0.25, 0.75]
+    hidden = gpu(0, hidden=True, instances=(mig(1),))
+    assert [instance.id for instance, _ in divide_gpu(hidden) if instance] == [1], "--devices excludes the GPU"
+
+
+def test_utilisation_of_a_gpu_in_mig_mode_is_the_mean_by_size() -> None:
+    cut = gpu(0, instances=(mig(1, profile="3g.40gb", busy=0.4), mig(2, busy=0.0), mig(3)))
+    assert gpu_utilization(cut) == pytest.approx(0.3)
+    assert gpu_utilization(gpu(0, busy=0.5)) == 0.5
+
+
+@given(st.lists(st.none() | st.floats(0, 1), max_size=20), st.floats(0, 1))
+def test_no_more_is_given_out_than_there_is(wanted: list[float | None], whole: float) -> None:
+    given_out = divide(wanted, whole)
+    assert all(part >= 0 for part in given_out)
+    assert sum(given_out) <= whole + 1e-9
+    if None in wanted:
+        assert sum(given_out) == pytest.approx(whole)
+
+
+@pytest.mark.parametrize(
+    ("device", "usage", "use"),
+    [
+        (None, {"utilization_ratio": 0.5}, "used"),
+        (0.5, {}, "used"),
+        (0.5, {"utilization_ratio": 0.0, "idle_since": 5.0}, "idle"),
+        (0.0, {"utilization_ratio": 0.0}, "idle"),
+        (0.9, {"utilization_ratio": 0.0, "processes": 1}, "unknown"),
+        (0.9, {"utilization_ratio": 0.0, "processes": 0}, "idle"),
+        (None, {}, "unknown"),
+        (None, {"processes": 0}, "idle"),
+        (None, {"processes": 1}, "unknown"),
+    ],
+)
+def test_use(device: float | None, usage: dict[str, float], use: Use) -> None:
+    assert measure_use(gpu(0, busy=device), holder(**usage)) == use
+
+
+def test_a_gpu_that_cannot_be_seen_is_unknown_and_a_lost_one_is_held_by_those_it_was_given_to() -> None:
+    user = holder("user", utilization_ratio=0.5)
+    guest = type(user)("ml", "guest", "main", usage=user.usage)
+    state = state_of(
+        node("n1", lost(0, user, guest), gpu(1, user, conditions=(Condition("unreadable", 1.0),), busy=0.5))
+    )
+    assert [(part.holder.pod, part.use) for part in state.nodes[0].held] == [("user", "unknown"), ("user", "unknown")]

@@ -1,0 +1,346 @@
+"""Choice between exporters of a node, location of GPUs, stale and gone nodes, lost GPUs, and idle holders."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from podgpu.fleet.readings import ClusterReading, FleetCounts, TargetOutcome, ViewSettings
+from podgpu.fleet.state import ClusterState, build_cluster_state
+from podgpu.metrics.parse import parse_text
+from podgpu.model import Condition, DeviceState, Holder, HolderUsage, SourceStatus, XidCount
+from tests.fleet.states import WALL, World, duplicates, gpu, holder, lost, mig, node, state_of, text_of, uuids, value
+
+# Two exporters of one node
+
+
+def test_the_exporter_that_names_holders_counts_then_the_one_that_counted_before() -> None:
+    without = node("n1", gpu(0, busy=0.1), target="http://a", read_at=2)
+    names = node("n1", gpu(0, holder(), busy=0.2), target="http://b", read_at=1)
+    for order in ((without, names), (names, without)):
+        (entry,) = state_of(*order, at=3).nodes
+        assert entry.reading.target == "http://b"
+    world = World()
+    world.round(node("n1", gpu(0, holder()), target="http://b"))
+    for at in range(15, 90, 15):
+        both = [node("n1", gpu(0, holder()), target=f"http://{name}", read_at=at) for name in "ab"]
+        assert world.round(*both, at=at).nodes[0].reading.target == "http://b"
+    silent = node("n1", gpu(0, holder()), target="http://b", read_at=75)
+    state = world.round(silent, node("n1", gpu(0), target="http://a", read_at=130), at=131)
+    assert state.nodes[0].reading.target == "http://a", "current values have priority"
+
+
+def test_the_exporter_before_a_roll_out_is_no_second_exporter() -> None:
+    old = node("n1", gpu(0, holder()), target="http://a", listed=False)
+    state = state_of(old, node("n1", gpu(0, holder()), target="http://b", listed=True, read_at=15), at=15)
+    assert (state.nodes[0].reading.target, state.alerts) == ("http://b", ())
+    renamed = node("n2", gpu(0, holder()), target="http://b", listed=True, read_at=15)
+    state = state_of(old, renamed, at=15)
+    assert ([entry.name for entry in state.nodes], state.alerts) == (["n2"], ())
+    twice = [node("n1", gpu(0), target=f"http://{name}", exporter_id="x") for name in "ab"]
+    assert state_of(*twice).alerts == (), "the same exporter at two addresses"
+
+
+def test_the_same_gpus_under_an_address_are_the_named_node() -> None:
+    named = node("n1", gpu(0), gpu(1), read_at=1)
+    address = node("10.0.0.1:9400", gpu(0), gpu(1), named=False, read_at=2)
+    assert uuids(state_of(address, named, at=3)) == {"n1": ["GPU-0", "GPU-1"]}
+    holding = node("10.0.0.1:9400", gpu(0, holder()), gpu(1), named=False, read_at=2)
+    assert uuids(state_of(holding, named, at=3)) == {"10.0.0.1:9400": ["GPU-0", "GPU-1"]}, "holders have priority"
+
+
+def test_nodes_of_a_cluster_that_became_too_large_are_not_gone() -> None:
+    reading = ClusterReading(fleet=FleetCounts(20_000, 0, None, ()))
+    state = build_cluster_state(reading, state_of(node("n1", gpu(0))), ViewSettings(), 60.0, WALL + 60)
+    assert (state.nodes, state.alerts) == ((), ())
+
+
+def test_a_node_that_no_exporter_reports_any_more_keeps_its_last_reading_for_a_while() -> None:
+    world = World()
+    world.round(node("n1", gpu(0, holder()), listed=True), node("n2", gpu(1), listed=True))
+    for at in (15.0, 60.0, 299.0):
+        state = world.round(node("n2", gpu(1), read_at=at, listed=True), at=at)
+        entry = state.nodes[0]
+        assert (entry.name, entry.reading.read_at, entry.gone, len(entry.held)) == ("n1", 0.0, at > 45, 1)
+        assert [c.name for c in entry.state.devices[0].conditions] == ["node_gone"] * (at > 45)
+        assert "http://n1:9400/metrics no longer reports this node" in entry.notes[0]
+    assert uuids(world.round(node("n2", gpu(1), read_at=301, listed=True), at=301)) == {"n2": ["GPU-1"]}
+    renamed = World()
+    renamed.round(node("n1", gpu(0)))
+    assert uuids(renamed.round(node("n2", gpu(0), read_at=15), at=15)) == {"n2": ["GPU-0"]}
+
+
+# A GPU that several nodes report
+
+
+def test_a_gpu_that_moved_is_where_it_was_seen_last() -> None:
+    state = state_of(node("n1", gpu(0), gpu(1), read_at=0), node("n2", gpu(0), read_at=60), at=61)
+    assert uuids(state) == {"n1": ["GPU-1"], "n2": ["GPU-0"]}
+
+
+@pytest.mark.parametrize(("first", "then"), [("n1", "n2"), ("n2", "n1")])
+def test_a_gpu_that_one_node_lost_is_where_it_answers(first: str, then: str) -> None:
+    state = state_of(node(first, lost(0), gpu(1), gpus_lost=1), node(then, gpu(0, holder("a"))))
+    assert uuids(state) == {first: ["GPU-1"], then: ["GPU-0"]}
+    assert state.alerts == (), "the GPU is not reported as missing"
+
+
+def test_a_gpu_that_two_nodes_claim_is_on_the_one_that_names_its_holder() -> None:
+    world = World()
+    for at, names in ((0, "n2"), (15, ""), (30, "")):
+        nodes = [
+            node(name, gpu(0, *([holder()] if name == names else []), used=50.0), read_at=at) for name in ("n1", "n2")
+        ]
+        state = world.round(*nodes, at=at)
+        assert uuids(state) == {"n2": ["GPU-0"]}
+        (alert,) = state.alerts
+        assert alert.severity == "warning"
+        assert "http://n2:9400/metrics and http://n1:9400/metrics (node n1) report the same GPUs" in alert.text
+        assert value(state, "podgpu_used_gpus", scope="cluster") == 1
+
+
+# Stale, gone, dropped
+
+
+def test_stale_nodes_are_marked_left_out_of_counts_and_dropped() -> None:
+    held = gpu(0, holder(), used=80.0)
+    assert value(state_of(node("n1", held), at=45), "avg_GPU_utilization") == 80
+    state = state_of(node("n1", held), at=46)
+    (entry,) = state.nodes
+    assert (entry.stale, entry.gone) == (True, True)
+    assert [c.name for c in entry.state.devices[0].conditions] == ["node_gone"]
+    assert [part.use for part in entry.held] == ["unknown"]
+    assert value(state, "avg_GPU_utilization") is None
+    assert value(state, "podgpu_cluster_node_up", node="n1") == 0
+    assert value(state, "podgpu_cluster_node_last_seen_timestamp_seconds", node="n1") == WALL
+    assert "pod_and_gpu_map_info{" in text_of(state)
+    assert "podgpu_node_gpus" not in text_of(state)
+    assert state_of(node("n1", held), at=301).nodes == ()
+    assert state_of(node("n1", held, listed=True), at=3600).nodes[0].gone, "the node stays while its exporter is listed"
+    assert state.alerts[0].text.startswith("node n1 does not answer, with its 1 GPU: ")
+
+
+def test_a_clock_that_is_ahead_is_a_note() -> None:
+    state = state_of(node("n1", gpu(0), skew_seconds=90.0))
+    assert state.nodes[0].notes == ("its clock is 90 s ahead",)
+
+
+def test_an_exporter_that_withholds_its_figures_is_stale() -> None:
+    (entry,) = state_of(node("n1", gpu(0, holder()), stale=True)).nodes
+    assert (entry.stale, entry.gone) == (True, False)
+
+
+def test_notes_and_alerts_name_what_fails() -> None:
+    failed = TargetOutcome("http://n1:9400/metrics", 5.0, "timeout", "no answer within 5 s")
+    unknown = TargetOutcome("http://n9:9400/metrics", 0.1, "refused", "connection refused")
+    sources = (SourceStatus("kubelet", up=False), SourceStatus("gpu0", up=False))
+    broken = gpu(0, conditions=(Condition("xid", 5.0, "79"),), xids=(XidCount(79, 2, 5.0),))
+    state = state_of(node("n1", broken, sources=sources), outcomes=(failed, unknown), notes=("partial data",))
+    assert state.nodes[0].notes == ("http://n1:9400/metrics: no answer within 5 s",)
+    assert state.notes == ("partial data", "http://n9:9400/metrics: connection refused")
+    assert [(alert.severity, alert.uuid) for alert in state.alerts] == [
+        ("broken", "GPU-0"),
+        ("warning", ""),
+        ("warning", ""),
+    ]
+    assert "2 times: the error came back" in state.alerts[0].text
+    assert "podgpu cannot read kubelet:" in state.alerts[1].text, "the failure of gpu0 is already a condition"
+    many = state_of(outcomes=tuple(TargetOutcome(f"http://n{n}", 1.0, "refused", "refused") for n in range(1000)))
+    assert (len(many.notes), many.notes[-1]) == (13, "and 988 more")
+
+
+# GPUs that disappear
+
+
+def foreign(*gpus: DeviceState, read_at: float, name: str = "n1", **more: Any) -> Any:
+    return node(name, *gpus, read_at=read_at, producer="dcgm-exporter", **more)
+
+
+@pytest.mark.fault(
+    "A GPU vanishes from a dcgm-exporter's metrics",
+    "podgpu cluster keeps it as lost, with its number, who held it last, since when and what to do, until it is back,"
+    " has moved, or is removed",
+)
+def test_a_gpu_that_a_dcgm_exporter_does_not_report_any_more_is_lost() -> None:
+    world = World()
+    world.round(foreign(gpu(0), gpu(1, holder()), read_at=0))
+    for at in (15.0, 30.0):
+        state = world.round(foreign(gpu(0), read_at=at), at=at)
+    missing = state.nodes[0].state.devices[1]
+    assert (missing.index, missing.conditions, missing.holders) == (1, (Condition("lost", WALL + 15),), ())
+    assert [workload.pod for workload in missing.last_holders] == ["train"]
+    assert state.alerts[0].text.startswith("GPU 1 of node n1 (GPU-1): ")
+    moved = world.round(foreign(gpu(0), read_at=45), node("n2", gpu(1), read_at=45), at=45)
+    assert uuids(moved) == {"n1": ["GPU-0"], "n2": ["GPU-1"]}
+    world.round(foreign(gpu(0), gpu(2), read_at=60), at=60)
+    away = world.round(foreign(gpu(0), read_at=75), at=75)
+    assert uuids(away)["n1"] == ["GPU-0", "GPU-2"]
+    assert uuids(world.round(foreign(gpu(0), read_at=90), at=90, removed={"GPU-2"}))["n1"] == ["GPU-0"]
+    assert uuids(world.round(foreign(gpu(0), gpu(2), read_at=99), at=99, removed={"GPU-2"}))["n1"][1] == "GPU-2"
+
+
+def test_a_lost_gpu_goes_with_its_node() -> None:
+    world = World()
+    world.round(foreign(gpu(0), gpu(1), read_at=0))
+    world.round(foreign(gpu(0), read_at=15), at=15)
+    later = world.round(foreign(gpu(0), read_at=15), at=30)
+    assert later.nodes[0].state.devices[1].conditions == (Condition("lost", WALL + 15),)
+    gone = world.round(foreign(gpu(0), read_at=15), at=90)
+    assert [[c.name for c in g.conditions] for g in gone.nodes[0].state.devices] == [
+        ["node_gone"],
+        ["lost", "node_gone"],
+    ]
+    dropped = world.round(foreign(gpu(0), read_at=15), at=99, removed={"GPU-0", "GPU-1"})
+    assert dropped.nodes == (), "a gone node is shown only because of its GPUs"
+
+
+# Idle holders
+
+
+class Watched(World):
+    """Rounds every 15 s on one node whose exporter does not report idle times."""
+
+    def __init__(self) -> None:
+        super().__init__(ViewSettings(idle_after=60.0))
+        self.at = -15.0
+
+    def turn(self, *gpus: DeviceState, rounds: int = 1, **more: Any) -> float | None:
+        """Returns the start of the holder's idle time, in seconds after the first round."""
+        for _ in range(rounds):
+            self.at += 15.0
+            state = self.round(node("n1", *gpus, read_at=self.at), at=self.at, **more)
+        return _since(state)
+
+
+def _since(state: ClusterState) -> float | None:
+    (part,) = state.nodes[0].held
+    return None if part.idle_since is None else part.idle_since - WALL
+
+
+def test_idle_since_it_was_last_seen_busy() -> None:
+    world = Watched()
+    assert world.turn(gpu(0, holder(utilization_ratio=0.0))) == 0
+    world.turn(gpu(0, holder(utilization_ratio=0.5)), rounds=3)
+    assert world.turn(gpu(0, holder(utilization_ratio=0.0)), rounds=4) == 45
+    assert world.turn(gpu(0, holder(utilization_ratio=0.1))) is None
+
+
+def test_work_between_two_rounds_is_no_idleness() -> None:
+    world = Watched()
+    world.turn(gpu(0, holder(utilization_ratio=0.0, busy_ns=10)), rounds=3)
+    assert world.turn(gpu(0, holder(utilization_ratio=0.0, busy_ns=11))) is None
+    assert world.turn(gpu(0, holder(utilization_ratio=0.0, busy_ns=11))) == 45
+    assert world.turn(gpu(0, holder(utilization_ratio=0.0, busy_ns=0))) == 45, "the exporter was restarted"
+
+
+def test_a_restart_of_podgpu_does_not_start_at_zero() -> None:
+    assert Watched().turn(gpu(0, holder(), busy=0.0), idle_for={"GPU-0": 7200.0}) == -7200
+    never = holder(utilization_ratio=0.0, busy_ns=0, idle_ns=500 * 10**9)
+    assert Watched().turn(gpu(0, never)) == -500
+    later = holder(utilization_ratio=0.0, busy_ns=1, idle_ns=100 * 10**9)
+    assert Watched().turn(gpu(0, later), idle_for={"GPU-0": 7200.0}) == -100
+
+
+def test_podgpus_own_idle_time_is_used_and_survives_a_restart_of_the_exporter() -> None:
+    def reading(at: float, since: float, exporter_id: str, skew: float = 0.0) -> Any:
+        idle = holder(utilization_ratio=0.0, idle_since=since)
+        return node("n1", gpu(0, idle), read_at=at, exporter_id=exporter_id, skew_seconds=skew)
+
+    world = World()
+    assert _since(world.round(reading(0.0, WALL - 300, "a"))) == -300
+    assert _since(world.round(reading(15.0, WALL + 10, "a"), at=15.0)) == 10, "the holder was busy for a moment"
+    assert _since(world.round(reading(30.0, WALL + 29, "b"), at=30.0)) == 10, "a new exporter resets no idle time"
+    assert _since(world.round(reading(45.0, WALL + 29.01, "b"), at=45.0)) == 10, "the holder is still idle"
+    assert _since(world.round(reading(60.0, WALL + 47, "b"), at=60.0)) == 47, "the holder was busy again"
+    assert _since(state_of(reading(0.0, WALL - 300 + 50, "a", skew=50.0))) == -300, "the node's clock is ahead"
+
+
+@pytest.mark.parametrize(("ratio", "use"), [(None, "idle"), (0.0, "used")])
+def test_podgpu_without_processes_has_no_idle_time_but_an_idle_gpu_has_an_idle_holder(ratio: float, use: str) -> None:
+    state = state_of(node("n1", gpu(0, holder(allocated_ns=1, utilization_ratio=ratio), busy=0.0), exporter_id="a"))
+    assert state.nodes[0].held[0].use == use
+
+
+def test_idle_times_move_with_the_wall_clock() -> None:
+    world = Watched()
+    world.turn(gpu(0, holder(utilization_ratio=0.0)), rounds=2)
+    state = world.round(node("n1", gpu(0, holder(utilization_ratio=0.0)), read_at=30), at=30, wall=WALL + 3630)
+    assert _since(state) == 3600
+
+
+# Random input
+
+HOLDERS = st.builds(
+    Holder,
+    namespace=st.sampled_from(["", "ml", "web"]),
+    pod=st.sampled_from(["", "a", "b"]),
+    job=st.sampled_from(["", "", "7"]),
+    share_ratio=st.none() | st.floats(0, 2),
+    source=st.sampled_from(["", "kubelet"]),
+    usage=st.none()
+    | st.builds(
+        HolderUsage,
+        utilization_ratio=st.none() | st.floats(0, 1),
+        memory_used_bytes=st.none() | st.integers(0, 100),
+        processes=st.none() | st.integers(0, 2),
+        idle_since=st.none() | st.floats(0, WALL),
+    ),
+)
+INSTANCES = st.builds(mig, st.integers(0, 6), HOLDERS, profile=st.sampled_from(["1g.10gb", "3g.40gb", "odd"]))
+GPUS = st.builds(
+    lambda index, holders, instances, busy, used, conditions: gpu(
+        index,
+        *holders,
+        busy=busy,
+        used=used,
+        instances=tuple({i.id: i for i in instances}.values()),
+        conditions=conditions,
+    ),
+    st.integers(0, 3),
+    st.lists(HOLDERS, max_size=3),
+    st.lists(INSTANCES, max_size=3),
+    st.none() | st.floats(0, 1),
+    st.none() | st.floats(0, 1e9),
+    st.sampled_from([(), (Condition("lost", 1.0),), (Condition("xid", 1.0, "79"),)]),
+)
+READINGS = st.builds(
+    lambda name, gpus, read_at, more: node(name, *gpus, read_at=read_at, **more),
+    st.sampled_from(["n1", "n2", "n3"]),
+    st.lists(GPUS, max_size=4, unique_by=lambda gpu: gpu.uuid),
+    st.sampled_from([-400.0, -50.0, -1.0, 0.0]),
+    st.fixed_dictionaries(
+        {
+            "target": st.sampled_from(["http://a", "http://b", "http://c", "http://d"]),
+            "producer": st.sampled_from(["podgpu", "dcgm-exporter"]),
+            "exporter_id": st.sampled_from(["", "x", "y"]),
+            "named": st.booleans(),
+            "listed": st.sampled_from([True, False, None]),
+        }
+    ),
+)
+
+
+@given(st.lists(st.lists(READINGS, max_size=5), min_size=1, max_size=3))
+@settings(max_examples=40)
+def test_no_series_occurs_twice_and_parts_add_up(rounds: list[list[Any]]) -> None:
+    world = World(ViewSettings(idle_after=1.0, legacy_map_metrics=True))
+    for number, readings in enumerate(rounds):
+        state = world.round(*readings, at=15.0 * number)
+        assert duplicates(parse_text(text_of(state))) == []
+        claimed = [gpu.uuid for entry in state.nodes for gpu in entry.state.devices]
+        assert len(claimed) == len(set(claimed))
+        for entry in state.nodes:
+            for device in entry.state.devices:
+                total = sum(part.gpu_fraction for part in entry.held if part.gpu is device)
+                assert -1e-9 <= total <= 1 + 1e-9
+
+
+@given(st.lists(READINGS, max_size=6), st.randoms(use_true_random=False))
+@settings(max_examples=40)
+def test_the_order_of_targets_does_not_matter(readings: list[Any], order: random.Random) -> None:
+    once = list({(r.target, r.state.node): r for r in readings}.values())
+    assert text_of(state_of(*once)) == text_of(state_of(*order.sample(once, len(once))))

@@ -1,0 +1,322 @@
+"""Tests of the history store through its public functions, with real files, processes and mounts."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from podgpu.charge import Amounts, Charge, Figures, UsageAccount
+from podgpu.past.bill import read_range, read_usage_start
+from podgpu.past.recorder import HistoryRecorder
+from podgpu.past.sqlite import MAX_POINTS, read_gpu, read_pod
+from podgpu.past.store import GpuSample, HistoryError, HistoryStore
+
+COARSE, HOUR, DAY = 300, 3600, 86_400
+START = 1_800_000_000 // DAY * DAY
+LLM = UsageAccount("research", "llm-0", owner_kind="StatefulSet", owner_name="llm")
+NOTEBOOK = UsageAccount("research", "notebook")
+USAGE = Amounts(15.0, 10.0, 0.015, 0.01)
+
+
+def make_round(
+    at: int, *holders: Charge, utilization: float | None = 0.5, xid: str = ""
+) -> tuple[int, list[GpuSample]]:
+    figures = Figures(utilization, 80 << 30, 412.5, 61.0)
+    gpu = GpuSample("GPU-1", "", "node-1", 0, figures, holders, [("xid", xid)] if xid else [])
+    return at, [gpu]
+
+
+def usage_in(db: sqlite3.Connection) -> list[Charge]:
+    return read_range(db, START - DAY, START + 100 * DAY)[2]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "history.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[HistoryStore]:
+    store = HistoryStore(path)
+    yield store
+    store.close()
+
+
+def test_a_short_range_has_a_point_for_every_round_and_gaps_are_not_zero(store: HistoryStore) -> None:
+    store.append(*make_round(START, utilization=0.0))
+    store.append(*make_round(START + 15, utilization=None))
+    store.append(*make_round(START + 45, utilization=0.25))
+    with store.reader() as db:
+        history = read_gpu(db, "GPU-1", START, START + 60)
+        assert read_gpu(db, "GPU-2", START, START + 60) is None
+    assert history is not None
+    assert (history.node, history.index, history.from_, history.step_seconds) == ("node-1", 0, START, 15)
+    assert history.series["utilization_ratio"] == [0.0, None, None, 0.25]
+    assert history.series["memory_used_bytes"] == [80 << 30, 80 << 30, None, 80 << 30]
+
+
+def test_long_ranges_are_means_of_at_most_500_points_up_to_now(store: HistoryStore) -> None:
+    end = START + 3 * HOUR + 60
+    for at in range(START, end, 15):
+        store.append(*make_round(at, utilization=0.2 if at % COARSE < COARSE / 2 else 0.4))
+    with store.reader() as db:
+        day, week = (read_gpu(db, "GPU-1", end - length, end) for length in (DAY, 7 * DAY))
+    assert day is not None
+    assert week is not None
+    known = [value for value in day.series["utilization_ratio"] if value is not None]
+    assert known == pytest.approx([0.3] * 36 + [0.2])  # the last minute is not aggregated yet
+    assert len(week.series["power_watts"]) <= MAX_POINTS
+    assert week.series["power_watts"][-1] == 412.5
+
+
+def test_a_pod_has_its_own_figures_on_a_shared_gpu_while_it_holds_it(store: HistoryStore) -> None:
+    own = Charge(LLM, "main", USAGE, Figures(0.1, 8 << 30))
+    store.append(*make_round(START, Charge(NOTEBOOK, "jupyter")))
+    store.append(*make_round(START + 15, own, Charge(NOTEBOOK, "jupyter", figures=Figures())))
+    store.append(*make_round(START + 30, xid="XID 79"))
+    store.append(*make_round(START + 45))
+    with store.reader() as db:
+        [llm] = read_pod(db, "research", "llm-0", START, START + 60)
+        [notebook] = read_pod(db, "research", "notebook", START, START + 60)
+    assert llm.series["utilization_ratio"] == [None, 0.1, None, None]
+    assert notebook.series["utilization_ratio"] == [0.5, None, None, None]
+    assert [(span.container, span.pod, span.from_, span.to) for span in llm.holders] == [
+        ("jupyter", "notebook", START, START + 30),
+        ("main", "llm-0", START + 15, START + 30),
+    ]
+    assert [(mark.condition, mark.at, mark.until) for mark in llm.marks] == [("xid", START + 30, START + 45)]
+
+
+def test_an_ended_pod_has_the_figures_until_its_end_in_long_ranges(store: HistoryStore) -> None:
+    for at in range(START, START + 3 * COARSE, 15):
+        held = at < START + COARSE // 2
+        store.append(*make_round(at, *([Charge(LLM)] if held else []), utilization=0.99 if held else 0.0))
+    with store.reader() as db:
+        [llm] = read_pod(db, "research", "llm-0", START - DAY, START + COARSE)
+        gpu = read_gpu(db, "GPU-1", START - DAY, START + COARSE)
+    assert [value for value in llm.series["utilization_ratio"] if value is not None] == [0.99]
+    assert gpu is not None
+    assert gpu.series["utilization_ratio"][-1] == pytest.approx(0.495)
+
+
+def test_usage_includes_ended_pods_and_owners_that_became_known_later(store: HistoryStore) -> None:
+    accounts = [LLM._replace(owner_name="", owner_kind="")] + [LLM] * 29 + [NOTEBOOK] * 30
+    for hour, account in enumerate(accounts):
+        store.append(*make_round(START + hour * HOUR, Charge(account, amounts=USAGE, currency="USD")))
+    with store.reader() as db:
+        llm, notebook = usage_in(db)
+        assert read_usage_start(db) == START
+    assert (llm.account, llm.currency, notebook.account) == (LLM, "USD", NOTEBOOK)
+    assert llm.amounts == pytest.approx(Amounts(450.0, 300.0, 0.45, 0.3))
+
+
+def test_old_rows_are_deleted(store: HistoryStore) -> None:
+    for day in range(0, 100, 2):
+        store.append(*make_round(START + day * DAY, Charge(LLM, amounts=USAGE)))
+    with store.reader() as db:
+        assert db.execute("SELECT min(time) FROM usage").fetchone()[0] == START + 8 * DAY
+        assert db.execute("SELECT min(time) FROM sample").fetchone()[0] == START + 90 * DAY
+
+
+def test_the_size_limit_deletes_samples_before_usage(path: Path) -> None:
+    store = HistoryStore(path, max_bytes=400_000)
+    holders = [Charge(LLM, amounts=USAGE)]
+    gpus = [GpuSample(f"GPU-{n}", "", "node-1", n, Figures(0.5, 1 << 30, 300, 50), holders) for n in range(50)]
+    for at in range(START, START + 6 * DAY, COARSE):
+        store.append(at, gpus)
+    with store.reader() as db:
+        [row] = usage_in(db)
+        assert db.execute("SELECT min(time) FROM sample").fetchone()[0] > START + DAY
+    assert row.amounts.allocated_seconds == 15.0 * 50 * 6 * DAY / COARSE
+    store.close()
+    assert path.stat().st_size < 480_000
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from podgpu.past.store import HistoryStore
+from podgpu.charge import Charge
+from tests.past.test_store import LLM, USAGE, make_round
+store = HistoryStore(Path(sys.argv[1]))
+for number in range(int(sys.argv[2]), 10**9):
+    store.append(*make_round(number * 15, Charge(LLM, amounts=USAGE)))
+    print(number, flush=True)
+"""
+
+
+def start_writer(path: Path, first: int) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", WRITER, str(path), str(first)]
+    writer = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None
+    writer.stdout.readline()  # the first round is written
+    return writer
+
+
+def test_kill_9_loses_no_round_and_a_restart_continues(path: Path) -> None:
+    first = written = START // 15
+    for attempt in range(10):
+        writer = start_writer(path, written)
+        time.sleep(0.0063 * attempt)  # a round takes about 1 ms
+        writer.kill()
+        reported = [str(written), *writer.communicate()[0].split()]
+        store = HistoryStore(path)
+        with store.reader() as db:
+            assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            (newest,) = db.execute("SELECT max(time) / 15 FROM round WHERE resolution = 15").fetchone()
+            [row] = usage_in(db)
+            assert db.execute("SELECT count(*) FROM span").fetchone() == (1,)  # the holder never changed
+        store.close()
+        assert newest >= int(reported[-1])
+        assert row.amounts.allocated_seconds == 15.0 * (newest + 1 - first)  # each round counts exactly once
+        written = newest + 1
+
+
+def test_a_pod_that_ended_while_podgpu_was_down_ends_with_the_last_round(path: Path) -> None:
+    for at, holders in ((START, [Charge(LLM)]), (START + HOUR, [])):
+        store = HistoryStore(path)
+        store.append(*make_round(at, *holders))
+        with store.reader() as db:
+            [history] = read_pod(db, "research", "llm-0", START, START + HOUR)
+        store.close()
+    assert history.holders[0].to == START + 15
+
+
+def test_a_second_process_is_refused(path: Path) -> None:
+    writer = start_writer(path, START // 15)
+    with pytest.raises(HistoryError, match="in use by another podgpu"):
+        HistoryStore(path)
+    writer.kill()
+    writer.communicate()
+    HistoryStore(path).close()
+
+
+def test_another_schema_is_refused_and_left_alone(path: Path) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 7")
+    before = path.read_bytes()
+    for _ in range(2):  # the second attempt shows that the first released the lock
+        with pytest.raises(HistoryError, match=r"another version of podgpu \(schema 7; this version supports 4\)"):
+            HistoryStore(path)
+    assert path.read_bytes() == before
+
+
+def test_a_damaged_file_is_moved_aside_with_a_message(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path.write_bytes(b"not a database" * 1000)
+    store = HistoryStore(path)
+    store.append(*make_round(START))
+    store.close()
+    assert Path(f"{path}.damaged").read_bytes() == b"not a database" * 1000
+    assert "is damaged (file is not a database); it was renamed to" in caplog.text
+
+
+def test_a_file_with_other_tables_is_moved_aside(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with sqlite3.connect(path) as db:
+        db.executescript("CREATE TABLE account (id); CREATE TABLE usage (time)")
+    store = HistoryStore(path)
+    store.append(*make_round(START))
+    store.close()
+    assert Path(f"{path}.damaged").exists()
+    assert "it was renamed to" in caplog.text
+
+
+def test_damage_found_while_reading_starts_a_new_file_with_the_next_round(path: Path, store: HistoryStore) -> None:
+    store.append(*make_round(START))
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    path.write_bytes(path.read_bytes()[:4096] + b"\xff" * (path.stat().st_size - 4096))
+    with pytest.raises(HistoryError, match="malformed"), store.reader() as db:
+        read_gpu(db, "GPU-1", START, START + HOUR)
+    store.append(*make_round(START + 15))
+    with store.reader() as db:
+        assert read_gpu(db, "GPU-1", START, START + HOUR)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a file system needs root")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", tmp_path], check=True)
+    yield tmp_path
+    subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_a_full_disk_loses_figures_but_no_usage(small_disk: Path) -> None:
+    store = HistoryStore(small_disk / "history.db")
+    (small_disk / "filler").write_bytes(b"x" * 33_000_000)
+    failed = 0
+    for number in range(240):
+        try:
+            store.append(*make_round(START + 15 * number, Charge(LLM, amounts=USAGE)))
+        except HistoryError:
+            failed += 1
+            if failed == 20:
+                (small_disk / "filler").unlink()
+    with store.reader() as db:
+        [row] = usage_in(db)
+    store.close()
+    assert failed == 20
+    assert row.amounts.allocated_seconds == 15.0 * 240
+
+
+def test_an_unexpected_error_loses_no_usage(store: HistoryStore) -> None:
+    at, (gpu,) = make_round(START, Charge(LLM, amounts=USAGE))
+    with pytest.raises(UnicodeEncodeError):
+        store.append(at, [gpu._replace(node="\ud800")])
+    store.append(at + 15, [gpu])
+    with store.reader() as db:
+        [row] = usage_in(db)
+    assert row.amounts.allocated_seconds == 30.0
+
+
+def test_small_amounts_on_several_gpus_are_summed_before_they_are_rounded(store: HistoryStore) -> None:
+    at, (gpu,) = make_round(START, Charge(LLM, amounts=Amounts(1.0, waited_seconds=0.0004)))
+    store.append(at, [gpu._replace(uuid=f"GPU-{number}") for number in range(5)])
+    with store.reader() as db:
+        [row] = usage_in(db)
+    assert row.amounts.waited_seconds == 0.002
+
+
+def test_a_read_only_disk_is_refused(small_disk: Path) -> None:
+    HistoryStore(small_disk / "history.db").close()
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    with pytest.raises(HistoryError, match="Read-only file system"):
+        HistoryStore(small_disk / "history.db")
+
+
+def test_in_memory_history_has_the_last_day() -> None:
+    store = HistoryStore()
+    for at in range(START, START + 2 * HOUR, 15):
+        store.append(*make_round(at))
+    with store.reader() as db:
+        history = read_gpu(db, "GPU-1", START, START + 2 * HOUR)
+    store.close()
+    assert history is not None
+    assert None not in history.series["utilization_ratio"]
+
+
+def test_after_the_clock_was_set_back_new_rounds_replace_old_ones(store: HistoryStore) -> None:
+    store.append(*make_round(START + HOUR, Charge(LLM)))
+    store.append(*make_round(START + 15, utilization=0.25))
+    store.append(*make_round(START + HOUR, utilization=0.75))
+    with store.reader() as db:
+        history = read_gpu(db, "GPU-1", START, START + 2 * HOUR)
+    assert history is not None
+    assert [value for value in history.series["utilization_ratio"] if value is not None] == [0.25, 0.75]
+
+
+def test_files_of_the_previous_release_are_named_and_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("hour-00000001.history", "waste.json"):
+        (tmp_path / name).write_bytes(b"0.2")
+    HistoryRecorder(lambda: None, directory=str(tmp_path)).stop()
+    for name in ("hour-00000001.history", "waste.json"):
+        assert name in caplog.text
+        assert (tmp_path / name).read_bytes() == b"0.2"
